@@ -1,0 +1,32 @@
+# Warnings, sanitizers, compiler cache: settings of our own code alone.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")  # asserts stay on; -O3 is set where it was measured to help
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+find_package(PkgConfig REQUIRED)
+find_package(ICU REQUIRED COMPONENTS uc)
+find_package(ZLIB REQUIRED)
+find_package(OpenMP REQUIRED)
+find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
+pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
+pkg_check_modules(simdjson REQUIRED IMPORTED_TARGET simdjson)
+pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+
+add_library(megatron_options INTERFACE)
+target_compile_options(megatron_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror>)
+target_include_directories(megatron_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_link_libraries(megatron_options INTERFACE Threads::Threads)
+if(MEGATRON_SANITIZE)
+  target_compile_options(megatron_options INTERFACE -fsanitize=${MEGATRON_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(megatron_options INTERFACE -fsanitize=${MEGATRON_SANITIZE})
+endif()

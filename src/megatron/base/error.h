@@ -1,0 +1,28 @@
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace megatron {
+
+/// The user asked for something that cannot be: a wrong option, a damaged input file. The message says the rule,
+/// what was got and, where one is known to be valid, the fix. The program exits with 2 and has changed nothing.
+struct ConfigError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Joins its arguments as `std::ostream` prints them.
+template <class... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  out << std::boolalpha;
+  (out << ... << args);
+  return out.str();
+}
+
+/// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out.
+inline std::string rule_got_fix(const std::string& rule, const std::string& got, const std::string& fix = "") {
+  return rule + "\n  got:  " + got + (fix.empty() ? "" : "\n  fix:  " + fix);
+}
+
+}  // namespace megatron

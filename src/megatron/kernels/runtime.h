@@ -1,0 +1,26 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+// What main() sets up once, before the first tensor and in each worker thread.
+namespace megatron::kernels {
+
+/// Installs the caching CPU allocator on huge pages (c10::SetCPUAllocator). Blocks are split and joined; a steady
+/// training step maps no memory and takes no page fault. Call once, before the first tensor.
+void install_caching_allocator();
+
+struct MemoryStats {
+  std::int64_t allocated_bytes = 0;  ///< handed out now
+  std::int64_t peak_bytes = 0;       ///< the most ever handed out
+  std::int64_t reserved_bytes = 0;   ///< mapped from the system
+};
+MemoryStats memory_stats();  ///< zeros where the allocator is not installed
+
+/// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
+void configure_thread(int num_threads);
+
+/// "avx512", "avx2", "reference": the instruction set that the kernels run on. `force` names one to use instead (tests, --train.kernels).
+std::string instruction_set();
+void force_instruction_set(const std::string& name);
+
+}  // namespace megatron::kernels

@@ -1,0 +1,57 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/parallel/parameter.h"
+
+namespace megatron::optim {
+
+/// Reduces the gradient buckets over the data-parallel group: one all-reduce a bucket, started as soon as backward has
+/// written its last gradient of the step's last microbatch, so that it overlaps the rest of backward.
+class GradientReducer {
+ public:
+  GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, bool overlap);
+  /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
+  void begin_step(int num_microbatches);
+  /// After the last backward: zeroes gradients that got no contribution, starts what has not started, waits for all.
+  void finish();
+  ~GradientReducer();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+enum class NormKind { L2, Inf };
+
+/// Norm of `grad_scale` x gradients over the whole model. Parameters held whole by every tensor-parallel rank count once.
+/// Collective over `model` (tp x pp). NaN or inf when any gradient is.
+double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& tp, double grad_scale, NormKind kind);
+
+struct AdamWOptions {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+};
+
+/// AdamW over the contiguous buffers of a ParameterStore. State is views too: exp_avg and exp_avg_sq, laid out as the parameters.
+class AdamW {
+ public:
+  AdamW(const parallel::ParameterStore& parameters, AdamWOptions options);
+  /// One pass: gradient x grad_scale, moments, decay (where the spec says so), update.
+  void step(double learning_rate, double grad_scale);
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+  const at::Tensor& exp_avg() const { return exp_avg_; }        ///< flat [layout.size]
+  const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }  ///< flat [layout.size]
+
+ private:
+  const parallel::ParameterStore& parameters_;
+  AdamWOptions options_;
+  at::Tensor exp_avg_, exp_avg_sq_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace megatron::optim

@@ -1,0 +1,58 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/parameters.h"
+
+namespace megatron::parallel {
+
+/// One parameter on this rank: views of the contiguous buffers, and the bookkeeping of its gradient. Layers hold a
+/// shared pointer to it; their backward passes write the gradient themselves (no autograd accumulation).
+class Parameter {
+ public:
+  plan::ParameterSpec spec;
+  at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward
+  at::Tensor grad;   ///< [local_shape], view of the gradient buffer
+
+  /// 0 for the first contribution since clear_gradient() (overwrite: nothing has to be zeroed), 1 afterwards.
+  double beta() const { return contributions_ == 0 ? 0.0 : 1.0; }
+  /// A backward pass calls this after each contribution it has written.
+  void gradient_written();
+  void clear_gradient() { contributions_ = 0; }
+  int contributions() const { return contributions_; }
+  /// Called when `contributions` reaches the number expected for the step (gradient_uses x microbatches).
+  void on_complete(int expected, std::function<void()> callback);
+
+ private:
+  int contributions_ = 0, expected_ = 0;
+  std::function<void()> callback_;
+};
+using ParameterPtr = std::shared_ptr<Parameter>;
+
+/// All parameters of this rank in one contiguous buffer, their gradients in another (plan::BufferLayout).
+class ParameterStore {
+ public:
+  /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication.
+  ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype, at::Device device,
+                 std::uint64_t seed);
+
+  const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
+  const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs
+  const plan::BufferLayout& layout() const { return layout_; }
+  const at::Tensor& values() const { return values_; }        ///< flat [layout.size]
+  const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size]
+
+ private:
+  plan::BufferLayout layout_;
+  at::Tensor values_, gradients_;
+  std::vector<ParameterPtr> parameters_;
+  std::unordered_map<std::string, ParameterPtr> by_name_;
+};
+
+}  // namespace megatron::parallel

@@ -1,0 +1,45 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace megatron::plan {
+
+/// Axes of the process grid. The default order is "tp-cp-dp-pp", fastest-varying first (tp neighbours share a node).
+enum class Axis : std::uint8_t { Tp, Cp, Dp, Pp };
+inline constexpr std::size_t kNumAxes = 4;
+
+/// Position of one rank along every axis, indexed by Axis.
+using Coord = std::array<int, kNumAxes>;
+
+/// World layout as arithmetic: no processes, no environment variables, no torch.
+class RankGrid {
+ public:
+  /// The grid of one rank.
+  RankGrid() : RankGrid(1, 1, 1, 1, 1) {}
+  /// Throws ConfigError unless tp * cp * dp * pp == world_size and `order` names each axis once.
+  RankGrid(int tp, int cp, int dp, int pp, int world_size, const std::string& order = "tp-cp-dp-pp");
+
+  int size(Axis axis) const { return sizes_[static_cast<std::size_t>(axis)]; }
+  int world_size() const;
+  Coord coord_of(int rank) const;
+  int rank_of(const Coord& coord) const;
+
+  /// Ranks that differ from `rank` only along `axis`, in axis order.
+  std::vector<int> peers(int rank, Axis axis) const { return peers(rank, std::vector<Axis>{axis}); }
+  /// Ranks that differ from `rank` only along `axes`, ascending: e.g. {Tp, Pp} is the model-parallel group.
+  std::vector<int> peers(int rank, const std::vector<Axis>& axes) const;
+  /// The partition of the world into the groups of `axes`, ordered by their first rank.
+  std::vector<std::vector<int>> groups(const std::vector<Axis>& axes) const;
+  /// Ranks of the first and the last pipeline stage of each pipeline: they share the tied embedding. One entry where pp is 1.
+  std::vector<std::vector<int>> embedding_groups() const;
+  /// The first pipeline stage of each pipeline: holds the position embedding.
+  std::vector<std::vector<int>> position_embedding_groups() const;
+
+ private:
+  std::array<int, kNumAxes> sizes_;
+  std::array<Axis, kNumAxes> order_;  ///< fastest-varying first
+};
+
+}  // namespace megatron::plan
