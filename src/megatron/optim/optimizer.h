@@ -10,7 +10,7 @@
 
 namespace megatron::optim {
 
-/// Reduces the gradient buckets over the data-parallel group: one all-reduce a bucket, started as soon as backward has
+/// Sums the gradient buckets over the data-parallel group: one all-reduce a bucket, started as soon as backward has
 /// written its last gradient of the step's last microbatch, so that it overlaps the rest of backward.
 class GradientReducer {
  public:
@@ -19,6 +19,8 @@ class GradientReducer {
   void begin_step(int num_microbatches);
   /// After the last backward: zeroes gradients that got no contribution, starts what has not started, waits for all.
   void finish();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
   ~GradientReducer();
 
  private:
@@ -28,15 +30,18 @@ class GradientReducer {
 
 enum class NormKind { L2, Inf };
 
-/// Norm of `grad_scale` x gradients over the whole model. Parameters held whole by every tensor-parallel rank count once.
-/// Collective over `model` (tp x pp). NaN or inf when any gradient is.
-double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& tp, double grad_scale, NormKind kind);
+/// Norm of `grad_scale` x gradients over the whole model, summed in double. Parameters held whole by every
+/// tensor-parallel rank count once. Collective over `tp`: one number; equal on every rank. Not finite when any gradient
+/// is not.
+double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& tp, double grad_scale,
+                     NormKind kind);
 
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
 };
 
-/// AdamW over the contiguous buffers of a ParameterStore. State is views too: exp_avg and exp_avg_sq, laid out as the parameters.
+/// AdamW over the contiguous buffers of a ParameterStore. State is views too: exp_avg and exp_avg_sq, laid out as the
+/// parameters. Keeps a reference to the store, which must outlive it.
 class AdamW {
  public:
   AdamW(const parallel::ParameterStore& parameters, AdamWOptions options);
@@ -48,8 +53,14 @@ class AdamW {
   const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }  ///< flat [layout.size]
 
  private:
+  struct Range {
+    std::int64_t begin, end;  // in the flat buffers
+    double weight_decay;
+  };
+
   const parallel::ParameterStore& parameters_;
   AdamWOptions options_;
+  std::vector<Range> ranges_;
   at::Tensor exp_avg_, exp_avg_sq_;
   std::int64_t steps_ = 0;
 };
