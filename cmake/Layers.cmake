@@ -44,6 +44,31 @@ function(megatron_test folder label)
   endforeach()
   target_compile_definitions(${folder}_test PRIVATE
     MEGATRON_TEST_FOLDER="${CMAKE_SOURCE_DIR}/tests" MEGATRON_SHARED_FOLDER="${CMAKE_SOURCE_DIR}/../shared")
-  gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}." DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
+  # A test that needs a GPU says so by "Cuda" or "cuda" in its name, and skips itself where there is none.
+  gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}." DISCOVERY_MODE PRE_TEST TEST_FILTER "-*Cuda*:*cuda*"
+    TEST_LIST ${folder}_tests PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
+  gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}." DISCOVERY_MODE PRE_TEST TEST_FILTER "*Cuda*:*cuda*"
+    TEST_LIST ${folder}_gpu_tests PROPERTIES LABELS gpu TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ON)
+endfunction()
+
+# megatron_program_tests(LABEL): tests/LABEL/test_*.py, which run the program as a user does. Each method is a ctest entry.
+function(megatron_program_tests label)
+  file(GLOB files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${label}/test_*.py)
+  find_program(PYTHON3 python3 PATHS /usr/bin NO_DEFAULT_PATH)
+  find_program(PYTHON3 python3)
+  foreach(file ${files})
+    get_filename_component(name ${file} NAME_WE)
+    file(STRINGS ${file} lines REGEX "^class |^  +def test_")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+    foreach(line ${lines})
+      if(line MATCHES "^class ([A-Za-z0-9]+)")
+        set(class ${CMAKE_MATCH_1})
+      elseif(line MATCHES "def (test_[a-z0-9_]+)")
+        set(test ${label}.${class}.${CMAKE_MATCH_1})
+        add_test(NAME ${test} COMMAND ${PYTHON3} -B -m unittest ${name}.${class}.${CMAKE_MATCH_1} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/tests/${label})
+        set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT 600 SKIP_REGULAR_EXPRESSION "OK \\(skipped=1\\)"
+          ENVIRONMENT "MEGATRON=$<TARGET_FILE:megatron>")
+      endif()
+    endforeach()
+  endforeach()
 endfunction()

@@ -1,4 +1,4 @@
-# Warnings, sanitizers, compiler cache: settings of our own code alone.
+# Packages; warnings, sanitizers, compiler cache (of our own code alone).
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -13,6 +13,10 @@ endif()
 find_package(PkgConfig REQUIRED)
 find_package(ICU REQUIRED COMPONENTS uc)
 find_package(ZLIB REQUIRED)
+# libtorch brings its own libgomp: our kernels must run in the same thread pool.
+if(EXISTS ${TORCH_DIR_FOUND}/lib/libgomp.so.1)
+  set(OpenMP_gomp_LIBRARY ${TORCH_DIR_FOUND}/lib/libgomp.so.1 CACHE FILEPATH "OpenMP runtime" FORCE)
+endif()
 find_package(OpenMP REQUIRED)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)

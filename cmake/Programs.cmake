@@ -1,10 +1,10 @@
-# The program, its tests, benchmarks and fuzz targets.
+# The program, the CUDA plugin, tests, benchmarks and fuzz targets.
+include(Cuda)
+
 file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/app/*.cpp)
-if(app_sources)
-  add_executable(megatron ${app_sources})
-  target_include_directories(megatron PRIVATE ${CMAKE_SOURCE_DIR})
-  target_link_libraries(megatron PRIVATE megatron_generate megatron_train megatron_checkpoint megatron_data megatron_text megatron_config)
-endif()
+add_executable(megatron ${app_sources})
+target_include_directories(megatron PRIVATE ${CMAKE_SOURCE_DIR})
+target_link_libraries(megatron PRIVATE megatron_generate megatron_train megatron_checkpoint megatron_data megatron_text megatron_config)
 
 if(MEGATRON_TESTS)
   enable_testing()
@@ -24,4 +24,6 @@ if(MEGATRON_TESTS)
   megatron_test(generate   ranks DEPS generate)
   megatron_test(train      ranks DEPS train)
   megatron_test(parity     ranks DEPS train TIMEOUT 900)
+  megatron_program_tests(e2e)
+  megatron_program_tests(interop)
 endif()

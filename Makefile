@@ -1,0 +1,43 @@
+# make quickstart   trains a small GPT on real text and prints what it writes
+# make test         builds everything and runs every test
+BUILD := build
+JOBS  := $(shell nproc)
+
+.PHONY: help setup configure build test quickstart gpu-check docs format tidy
+
+help:
+	@echo 'make quickstart  train a small GPT on this machine and print what it writes (QUICKSTART_TEXT=file: on your text)'
+	@echo 'make test        set up, build, run every test'
+	@echo 'make build       the program: $(BUILD)/megatron'
+	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
+	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
+	@echo 'make docs        write the generated references again (docs/config.md)'
+	@echo 'make format      clang-format all sources;   make tidy: clang-tidy'
+
+setup:
+	@scripts/setup.sh
+
+configure: setup
+	@cmake --preset release $(if $(TORCH_DIR),-DTORCH_DIR=$(abspath $(TORCH_DIR))) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }; mv $(BUILD).log $(BUILD)/configure.log
+
+build: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target megatron
+
+test: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml
+
+quickstart: build
+	@scripts/quickstart.sh
+
+gpu-check:
+	@scripts/gpu_check.sh
+
+docs: build
+	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md
+
+format:
+	@git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 clang-format -i
+
+tidy: configure
+	@git ls-files -z 'src/*.cpp' 'app/*.cpp' | xargs -0 -n 4 -P $(JOBS) clang-tidy -p $(BUILD) --quiet
