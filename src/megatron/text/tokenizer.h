@@ -1,0 +1,109 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace megatron::text {
+
+struct Vocabulary;  // vocabulary.h: tokens and merges as data
+struct BpeModel;    // bpe_model.h: the tables that encoding reads
+class Encoder;
+
+/// What to do with special tokens ("<|endoftext|>") that are written out in the text to encode.
+enum class Specials {
+  AsText,      ///< Ordinary text, as Megatron-LM's GPT-2 tokenizer and tiktoken's encode_ordinary treat them.
+  Recognised,  ///< Become their ids, the longest at the leftmost place first, as Hugging Face tokenizers does.
+};
+
+/// Byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019, section 2.2): any bytes to ids and
+/// back without loss. Immutable; copies share the tables; every member may be called from many threads at once.
+///
+/// Bytes that are not valid UTF-8 are allowed: each counts as a character that is neither letter, number nor space.
+class Tokenizer {
+ public:
+  /// Reads a tokenizer from a folder or from one of its files: tokenizer.json (Hugging Face), encoder.json with
+  /// vocab.bpe (GPT-2), or vocab.json with merges.txt, the first of them that is there.
+  /// Throws ConfigError, naming the file and what is wrong with it, for anything it cannot reproduce exactly.
+  static Tokenizer load(const std::filesystem::path& path);
+
+  /// Throws ConfigError where `vocabulary` breaks the rules listed in vocabulary.h.
+  explicit Tokenizer(Vocabulary vocabulary);
+
+  /// Writes `folder`/tokenizer.json (folder made if missing), which Hugging Face tokenizers loads and encodes equally
+  /// with. The file appears whole or not at all. Throws std::runtime_error where it cannot be written.
+  void save(const std::filesystem::path& folder) const;
+
+  /// One thread's encoder for long texts or many; see Encoder.
+  Encoder encoder() const;
+
+  /// Encodes a short text. For more than a few kilobytes in all, keep an encoder().
+  std::vector<std::int32_t> encode(std::string_view text, Specials specials = Specials::AsText) const;
+
+  /// The bytes of `ids`, special tokens included. Throws ConfigError at an id outside [0, vocab_size()).
+  std::string decode(std::span<const std::int32_t> ids) const;
+
+  /// Number of tokens, special ones included; ids are 0 … vocab_size() - 1.
+  std::int32_t vocab_size() const;
+
+  /// Bytes of one token; the view lives as long as any copy of this tokenizer. Throws as decode() does.
+  std::string_view id_to_bytes(std::int32_t id) const;
+
+  /// Id of the token, special or not, that is exactly these bytes.
+  std::optional<std::int32_t> token_to_id(std::string_view bytes) const;
+
+  /// Id of "<|endoftext|>", which ends documents and generation. Throws ConfigError where the vocabulary has none.
+  std::int32_t eod_id() const;
+
+  /// "bpe-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
+  const std::string& fingerprint() const;
+
+  const Vocabulary& vocabulary() const;
+
+ private:
+  std::shared_ptr<const BpeModel> model_;
+};
+
+/// Encodes on one thread: keeps buffers and a cache of recent pieces of text, and shares the tokenizer's tables.
+/// Not to be used by two threads at once; each thread takes its own from Tokenizer::encoder().
+class Encoder {
+ public:
+  explicit Encoder(std::shared_ptr<const BpeModel> model);
+  Encoder(Encoder&&) noexcept;
+  Encoder& operator=(Encoder&&) noexcept;
+  ~Encoder();
+
+  /// Appends the ids of `text` to `out`; `out` keeps its capacity, so a reused vector costs no allocation.
+  void encode_append(std::string_view text, std::vector<std::int32_t>& out, Specials specials = Specials::AsText);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Turns a stream of ids into text that never ends inside a UTF-8 character.
+///
+///   StreamDecoder stream(tokenizer);
+///   for (auto id : generated) std::fputs(stream.push(id).c_str(), stdout);
+///   std::fputs(stream.finish().c_str(), stdout);
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+
+  /// The bytes that are complete now; possibly none. Bytes that cannot begin a character are passed on as they are.
+  std::string push(std::int32_t id);
+
+  /// The bytes of a character that the stream never completed.
+  std::string finish();
+
+ private:
+  Tokenizer tokenizer_;
+  std::string pending_;
+};
+
+}  // namespace megatron::text
