@@ -1,10 +1,148 @@
 #pragma once
-// The machinery over `visit`: see run_config.h for how options are declared. A job of the command line declares its own
-// options the same way: a struct with a visit(), whose field names may use '_' or '-' on the command line.
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+// The machinery over `visit`: command line, TOML, --help and docs/config.md of any struct whose options are declared as
+// in run_config.h. A job of the command line declares its own options the same way:
 //
-//   struct TrainTokenizer { std::vector<std::string> input; int vocab_size = 0; void visit(auto& v) {
-//     v("input", input, "Text files."); v("vocab_size", vocab_size, "Tokens to learn."); } };
-//   TrainTokenizer options;
-//   const auto rest = config::parse_command_line(options, args);   // --input a b --vocab-size 4096, --vocab-size=4096
+//   struct TrainTokenizer {
+//     std::vector<std::string> input;
+//     int vocab_size = 0;
+//     void visit(auto& v) {
+//       v("input", input, "Text files.");                                     // --input a.txt b.txt
+//       v("vocab_size", vocab_size, "Tokens to learn.", "num-tokens");        // --vocab-size 4096, --num-tokens=4096
+//     }
+//   };
 //
-// Field types: bool, int, std::int64_t, std::uint64_t, double, std::string, std::vector<std::string>, std::vector<std::int64_t>.
+//   int train_tokenizer(const Args& args) {
+//     TrainTokenizer options;
+//     const std::vector<std::string> rest =
+//         config::parse_command_line(options, args, "megatron tokenizer train --input F… --vocab-size N --output DIR");
+//
+// and a job that takes a recipe:
+//
+//     config::RunConfig run;
+//     const std::string recipe = config::parse_recipe_command(run, args, "megatron train RECIPE.toml [OPTION]…");
+namespace megatron::config {
+
+/// Where the value of an option lies: the types an option can have.
+using FieldValue = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                                std::vector<std::string>*, std::vector<std::int64_t>*>;
+
+/// One option of a struct.
+struct Field {
+  std::string path;  ///< "parallel.tp"; the name alone where the struct has no sections
+  std::string help;
+  std::vector<std::string> aliases;  ///< flags it also answers to, without "--"
+  FieldValue value;
+};
+
+/// A struct's options in the order of declaration, its sections flattened. The pointers are into the struct.
+struct Fields {
+  struct Section {
+    std::string name, help;
+  };
+  std::vector<Field> fields;
+  std::vector<Section> sections;
+};
+
+/// The visitor that collects Fields.
+class FieldCollector {
+ public:
+  template <class T, class... Aliases>
+  void operator()(std::string_view name, T& member, std::string_view help, const Aliases&... aliases) {
+    if constexpr (requires(FieldCollector & v) { member.visit(v); }) {
+      result_.sections.push_back({prefix_ + std::string(name), std::string(help)});
+      const std::string outer = std::exchange(prefix_, prefix_ + std::string(name) + ".");
+      member.visit(*this);
+      prefix_ = outer;
+    } else {
+      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {std::string(aliases)...}, &member});
+    }
+  }
+  Fields take() { return std::move(result_); }
+
+ private:
+  Fields result_;
+  std::string prefix_;
+};
+
+template <class Options>
+Fields fields_of(Options& options) {
+  FieldCollector collector;
+  options.visit(collector);
+  return collector.take();
+}
+
+/// Thrown by parse_command_line where the words hold --help or -h. main() prints what() on stdout and returns 0.
+struct HelpRequested : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The parts that need no template. Errors are ConfigError and name every wrong word together; nothing is assigned
+// unless all words are right.
+
+/// Sets fields from command-line words and returns the positional words. An option is `--path value`, `--path=value`
+/// or one of its aliases; '_' and '-' in names are the same. A boolean is `--flag`, `--no-flag` or `--flag true|false`.
+/// A list takes the words up to the next option (numbers also joined by commas); repeating its option appends. A word
+/// that begins with "--" is an option, not a value (write --path=--value), and all words after a bare "--" are
+/// positional.
+/// @param usage first lines of the help text
+std::vector<std::string> parse_words(Fields fields, const std::vector<std::string>& words, const std::string& usage);
+
+/// Sets fields from TOML text. Unknown keys and wrong types are reported together with their line numbers.
+/// @param name what messages call the text: its file name
+void read_toml(Fields fields, std::string_view text, const std::string& name);
+
+/// The same from a file of at most 16 MiB.
+void read_toml_file(Fields fields, const std::string& path);
+
+/// Every option as TOML: read_toml gives back exactly these values. Throws ConfigError where a string is not UTF-8,
+/// which TOML cannot hold.
+std::string to_toml(const Fields& fields);
+
+/// Options by section with their present values, for a terminal.
+std::string help_text(const Fields& fields, const std::string& usage);
+
+/// Options by section as Markdown tables: docs/config.md.
+std::string to_markdown(const Fields& fields);
+
+/// The one positional word of a command that takes a recipe. Throws ConfigError with the usage unless there is one.
+std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage);
+
+/// Sets `options` from command-line words; see parse_words.
+template <class Options>
+std::vector<std::string> parse_command_line(Options& options, const std::vector<std::string>& words,
+                                            const std::string& usage = "") {
+  return parse_words(fields_of(options), words, usage);
+}
+
+/// For jobs that take one recipe: reads the recipe named by the only positional word, then sets the options of the
+/// other words over it. Returns the recipe's path.
+template <class Options>
+std::string parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage) {
+  Options from_words_alone;
+  const std::vector<std::string> positional = parse_command_line(from_words_alone, words, usage);
+  const std::string recipe = only_recipe(positional, usage);
+  read_toml_file(fields_of(options), recipe);
+  parse_command_line(options, words, usage);
+  return recipe;
+}
+
+template <class Options>
+void load_toml(Options& options, const std::string& path) {
+  read_toml_file(fields_of(options), path);
+}
+
+/// The TOML of `options`; see to_toml.
+template <class Options>
+std::string save_toml(Options options) {
+  return to_toml(fields_of(options));
+}
+
+}  // namespace megatron::config

@@ -1,0 +1,157 @@
+#include <map>
+
+#include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+
+namespace megatron::config {
+namespace {
+
+bool starts_with_dashes(const std::string& word) { return word.size() > 2 && word.starts_with("--"); }
+
+/// "-x", but neither "-" (standard input) nor "-1" (a number).
+bool is_short_option(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' && word[1] != '-' && word[1] != '.' && (word[1] < '0' || word[1] > '9');
+}
+
+class WordParser {
+ public:
+  explicit WordParser(const Fields& fields) : fields_(fields.fields) {
+    for (std::size_t i = 0; i < fields_.size(); ++i) {
+      by_name_.emplace(normalized(fields_[i].path), i);
+      for (const std::string& alias : fields_[i].aliases) by_name_.emplace(normalized(alias), i);
+    }
+  }
+
+  std::vector<std::string> parse(const std::vector<std::string>& words) {
+    std::vector<std::string> positional;
+    std::size_t i = 0;
+    while (i < words.size()) {
+      const std::string& word = words[i++];
+      if (word == "--") {
+        positional.insert(positional.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+        break;
+      }
+      if (word == "--help" || word == "-h") {
+        help_requested_ = true;
+      } else if (starts_with_dashes(word)) {
+        option(word, words, i);
+      } else if (is_short_option(word)) {
+        unknown(word, "");
+      } else {
+        positional.push_back(word);
+      }
+    }
+    return positional;
+  }
+
+  bool help_requested() const { return help_requested_; }
+  const std::string& errors() const { return errors_; }
+
+  void commit() const {
+    for (const auto& [index, value] : pending_) assign(fields_[index].value, value);
+  }
+
+ private:
+  /// `next` is the word after the option; it moves past the values taken.
+  void option(const std::string& word, const std::vector<std::string>& words, std::size_t& next) {
+    const std::size_t equals = word.find('=');
+    const std::string typed = word.substr(2, equals == std::string::npos ? equals : equals - 2);
+    std::string name = normalized(typed);
+    bool negated = false;
+    auto found = by_name_.find(name);
+    if (found == by_name_.end() && name.starts_with("no-")) {
+      found = by_name_.find(name.substr(3));
+      negated = found != by_name_.end() && is_bool(fields_[found->second].value);
+      if (!negated) found = by_name_.end();
+    }
+    std::vector<std::string> values;
+    if (equals != std::string::npos) values.push_back(word.substr(equals + 1));
+    if (found == by_name_.end()) {
+      while (next < words.size() && !starts_with_dashes(words[next]))
+        ++next;  // its values, whatever they were meant for
+      return unknown("--" + typed, name);
+    }
+    const Field& field = fields_[found->second];
+    if (equals == std::string::npos) take_values(field, negated, words, next, values);
+    set(found->second, "--" + typed, negated, values);
+  }
+
+  static void take_values(const Field& field, bool negated, const std::vector<std::string>& words, std::size_t& next,
+                          std::vector<std::string>& values) {
+    const auto more = [&] { return next < words.size() && !words[next].starts_with("--"); };
+    if (is_bool(field.value)) {
+      if (!negated && more() && (words[next] == "true" || words[next] == "false")) values.push_back(words[next++]);
+      if (values.empty()) values.push_back(negated ? "false" : "true");
+    } else if (is_list(field.value)) {
+      while (more()) values.push_back(words[next++]);
+    } else if (more()) {
+      values.push_back(words[next++]);
+    }
+  }
+
+  void set(std::size_t index, const std::string& typed, bool negated, const std::vector<std::string>& values) {
+    const Field& field = fields_[index];
+    std::string got;
+    for (const std::string& value : values) got += (got.empty() ? "'" : " '") + value + "'";
+    if (values.empty()) got = "no value";
+    const bool misused = negated && values != std::vector<std::string>{"false"};  // --no-flag=value
+    const std::optional<Value> value = values.empty() || misused ? std::nullopt : parse_value(field.value, values);
+    if (!value) {
+      const std::string example = plain_value(field.value);
+      report(rule_got_fix(concat(typed, " takes ", misused ? "no value" : type_name(field.value), "."), got,
+                          example.empty() || misused ? "" : concat("e.g. ", typed, " ", example, " (the default)")));
+      return;
+    }
+    const auto [entry, is_new] = pending_.emplace(index, *value);
+    if (is_new) return;
+    if (is_list(field.value))
+      append(entry->second, *value);
+    else
+      entry->second = *value;
+  }
+
+  void unknown(const std::string& typed, const std::string& name) {
+    std::vector<std::string> known;
+    for (const auto& [option_name, index] : by_name_) {
+      known.push_back(option_name);
+      if (is_bool(fields_[index].value)) known.push_back("no-" + option_name);
+      known.push_back(split_path(option_name).name);
+    }
+    const std::string near = nearest_name(name, known);
+    // A match by the last part of a path is shown with its path.
+    std::string fix = near.empty() ? "--help lists all options" : "--" + near;
+    for (const auto& [option_name, index] : by_name_)
+      if (!near.empty() && !by_name_.contains(near) && split_path(option_name).name == near) fix = "--" + option_name;
+    report(rule_got_fix("an option must be one that this job has.", typed, fix));
+  }
+
+  void report(const std::string& message) { errors_ += (errors_.empty() ? "" : "\n") + message; }
+
+  const std::vector<Field>& fields_;
+  std::map<std::string, std::size_t> by_name_;  ///< normalized path or alias -> index into fields_
+  std::map<std::size_t, Value> pending_;
+  std::string errors_;
+  bool help_requested_ = false;
+};
+
+}  // namespace
+
+std::vector<std::string> parse_words(Fields fields, const std::vector<std::string>& words, const std::string& usage) {
+  WordParser parser(fields);
+  std::vector<std::string> positional = parser.parse(words);
+  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
+  if (!parser.errors().empty()) throw ConfigError(parser.errors());
+  parser.commit();
+  return positional;
+}
+
+std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage) {
+  if (positional.size() == 1) return positional[0];
+  std::string got = positional.empty() ? "none" : "";
+  for (const std::string& word : positional) got += (got.empty() ? "" : " ") + word;
+  throw ConfigError(rule_got_fix("this job takes one recipe, a TOML file.", got, usage.substr(0, usage.find('\n'))));
+}
+
+}  // namespace megatron::config

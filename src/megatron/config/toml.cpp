@@ -1,0 +1,203 @@
+#include <toml++/toml.h>
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+
+namespace megatron::config {
+namespace {
+
+constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+/// Each dot of a dotted key nests a table, and the parser's tables are destroyed recursively: this bounds the stack.
+constexpr std::ptrdiff_t kMostDots = 2048;
+
+/// Sets Values from the nodes of a parsed document and gathers what is wrong with it.
+class TomlReader {
+ public:
+  TomlReader(const Fields& fields, const std::string& name) : fields_(fields), name_(name) {
+    for (std::size_t i = 0; i < fields.fields.size(); ++i) by_path_.emplace(normalized(fields.fields[i].path), i);
+  }
+
+  /// Sections nest as the struct does, so the depth is the struct's whatever the text is.
+  void read(const toml::table& table, const std::string& prefix) {
+    for (const auto& [key, node] : table) {
+      const std::string path = prefix + std::string(key.str());
+      const auto found = by_path_.find(normalized(path));
+      if (found != by_path_.end())
+        value(found->second, path, node);
+      else if (const toml::table* inner = node.as_table(); inner != nullptr && is_section(path))
+        read(*inner, path + ".");
+      else
+        unknown(path, node);
+    }
+  }
+
+  void finish() const {
+    if (!errors_.empty()) throw ConfigError(errors_);
+    for (const auto& [index, found] : pending_) assign(fields_.fields[index].value, found);
+  }
+
+ private:
+  bool is_section(const std::string& path) const {
+    return std::any_of(fields_.sections.begin(), fields_.sections.end(),
+                       [&](const Fields::Section& section) { return normalized(section.name) == normalized(path); });
+  }
+
+  void value(std::size_t index, const std::string& path, const toml::node& node) {
+    const Field& field = fields_.fields[index];
+    if (pending_.contains(index)) return report(node, path + " must be given once.", "it is given again as " + path);
+    const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
+    if (!found) return report(node, path + " takes " + type_name(field.value) + ".", text_of(node));
+    pending_.emplace(index, *found);
+  }
+
+  static std::string text_of(const toml::node& node) {
+    std::ostringstream out;
+    if (node.is_table() || node.is_array())
+      out << (node.is_table() ? "a table" : "an array");
+    else
+      out << toml::node_view<const toml::node>(node);
+    return out.str().substr(0, 100);
+  }
+
+  template <class T>
+  static std::optional<T> convert_one(const toml::node& node) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return node.value_exact<bool>();
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      return node.value_exact<std::string>();
+    } else if constexpr (std::is_same_v<T, double>) {
+      if (node.is_integer()) return static_cast<double>(*node.value_exact<std::int64_t>());
+      const std::optional<double> number = node.value_exact<double>();
+      return number && std::isfinite(*number) ? number : std::nullopt;
+    } else {
+      if (std::is_same_v<T, std::uint64_t> && node.is_string()) {  // toml_value writes the upper half of the range so
+        T number = 0;
+        const auto parsed = parse_value(FieldValue(&number), std::vector{*node.value_exact<std::string>()});
+        return parsed ? std::optional<T>(std::get<T>(*parsed)) : std::nullopt;
+      }
+      const std::optional<std::int64_t> number = node.value_exact<std::int64_t>();
+      if (!number || !std::in_range<T>(*number)) return std::nullopt;
+      return static_cast<T>(*number);
+    }
+  }
+
+  template <class T>
+  static std::optional<Value> convert(const toml::node& node, const T&) {
+    const std::optional<T> found = convert_one<T>(node);
+    return found ? std::optional<Value>(*found) : std::nullopt;
+  }
+  template <class T>
+  static std::optional<Value> convert(const toml::node& node, const std::vector<T>&) {
+    std::vector<T> out;
+    if (const toml::array* array = node.as_array()) {
+      for (const toml::node& element : *array) {
+        const std::optional<T> found = convert_one<T>(element);
+        if (!found) return std::nullopt;
+        out.push_back(*found);
+      }
+    } else if (const std::optional<T> found = convert_one<T>(node)) {  // a list of one
+      out.push_back(*found);
+    } else {
+      return std::nullopt;
+    }
+    return Value(out);
+  }
+
+  void unknown(const std::string& path, const toml::node& node) {
+    std::vector<std::string> known;
+    for (const Field& field : fields_.fields) known.push_back(field.path);
+    for (const Fields::Section& section : fields_.sections) known.push_back(section.name);
+    const std::string near = nearest_name(path, known);
+    report(node, "a recipe's key must be a known option.", path.substr(0, 100), near);
+  }
+
+  void report(const toml::node& node, const std::string& rule, const std::string& got, const std::string& fix = "") {
+    errors_ +=
+        concat(errors_.empty() ? "" : "\n", name_, ":", node.source().begin.line, ": ", rule_got_fix(rule, got, fix));
+  }
+
+  const Fields& fields_;
+  const std::string& name_;
+  std::map<std::string, std::size_t> by_path_;
+  std::map<std::size_t, Value> pending_;
+  std::string errors_;
+};
+
+bool is_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(i + k < text.size() ? text[i + k] : 0); };
+    const unsigned char lead = byte(0);
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xC2 && lead < 0xE0 ? 2
+                               : (lead & 0xF0) == 0xE0       ? 3
+                               : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                             : 0;
+    if (length == 0) return false;
+    for (std::size_t k = 1; k < length; ++k)
+      if ((byte(k) & 0xC0) != 0x80) return false;
+    if (lead == 0xE0 && byte(1) < 0xA0) return false;   // overlong
+    if (lead == 0xED && byte(1) >= 0xA0) return false;  // surrogates
+    if (lead == 0xF0 && byte(1) < 0x90) return false;   // overlong
+    if (lead == 0xF4 && byte(1) >= 0x90) return false;  // past U+10FFFF
+    i += length;
+  }
+  return true;
+}
+
+}  // namespace
+
+void read_toml(Fields fields, std::string_view text, const std::string& name) {
+  if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
+    throw ConfigError(
+        rule_got_fix(concat(name, ": a recipe has at most ", kLargestFile, " bytes and ", kMostDots, " dots."),
+                     concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots")));
+  toml::table table;
+  try {
+    table = toml::parse(text, name);
+  } catch (const toml::parse_error& error) {
+    throw ConfigError(rule_got_fix(
+        concat(name, ":", error.source().begin.line, ":", error.source().begin.column, ": a recipe must be TOML."),
+        std::string(error.description())));
+  }
+  TomlReader reader(fields, name);
+  reader.read(table, "");
+  reader.finish();
+}
+
+void read_toml_file(Fields fields, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kLargestFile + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (!file.eof() && file.bad()) throw std::runtime_error(path + ": cannot be read");
+  if (!file.is_open() || (text.empty() && !file.eof()))
+    throw ConfigError(rule_got_fix("a recipe must be a readable TOML file.", path));
+  read_toml(std::move(fields), text, path);
+}
+
+std::string to_toml(const Fields& fields) {
+  std::string out, section;
+  const auto write_section = [&](const std::string& name) {
+    for (const Field& field : fields.fields)
+      if (const PathParts parts = split_path(field.path); parts.section == name) {
+        const std::string value = toml_value(field.value);
+        if (!is_utf8(value))
+          throw ConfigError(rule_got_fix("a recipe's text must be UTF-8.", "--" + field.path + " " + value));
+        out += parts.name + " = " + value + "\n";
+      }
+  };
+  write_section("");
+  for (const Fields::Section& entry : fields.sections) {
+    out += concat(out.empty() ? "" : "\n", "[", entry.name, "]\n");
+    write_section(entry.name);
+  }
+  return out;
+}
+
+}  // namespace megatron::config
