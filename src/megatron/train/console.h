@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace megatron::train {
+
+/// What Megatron-LM's training log says about the iterations since the last line.
+struct IterationLine {
+  std::int64_t iteration = 0, train_iters = 0, consumed_samples = 0;
+  double step_ms = 0;             ///< mean over the interval
+  double tflops_per_rank = 0;     ///< model FLOPs (causal attention counted half), 1e12 a second and rank
+  double learning_rate = 0;       ///< after the schedule's step: what the next iteration will use
+  std::int64_t global_batch = 0;  ///< samples
+  double loss = 0;                ///< mean over the interval; a mean <= 0 is not printed, as there
+  double loss_scale = 1;
+  double grad_norm = 0;
+  std::int64_t skipped = 0, nan = 0;  ///< iterations in the interval
+};
+
+/// Megatron-LM's line, so that scripts that parse its logs parse ours. `time_us`: microseconds since 1970, shown in
+/// local time.
+std::string iteration_line(const IterationLine& line, std::int64_t time_us);
+
+/// Megatron-LM's validation message: three lines.
+std::string validation_lines(const std::string& where, double loss, double perplexity);
+
+}  // namespace megatron::train

@@ -1,0 +1,75 @@
+#include "megatron/train/metrics.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/error.h"
+
+namespace megatron::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
+  throw std::runtime_error(concat(path.string(), ": cannot ", what, ": ", std::strerror(errno)));
+}
+
+// Keeps the lines of iterations up to `last`. A line that is no whole object was cut off by a crash: it goes too.
+void drop_lines_after(const std::filesystem::path& path, std::int64_t last) {
+  std::ifstream in(path);
+  if (!in) return;
+  std::filesystem::path temporary = path;
+  temporary += ".tmp";
+  {
+    std::ofstream out(temporary, std::ios::trunc);
+    for (std::string line; std::getline(in, line);) {
+      const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (!object.is_object()) continue;
+      const auto iteration = object.find("iteration");
+      if (iteration != object.end() && iteration->is_number_integer() && iteration->get<std::int64_t>() <= last)
+        out << line << '\n';
+    }
+    if (!out.flush()) fail(temporary, "write");
+  }
+  std::filesystem::rename(temporary, path);
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration) : path_(std::move(path)) {
+  drop_lines_after(path_, resume_iteration);
+  file_.reset(std::fopen(path_.c_str(), "a"));
+  if (!file_) fail(path_, "open");
+}
+
+void MetricsFile::write(const IterationMetrics& metrics) {
+  Json object = {{"iteration", metrics.iteration},
+                 {"consumed_samples", metrics.consumed_samples},
+                 {"loss", metrics.loss},
+                 {"grad_norm", metrics.grad_norm},
+                 {"learning_rate", metrics.learning_rate},
+                 {"loss_scale", metrics.loss_scale},
+                 {"tokens_per_s", metrics.tokens_per_s},
+                 {"step_ms", metrics.step_ms},
+                 {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.skipped) object["skipped"] = true;
+  write_line(object.dump());
+}
+
+void MetricsFile::write(const ValidationMetrics& metrics) {
+  write_line(Json{{"iteration", metrics.iteration},
+                  {"consumed_samples", metrics.consumed_samples},
+                  {"valid_loss", metrics.loss},
+                  {"valid_ppl", metrics.perplexity}}
+                 .dump());
+}
+
+void MetricsFile::write_line(const std::string& line) {
+  const std::string whole = line + "\n";
+  if (std::fwrite(whole.data(), 1, whole.size(), file_.get()) != whole.size() || std::fflush(file_.get()) != 0)
+    fail(path_, "write");
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,43 @@
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+namespace megatron::train {
+
+struct IterationMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0, grad_norm = 0;
+  double learning_rate = 0;  ///< that the iteration used
+  double loss_scale = 1;
+  double tokens_per_s = 0, step_ms = 0;
+  std::int64_t peak_memory_bytes = 0;
+  bool skipped = false;
+};
+
+struct ValidationMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0, perplexity = 0;
+};
+
+/// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.
+class MetricsFile {
+ public:
+  /// Opens `path` to append. Lines of iterations after `resume_iteration` are taken out first: the resumed run does
+  /// them again. Throws std::runtime_error naming the path.
+  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration);
+  void write(const IterationMetrics& metrics);
+  void write(const ValidationMetrics& metrics);
+
+ private:
+  void write_line(const std::string& line);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::filesystem::path path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace megatron::train
