@@ -3,7 +3,7 @@
 BUILD := build
 JOBS  := $(shell nproc)
 
-.PHONY: help setup configure build test quickstart gpu-check docs format tidy
+.PHONY: help setup configure build test-programs test quickstart gpu-check docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT on this machine and print what it writes (QUICKSTART_TEXT=file: on your text)'
@@ -23,8 +23,10 @@ configure: setup
 build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target megatron
 
-test: configure
+test-programs: configure
 	@cmake --build $(BUILD) -j $(JOBS)
+
+test: test-programs
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml
 
 quickstart: build

@@ -23,8 +23,10 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80 90)  # Ampere, Hopper; later ones compile the PTX when it is loaded
 endif()
 set(CMAKE_CUDA_COMPILER ${NVCC})
-set(CMAKE_CUDA_STANDARD 20)
 enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
 find_package(CUDAToolkit REQUIRED)
 message(STATUS "CUDA plugin: ${NVCC} ${CMAKE_CUDA_COMPILER_VERSION}, nccl.h in ${NCCL_INCLUDE}")
 

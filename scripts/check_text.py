@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""The tracked files keep their budgets and speak of the product alone: no leftovers, no paths of one machine."""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FORBIDDEN = [(re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b"), "leftover"),
+             (re.compile(r"(?<![\w.])/(hom[e]|roo[t]|wor[k]|User[s])/"), "path of one machine"),
+             (re.compile(r"^(<{7}|>{7}) "), "merge conflict")]
+BUDGET = {".h": 250, ".cpp": 600, ".cu": 600}
+
+
+def problems_of(path):
+    try:
+        lines = (ROOT / path).read_text().splitlines()
+    except UnicodeDecodeError:
+        return
+    for number, line in enumerate(lines, 1):
+        for pattern, what in FORBIDDEN:
+            if pattern.search(line):
+                yield f"{path}:{number}: {what}: {line.strip()[:100]}"
+    budget = BUDGET.get(pathlib.PurePath(path).suffix)
+    if budget and len(lines) > budget:
+        yield f"{path}: {len(lines)} lines, more than {budget}: split it by idea"
+
+
+def main():
+    tracked = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).split("\n")
+    problems = [p for path in tracked if path and (ROOT / path).is_file() and not path.startswith("tests/golden/") for p in problems_of(path)]
+    for folder in sorted({p.parent for p in (ROOT / "src/megatron").glob("*/*")}):
+        readme = folder / "README.md"
+        if not readme.exists():
+            problems.append(f"{folder.relative_to(ROOT)}: no README.md")
+        elif len(readme.read_text().splitlines()) > 20:
+            problems.append(f"{readme.relative_to(ROOT)}: more than 20 lines")
+    print("\n".join(problems + [f"text: {len(tracked)} files, {len(problems)} problems"]))
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
