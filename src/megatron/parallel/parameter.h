@@ -39,8 +39,8 @@ using ParameterPtr = std::shared_ptr<Parameter>;
 class ParameterStore {
  public:
   /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication.
-  ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype, at::Device device,
-                 std::uint64_t seed);
+  ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
+                 at::Device device, std::uint64_t seed);
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs

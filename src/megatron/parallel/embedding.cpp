@@ -1,0 +1,50 @@
+#include "megatron/parallel/embedding.h"
+
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/nonzero.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/embedding.h"
+#include "megatron/parallel/backward.h"
+
+namespace megatron::parallel {
+namespace {
+
+void check_ids(const at::Tensor& ids_sb, std::int64_t num_ids, const std::string& name) {
+  const auto outside = at::logical_or(ids_sb.lt(0), ids_sb.ge(num_ids));
+  if (!outside.any().item<bool>()) return;
+  const auto first = at::nonzero(outside)[0];
+  const auto position = first[0].item<std::int64_t>(), sample = first[1].item<std::int64_t>();
+  throw ConfigError(rule_got_fix(concat("each ", name, " must be one of 0 … ", num_ids - 1),
+                                 concat(name, " ", ids_sb[position][sample].item<std::int64_t>(), " at position ",
+                                        position, " of sample ", sample, " of the microbatch")));
+}
+
+}  // namespace
+
+VocabParallelEmbedding::VocabParallelEmbedding(ParameterPtr weight, std::int64_t num_ids, std::string name,
+                                               comm::Group tp)
+    : weight_(std::move(weight)), num_ids_(num_ids), name_(std::move(name)), tp_(std::move(tp)) {}
+
+at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
+  check_ids(ids_sb, num_ids_, name_);
+  const std::int64_t begin = weight_->spec.replicated() ? 0 : weight_->spec.offset;
+  at::Tensor y;
+  {
+    const c10::AutoGradMode no_grad(false);
+    y = kernels::embedding(ids_sb, weight_->value, begin);
+    tp_.all_reduce(y);
+  }
+  auto backward = [ids_sb, begin, weight = weight_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
+    if (weight->beta() == 0) weight->grad.zero_();  // only some rows are added to
+    kernels::embedding_backward(weight->grad, ids_sb, grads[0].contiguous(), begin);
+    weight->gradient_written();
+    return {{}};
+  };
+  return with_backward({weight_->value}, y, std::move(backward));
+}
+
+}  // namespace megatron::parallel

@@ -1,0 +1,128 @@
+#include "megatron/parallel/output_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/cross_entropy.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/parallel/backward.h"
+
+namespace megatron::parallel {
+namespace {
+
+/// What the forward pass leaves: the loss and, where asked for, the gradient of hidden. n tokens.
+struct LossPass {
+  const ParameterPtr& weight;
+  const comm::Group& tp;
+  const VocabParallelOutput::Options& options;
+  kernels::VocabRange range;
+  bool with_gradient;
+  at::Tensor loss;     ///< float64 scalar
+  at::Tensor dhidden;  ///< [n, h]; undefined without gradient
+
+  /// Loss of `count` tokens from `begin`, and their gradients.
+  void chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, const at::Tensor& mask_n, std::int64_t begin,
+             std::int64_t count);
+};
+
+/// -> logsumexp [n] over the whole vocabulary, and the loss [n] of each token. Two all-reduces.
+std::pair<at::Tensor, at::Tensor> token_losses(const at::Tensor& logits, const at::Tensor& labels,
+                                               const kernels::VocabRange& range, double smoothing,
+                                               const comm::Group& tp) {
+  const auto pieces = kernels::softmax_pieces(logits, labels, range, smoothing > 0);
+  const auto max = pieces.max.clone();
+  tp.all_reduce(max, comm::ReduceOp::Max);
+  std::vector<at::Tensor> parts{pieces.sum_exp * at::exp(pieces.max - max), pieces.target};
+  if (smoothing > 0) parts.push_back(pieces.sum);
+  const auto sums = at::stack(parts);
+  tp.all_reduce(sums);
+  const auto logsumexp = at::log(sums[0]) + max;
+  auto loss = logsumexp - sums[1];
+  if (smoothing > 0)
+    loss = loss * (1 - smoothing) + (logsumexp - sums[2] / static_cast<double>(range.vocab)) * smoothing;
+  return {logsumexp, loss};
+}
+
+void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, const at::Tensor& mask_n,
+                     std::int64_t begin, std::int64_t count) {
+  const auto hidden = hidden_nh.narrow(0, begin, count), labels = labels_n.narrow(0, begin, count);
+  const auto mask = mask_n.narrow(0, begin, count);
+  const auto logits = kernels::linear(hidden, weight->value);
+  const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
+  loss += (losses * mask).sum(at::kDouble);
+  if (!with_gradient) return;
+  kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, mask, options.label_smoothing);
+  dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value));
+  // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
+  const bool last = begin + count == hidden_nh.size(0);
+  const auto reduced = last ? tp.all_reduce_async(dhidden) : nullptr;
+  kernels::linear_weight_gradient(weight->grad, logits, hidden, begin == 0 ? weight->beta() : 1.0);
+  if (reduced) reduced->wait();
+}
+
+void check_labels(const at::Tensor& labels, const at::Tensor& mask, std::int64_t vocab) {
+  const auto outside = at::logical_and(at::logical_or(labels.lt(0), labels.ge(vocab)), mask.ne(0));
+  if (!outside.any().item<bool>()) return;
+  const auto first = at::nonzero(outside)[0];
+  const auto position = first[0].item<std::int64_t>(), sample = first[1].item<std::int64_t>();
+  throw ConfigError(rule_got_fix(concat("each label that counts in the loss must be one of 0 … ", vocab - 1),
+                                 concat("label ", labels[position][sample].item<std::int64_t>(), " at position ",
+                                        position, " of sample ", sample)));
+}
+
+kernels::VocabRange range_of(const Parameter& weight, std::int64_t vocab) {
+  const std::int64_t begin = weight.spec.replicated() ? 0 : weight.spec.offset;
+  return {.begin = begin, .end = std::clamp(vocab, begin, begin + weight.value.size(0)), .vocab = vocab};
+}
+
+}  // namespace
+
+VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options)
+    : weight_(std::move(weight)), tp_(std::move(tp)), options_(options) {}
+
+at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Tensor& labels,
+                                         const at::Tensor& mask) const {
+  check_labels(labels, mask, options_.vocab);
+  const bool with_gradient = records_gradient({hidden, weight_->value});
+  LossPass pass{weight_, tp_, options_, range_of(*weight_, options_.vocab), with_gradient, {}, {}};
+  {
+    const c10::AutoGradMode no_grad(false);
+    const auto hidden_nh = hidden.detach().reshape({-1, hidden.size(-1)});
+    const auto labels_n = labels.reshape({-1}), mask_n = mask.reshape({-1});
+    pass.loss = at::zeros({}, hidden.options().dtype(at::kDouble));
+    if (with_gradient) pass.dhidden = at::empty_like(hidden_nh);
+    const std::int64_t n = hidden_nh.size(0), step = options_.chunk_tokens > 0 ? options_.chunk_tokens : n;
+    for (std::int64_t begin = 0; begin < n; begin += step)
+      pass.chunk(hidden_nh, labels_n, mask_n, begin, std::min(step, n - begin));
+    if (with_gradient) weight_->gradient_written();
+  }
+  auto backward = [dhidden = pass.dhidden, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
+    if (grads[0].item<double>() != 1)
+      throw std::logic_error(
+          "go backward from the loss sum as it is: its gradients were written for an upstream gradient of 1");
+    return std::vector<at::Tensor>{dhidden.view(shape), {}};
+  };
+  return with_backward({hidden, weight_->value}, pass.loss, std::move(backward));
+}
+
+at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
+  const c10::AutoGradMode no_grad(false);
+  const auto local = kernels::linear(hidden.detach(), weight_->value);
+  return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
+}
+
+}  // namespace megatron::parallel

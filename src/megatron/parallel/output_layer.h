@@ -1,0 +1,45 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/comm/group.h"
+#include "megatron/parallel/parameter.h"
+
+namespace megatron::parallel {
+
+/// The output layer and its cross entropy, vocabulary split over a tensor-parallel group, t = tp.size().
+/// weight [rows/t, h], rows spec.offset … of the full matrix (often the word embedding); rows at or past `vocab` are
+/// padding, which takes no part in softmax, loss or gradient.
+class VocabParallelOutput {
+ public:
+  struct Options {
+    std::int64_t vocab = 0;         ///< tokens of the vocabulary
+    double label_smoothing = 0;     ///< e: loss = (1-e) * -log p(label) + e * mean over the vocabulary of -log p
+    std::int64_t chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: all
+  };
+
+  VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options);
+
+  /// Sum over tokens of mask * cross entropy, as a float64 scalar. hidden [s, b, h] the same on every rank; labels
+  /// [s, b] int64; mask [s, b] of hidden's dtype. Throws ConfigError for a label outside the vocabulary whose mask is
+  /// not 0.
+  ///
+  /// The logits [chunk, rows/t] are never kept nor gathered, nor computed twice: where gradients are on, the forward
+  /// pass turns each chunk of them into the gradients of hidden and weight for an upstream gradient of 1, and writes
+  /// the weight's into its buffer. So go backward from the sum as it is, once, and scale in the optimizer; backward
+  /// throws std::logic_error for any other upstream gradient. Without gradients nothing is written.
+  ///
+  /// Communication: a chunk: two all-reduces of [chunk]-sized vectors; with gradients one of d hidden in all.
+  at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask) const;
+
+  /// [.., h] -> [.., vocab]: logits of the whole vocabulary on every rank, without gradient. One all-gather.
+  at::Tensor logits(const at::Tensor& hidden) const;
+
+ private:
+  ParameterPtr weight_;
+  comm::Group tp_;
+  Options options_;
+};
+
+}  // namespace megatron::parallel

@@ -1,0 +1,69 @@
+#include "megatron/parallel/parameter.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "megatron/base/philox.h"
+#include "megatron/kernels/random.h"
+
+namespace megatron::parallel {
+namespace {
+
+void initialize(const at::Tensor& value, const plan::ParameterSpec& spec, std::uint64_t seed) {
+  switch (spec.init) {
+    case plan::Init::Zero:
+      return;  // as the buffer was made
+    case plan::Init::One:
+      value.fill_(1);
+      return;
+    case plan::Init::Normal:
+      kernels::fill_normal_(value, stream_key(seed, spec.name), spec.init_std, spec.shape, spec.split_dim, spec.offset);
+      return;
+  }
+}
+
+}  // namespace
+
+void Parameter::gradient_written() {
+  ++contributions_;
+  if (callback_ && contributions_ == expected_) callback_();
+}
+
+void Parameter::on_complete(int expected, std::function<void()> callback) {
+  expected_ = expected;
+  callback_ = std::move(callback);
+}
+
+ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
+                               at::Device device, std::uint64_t seed)
+    : layout_(std::move(layout)) {
+  // Zeros, so that the gaps between parameters never carry anything into norms and updates of whole buffers.
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  values_ = at::zeros({layout_.size}, options);
+  gradients_ = at::zeros({layout_.size}, options);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const auto& slot = layout_.slot_of(static_cast<int>(i));
+    const auto shape = specs[i].local_shape();
+    const auto view = [&](const at::Tensor& buffer) {
+      return buffer.narrow(0, slot.begin, specs[i].local_size()).view(shape).detach();
+    };
+    auto parameter = std::make_shared<Parameter>();
+    parameter->spec = std::move(specs[i]);
+    parameter->value = view(values_);
+    parameter->grad = view(gradients_);
+    initialize(parameter->value, parameter->spec, seed);
+    parameter->value.requires_grad_(true);
+    by_name_.emplace(parameter->spec.name, parameter);
+    parameters_.push_back(std::move(parameter));
+  }
+}
+
+const ParameterPtr& ParameterStore::get(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) throw std::out_of_range("no parameter is named " + name);
+  return found->second;
+}
+
+}  // namespace megatron::parallel
