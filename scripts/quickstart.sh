@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# From raw text to generated text with the program in build/: tokenizer, tokens, a small GPT split over two ranks, samples.
+#   QUICKSTART_TEXT=file   train on this text (plain, or .jsonl with a "text" field) instead of Debian's fortunes
+#   QUICKSTART_SHORT=1     a few dozen steps, to see that everything works
+set -euo pipefail
+cd "$(dirname "$0")/.."
+megatron=build/megatron
+out=quickstart
+short=${QUICKSTART_SHORT:-0}
+rm -rf "$out"
+mkdir -p "$out"
+
+say() { printf '\n== %s\n' "$*"; }
+
+# The fortunes as documents, one JSON object each: overstrikes and control characters go, authors move to the left margin.
+# Left out: pictures, other languages, and jokes at the cost of others.
+fortunes_to_jsonl() {
+  local folder=/usr/share/games/fortunes
+  find $folder -type f ! -name '*.*' | LC_ALL=C sort |
+    grep -vE '/(ascii-art|translate-me|zippy|ethnic|men-women|drugs|love|politics)$' |
+    xargs -I{} sh -c 'cat {}; echo %' |
+    LC_ALL=C sed -e 's/.\x08//g' -e 's/^[\t ]*-- /-- /' -e 's/\t/    /g' -e 's/[\\"]/\\&/g' | tr -d '\000-\010\013-\037' |
+    awk 'function flush() { if (text != "") print "{\"text\": \"" text "\"}"; text = "" }
+         $0 == "%" { flush(); next }
+         { text = text (text == "" ? "" : "\\n") $0 }
+         END { flush() }'
+}
+
+if [ -n "${QUICKSTART_TEXT:-}" ]; then
+  text=$QUICKSTART_TEXT
+  [ -r "$text" ] || { echo "QUICKSTART_TEXT must be a readable file; got $text" >&2; exit 2; }
+  prompts=("The ")
+else
+  text=$out/fortunes.jsonl
+  fortunes_to_jsonl >"$text"
+  prompts=("The first rule of" "A good programmer" "Life is")
+fi
+
+say "text: $text, $(wc -c <"$text") bytes, $(wc -l <"$text") lines"
+
+say "tokenizer: byte-level BPE"
+$megatron tokenizer train --input "$text" --vocab-size 4096 --output "$out/tokenizer"
+
+say "tokens"
+$megatron data preprocess --input "$text" --tokenizer "$out/tokenizer" --output-prefix "$out/tokens" --append-eod
+
+say "training: tensor-parallel over two ranks"
+train=("$megatron" train configs/gpt_tiny.toml --world-size 2 --tp 2 --data-path "$out/tokens_text_document"
+  --tokenizer "$out/tokenizer" --train.out "$out/run")
+[ "$short" = 0 ] || train+=(--train-iters 60 --eval-interval 0 --log-interval 10)
+"${train[@]}"
+
+say "what it writes"
+for prompt in "${prompts[@]}"; do
+  printf '\n> '
+  $megatron generate --load "$out/run" --prompt "$prompt" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 7
+done
+
+say "result"
+awk -v goal=2 -F'[:,}]' '
+  { for (i = 1; i < NF; i++) if ($i ~ /"loss"$/) { last = $(i + 1); if (first == "") first = last } }
+  END { printf "loss fell from %.2f to %.2f nats a token (goal: by more than %g)\n", first, last, goal; exit !(first - last > goal) }
+' "$out/run/metrics.jsonl"
