@@ -1,11 +1,39 @@
 #pragma once
+#include <initializer_list>
 #include <string>
 #include <vector>
 
-// The jobs of the command line: one function and one source file each (train.cpp, tokenizer.cpp, …). `args` are the words
-// after the job's name. They return the exit code of cli.md's contract or throw; main() prints what they throw.
+// The jobs of the command line: one function and one source file each (train.cpp, tokenizer.cpp, …), one row each in
+// jobs.cpp. `args` are the words after the job's name. A job returns the exit code of the contract below or throws;
+// main() prints what it throws: ConfigError on stderr and 2, config::HelpRequested on stdout and 0, others on stderr
+// and 1.
 namespace megatron::app {
 
 using Args = std::vector<std::string>;
+
+inline constexpr int kDone = 0;         ///< the job is done
+inline constexpr int kFailed = 1;       ///< the run failed
+inline constexpr int kWrong = 2;        ///< the command or the configuration is wrong: nothing was started or written
+inline constexpr int kInterrupted = 3;  ///< interrupted and saved
+inline constexpr int kDifference = 4;   ///< a check found a difference
+
+struct Job {
+  const char* name;
+  const char* help;  ///< one line
+  int (*run)(const Args& args);
+};
+
+/// Runs the job that args[0] names with the words after it. `--help` or -h lists the jobs on stdout. No name and an
+/// unknown name are ConfigErrors that name the nearest one. `command` is what precedes the name: "megatron", or
+/// "megatron tokenizer" in a job that has jobs of its own:
+///
+///   int tokenizer(const Args& args) {
+///     return dispatch("megatron tokenizer", {{"train", "Learn a vocabulary.", train}, {"encode", …}}, args);
+///   }
+int dispatch(const std::string& command, const std::vector<Job>& jobs, const Args& args);
+
+int doctor(const Args& args);
+int docs(const Args& args);
+int plan(const Args& args);
 
 }  // namespace megatron::app

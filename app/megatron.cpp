@@ -3,31 +3,30 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/config/options.h"
 
 namespace {
 
-struct Job {
-  const char* name;
-  const char* help;
-  int (*run)(const megatron::app::Args&);
-};
+namespace app = megatron::app;
 
-const std::vector<Job> kJobs = {};
+// The order is the one in which a new user meets them.
+const std::vector<app::Job> kJobs = {
+    {"docs", "Prints the generated parts of docs/.", app::docs},
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const megatron::app::Args args(argv + 1, argv + argc);
   try {
-    for (const Job& job : kJobs)
-      if (!args.empty() && args[0] == job.name) return job.run({args.begin() + 1, args.end()});
-    for (const Job& job : kJobs) std::printf("  megatron %-12s %s\n", job.name, job.help);
-    return args.empty() || args[0] == "--help" ? 0 : 2;
-  } catch (const megatron::ConfigError& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
+    return app::dispatch("megatron", kJobs, {argv + 1, argv + argc});
+  } catch (const megatron::config::HelpRequested& help) {
+    std::fputs(help.what(), stdout);
+    return app::kDone;
+  } catch (const megatron::ConfigError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return app::kWrong;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return app::kFailed;
   }
 }

@@ -1,0 +1,37 @@
+#include <cstdio>
+
+#include "app/jobs.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kConfigIntroduction =
+    "# Options of a training run\n\n"
+    "Written by `megatron docs config` from src/megatron/config/run_config.h. A recipe is a TOML file with these "
+    "sections; every\n"
+    "option is also a flag, `--section.name value`, and some answer to a second, usually Megatron-LM's, name. `_` and "
+    "`-` in\n"
+    "flags are the same. The resolved recipe of a run, every default included, is `recipe.toml` in its folder.\n";
+
+struct NoOptions {
+  void visit(auto&) {}
+};
+
+int config_reference(const Args& args) {
+  NoOptions none;
+  config::parse_command_line(none, args, "megatron docs config");
+  config::RunConfig run;
+  std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
+  return kDone;
+}
+
+}  // namespace
+
+int docs(const Args& args) {
+  return dispatch("megatron docs", {{"config", "Prints docs/config.md: every option of a recipe.", config_reference}},
+                  args);
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,182 @@
+#include "megatron/base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "megatron/base/error.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::size_t kBufferSize = std::size_t{1} << 20;
+
+std::string system_message() { return std::strerror(errno); }
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* action) {
+  throw std::runtime_error(concat(path.string(), ": ", action, ": ", system_message()));
+}
+
+/// A descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+/// Opens a regular file for reading and tells its size.
+std::pair<int, std::uint64_t> open_regular(const std::filesystem::path& path) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0)
+    throw ConfigError(
+        rule_got_fix("an input file must exist and be readable.", path.string() + ": " + system_message()));
+  struct stat status {};
+  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+    close(descriptor);
+    throw ConfigError(rule_got_fix("an input must be a regular file.", path.string()));
+  }
+  return {descriptor, static_cast<std::uint64_t>(status.st_size)};
+}
+
+void write_all(int descriptor, std::span<const std::byte> bytes, std::uint64_t offset,
+               const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) fail(path, "cannot be written");
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  const auto [opened, size] = open_regular(path);
+  const Descriptor descriptor(opened);
+  if (size == 0) return;  // an empty mapping is an error to mmap
+  void* const address = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor.get(), 0);
+  if (address == MAP_FAILED) fail(path, "cannot be mapped");
+  data_ = static_cast<const std::byte*>(address);
+  size_ = size;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t count, std::uint64_t item_size,
+                                             std::string_view what) const {
+  const bool fits = offset <= size_ && (item_size == 0 || count <= (size_ - offset) / item_size);
+  if (!fits)
+    throw ConfigError(
+        rule_got_fix(concat(path_.string(), ": ", what, " must lie within the file."),
+                     concat(count, " x ", item_size, " bytes at byte ", offset, " of a file of ", size_, " bytes")));
+  return {data_ + offset, count * item_size};
+}
+
+void MappedFile::expect_random_access() const {
+  if (data_ != nullptr) madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  for (int attempt = 0;; ++attempt) {
+    temporary_path_ = path_;
+    temporary_path_ += concat(".", getpid(), ".", attempt, ".tmp");
+    descriptor_ = open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ >= 0) break;
+    if (errno != EEXIST)
+      throw ConfigError(
+          rule_got_fix("an output's folder must exist and be writable.", path_.string() + ": " + system_message()));
+  }
+  buffer_.reserve(kBufferSize);
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ < 0) return;
+  close(descriptor_);
+  unlink(temporary_path_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  if (buffer_.size() + bytes.size() > kBufferSize) flush();
+  if (bytes.size() >= kBufferSize)
+    write_all(descriptor_, bytes, size_, temporary_path_);
+  else
+    buffer_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  size_ += bytes.size();
+}
+
+void AtomicFile::flush() {
+  write_all(descriptor_, std::as_bytes(std::span(buffer_)), size_ - buffer_.size(), temporary_path_);
+  buffer_.clear();
+}
+
+void AtomicFile::overwrite(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (offset > size_ || bytes.size() > size_ - offset)
+    throw std::logic_error("AtomicFile::overwrite: past the bytes written");
+  flush();
+  write_all(descriptor_, bytes, offset, temporary_path_);
+}
+
+void AtomicFile::commit() {
+  flush();
+  if (fsync(descriptor_) != 0) fail(temporary_path_, "cannot be synced");
+  if (rename(temporary_path_.c_str(), path_.c_str()) != 0) fail(path_, "cannot be renamed to");
+  close(std::exchange(descriptor_, -1));
+  fsync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+}
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+  const auto [opened, size] = open_regular(path);
+  const Descriptor descriptor(opened);
+  if (size > limit)
+    throw ConfigError(
+        rule_got_fix(concat(path.string(), ": the file may have at most ", limit, " bytes."), concat(size, " bytes")));
+  std::string text(size, '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t got = ::read(descriptor.get(), text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(path, "cannot be read");
+    if (got == 0) break;  // shortened meanwhile
+    done += static_cast<std::size_t>(got);
+  }
+  text.resize(done);
+  return text;
+}
+
+void write_file(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+void fsync_folder(const std::filesystem::path& folder) {
+  const Descriptor descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() < 0 || fsync(descriptor.get()) != 0) fail(folder, "folder cannot be synced");
+}
+
+}  // namespace megatron

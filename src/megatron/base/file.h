@@ -1,0 +1,96 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace megatron {
+
+/// A file mapped read-only. Its bytes are as hostile as whoever wrote it: take them through the checked accessors.
+/// Another process that shortens the file while it is mapped kills this one (SIGBUS), as with every mapping.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  /// Throws ConfigError where the file does not exist, is no regular file or may not be read.
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
+
+  /// `count` items of `item_size` bytes from byte `offset`. Throws ConfigError naming the file, `what` and the offset
+  /// where they do not all lie in the file (no sum or product overflows).
+  std::span<const std::byte> range(std::uint64_t offset, std::uint64_t count, std::uint64_t item_size,
+                                   std::string_view what) const;
+
+  /// The value at byte `offset`, which needs no alignment; checked as in range().
+  template <class T>
+  T read(std::uint64_t offset, std::string_view what) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    std::memcpy(&value, range(offset, 1, sizeof(T), what).data(), sizeof(T));
+    return value;
+  }
+
+  /// Tells the system that pages will be read in no order, so that it reads none ahead.
+  void expect_random_access() const;
+
+ private:
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+/// A file that appears under its name complete or not at all: written under a temporary name in the same folder, then
+/// fsynced and renamed by commit(). Destroyed without commit() it leaves nothing.
+class AtomicFile {
+ public:
+  /// Throws ConfigError where the folder does not exist or may not be written.
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  /// Appends; gathered in a buffer of 1 MiB. Throws std::runtime_error where the file cannot take it (disk full).
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  /// The object representation of `value` (this project's machines are little-endian, as its formats are).
+  template <class T>
+  requires(std::is_arithmetic_v<T>) void write_value(T value) { write(std::as_bytes(std::span(&value, 1))); }
+  /// Replaces bytes that were written before.
+  void overwrite(std::uint64_t offset, std::span<const std::byte> bytes);
+
+  std::uint64_t size() const { return size_; }
+  /// The temporary name, for who must write the file by other means; commit() renames whatever is there.
+  const std::filesystem::path& temporary_path() const { return temporary_path_; }
+
+  /// The file and its name are on the disk when this returns.
+  void commit();
+
+ private:
+  void flush();
+
+  std::filesystem::path path_, temporary_path_;
+  std::string buffer_;
+  std::uint64_t size_ = 0;
+  int descriptor_ = -1;
+};
+
+/// The whole file. Throws ConfigError where it cannot be opened or is larger than `limit` bytes.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit = std::uint64_t{1} << 32);
+
+/// Writes a whole file through an AtomicFile.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
+/// Makes renames and new names in a folder durable.
+void fsync_folder(const std::filesystem::path& folder);
+
+}  // namespace megatron

@@ -1,0 +1,112 @@
+#include "megatron/base/progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "megatron/base/error.h"
+
+namespace megatron {
+namespace {
+
+constexpr double kRedrawInterval_s = 0.2, kPlainInterval_s = 30;
+
+template <std::size_t N>
+std::string scaled(double value, const std::array<const char*, N>& units) {
+  std::size_t unit = 0;
+  while (unit + 1 < N && std::abs(value) >= 999.5) {
+    value /= 1000;
+    ++unit;
+  }
+  const int decimals = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  std::array<char, 64> text;
+  std::snprintf(text.data(), text.size(), "%.*f%s%s", decimals, value, *units[unit] ? " " : "", units[unit]);
+  return text.data();
+}
+
+std::string amount(double value, const std::string& unit) {
+  return unit == "bytes" ? human_bytes(value) : human_count(value);
+}
+
+}  // namespace
+
+bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) == 1; }
+
+std::string human_bytes(double bytes) { return scaled(bytes, std::array<const char*, 5>{"B", "kB", "MB", "GB", "TB"}); }
+
+std::string human_count(double count) { return scaled(count, std::array<const char*, 5>{"", "k", "M", "G", "T"}); }
+
+std::string human_duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "unknown";
+  const auto total = static_cast<std::int64_t>(std::llround(seconds));
+  if (total < 60) return concat(total, " s");
+  std::array<char, 64> text;
+  if (total < 3600)
+    std::snprintf(text.data(), text.size(), "%d:%02d", static_cast<int>(total / 60), static_cast<int>(total % 60));
+  else
+    std::snprintf(text.data(), text.size(), "%d:%02d:%02d", static_cast<int>(total / 3600),
+                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
+  return text.data();
+}
+
+std::string progress_line(const ProgressState& state) {
+  const auto done = static_cast<double>(state.done), total = static_cast<double>(state.total);
+  std::string line = state.what;
+  if (state.total > 0) line += concat("  ", std::floor(100 * done / total), " %");
+  line += "  " + amount(done, state.unit);
+  if (state.total > 0) line += " of " + amount(total, state.unit);
+  if (state.unit != "bytes") line += " " + state.unit;
+  const double worked = done - static_cast<double>(state.first);
+  if (worked > 0 && state.elapsed_s > 0) {
+    const double rate = worked / state.elapsed_s;
+    line += "  " + amount(rate, state.unit) + "/s";
+    if (state.total > state.done) line += "  ETA " + human_duration((total - done) / rate);
+  }
+  if (!state.note.empty()) line += "  " + state.note;
+  return line;
+}
+
+Progress::Mode Progress::mode_of(std::string_view text) {
+  if (text == "auto") return Mode::Auto;
+  if (text == "on") return Mode::On;
+  if (text == "off") return Mode::Off;
+  throw ConfigError(rule_got_fix("progress is auto, on or off.", concat("'", text, "'")));
+}
+
+Progress::Progress(std::string what, std::string unit, std::int64_t total, Mode mode, std::FILE* stream)
+    : state_{.what = std::move(what), .unit = std::move(unit), .total = total, .note = {}},
+      stream_(stream),
+      silent_(mode == Mode::Off),
+      redraws_(mode == Mode::On || (mode == Mode::Auto && is_terminal(stream))),
+      next_show_s_(redraws_ ? kRedrawInterval_s : kPlainInterval_s) {}
+
+void Progress::start_at(std::int64_t done) {
+  state_.first = state_.done = done;
+  since_start_.restart();
+}
+
+void Progress::update(std::int64_t done, std::string_view note) {
+  state_.done = done;
+  if (silent_) return;
+  const double now = since_start_.seconds();
+  state_.note = note;
+  if (now >= next_show_s_) show(false);
+}
+
+void Progress::show(bool last) {
+  state_.elapsed_s = since_start_.seconds();
+  next_show_s_ = state_.elapsed_s + (redraws_ ? kRedrawInterval_s : kPlainInterval_s);
+  const std::string line = concat(redraws_ ? kEraseLine : "", progress_line(state_), last || !redraws_ ? "\n" : "");
+  std::fwrite(line.data(), 1, line.size(), stream_);
+  std::fflush(stream_);
+  shown_ = true;
+}
+
+void Progress::finish() {
+  if (!silent_ && shown_) show(true);  // a job too short to show anything needs no last line
+  silent_ = true;
+}
+
+}  // namespace megatron
