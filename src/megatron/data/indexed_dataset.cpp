@@ -1,0 +1,348 @@
+#include "megatron/data/indexed_dataset.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "megatron/base/error.h"
+
+namespace megatron::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "files are read and written as they lie in memory");
+
+constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr std::int64_t kVersionAt = 9, kDTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kArraysAt = 34;
+
+template <class T>
+T load(std::span<const std::byte> bytes, std::int64_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+template <class T>
+void widen(const std::byte* from, std::span<std::int64_t> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    out[i] = value;
+  }
+}
+
+template <class T>
+void narrow(std::span<const std::int32_t> tokens, std::vector<std::byte>& out) {
+  out.resize(tokens.size() * sizeof(T));
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < std::numeric_limits<T>::lowest() ||
+        static_cast<std::int64_t>(tokens[i]) > static_cast<std::int64_t>(std::numeric_limits<T>::max()))
+      throw std::runtime_error(concat("token id ", tokens[i], " does not fit the type of the .bin file"));
+    const T value = static_cast<T>(tokens[i]);
+    std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+  }
+}
+
+}  // namespace
+
+std::size_t item_size(DType dtype) {
+  switch (dtype) {
+    case DType::U8:
+    case DType::I8:
+      return 1;
+    case DType::I16:
+    case DType::U16:
+      return 2;
+    case DType::I32:
+    case DType::F32:
+      return 4;
+    case DType::I64:
+    case DType::F64:
+      return 8;
+  }
+  throw std::logic_error("unknown DType");
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::U8:
+      return "uint8";
+    case DType::I8:
+      return "int8";
+    case DType::I16:
+      return "int16";
+    case DType::I32:
+      return "int32";
+    case DType::I64:
+      return "int64";
+    case DType::F64:
+      return "float64";
+    case DType::F32:
+      return "float32";
+    case DType::U16:
+      return "uint16";
+  }
+  throw std::logic_error("unknown DType");
+}
+
+DType dtype_for_vocabulary(std::int64_t vocab_size) { return vocab_size < 65500 ? DType::U16 : DType::I32; }
+
+IndexedDataset::IndexedDataset(const std::string& prefix)
+    : prefix_(prefix), idx_file_(prefix + ".idx"), bin_file_(prefix + ".bin") {
+  idx_ = idx_file_->bytes();
+  bin_ = bin_file_->bytes();
+  parse();
+}
+
+IndexedDataset::IndexedDataset(std::span<const std::byte> idx, std::span<const std::byte> bin, const std::string& name)
+    : prefix_(name), idx_(idx), bin_(bin) {
+  parse();
+}
+
+void IndexedDataset::damaged(std::int64_t offset, const std::string& rule, const std::string& got) const {
+  throw ConfigError(
+      rule_got_fix(concat(prefix_, ".idx, byte ", offset, ": ", rule), got, "make the pair again from its text"));
+}
+
+void IndexedDataset::parse() {
+  const auto size = static_cast<std::int64_t>(idx_.size());
+  if (size < kArraysAt) damaged(0, "the header has 34 bytes.", concat(size, " bytes in the file"));
+  if (std::memcmp(idx_.data(), kMagic.data(), kMagic.size()) != 0)
+    damaged(0, "an index begins with \"MMIDIDX\".", "other bytes");
+  if (const auto version = load<std::uint64_t>(idx_, kVersionAt); version != 1)
+    damaged(kVersionAt, "the version must be 1.", concat("version ", version));
+  const auto code = load<std::uint8_t>(idx_, kDTypeAt);
+  if (code < 1 || code > 8) damaged(kDTypeAt, "the dtype code must be 1 to 8.", concat("code ", int{code}));
+  dtype_ = static_cast<DType>(code);
+  const auto sequences = load<std::uint64_t>(idx_, kSequencesAt), documents = load<std::uint64_t>(idx_, kDocumentsAt);
+  // Bounding the counts by the file size first keeps the sum below from overflowing.
+  if (sequences > static_cast<std::uint64_t>(size) / 12)
+    damaged(kSequencesAt, "the sequences must fit the file.", concat(sequences, " sequences in ", size, " bytes"));
+  if (documents < 1 || documents > static_cast<std::uint64_t>(size) / 8)
+    damaged(kDocumentsAt, "there must be at least 1 document boundary, and all must fit the file.",
+            concat(documents, " boundaries in ", size, " bytes"));
+  sequences_ = static_cast<std::int64_t>(sequences);
+  documents_ = static_cast<std::int64_t>(documents);
+  const std::int64_t expected = kArraysAt + 12 * sequences_ + 8 * documents_;
+  has_modes_ = sequences_ > 0 && size == expected + sequences_;
+  if (size != expected && !has_modes_)
+    damaged(kSequencesAt, "the counts must account for the whole file.",
+            concat(sequences_, " sequences and ", documents_, " document boundaries need ", expected, " bytes (or ",
+                   expected + sequences_, " with modes); the file has ", size));
+  if (first_sequence(0) != 0 || first_sequence(documents_ - 1) != sequences_)
+    damaged(kArraysAt + 12 * sequences_, "document boundaries must run from 0 to the number of sequences.",
+            concat(first_sequence(0), " to ", first_sequence(documents_ - 1), " with ", sequences_, " sequences"));
+}
+
+void IndexedDataset::check_sequence(std::int64_t sequence) const {
+  if (sequence < 0 || sequence >= sequences_)
+    throw ConfigError(
+        rule_got_fix(concat(prefix_, ": a sequence must be one of ", sequences_, "."), concat("sequence ", sequence)));
+}
+
+std::int64_t IndexedDataset::length(std::int64_t sequence) const {
+  check_sequence(sequence);
+  const auto length = load<std::int32_t>(idx_, kArraysAt + 4 * sequence);
+  if (length < 0)
+    damaged(kArraysAt + 4 * sequence, "a length cannot be negative.", concat(length, " (sequence ", sequence, ")"));
+  return length;
+}
+
+std::span<const std::byte> IndexedDataset::length_bytes() const {
+  return idx_.subspan(kArraysAt, static_cast<std::size_t>(4 * sequences_));
+}
+
+std::int64_t IndexedDataset::first_sequence(std::int64_t i) const {
+  if (i < 0 || i >= documents_) throw std::logic_error(concat("document boundary ", i, " of ", documents_));
+  const std::int64_t at = kArraysAt + 12 * sequences_ + 8 * i;
+  const auto first = load<std::int64_t>(idx_, at);
+  if (first < 0 || first > sequences_)
+    damaged(at, "a document must begin within the sequences.",
+            concat(first, " of ", sequences_, " (document ", i, ")"));
+  return first;
+}
+
+std::int8_t IndexedDataset::mode(std::int64_t sequence) const {
+  check_sequence(sequence);
+  if (!has_modes_) throw std::logic_error(prefix_ + " has no modes");
+  return load<std::int8_t>(idx_, kArraysAt + 12 * sequences_ + 8 * documents_ + sequence);
+}
+
+std::span<const std::byte> IndexedDataset::raw(std::int64_t sequence) const {
+  const std::int64_t bytes = length(sequence) * static_cast<std::int64_t>(item_size(dtype_));
+  const std::int64_t at = kArraysAt + 4 * sequences_ + 8 * sequence;
+  const auto pointer = load<std::int64_t>(idx_, at);
+  if (pointer < 0 || pointer > bin_bytes() || bytes > bin_bytes() - pointer)
+    damaged(
+        at, "a sequence must lie within the .bin file.",
+        concat("sequence ", sequence, " at ", pointer, " with ", bytes, " bytes; ", prefix_, ".bin has ", bin_bytes()));
+  return bin_.subspan(static_cast<std::size_t>(pointer), static_cast<std::size_t>(bytes));
+}
+
+void IndexedDataset::read(std::int64_t sequence, std::int64_t first, std::span<std::int64_t> out) const {
+  const auto bytes = raw(sequence);
+  const std::size_t item = item_size(dtype_), tokens = bytes.size() / item;
+  if (first < 0 || static_cast<std::uint64_t>(first) > tokens || out.size() > tokens - static_cast<std::size_t>(first))
+    throw ConfigError(
+        rule_got_fix(concat(prefix_, ": a piece must lie within its sequence."),
+                     concat("tokens ", first, " + ", out.size(), " of sequence ", sequence, ", which has ", tokens)));
+  const std::byte* from = bytes.data() + static_cast<std::size_t>(first) * item;
+  switch (dtype_) {
+    case DType::U8:
+      return widen<std::uint8_t>(from, out);
+    case DType::I8:
+      return widen<std::int8_t>(from, out);
+    case DType::I16:
+      return widen<std::int16_t>(from, out);
+    case DType::U16:
+      return widen<std::uint16_t>(from, out);
+    case DType::I32:
+      return widen<std::int32_t>(from, out);
+    case DType::I64:
+      return widen<std::int64_t>(from, out);
+    case DType::F64:
+    case DType::F32:
+      damaged(kDTypeAt, "tokens must be integers.", dtype_name(dtype_));
+  }
+}
+
+std::int64_t IndexedDataset::verify() const {
+  std::int64_t tokens = 0;
+  for (std::int64_t i = 0; i < sequences_; ++i) tokens += static_cast<std::int64_t>(raw(i).size() / item_size(dtype_));
+  for (std::int64_t i = 1; i < documents_; ++i)
+    if (first_sequence(i) < first_sequence(i - 1))
+      damaged(kArraysAt + 12 * sequences_ + 8 * i, "documents must follow one another.",
+              concat("document ", i, " begins at ", first_sequence(i), ", the one before at ", first_sequence(i - 1)));
+  return tokens;
+}
+
+IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtype)
+    : prefix_(prefix),
+      dtype_(dtype),
+      bin_(prefix + ".bin"),
+      idx_(prefix + ".idx"),
+      document_index_(prefix + ".idx.documents"),
+      modes_(prefix + ".idx.modes") {
+  const std::array<std::byte, kArraysAt> header{};  // filled in by publish()
+  idx_.write(header.data(), header.size());
+  const std::int64_t first = 0;
+  document_index_.write(&first, sizeof first);
+}
+
+void IndexedDatasetWriter::add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes) {
+  const bool with_modes = sequences_ == 0 ? !modes.empty() : modes_.size() > 0;
+  if (modes.size() != (with_modes ? lengths.size() : 0))
+    throw std::logic_error("modes must be given for every sequence or for none");
+  idx_.write(lengths.data(), lengths.size_bytes());
+  modes_.write(modes.data(), modes.size_bytes());
+  sequences_ += static_cast<std::int64_t>(lengths.size());
+}
+
+void IndexedDatasetWriter::add_document(std::span<const std::int32_t> tokens, std::span<const std::int32_t> lengths,
+                                        std::span<const std::int8_t> modes) {
+  std::int64_t total = 0;
+  for (const std::int32_t length : lengths) total += length;
+  if (total != static_cast<std::int64_t>(tokens.size()))
+    throw std::logic_error(concat("a document of ", tokens.size(), " tokens with lengths that sum to ", total));
+  switch (dtype_) {
+    case DType::U8:
+      narrow<std::uint8_t>(tokens, narrowed_);
+      break;
+    case DType::I8:
+      narrow<std::int8_t>(tokens, narrowed_);
+      break;
+    case DType::I16:
+      narrow<std::int16_t>(tokens, narrowed_);
+      break;
+    case DType::U16:
+      narrow<std::uint16_t>(tokens, narrowed_);
+      break;
+    case DType::I32:
+      narrow<std::int32_t>(tokens, narrowed_);
+      break;
+    case DType::I64:
+      narrow<std::int64_t>(tokens, narrowed_);
+      break;
+    case DType::F64:
+    case DType::F32:
+      throw std::logic_error("tokens are written as integers");
+  }
+  bin_.write(narrowed_.data(), narrowed_.size());
+  add_sequences(lengths, modes);
+  document_index_.write(&sequences_, sizeof sequences_);
+  ++documents_;
+}
+
+void IndexedDatasetWriter::add_dataset(const IndexedDataset& part) {
+  if (part.dtype() != dtype_)
+    throw ConfigError(
+        rule_got_fix("datasets that are merged must have one dtype.",
+                     concat(part.prefix(), " has ", dtype_name(part.dtype()), ", the first ", dtype_name(dtype_)),
+                     "preprocess both with the same tokenizer"));
+  const std::int64_t before = sequences_;
+  for (std::int64_t i = 0; i < part.size(); ++i) {
+    const auto bytes = part.raw(i);
+    bin_.write(bytes.data(), bytes.size());
+    const auto length = static_cast<std::int32_t>(part.length(i));
+    const std::int8_t mode = part.has_modes() ? part.mode(i) : std::int8_t{0};
+    add_sequences({&length, 1}, {&mode, part.has_modes() ? std::size_t{1} : std::size_t{0}});
+  }
+  for (std::int64_t i = 1; i <= part.num_documents(); ++i) {
+    const std::int64_t first = before + part.first_sequence(i);
+    document_index_.write(&first, sizeof first);
+  }
+  documents_ += part.num_documents();
+}
+
+void IndexedDatasetWriter::write_pointers() {
+  constexpr std::int64_t kChunk = 1 << 16;
+  std::vector<std::int32_t> lengths(kChunk);
+  std::vector<std::int64_t> pointers;
+  std::int64_t pointer = 0;
+  for (std::int64_t done = 0; done < sequences_; done += kChunk) {
+    const auto n = static_cast<std::size_t>(std::min(kChunk, sequences_ - done));
+    if (idx_.read_back(kArraysAt + 4 * done, std::as_writable_bytes(std::span(lengths).first(n))) != 4 * n)
+      throw std::runtime_error(prefix_ + ".idx: the temporary file was cut while it was written");
+    pointers.resize(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      pointers[i] = pointer;
+      pointer += lengths[i] * static_cast<std::int64_t>(item_size(dtype_));
+    }
+    idx_.write(pointers.data(), n * sizeof(std::int64_t));
+  }
+}
+
+void IndexedDatasetWriter::append(OutputFile& from) {
+  std::vector<std::byte> chunk(1 << 20);
+  for (std::int64_t done = 0; done < from.size();) {
+    const std::size_t n = from.read_back(done, chunk);
+    if (n == 0) throw std::runtime_error(prefix_ + ".idx: a temporary file was cut while it was written");
+    idx_.write(chunk.data(), n);
+    done += static_cast<std::int64_t>(n);
+  }
+}
+
+void IndexedDatasetWriter::publish() {
+  write_pointers();
+  append(document_index_);
+  append(modes_);
+  const std::uint64_t version = 1, sequences = static_cast<std::uint64_t>(sequences_),
+                      boundaries = static_cast<std::uint64_t>(documents_) + 1;
+  idx_.overwrite(0, kMagic.data(), kMagic.size());
+  idx_.overwrite(kVersionAt, &version, sizeof version);
+  idx_.overwrite(kDTypeAt, &dtype_, 1);
+  idx_.overwrite(kSequencesAt, &sequences, sizeof sequences);
+  idx_.overwrite(kDocumentsAt, &boundaries, sizeof boundaries);
+  bin_.finish();
+  idx_.finish();
+  if (::unlink((prefix_ + ".idx").c_str()) != 0 && errno != ENOENT)
+    throw std::runtime_error(concat("cannot replace ", prefix_, ".idx: ", std::strerror(errno)));
+  bin_.publish();
+  idx_.publish();
+}
+
+}  // namespace megatron::data

@@ -1,0 +1,102 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "megatron/data/files.h"
+
+// Megatron's PREFIX.bin (tokens back to back) and PREFIX.idx: magic "MMIDIDX\0\0", u64 version 1, u8 dtype code,
+// u64 sequences, u64 documents + 1; then from byte 34, without padding, i32 lengths, i64 byte offsets into .bin, i64
+// first sequence of each document (0 … number of sequences), and, for multimodal data, i8 modes. All little-endian.
+namespace megatron::data {
+
+/// Type codes of the .idx header.
+enum class DType : std::uint8_t { U8 = 1, I8 = 2, I16 = 3, I32 = 4, I64 = 5, F64 = 6, F32 = 7, U16 = 8 };
+
+std::size_t item_size(DType dtype);
+const char* dtype_name(DType dtype);
+/// What Megatron's preprocessing picks: uint16 below 65500 tokens, else int32.
+DType dtype_for_vocabulary(std::int64_t vocab_size);
+
+/// A .bin/.idx pair, mapped. Opening checks the header and every count against the file sizes and takes the same time
+/// for any size; what an entry points at is checked when the entry is used. A wrong byte is a ConfigError that names
+/// file and byte offset. Safe to read from several threads.
+class IndexedDataset {
+ public:
+  explicit IndexedDataset(const std::string& prefix);
+  /// The same over bytes that the caller keeps alive; `name` stands for the prefix in messages.
+  IndexedDataset(std::span<const std::byte> idx, std::span<const std::byte> bin, const std::string& name);
+
+  /// Sequences ("sentences"): the unit of splits and of the sample order.
+  std::int64_t size() const { return sequences_; }
+  std::int64_t num_documents() const { return documents_ - 1; }
+  DType dtype() const { return dtype_; }
+  const std::string& prefix() const { return prefix_; }
+  bool has_modes() const { return has_modes_; }
+  std::int64_t bin_bytes() const { return static_cast<std::int64_t>(bin_.size()); }
+
+  /// Tokens of a sequence; >= 0.
+  std::int64_t length(std::int64_t sequence) const;
+  /// The i32 lengths as they stand in the file (not aligned), for hashing.
+  std::span<const std::byte> length_bytes() const;
+  /// First sequence of document `i`; i in [0, num_documents()], the last being size().
+  std::int64_t first_sequence(std::int64_t i) const;
+  std::int8_t mode(std::int64_t sequence) const;
+
+  /// Copies the tokens [first, first + out.size()) of a sequence, widened. Only for integer dtypes.
+  void read(std::int64_t sequence, std::int64_t first, std::span<std::int64_t> out) const;
+  /// The stored bytes of a sequence.
+  std::span<const std::byte> raw(std::int64_t sequence) const;
+
+  /// Checks every entry (one pass over .idx); returns the number of tokens.
+  std::int64_t verify() const;
+
+ private:
+  void parse();
+  void check_sequence(std::int64_t sequence) const;
+  [[noreturn]] void damaged(std::int64_t offset, const std::string& rule, const std::string& got) const;
+
+  std::string prefix_;
+  std::optional<MappedFile> idx_file_, bin_file_;
+  std::span<const std::byte> idx_, bin_;
+  DType dtype_ = DType::I32;
+  std::int64_t sequences_ = 0, documents_ = 0;
+  bool has_modes_ = false;
+};
+
+/// Writes a pair, byte for byte as Megatron-Core's builder. Memory does not grow with the data: tokens and lengths go
+/// to the temporary files as they come, byte offsets are made from the lengths at the end. Nothing stands under the
+/// final names before publish(), which removes an old .idx first, so that an old index never meets new tokens.
+class IndexedDatasetWriter {
+ public:
+  IndexedDatasetWriter(const std::string& prefix, DType dtype);
+
+  /// One document: `tokens` is the concatenation of its sequences, whose sizes are `lengths` (none: an empty document,
+  /// which counts as a document and adds no sequence). `modes`: one a sequence in every document, or never.
+  /// Throws std::runtime_error when a token does not fit the dtype.
+  void add_document(std::span<const std::int32_t> tokens, std::span<const std::int32_t> lengths,
+                    std::span<const std::int8_t> modes = {});
+  /// Appends all documents of another pair of the same dtype.
+  void add_dataset(const IndexedDataset& part);
+
+  std::int64_t sequences() const { return sequences_; }
+  std::int64_t documents() const { return documents_; }
+  std::int64_t bin_bytes() const { return bin_.size(); }
+
+  void publish();
+
+ private:
+  void add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes);
+  void write_pointers();
+  void append(OutputFile& from);
+
+  std::string prefix_;
+  DType dtype_;
+  OutputFile bin_, idx_, document_index_, modes_;  // the last two are appended to idx_ at the end and never published
+  std::int64_t sequences_ = 0, documents_ = 0;
+  std::vector<std::byte> narrowed_;
+};
+
+}  // namespace megatron::data
