@@ -12,6 +12,7 @@ struct BatchPlan {
 };
 
 /// Throws ConfigError unless global_batch is a multiple of micro_batch * dp.
-BatchPlan batch_plan(std::int64_t consumed_samples, std::int64_t global_batch, std::int64_t micro_batch, int dp, int dp_rank);
+BatchPlan batch_plan(std::int64_t consumed_samples, std::int64_t global_batch, std::int64_t micro_batch, int dp,
+                     int dp_rank);
 
 }  // namespace megatron::plan

@@ -11,7 +11,7 @@ namespace megatron::plan {
 /// soon as they are complete. Offsets and sizes are elements.
 struct BufferLayout {
   struct Slot {
-    int parameter;          ///< index into the specs given
+    int parameter;  ///< index into the specs given
     std::int64_t begin, end;
     int bucket;
   };
@@ -28,6 +28,7 @@ struct BufferLayout {
 
 /// A bucket closes when it holds >= bucket_size elements (formats.md B9; Megatron's default is
 /// max(40 M, 1 M * dp)); 0: one bucket. Each parameter starts at a multiple of `alignment` elements.
-BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size, std::int64_t alignment = 16);
+BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size,
+                           std::int64_t alignment = 16);
 
 }  // namespace megatron::plan

@@ -10,30 +10,30 @@ enum class Init : std::uint8_t { Zero, One, Normal };
 
 /// One parameter: what it is in the whole model, and which slice of it a tensor-parallel rank holds.
 struct ParameterSpec {
-  std::string name;                  ///< Megatron-Core's name, e.g. "decoder.layers.0.mlp.linear_fc1.weight"
-  std::vector<std::int64_t> shape;   ///< of the full tensor
-  int split_dim = -1;                ///< dimension split over the tensor-parallel group; -1: every rank holds it whole
-  std::int64_t offset = 0;           ///< first index along split_dim of this rank's slice
-  std::int64_t length = 0;           ///< indices along split_dim that this rank holds
+  std::string name;                 ///< Megatron-Core's name, e.g. "decoder.layers.0.mlp.linear_fc1.weight"
+  std::vector<std::int64_t> shape;  ///< of the full tensor
+  int split_dim = -1;               ///< dimension split over the tensor-parallel group; -1: every rank holds it whole
+  std::int64_t offset = 0;          ///< first index along split_dim of this rank's slice
+  std::int64_t length = 0;          ///< indices along split_dim that this rank holds
   Init init = Init::Zero;
   double init_std = 0;
-  bool weight_decay = true;          ///< false for biases and for one-dimensional parameters
-  int gradient_uses = 1;             ///< contributions to its gradient a microbatch (2: tied embedding)
+  bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
+  int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding)
 
   std::vector<std::int64_t> local_shape() const;
-  std::int64_t local_size() const;   ///< elements of the slice
-  std::int64_t size() const;         ///< elements of the full tensor
+  std::int64_t local_size() const;  ///< elements of the slice
+  std::int64_t size() const;        ///< elements of the full tensor
   bool replicated() const { return split_dim < 0; }
 };
 
 /// The sizes that decide a GPT's parameters.
 struct GptShape {
   std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;
-  std::int64_t vocab = 0;            ///< tokens of the vocabulary
-  std::int64_t padded_vocab = 0;     ///< rows of the embedding; those past `vocab` never take part
+  std::int64_t vocab = 0;         ///< tokens of the vocabulary
+  std::int64_t padded_vocab = 0;  ///< rows of the embedding; those past `vocab` never take part
   std::int64_t max_positions = 0;
-  bool tied_output = true;           ///< the output layer is the word embedding
-  double init_std = 0.02;            ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  bool tied_output = true;  ///< the output layer is the word embedding
+  double init_std = 0.02;   ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
 };
 
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.

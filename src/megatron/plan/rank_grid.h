@@ -32,7 +32,8 @@ class RankGrid {
   std::vector<int> peers(int rank, const std::vector<Axis>& axes) const;
   /// The partition of the world into the groups of `axes`, ordered by their first rank.
   std::vector<std::vector<int>> groups(const std::vector<Axis>& axes) const;
-  /// Ranks of the first and the last pipeline stage of each pipeline: they share the tied embedding. One entry where pp is 1.
+  /// Ranks of the first and the last pipeline stage of each pipeline: they share the tied embedding. One entry where pp
+  /// is 1.
   std::vector<std::vector<int>> embedding_groups() const;
   /// The first pipeline stage of each pipeline: holds the position embedding.
   std::vector<std::vector<int>> position_embedding_groups() const;
