@@ -69,6 +69,8 @@ class AtomicFile {
   void overwrite(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t size() const { return size_; }
+  /// Hands the buffer to the system, so that what was written can be read at temporary_path().
+  void flush();
   /// The temporary name, for who must write the file by other means; commit() renames whatever is there.
   const std::filesystem::path& temporary_path() const { return temporary_path_; }
 
@@ -76,8 +78,6 @@ class AtomicFile {
   void commit();
 
  private:
-  void flush();
-
   std::filesystem::path path_, temporary_path_;
   std::string buffer_;
   std::uint64_t size_ = 0;

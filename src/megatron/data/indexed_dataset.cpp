@@ -1,12 +1,9 @@
 #include "megatron/data/indexed_dataset.h"
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 #include "megatron/base/error.h"
@@ -227,18 +224,16 @@ IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtyp
       idx_(prefix + ".idx"),
       document_index_(prefix + ".idx.documents"),
       modes_(prefix + ".idx.modes") {
-  const std::array<std::byte, kArraysAt> header{};  // filled in by publish()
-  idx_.write(header.data(), header.size());
-  const std::int64_t first = 0;
-  document_index_.write(&first, sizeof first);
+  idx_.write(std::array<std::byte, kArraysAt>{});  // filled in by publish()
+  document_index_.write_value(std::int64_t{0});
 }
 
 void IndexedDatasetWriter::add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes) {
   const bool with_modes = sequences_ == 0 ? !modes.empty() : modes_.size() > 0;
   if (modes.size() != (with_modes ? lengths.size() : 0))
     throw std::logic_error("modes must be given for every sequence or for none");
-  idx_.write(lengths.data(), lengths.size_bytes());
-  modes_.write(modes.data(), modes.size_bytes());
+  idx_.write(std::as_bytes(lengths));
+  modes_.write(std::as_bytes(modes));
   sequences_ += static_cast<std::int64_t>(lengths.size());
 }
 
@@ -271,9 +266,9 @@ void IndexedDatasetWriter::add_document(std::span<const std::int32_t> tokens, st
     case DType::F32:
       throw std::logic_error("tokens are written as integers");
   }
-  bin_.write(narrowed_.data(), narrowed_.size());
+  bin_.write(narrowed_);
   add_sequences(lengths, modes);
-  document_index_.write(&sequences_, sizeof sequences_);
+  document_index_.write_value(sequences_);
   ++documents_;
 }
 
@@ -285,64 +280,45 @@ void IndexedDatasetWriter::add_dataset(const IndexedDataset& part) {
                      "preprocess both with the same tokenizer"));
   const std::int64_t before = sequences_;
   for (std::int64_t i = 0; i < part.size(); ++i) {
-    const auto bytes = part.raw(i);
-    bin_.write(bytes.data(), bytes.size());
+    bin_.write(part.raw(i));
     const auto length = static_cast<std::int32_t>(part.length(i));
     const std::int8_t mode = part.has_modes() ? part.mode(i) : std::int8_t{0};
     add_sequences({&length, 1}, {&mode, part.has_modes() ? std::size_t{1} : std::size_t{0}});
   }
-  for (std::int64_t i = 1; i <= part.num_documents(); ++i) {
-    const std::int64_t first = before + part.first_sequence(i);
-    document_index_.write(&first, sizeof first);
-  }
+  for (std::int64_t i = 1; i <= part.num_documents(); ++i) document_index_.write_value(before + part.first_sequence(i));
   documents_ += part.num_documents();
 }
 
 void IndexedDatasetWriter::write_pointers() {
-  constexpr std::int64_t kChunk = 1 << 16;
-  std::vector<std::int32_t> lengths(kChunk);
-  std::vector<std::int64_t> pointers;
+  idx_.flush();
+  const MappedFile written(idx_.temporary_path());
   std::int64_t pointer = 0;
-  for (std::int64_t done = 0; done < sequences_; done += kChunk) {
-    const auto n = static_cast<std::size_t>(std::min(kChunk, sequences_ - done));
-    if (idx_.read_back(kArraysAt + 4 * done, std::as_writable_bytes(std::span(lengths).first(n))) != 4 * n)
-      throw std::runtime_error(prefix_ + ".idx: the temporary file was cut while it was written");
-    pointers.resize(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      pointers[i] = pointer;
-      pointer += lengths[i] * static_cast<std::int64_t>(item_size(dtype_));
-    }
-    idx_.write(pointers.data(), n * sizeof(std::int64_t));
+  for (std::int64_t i = 0; i < sequences_; ++i) {
+    idx_.write_value(pointer);
+    pointer += load<std::int32_t>(written.bytes(), kArraysAt + 4 * i) * static_cast<std::int64_t>(item_size(dtype_));
   }
 }
 
-void IndexedDatasetWriter::append(OutputFile& from) {
-  std::vector<std::byte> chunk(1 << 20);
-  for (std::int64_t done = 0; done < from.size();) {
-    const std::size_t n = from.read_back(done, chunk);
-    if (n == 0) throw std::runtime_error(prefix_ + ".idx: a temporary file was cut while it was written");
-    idx_.write(chunk.data(), n);
-    done += static_cast<std::int64_t>(n);
-  }
+void IndexedDatasetWriter::append(AtomicFile& from) {
+  from.flush();
+  idx_.write(MappedFile(from.temporary_path()).bytes());
 }
 
 void IndexedDatasetWriter::publish() {
   write_pointers();
   append(document_index_);
   append(modes_);
-  const std::uint64_t version = 1, sequences = static_cast<std::uint64_t>(sequences_),
-                      boundaries = static_cast<std::uint64_t>(documents_) + 1;
-  idx_.overwrite(0, kMagic.data(), kMagic.size());
-  idx_.overwrite(kVersionAt, &version, sizeof version);
-  idx_.overwrite(kDTypeAt, &dtype_, 1);
-  idx_.overwrite(kSequencesAt, &sequences, sizeof sequences);
-  idx_.overwrite(kDocumentsAt, &boundaries, sizeof boundaries);
-  bin_.finish();
-  idx_.finish();
-  if (::unlink((prefix_ + ".idx").c_str()) != 0 && errno != ENOENT)
-    throw std::runtime_error(concat("cannot replace ", prefix_, ".idx: ", std::strerror(errno)));
-  bin_.publish();
-  idx_.publish();
+  std::array<std::byte, kArraysAt> header{};
+  const auto put = [&header](std::int64_t at, const auto& value) { std::memcpy(&header[at], &value, sizeof value); };
+  put(0, kMagic);
+  put(kVersionAt, std::uint64_t{1});
+  put(kDTypeAt, dtype_);
+  put(kSequencesAt, sequences_);
+  put(kDocumentsAt, documents_ + 1);
+  idx_.overwrite(0, header);
+  std::filesystem::remove(prefix_ + ".idx");
+  bin_.commit();
+  idx_.commit();
 }
 
 }  // namespace megatron::data

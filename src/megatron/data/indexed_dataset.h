@@ -4,8 +4,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "megatron/data/files.h"
+#include "megatron/base/file.h"
 
 // Megatron's PREFIX.bin (tokens back to back) and PREFIX.idx: magic "MMIDIDX\0\0", u64 version 1, u8 dtype code,
 // u64 sequences, u64 documents + 1; then from byte 34, without padding, i32 lengths, i64 byte offsets into .bin, i64
@@ -83,18 +84,18 @@ class IndexedDatasetWriter {
 
   std::int64_t sequences() const { return sequences_; }
   std::int64_t documents() const { return documents_; }
-  std::int64_t bin_bytes() const { return bin_.size(); }
+  std::int64_t bin_bytes() const { return static_cast<std::int64_t>(bin_.size()); }
 
   void publish();
 
  private:
   void add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes);
   void write_pointers();
-  void append(OutputFile& from);
+  void append(AtomicFile& from);
 
   std::string prefix_;
   DType dtype_;
-  OutputFile bin_, idx_, document_index_, modes_;  // the last two are appended to idx_ at the end and never published
+  AtomicFile bin_, idx_, document_index_, modes_;  // the last two are appended to idx_ at the end and never published
   std::int64_t sequences_ = 0, documents_ = 0;
   std::vector<std::byte> narrowed_;
 };
