@@ -26,8 +26,8 @@ struct Batch {
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the
 /// whole global batch, whatever the layout.
 struct LossSum {
-  at::Tensor sum;      ///< scalar, differentiable
-  double count = 0;    ///< sum of the loss mask
+  at::Tensor sum;    ///< scalar, differentiable
+  double count = 0;  ///< sum of the loss mask
 };
 
 struct GptOptions {
@@ -41,11 +41,17 @@ struct GptOptions {
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
-/// Keys and values of the tokens seen, per layer, this rank's heads: [positions, b, n/t, d].
+/// Keys and values of the tokens seen, per layer, this rank's heads: [capacity, b, n/t, d]. Sequences of different
+/// lengths share a batch by ending together: sequence b begins with padding[b] rows that no token sees, and its
+/// positions count from there.
 struct KvCache {
   std::vector<at::Tensor> keys, values;
-  std::int64_t length = 0;    ///< positions filled
+  std::int64_t length = 0;  ///< rows filled, padding included
   std::int64_t capacity = 0;
+  at::Tensor padding;  ///< [b] int64 on the model's device; undefined: none
+
+  /// Goes on with the sequences `rows` [k] int64 alone.
+  void keep(const at::Tensor& rows);
 };
 
 /// A GPT (pre-norm blocks, learned positions) tensor-parallel over `tp`. Stores only the group and its parameters.
@@ -53,15 +59,19 @@ class Gpt {
  public:
   Gpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp);
 
-  /// Forward pass with loss; `training` turns dropout on. Collective over tp: 2 all-reduces a layer forward, 2
-  /// backward, one for the embedding forward, one for the last hidden state's gradient backward, and [tokens]-sized
-  /// ones in the loss. Call `loss.sum.backward()`; gradients arrive in the parameters' buffers.
+  /// Forward pass with loss. Collective over tp: 2 all-reduces a layer forward, 2 backward, one for the embedding
+  /// forward, one for the gradient of the last hidden state, and two [tokens]-sized ones a chunk of the loss.
+  /// `training` turns dropout on and records for backward (where autograd is on): call `loss.sum.backward()` once, as
+  /// the sum is; gradients arrive in the parameters' buffers, the output layer's already in this call
+  /// (parallel/output_layer.h). Without `training` nothing is kept and nothing written. Throws ConfigError for a token,
+  /// position or counted label outside the model's.
   LossSum loss(const Batch& batch, bool training) const;
 
   /// Logits [b, s, vocab] (full vocabulary gathered, padding cut), no dropout. Collective over tp.
   at::Tensor logits(const Batch& batch) const;
 
-  /// Logits [b, vocab] after the last of `tokens_bs`, whose first position is cache.length; fills the cache. Collective over tp.
+  /// Logits [b, vocab] after the last of `tokens_bs` [b, s], which follow the cache's rows; fills the cache, whose
+  /// capacity the caller has seen to. Collective over tp.
   at::Tensor next_logits(const at::Tensor& tokens_bs, KvCache& cache) const;
   KvCache make_cache(std::int64_t batch, std::int64_t capacity) const;
 

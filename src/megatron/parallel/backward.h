@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <functional>
 #include <vector>
@@ -19,6 +20,13 @@ using Backward = std::function<std::vector<at::Tensor>(const std::vector<at::Ten
 std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
                                       Backward backward);
 at::Tensor with_backward(const std::vector<at::Tensor>& inputs, const at::Tensor& output, Backward backward);
+
+/// compute() with autograd off: an operator's forward lines.
+template <class Compute>
+auto without_autograd(const Compute& compute) {
+  const c10::AutoGradMode off(false);
+  return compute();
+}
 
 /// Whether `with_backward` would record: gradients are on and one of `inputs` needs one.
 bool records_gradient(const std::vector<at::Tensor>& inputs);

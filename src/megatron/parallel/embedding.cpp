@@ -2,7 +2,6 @@
 
 #include <ATen/ops/logical_or.h>
 #include <ATen/ops/nonzero.h>
-#include <c10/core/GradMode.h>
 
 #include <utility>
 
@@ -32,12 +31,11 @@ VocabParallelEmbedding::VocabParallelEmbedding(ParameterPtr weight, std::int64_t
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
   check_ids(ids_sb, num_ids_, name_);
   const std::int64_t begin = weight_->spec.replicated() ? 0 : weight_->spec.offset;
-  at::Tensor y;
-  {
-    const c10::AutoGradMode no_grad(false);
-    y = kernels::embedding(ids_sb, weight_->value, begin);
-    tp_.all_reduce(y);
-  }
+  const auto y = without_autograd([&] {
+    auto rows = kernels::embedding(ids_sb, weight_->value, begin);
+    tp_.all_reduce(rows);
+    return rows;
+  });
   auto backward = [ids_sb, begin, weight = weight_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
     if (weight->beta() == 0) weight->grad.zero_();  // only some rows are added to
     kernels::embedding_backward(weight->grad, ids_sb, grads[0].contiguous(), begin);

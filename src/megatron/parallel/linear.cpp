@@ -1,7 +1,5 @@
 #include "megatron/parallel/linear.h"
 
-#include <c10/core/GradMode.h>
-
 #include <utility>
 
 #include "megatron/comm/autograd.h"
@@ -24,13 +22,12 @@ void write_gradients(const ParameterPtr& weight, const ParameterPtr& bias, const
 /// y = x W^T (+ b). `sum_y`: group over which y is summed, before the bias; `sum_dx`: over which dx is.
 at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const comm::Group& sum_y,
                   const comm::Group& sum_dx, Remake remake) {
-  at::Tensor y;
-  {
-    const c10::AutoGradMode no_grad(false);
-    y = kernels::linear(x, weight->value);
-    sum_y.all_reduce(y);
-    if (bias) y.add_(bias->value);
-  }
+  const auto y = without_autograd([&] {
+    auto product = kernels::linear(x, weight->value);
+    sum_y.all_reduce(product);
+    if (bias) product.add_(bias->value);
+    return product;
+  });
   auto backward = [kept = remake ? at::Tensor() : x.detach(), remake = std::move(remake), weight, bias, sum_dx,
                    needs_dx = x.requires_grad()](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
     const at::Tensor dy = grads[0].contiguous();

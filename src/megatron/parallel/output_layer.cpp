@@ -9,7 +9,6 @@
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -99,8 +98,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
   check_labels(labels, mask, options_.vocab);
   const bool with_gradient = records_gradient({hidden, weight_->value});
   LossPass pass{weight_, tp_, options_, range_of(*weight_, options_.vocab), with_gradient, {}, {}};
-  {
-    const c10::AutoGradMode no_grad(false);
+  without_autograd([&] {
     const auto hidden_nh = hidden.detach().reshape({-1, hidden.size(-1)});
     const auto labels_n = labels.reshape({-1}), mask_n = mask.reshape({-1});
     pass.loss = at::zeros({}, hidden.options().dtype(at::kDouble));
@@ -109,7 +107,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
     for (std::int64_t begin = 0; begin < n; begin += step)
       pass.chunk(hidden_nh, labels_n, mask_n, begin, std::min(step, n - begin));
     if (with_gradient) weight_->gradient_written();
-  }
+  });
   auto backward = [dhidden = pass.dhidden, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
     if (grads[0].item<double>() != 1)
       throw std::logic_error(
@@ -120,9 +118,10 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
 }
 
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
-  const c10::AutoGradMode no_grad(false);
-  const auto local = kernels::linear(hidden.detach(), weight_->value);
-  return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
+  return without_autograd([&] {
+    const auto local = kernels::linear(hidden.detach(), weight_->value);
+    return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
+  });
 }
 
 }  // namespace megatron::parallel

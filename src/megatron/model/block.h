@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "megatron/kernels/activation.h"
+#include "megatron/kernels/dropout.h"
+#include "megatron/model/operators.h"
+#include "megatron/parallel/linear.h"
+#include "megatron/parallel/parameter.h"
+
+namespace megatron::model {
+
+/// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache.
+using Attend = std::function<at::Tensor(const at::Tensor& qkv)>;
+
+/// One pre-norm transformer block (Radford et al. 2019) split by heads and by feed-forward features over `tp`:
+/// x + proj(attention(norm(x))), then the same with fc2(gelu(fc1(norm(x)))). The norm that begins the next block (or
+/// ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward.
+class Block {
+ public:
+  /// `prefix`: "decoder.layers.3."
+  Block(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, kernels::Gelu gelu,
+        bool recompute_gelu, const comm::Group& tp);
+
+  const Norm& input_norm() const { return input_norm_; }
+
+  struct Sites {
+    kernels::Dropout attention_output, mlp_output;
+  };
+  /// `in`: the stream and input_norm() of it -> the stream after the block and `next` of it.
+  Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm& next) const;
+
+ private:
+  Norm input_norm_, mlp_norm_;
+  parallel::ColumnParallelLinear qkv_, fc1_;
+  parallel::RowParallelLinear proj_, fc2_;
+  kernels::Gelu gelu_;
+  bool recompute_gelu_;
+};
+
+/// The norm whose parameters are `prefix`weight and `prefix`bias.
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon);
+
+}  // namespace megatron::model

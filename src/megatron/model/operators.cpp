@@ -1,0 +1,113 @@
+#include "megatron/model/operators.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+#include <vector>
+
+#include "megatron/kernels/normalization.h"
+#include "megatron/parallel/backward.h"
+
+namespace megatron::model {
+namespace {
+
+using parallel::with_backward;
+using parallel::without_autograd;
+using Gradients = std::vector<at::Tensor>;
+
+/// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
+at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& x, const at::Tensor& mean,
+                         const at::Tensor& rstd) {
+  const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
+  auto dx = kernels::layer_norm_backward(grads[1].contiguous(), x, mean, rstd, norm.weight->value, norm.weight->grad,
+                                         norm.bias->grad, norm.weight->beta(), past);
+  norm.weight->gradient_written();
+  norm.bias->gradient_written();
+  return dx;
+}
+
+parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
+  return [x, norm] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon).y; };
+}
+
+struct Heads {
+  at::Tensor q, k, v;  ///< views [s, b, n, d]
+};
+
+Heads heads_of(const at::Tensor& qkv, std::int64_t head_size) {
+  const auto split = qkv.view({qkv.size(0), qkv.size(1), -1, 3, head_size});
+  return {split.select(3, 0), split.select(3, 1), split.select(3, 2)};
+}
+
+}  // namespace
+
+Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm) {
+  const auto x = x_sbh.detach();
+  const auto out =
+      without_autograd([&] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon); });
+  auto backward = [x, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
+    return {norm_backward(norm, grads, x, mean, rstd), {}, {}};
+  };
+  const auto outputs =
+      with_backward({x_sbh, norm.weight->value, norm.bias->value}, {x.detach(), out.y}, std::move(backward));
+  return {outputs[0], outputs[1], remake_norm(x, norm)};
+}
+
+Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
+                const kernels::Dropout& dropout, const Norm& norm) {
+  const auto out = without_autograd([&] {
+    return kernels::bias_dropout_add_norm(x_sbh.detach(), bias->value, residual_sbh, dropout, norm.weight->value,
+                                          norm.bias->value, norm.epsilon);
+  });
+  const auto sum = out.sum.detach();
+  auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
+    const auto dresidual = norm_backward(norm, grads, sum, mean, rstd);
+    const auto dx = kernels::dropout_backward(dresidual, dropout);
+    kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
+    bias->gradient_written();
+    return {dx, dresidual, {}, {}, {}};
+  };
+  const auto outputs = with_backward({x_sbh, residual_sbh, bias->value, norm.weight->value, norm.bias->value},
+                                     {out.sum, out.y}, std::move(backward));
+  return {outputs[0], outputs[1], remake_norm(sum, norm)};
+}
+
+Activated bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form) {
+  const auto u = x_sbf.detach();
+  const auto y = without_autograd([&] { return kernels::bias_gelu(u, bias->value, form); });
+  auto backward = [u, bias, form](const Gradients& grads) -> Gradients {
+    auto dx = kernels::gelu_backward(grads[0].contiguous(), u, form);
+    kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
+    bias->gradient_written();
+    return {dx, {}};
+  };
+  return {with_backward({x_sbf, bias->value}, y, std::move(backward)), [u, form] { return kernels::gelu(u, form); }};
+}
+
+at::Tensor self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options) {
+  const auto kept = qkv.detach();
+  const auto out = without_autograd([&] {
+    const auto [q, k, v] = heads_of(kept, head_size);
+    return kernels::attention(q, k, v, options);
+  });
+  auto backward = [kept, head_size, options, out = kernels::AttentionOutput{out.out.detach(), out.logsumexp}](
+                      const Gradients& grads) -> Gradients {
+    const auto [q, k, v] = heads_of(kept, head_size);
+    const auto dqkv = at::empty_like(kept);
+    const auto [dq, dk, dv] = heads_of(dqkv, head_size);
+    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), q, k, v, out, options, dq, dk, dv);
+    return {dqkv};
+  };
+  return with_backward({qkv}, out.out.view({qkv.size(0), qkv.size(1), -1}), std::move(backward));
+}
+
+at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {
+  if (options.p == 0) return x_sbh;
+  // The mask times the gradient is the mask times the value: one kernel is both directions.
+  const auto y = without_autograd([&] { return kernels::dropout_backward(x_sbh.detach(), options); });
+  return with_backward({x_sbh}, y, [options](const Gradients& grads) -> Gradients {
+    return {kernels::dropout_backward(grads[0].contiguous(), options)};
+  });
+}
+
+}  // namespace megatron::model

@@ -1,0 +1,53 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/kernels/activation.h"
+#include "megatron/kernels/attention.h"
+#include "megatron/kernels/dropout.h"
+#include "megatron/parallel/linear.h"
+#include "megatron/parallel/parameter.h"
+
+// The fused operators of a transformer block as autograd sees them: each keeps what its backward pass needs and no
+// more, and writes the gradients of its parameters into their buffers. s sequence, b microbatch, h hidden, n heads of
+// this rank, d head size, f feed-forward features of this rank.
+namespace megatron::model {
+
+/// Layer normalization over h (Ba et al. 2016).
+struct Norm {
+  parallel::ParameterPtr weight, bias;
+  double epsilon = 1e-5;
+};
+
+/// The residual stream and its norm, which go on together: so the gradient that flows past the norm is added inside the
+/// norm's backward pass, and the norm's value is made again from the stream where a weight gradient needs it.
+struct Normed {
+  at::Tensor residual;      ///< [s, b, h]
+  at::Tensor y;             ///< [s, b, h] norm of residual
+  parallel::Remake remake;  ///< y again
+};
+
+/// residual = x, y = norm(x).
+Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm);
+
+/// residual' = residual + dropout(x + bias), y = norm(residual'): the end of one branch and the start of the next, in
+/// one pass. x's memory becomes residual'. Gradients of `bias` and `norm` are written.
+Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
+                const kernels::Dropout& dropout, const Norm& norm);
+
+struct Activated {
+  at::Tensor y;             ///< [s, b, f]
+  parallel::Remake remake;  ///< y again, from x + bias
+};
+/// y = gelu(x + bias). x's memory becomes x + bias, which is kept.
+Activated bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form);
+
+/// Causal attention of the fused projection qkv [s, b, n * 3 * d], rows a head: q, k, v. -> [s, b, n * d]. The heads
+/// are read where they lie and their gradients written where they belong.
+at::Tensor self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options);
+
+/// x with elements dropped and the others scaled.
+at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);
+
+}  // namespace megatron::model
