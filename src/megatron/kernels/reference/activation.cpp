@@ -1,0 +1,42 @@
+#include "megatron/kernels/activation.h"
+
+#include <cmath>
+
+#include "megatron/kernels/reference.h"
+#include "megatron/kernels/reference/precision.h"
+
+namespace megatron::kernels::reference {
+namespace {
+
+constexpr double kSqrt2OverPi = 0.79788456080286535588, kCubic = 0.044715;
+constexpr double kInvSqrt2 = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
+
+at::Tensor inner(const at::Tensor& u) { return (u + u.pow(3) * kCubic) * kSqrt2OverPi; }
+
+}  // namespace
+
+at::Tensor gelu(const at::Tensor& u_in, Gelu form) {
+  const at::Tensor u = up(u_in);
+  const at::Tensor y = form == Gelu::Tanh ? u * 0.5 * (inner(u).tanh() + 1) : u * 0.5 * ((u * kInvSqrt2).erf() + 1);
+  return y.to(u_in.scalar_type());
+}
+
+at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form) {
+  if (bias.defined()) x.add_(bias);
+  return reference::gelu(x, form);
+}
+
+at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u_in, Gelu form) {
+  const at::Tensor u = up(u_in);
+  at::Tensor slope;
+  if (form == Gelu::Tanh) {
+    const at::Tensor t = inner(u).tanh();
+    slope = (t + 1) * 0.5 + u * 0.5 * (1 - t * t) * (kSqrt2OverPi * (1 + u * u * (3 * kCubic)));
+  } else {
+    slope = ((u * kInvSqrt2).erf() + 1) * 0.5 + u * (u * u * -0.5).exp() * kInvSqrt2Pi;
+  }
+  dy.copy_(up(dy) * slope);
+  return dy;
+}
+
+}  // namespace megatron::kernels::reference

@@ -1,0 +1,71 @@
+#include "megatron/kernels/dropout.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+#include <array>
+
+#include "megatron/base/philox.h"
+#include "megatron/kernels/reference.h"
+
+namespace megatron::kernels::reference {
+namespace {
+
+constexpr std::int64_t kLow32 = 0xFFFFFFFF;
+
+/// The upper and lower half of x * multiplier, x in [0, 2^32). By 16-bit halves of x, so that no product leaves int64.
+struct Product {
+  at::Tensor high, low;
+};
+Product multiply(const at::Tensor& x, std::int64_t multiplier) {
+  const at::Tensor lower = x.bitwise_and(0xFFFF) * multiplier;                    // < 2^48
+  const at::Tensor upper = x.__rshift__(16) * multiplier + lower.__rshift__(16);  // < 2^49
+  return {upper.__rshift__(16), upper.bitwise_and(0xFFFF).__lshift__(16).bitwise_or(lower.bitwise_and(0xFFFF))};
+}
+
+at::Tensor scaled_mask(const Dropout& dropout, const at::Tensor& words, at::ScalarType dtype) {
+  const std::int64_t threshold = dropout_threshold(dropout.p);
+  return (words >= threshold).to(dtype).mul_(dropout.p < 1 ? 1.0 / (1.0 - dropout.p) : 0.0);
+}
+
+}  // namespace
+
+at::Tensor random_words(std::uint64_t key, const at::Tensor& sample, const at::Tensor& index) {
+  const at::Tensor block = index.__rshift__(2) + sample.mul(0), high = sample + block.mul(0);
+  std::array<at::Tensor, 4> c{block.bitwise_and(kLow32), block.__rshift__(32).bitwise_and(kLow32),
+                              high.bitwise_and(kLow32), high.__rshift__(32).bitwise_and(kLow32)};
+  std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Product p0 = multiply(c[0], 0xD2511F53), p1 = multiply(c[2], 0xCD9E8D57);
+    c = {p1.high.bitwise_xor(c[1]).bitwise_xor(std::int64_t{k0}), p1.low,
+         p0.high.bitwise_xor(c[3]).bitwise_xor(std::int64_t{k1}), p0.low};
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  const at::Tensor word = index.bitwise_and(3);
+  return at::where(word == 0, c[0], at::where(word == 1, c[1], at::where(word == 2, c[2], c[3])));
+}
+
+at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
+                        at::Device device) {
+  const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
+  const std::int64_t features = dropout.features > 0 ? dropout.features : h;
+  const at::Tensor sample = dropout.sample_ids.to(longs).view({1, b, 1});
+  const at::Tensor index = (at::arange(s, longs) + dropout.position_offset).view({s, 1, 1}) * features +
+                           (at::arange(h, longs) + dropout.feature_offset).view({1, 1, h});
+  return scaled_mask(dropout, random_words(dropout.key, sample, index), dtype);
+}
+
+at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
+                                  std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device) {
+  const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
+  const at::Tensor sample = dropout.sample_ids.to(longs).view({b, 1, 1, 1});
+  const at::Tensor index = ((at::arange(n, longs) + head_offset).view({n, 1, 1}) * queries +
+                            at::arange(queries, longs).view({1, queries, 1})) *
+                               keys +
+                           at::arange(keys, longs);
+  return scaled_mask(dropout, random_words(dropout.key, sample, index.unsqueeze(0)), dtype);
+}
+
+}  // namespace megatron::kernels::reference
