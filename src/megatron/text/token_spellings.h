@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::text {
+
+/// Parses JSON, refusing a key that comes twice in one object. Throws ConfigError with `name` and the byte offset.
+nlohmann::json parse_json(std::string_view text, const std::string& name);
+
+/// `value` for an error message, cut after 60 bytes.
+std::string shortened(const nlohmann::json& value);
+
+/// Builds a Vocabulary from the spellings that files use, checking each step.
+class SpellingReader {
+ public:
+  explicit SpellingReader(std::string name) : name_(std::move(name)) {}
+
+  /// An object of spellings and ids, and the special tokens, whose spelling is their content itself. Special tokens may
+  /// be listed in `vocab` too.
+  void read_tokens(const nlohmann::json& vocab, std::vector<SpecialToken> specials);
+
+  /// The next merge. `where` says for messages where the file has it.
+  void add_merge(std::string_view left, std::string_view right, const std::string& where);
+
+  Vocabulary take() { return std::move(vocabulary_); }
+
+  /// Id of a spelling listed in the vocabulary, or -1.
+  std::int32_t id_of(std::string_view spelling) const;
+
+ private:
+  void set_token(std::int32_t id, std::string bytes);
+
+  std::string name_;
+  Vocabulary vocabulary_;
+  std::unordered_map<std::string, std::int32_t> ids_;
+};
+
+}  // namespace megatron::text

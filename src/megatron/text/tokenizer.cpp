@@ -1,0 +1,70 @@
+#include "megatron/text/tokenizer.h"
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/text/bpe_model.h"
+#include "megatron/text/byte_level.h"
+#include "megatron/text/tokenizer_files.h"
+#include "megatron/text/unicode_classes.h"
+
+namespace megatron::text {
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) { return Tokenizer(read_vocabulary(path)); }
+
+Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(std::make_shared<const BpeModel>(std::move(vocabulary))) {}
+
+void Tokenizer::save(const std::filesystem::path& folder) const { write_tokenizer_json(model_->vocabulary(), folder); }
+
+Encoder Tokenizer::encoder() const { return Encoder(model_); }
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+  std::string bytes;
+  for (const std::int32_t id : ids) bytes += id_to_bytes(id);
+  return bytes;
+}
+
+std::int32_t Tokenizer::vocab_size() const { return static_cast<std::int32_t>(model_->vocabulary().tokens.size()); }
+
+std::string_view Tokenizer::id_to_bytes(std::int32_t id) const {
+  if (id < 0 || id >= vocab_size())
+    throw ConfigError(rule_got_fix(concat("token ids must be 0 … ", vocab_size() - 1), concat("id ", id)));
+  return model_->vocabulary().tokens[static_cast<std::size_t>(id)];
+}
+
+std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view bytes) const {
+  const auto found = model_->token_ids().find(bytes);
+  return found == model_->token_ids().end() ? std::nullopt : std::optional(found->second);
+}
+
+std::int32_t Tokenizer::eod_id() const {
+  const auto id = token_to_id("<|endoftext|>");
+  if (!id)
+    throw ConfigError(rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>",
+                                   concat("a vocabulary of ", vocab_size(), " tokens without it")));
+  return *id;
+}
+
+const std::string& Tokenizer::fingerprint() const { return model_->fingerprint(); }
+
+const Vocabulary& Tokenizer::vocabulary() const { return model_->vocabulary(); }
+
+std::string StreamDecoder::push(std::int32_t id) {
+  pending_ += tokenizer_.id_to_bytes(id);
+  // Keep back a lead byte among the last three whose character is not complete yet, if what is there could begin one.
+  std::size_t keep_from = pending_.size();
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, pending_.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(pending_[pending_.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    const std::size_t length = byte >= 0xC2 && byte < 0xE0 ? 2 : byte >= 0xE0 && byte < 0xF0 ? 3 : byte >= 0xF0 && byte < 0xF5 ? 4 : 1;
+    if (length > back) keep_from = pending_.size() - back;
+    break;
+  }
+  std::string ready = pending_.substr(0, keep_from);
+  pending_.erase(0, keep_from);
+  return ready;
+}
+
+std::string StreamDecoder::finish() { return std::exchange(pending_, {}); }
+
+}  // namespace megatron::text

@@ -1,0 +1,51 @@
+#include "megatron/text/unicode_classes.h"
+
+#include <cstddef>
+
+#include "megatron/text/unicode_ranges.h"
+
+namespace megatron::text {
+namespace {
+
+// Property White_Space, which has not changed since Unicode 6.3.
+constexpr CodePointRange kSpaceRanges[] = {{0x9, 0xd},       {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},
+                                           {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
+                                           {0x205f, 0x205f}, {0x3000, 0x3000}};
+
+}  // namespace
+
+UnicodeClasses::UnicodeClasses() : packed_(0x110000 / 4) {
+  const auto fill = [this](const auto& ranges, CharClass cls) {
+    for (const CodePointRange& range : ranges)
+      for (std::uint32_t c = range.first; c <= range.last; ++c)
+        packed_[c >> 2] = static_cast<std::uint8_t>(packed_[c >> 2] | static_cast<unsigned>(cls) << (2 * (c & 3)));
+  };
+  fill(kLetterRanges, CharClass::Letter);
+  fill(kNumberRanges, CharClass::Number);
+  fill(kSpaceRanges, CharClass::Space);
+}
+
+const UnicodeClasses& UnicodeClasses::instance() {
+  static const UnicodeClasses classes;
+  return classes;
+}
+
+DecodedChar decode_utf8(const char* p, const char* end) {
+  const auto byte = [p](std::ptrdiff_t i) { return static_cast<unsigned char>(p[i]); };
+  const std::ptrdiff_t available = end - p;
+  const auto continues = [&](std::ptrdiff_t i) { return i < available && (byte(i) & 0xC0) == 0x80; };
+  const std::uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return {};
+  if (lead < 0xE0) return {(lead & 0x1F) << 6 | (byte(1) & 0x3Fu), 2};
+  if (!continues(2)) return {};
+  if (lead < 0xF0) {
+    const std::uint32_t c = (lead & 0x0F) << 12 | (byte(1) & 0x3Fu) << 6 | (byte(2) & 0x3Fu);
+    return c < 0x800 || (c >= 0xD800 && c < 0xE000) ? DecodedChar{} : DecodedChar{c, 3};
+  }
+  if (!continues(3)) return {};
+  const std::uint32_t c = (lead & 0x07) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
+  return c < 0x10000 || c > 0x10FFFF ? DecodedChar{} : DecodedChar{c, 4};
+}
+
+}  // namespace megatron::text
