@@ -3,7 +3,8 @@
 
 #include "megatron/comm/group.h"
 
-// The conjugate pairs of Megatron-LM (Shoeybi et al. 2019, section 3): what is identity one way is a collective the other.
+// The conjugate pairs of Megatron-LM (Shoeybi et al. 2019, section 3): what is identity one way is a collective the
+// other.
 namespace megatron::comm {
 
 /// f: identity forward, all-reduce (sum) of the gradient backward.

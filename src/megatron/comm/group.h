@@ -2,8 +2,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -33,6 +33,8 @@ class Backend {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string name() const = 0;  ///< "local", "gloo", "nccl", "counting(local)", …
+  /// Where the tensors of its collectives live.
+  virtual at::Device device() const { return at::Device(at::kCPU); }
   virtual WorkHandle all_reduce(at::Tensor inout, ReduceOp op) = 0;
   /// out = the concatenation along dimension 0 of every rank's `in`.
   virtual WorkHandle all_gather(at::Tensor out, at::Tensor in) = 0;

@@ -1,14 +1,29 @@
 #pragma once
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include "megatron/comm/group.h"
 
 namespace megatron::comm {
 
+/// How ranks that are threads of this process run.
+struct LocalOptions {
+  /// A collective that waits longer for a rank gives up and names it.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Called once, from the thread that called run_ranks, when a rank has failed and others still run `timeout` later: a
+  /// thread cannot be ended from outside, so a program that must not hang ends itself here. The text names the ranks.
+  std::function<void(const std::string& message)> on_stuck = {};
+};
+
 /// Runs body(world) on `size` threads of this process over shared memory. Sums are taken in rank order, hence
 /// deterministic. A rank whose body throws makes its peers' next collective throw PeerError naming it; when all threads
-/// have ended the first rank's own exception is rethrown. Each thread gets `cores / size` (at least one) OpenMP threads.
+/// have ended the first rank's own exception is rethrown. Each thread gets `cores / size` (at least one) OpenMP
+/// threads.
+///
+/// A posted collective makes no progress until somebody waits: then whoever waits does the work, of all ranks where
+/// needed. With one core a rank, a helper thread would take its time from the computation that it overlaps with.
+void run_ranks(int size, const std::function<void(Group world)>& body, const LocalOptions& options);
 void run_ranks(int size, const std::function<void(Group world)>& body,
                std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
