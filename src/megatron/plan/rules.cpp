@@ -1,0 +1,304 @@
+#include "megatron/plan/rules.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+
+namespace megatron::plan {
+namespace {
+
+// Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
+constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18, kLargestVocab = 1 << 24;
+constexpr std::int64_t kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28, kLargestBatch = 1 << 30;
+constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
+
+/// Gathers violations, so that the user sees all of them at once.
+class Rules {
+ public:
+  void require(bool ok, const std::string& rule, const std::string& got, const std::string& fix = "") {
+    if (!ok) add(rule_got_fix(rule, got, fix));
+  }
+  template <class T>
+  void range(const char* option, T value, T low, T high) {
+    require(value >= low && value <= high, concat(option, " must be from ", low, " to ", high, "."), concat(value));
+  }
+  void at_least(const char* option, std::int64_t value, std::int64_t low) {
+    require(value >= low, concat(option, " must be at least ", low, "."), concat(value));
+  }
+  void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {
+    std::string list;
+    for (const std::string& name : allowed) list += (list.empty() ? "" : ", ") + name;
+    require(std::find(allowed.begin(), allowed.end(), value) != allowed.end(),
+            concat(option, " must be one of ", list, "."), "'" + value + "'");
+  }
+  /// Runs a function that throws ConfigError for a violation.
+  template <class F>
+  void attempt(F&& function) {
+    try {
+      function();
+    } catch (const ConfigError& error) {
+      add(error.what());
+    }
+  }
+  /// Whether all rules so far hold: what follows from wrong values need not be checked.
+  bool hold() const { return violations_.empty(); }
+  void finish() const {
+    if (!hold()) throw ConfigError(violations_);
+  }
+
+ private:
+  void add(const std::string& violation) {
+    if (violations_.find(violation) != std::string::npos) return;  // a derived value ran into the same
+    violations_ += (violations_.empty() ? "" : "\n") + violation;
+  }
+  std::string violations_;
+};
+
+void check_model(const config::ModelConfig& model, Rules& rules) {
+  rules.range<std::int64_t>("model.num_layers", model.num_layers, 1, kMostLayers);
+  rules.range<std::int64_t>("model.hidden_size", model.hidden_size, 1, kLargestWidth);
+  rules.range<std::int64_t>("model.num_attention_heads", model.num_attention_heads, 1, kLargestWidth);
+  rules.range<std::int64_t>("model.ffn_hidden_size", model.ffn_hidden_size, 0, kLargestFfn);
+  rules.range<std::int64_t>("model.max_position_embeddings", model.max_position_embeddings, 0, kMostPositions);
+  rules.range<std::int64_t>("model.vocab_size", model.vocab_size, 0, kLargestVocab);
+  rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
+  rules.require(model.num_attention_heads < 1 || model.hidden_size % model.num_attention_heads == 0,
+                "model.hidden_size must divide by model.num_attention_heads.",
+                concat(model.hidden_size, " and ", model.num_attention_heads));
+  rules.require(model.layernorm_epsilon > 0, "model.layernorm_epsilon must be above 0.",
+                concat(model.layernorm_epsilon));
+  rules.one_of("model.gelu", model.gelu, {"tanh", "erf"});
+  rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
+  const auto probability = [&](const char* option, double p) {
+    rules.require(p >= 0 && p < 1, concat(option, " must be from 0 to below 1."), concat(p));
+  };
+  probability("model.hidden_dropout", model.hidden_dropout);
+  probability("model.attention_dropout", model.attention_dropout);
+}
+
+void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
+  constexpr int kMostRanks = 1 << 15;
+  rules.range("parallel.world_size", parallel.world_size, 0, kMostRanks);
+  rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
+  rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
+  rules.range("parallel.threads_per_rank", parallel.threads_per_rank, 0, 1 << 12);
+  rules.require(parallel.timeout_s > 0, "parallel.timeout_s must be above 0.", concat(parallel.timeout_s));
+  rules.one_of("parallel.launch", parallel.launch, {"auto", "threads", "processes"});
+  rules.one_of("parallel.backend", parallel.backend, {"auto", "local", "gloo", "nccl"});
+  rules.one_of("parallel.device", parallel.device, {"cpu", "cuda"});
+  rules.require(parallel.backend != "nccl" || parallel.device == "cuda",
+                "parallel.backend nccl needs parallel.device cuda.", parallel.device, "--parallel.backend gloo");
+  const bool processes = parallel.launch == "processes" || facts.launched_world_size > 1;
+  rules.require(parallel.backend != "local" || !processes, "parallel.backend local needs ranks that are threads.",
+                facts.launched_world_size > 1 ? "ranks that a launcher started" : "parallel.launch processes",
+                "--parallel.backend gloo");
+  rules.require(
+      facts.launched_world_size == 0 || parallel.world_size == 0 || parallel.world_size == facts.launched_world_size,
+      "parallel.world_size must be the launcher's where there is one.",
+      concat(parallel.world_size, ", the launcher started ", facts.launched_world_size),
+      "leave parallel.world_size at 0");
+}
+
+/// "969,30,1": one to three shares, none negative, not all 0.
+bool is_split(const std::string& split) {
+  double sum = 0;
+  int count = 0;
+  const char* at = split.data();
+  const char* const end = at + split.size();
+  while (true) {
+    while (at != end && *at == ' ') ++at;
+    double share = 0;
+    const auto [next, error] = std::from_chars(at, end, share);
+    if (error != std::errc() || !(share >= 0) || share > 1e15 || ++count > 3) return false;
+    sum += share;
+    at = next;
+    if (at == end) return sum > 0;
+    if (*at++ != ',') return false;
+  }
+}
+
+void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules) {
+  if (facts.needs_data) {
+    rules.require(data.data_path.size() == 1, "data.data_path must name the prefix of one .bin/.idx pair.",
+                  concat(data.data_path.size(), " prefixes"));
+    rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none");
+  }
+  rules.require(is_split(data.split), "data.split must be up to three shares >= 0, joined by commas, not all 0.",
+                "'" + data.split + "'", "969,30,1");
+  rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
+}
+
+void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
+  const auto decay = [&](const char* option, double value) {
+    rules.require(value >= 0 && value < 1, concat(option, " must be from 0 to below 1."), concat(value));
+  };
+  decay("optimizer.adam_beta1", optimizer.adam_beta1);
+  decay("optimizer.adam_beta2", optimizer.adam_beta2);
+  rules.require(optimizer.adam_eps > 0, "optimizer.adam_eps must be above 0.", concat(optimizer.adam_eps));
+  rules.require(optimizer.weight_decay >= 0, "optimizer.weight_decay must be at least 0.",
+                concat(optimizer.weight_decay));
+  rules.require(optimizer.clip_grad >= 0, "optimizer.clip_grad must be at least 0.", concat(optimizer.clip_grad));
+  rules.one_of("optimizer.clip_norm", optimizer.clip_norm, {"l2", "inf"});
+  rules.at_least("optimizer.bucket_size", optimizer.bucket_size, 0);
+}
+
+void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
+  rules.require(schedule.lr >= 0, "schedule.lr must be at least 0.", concat(schedule.lr));
+  const auto up_to_peak = [&](const char* option, double value) {
+    rules.require(value >= 0 && value <= schedule.lr, concat(option, " must be from 0 to schedule.lr."),
+                  concat(value, ", schedule.lr ", schedule.lr));
+  };
+  up_to_peak("schedule.min_lr", schedule.min_lr);
+  up_to_peak("schedule.lr_warmup_init", schedule.lr_warmup_init);
+  rules.attempt([&] { lr_decay_of(schedule.lr_decay_style); });
+  rules.attempt([&] { wsd_decay_of(schedule.lr_wsd_decay_style); });
+  rules.range<std::int64_t>("schedule.lr_decay_samples", schedule.lr_decay_samples, 0, kMostSamples);
+  rules.range<std::int64_t>("schedule.lr_warmup_samples", schedule.lr_warmup_samples, 0, kMostSamples);
+  rules.range("schedule.lr_warmup_fraction", schedule.lr_warmup_fraction, 0.0, 1.0);
+  rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMostSamples);
+  rules.require(schedule.lr_decay_style != "WSD" || schedule.lr_wsd_decay_samples > 0,
+                "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0");
+  if (!schedule.rampup_batch_size.empty())
+    rules.require(
+        schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMostSamples,
+        concat("schedule.rampup_batch_size must be start,increment,samples, with at most ", kMostSamples, " samples."),
+        concat(schedule.rampup_batch_size.size(), " numbers"));
+}
+
+void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
+  rules.require(!train.out.empty(), "train.out must name the run's folder.", "nothing");
+  rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
+  rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
+  rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
+  rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, data.seq_length),
+                concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
+                concat(train.micro_batch_size, " x ", data.seq_length));
+  rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
+  rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
+  rules.require(train.seed < std::uint64_t{1} << 32,
+                "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed));
+  rules.one_of("train.dtype", train.dtype, {"fp32", "fp64"});
+  rules.require(train.label_smoothing >= 0 && train.label_smoothing < 1,
+                "train.label_smoothing must be from 0 to below 1.", concat(train.label_smoothing));
+  rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
+  rules.one_of("train.kernels", train.kernels, {"auto", "avx512", "avx2", "reference"});
+}
+
+void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, Rules& rules) {
+  rules.at_least("checkpoint.save_interval", checkpoint.save_interval, 0);
+  rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
+  rules.at_least("log.interval", log.interval, 1);
+  rules.attempt([&] { Progress::mode_of(log.progress); });
+}
+
+/// Fills in the model's sizes that were 0 and checks those that depend on one another.
+void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
+  config::ModelConfig& model = config.model;
+  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth) model.ffn_hidden_size = 4 * model.hidden_size;
+  if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
+  if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
+  rules.require(model.max_position_embeddings >= config.data.seq_length,
+                "model.max_position_embeddings must be at least data.seq_length.",
+                concat(model.max_position_embeddings, " positions, samples of ", config.data.seq_length, " tokens"));
+  rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0");
+  rules.require(model.vocab_size >= facts.tokenizer_vocab, "model.vocab_size must hold the tokenizer's tokens.",
+                concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
+                concat("--model.vocab-size ", facts.tokenizer_vocab));
+  const int tp = config.parallel.tp;
+  rules.require(model.num_attention_heads % tp == 0, "model.num_attention_heads must divide by parallel.tp.",
+                concat(model.num_attention_heads, " heads, tp ", tp));
+  rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
+                concat(model.ffn_hidden_size, ", tp ", tp));
+}
+
+RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
+  const int world = facts.launched_world_size > 0 ? facts.launched_world_size : std::max(1, parallel.world_size);
+  const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, world / parallel.tp);
+  std::optional<RankGrid> grid;
+  rules.attempt([&] { grid.emplace(parallel.tp, 1, dp, 1, world); });
+  return grid.value_or(RankGrid());
+}
+
+/// The batches of the run and what depends on their number.
+struct Samples {
+  std::optional<BatchSchedule> batches;
+  LearningRateSchedule rate;
+  std::int64_t total = 0;
+};
+
+void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samples, Rules& rules) {
+  LearningRateSchedule& rate = samples.rate;
+  rate = {.warmup_init = schedule.lr_warmup_init,
+          .peak = schedule.lr,
+          .min = schedule.min_lr,
+          .warmup_samples = schedule.lr_warmup_samples,
+          .decay_samples = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : samples.total,
+          .decay = lr_decay_of(schedule.lr_decay_style),
+          .wsd_samples = schedule.lr_wsd_decay_samples,
+          .wsd_decay = wsd_decay_of(schedule.lr_wsd_decay_style)};
+  if (rate.warmup_samples == 0 && schedule.lr_warmup_fraction <= 1)
+    rate.warmup_samples =
+        static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
+  const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;
+  rules.require(!decays || rate.warmup_samples < rate.decay_samples, "the warm-up must end before the decay does.",
+                concat("warm-up ", rate.warmup_samples, " samples, decay ", rate.decay_samples, " samples"));
+  rules.require(rate.decay != LrDecay::Wsd || rate.wsd_samples <= rate.decay_samples,
+                "schedule.lr_wsd_decay_samples must be at most the samples of the whole decay.",
+                concat(rate.wsd_samples, " of ", rate.decay_samples));
+}
+
+/// Fills in the global batch and derives what follows from it, as far as the values are in range.
+Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
+  Samples samples;
+  config::TrainConfig& train = config.train;
+  if (train.micro_batch_size < 1 || train.micro_batch_size > kLargestBatch) return samples;
+  const std::int64_t unit = train.micro_batch_size * dp;
+  if (train.global_batch_size == 0) train.global_batch_size = unit;
+  rules.attempt([&] { samples.batches.emplace(train.global_batch_size, unit, config.schedule.rampup_batch_size); });
+  if (!samples.batches || train.train_iters < 0 || train.train_iters > kMostSteps) return samples;
+  samples.total = samples.batches->samples_of(train.train_iters);
+  rules.attempt([&] { resolve_learning_rate(config.schedule, samples, rules); });
+  return samples;
+}
+
+}  // namespace
+
+GptShape gpt_shape(const config::RunConfig& config) {
+  const config::ModelConfig& model = config.model;
+  return {.num_layers = model.num_layers,
+          .hidden = model.hidden_size,
+          .num_heads = model.num_attention_heads,
+          .ffn_hidden = model.ffn_hidden_size,
+          .vocab = model.vocab_size,
+          .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, config.parallel.tp),
+          .max_positions = model.max_position_embeddings,
+          .tied_output = !model.untie_embeddings_and_output_weights,
+          .init_std = model.init_method_std};
+}
+
+ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
+  Rules rules;
+  check_model(config.model, rules);
+  check_parallel(config.parallel, facts, rules);
+  check_data(config.data, facts, rules);
+  check_optimizer(config.optimizer, rules);
+  check_schedule(config.schedule, rules);
+  check_train(config.train, config.data, rules);
+  check_saving(config.checkpoint, config.log, rules);
+  RankGrid grid;
+  if (config.parallel.tp >= 1) {
+    resolve_model(config, facts, rules);
+    grid = resolve_grid(config.parallel, facts, rules);
+  }
+  const int dp = grid.size(Axis::Dp);
+  const Samples samples = resolve_samples(config, dp, rules);
+  rules.finish();
+  const GptShape shape = gpt_shape(config);
+  const std::int64_t microbatches = config.train.global_batch_size / (config.train.micro_batch_size * dp);
+  return {std::move(config), grid, shape, *samples.batches, samples.rate, samples.total, microbatches};
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+
+#include "megatron/config/run_config.h"
+#include "megatron/plan/batch_schedule.h"
+#include "megatron/plan/learning_rate.h"
+#include "megatron/plan/parameters.h"
+#include "megatron/plan/rank_grid.h"
+
+namespace megatron::plan {
+
+/// What a configuration is checked against besides itself. 0 and false: not known, or not needed.
+struct Facts {
+  int launched_world_size = 0;       ///< ranks that torchrun, mpirun or Slurm has started
+  std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
+  bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
+};
+
+/// A configuration that holds together, with all that follows from it.
+struct ResolvedRun {
+  /// As given, with ffn_hidden_size, max_position_embeddings, vocab_size and global_batch_size filled in where they
+  /// were 0. Sizes that belong to a launch and not to the run (world_size, dp, threads) stay as given, so that the
+  /// saved recipe runs in any world.
+  config::RunConfig config;
+  RankGrid grid;
+  GptShape shape;
+  BatchSchedule batch_schedule;
+  LearningRateSchedule learning_rate;
+  std::int64_t train_samples = 0;          ///< of the whole run
+  std::int64_t microbatches_per_step = 0;  ///< of the full global batch, on each data-parallel rank
+};
+
+/// Checks every rule over the options and reports all that are violated in one ConfigError.
+ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
+
+/// The model's sizes; `config` is resolved.
+GptShape gpt_shape(const config::RunConfig& config);
+
+}  // namespace megatron::plan
