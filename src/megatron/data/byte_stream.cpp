@@ -1,0 +1,191 @@
+#include "megatron/data/byte_stream.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/error.h"
+
+namespace megatron::data {
+
+/// Compressed input: a window over a file descriptor or over memory.
+class ByteStream::Source {
+ public:
+  explicit Source(const std::string& path) : name_(path == "-" ? "standard input" : path), buffer_(1 << 18) {
+    fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ < 0)
+      throw ConfigError(rule_got_fix("an input must be a readable file.", concat(name_, ": ", std::strerror(errno))));
+    ::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
+  }
+  Source(std::span<const std::byte> memory, const std::string& name) : name_(name), window_(memory) {}
+  ~Source() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  /// What is there and not taken; reads on when there is nothing, or less than `at_least`. Shorter only at the end.
+  std::span<const std::byte> window(std::size_t at_least = 1) {
+    if (window_.size() >= at_least || fd_ < 0) return window_;
+    std::memmove(buffer_.data(), window_.data(), window_.size());
+    std::size_t have = window_.size();
+    while (have < at_least) {
+      const ssize_t n = ::read(fd_, buffer_.data() + have, buffer_.size() - have);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EISDIR) throw ConfigError(rule_got_fix("an input must be a file.", name_ + " is a folder"));
+      if (n < 0) throw std::runtime_error(concat("cannot read ", name_, ": ", std::strerror(errno)));
+      if (n == 0) break;
+      have += static_cast<std::size_t>(n);
+    }
+    window_ = std::span<const std::byte>(buffer_).first(have);
+    return window_;
+  }
+  void take(std::size_t bytes) {
+    window_ = window_.subspan(bytes);
+    position_ += static_cast<std::int64_t>(bytes);
+  }
+  std::int64_t position() const { return position_; }
+  const std::string& name() const { return name_; }
+
+  [[noreturn]] void damaged(const std::string& rule, const std::string& got) const {
+    throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got));
+  }
+
+ private:
+  std::string name_;
+  int fd_ = -1;
+  std::vector<std::byte> buffer_;
+  std::span<const std::byte> window_;
+  std::int64_t position_ = 0;
+};
+
+class ByteStream::Decoder {
+ public:
+  virtual ~Decoder() = default;
+  /// As ByteStream::read, but may give less before the end; 0 only at the end.
+  virtual std::size_t read(Source& source, std::span<char> out) = 0;
+};
+
+class ByteStream::Plain : public Decoder {
+ public:
+  std::size_t read(Source& source, std::span<char> out) override {
+    const auto window = source.window();
+    const std::size_t n = std::min(window.size(), out.size());
+    std::memcpy(out.data(), window.data(), n);
+    source.take(n);
+    return n;
+  }
+};
+
+class ByteStream::Gzip : public Decoder {
+ public:
+  Gzip() {
+    constexpr int kGzipOnly = 16;
+    if (::inflateInit2(&stream_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::runtime_error("zlib: out of memory");
+  }
+  ~Gzip() override { ::inflateEnd(&stream_); }
+  Gzip(const Gzip&) = delete;
+  Gzip& operator=(const Gzip&) = delete;
+
+  std::size_t read(Source& source, std::span<char> out) override {
+    for (;;) {
+      const auto window = source.window();
+      if (window.empty()) {
+        if (in_member_) source.damaged("a gzip member must be complete.", "the end of the file");
+        return 0;
+      }
+      stream_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(window.data()));
+      stream_.avail_in = static_cast<uInt>(std::min<std::size_t>(window.size(), 1 << 20));
+      stream_.next_out = reinterpret_cast<Bytef*>(out.data());
+      stream_.avail_out = static_cast<uInt>(std::min<std::size_t>(out.size(), 1 << 30));
+      const uInt offered = stream_.avail_in, room = stream_.avail_out;
+      in_member_ = true;
+      const int status = ::inflate(&stream_, Z_NO_FLUSH);
+      source.take(offered - stream_.avail_in);
+      if (status == Z_STREAM_END) {
+        in_member_ = false;
+        ::inflateReset(&stream_);
+      } else if (status != Z_OK) {
+        source.damaged("gzip data must be whole.", stream_.msg != nullptr ? stream_.msg : "a broken stream");
+      }
+      if (stream_.avail_out < room) return room - stream_.avail_out;
+    }
+  }
+
+ private:
+  z_stream stream_{};
+  bool in_member_ = false;
+};
+
+class ByteStream::Zstd : public Decoder {
+ public:
+  std::size_t read(Source& source, std::span<char> out) override {
+    for (;;) {
+      const auto window = source.window();
+      ZSTD_inBuffer in{window.data(), window.size(), 0};
+      ZSTD_outBuffer to{out.data(), out.size(), 0};
+      if (window.empty() && !in_frame_) return 0;
+      const std::size_t status = ::ZSTD_decompressStream(stream_.get(), &to, &in);
+      source.take(in.pos);
+      if (::ZSTD_isError(status) != 0)
+        source.damaged("zstd data must be whole, with a window of at most 128 MiB.", ::ZSTD_getErrorName(status));
+      in_frame_ = status != 0;
+      if (to.pos > 0) return to.pos;
+      if (window.empty()) source.damaged("a zstd frame must be complete.", "the end of the file");
+    }
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_DStream* stream) const { ::ZSTD_freeDStream(stream); }
+  };
+  std::unique_ptr<ZSTD_DStream, Free> stream_{::ZSTD_createDStream()};
+  bool in_frame_ = false;
+};
+
+ByteStream::ByteStream(const std::string& path) : source_(std::make_unique<Source>(path)) { choose_decoder(); }
+ByteStream::ByteStream(std::span<const std::byte> memory, const std::string& name)
+    : source_(std::make_unique<Source>(memory, name)) {
+  choose_decoder();
+}
+ByteStream::~ByteStream() = default;
+ByteStream::ByteStream(ByteStream&&) noexcept = default;
+ByteStream& ByteStream::operator=(ByteStream&&) noexcept = default;
+
+void ByteStream::choose_decoder() {
+  const auto begin = source_->window(4);
+  std::uint32_t magic = 0;
+  std::memcpy(&magic, begin.data(), std::min(begin.size(), sizeof magic));
+  constexpr std::uint32_t kZstd = 0xFD2FB528, kZstdSkippable = 0x184D2A50;
+  const bool gzip = (magic & 0xFFFF) == 0x8B1F, zstd = magic == kZstd || (magic & 0xFFFFFFF0) == kZstdSkippable;
+  const std::string_view name = source_->name();
+  if (name.ends_with(".gz") && !gzip) source_->damaged("a .gz file must begin as gzip does.", "other bytes");
+  if (name.ends_with(".zst") && !zstd) source_->damaged("a .zst file must begin as zstd does.", "other bytes");
+  if (gzip)
+    decoder_ = std::make_unique<Gzip>();
+  else if (zstd)
+    decoder_ = std::make_unique<Zstd>();
+  else
+    decoder_ = std::make_unique<Plain>();
+}
+
+std::size_t ByteStream::read(std::span<char> out) {
+  std::size_t done = 0;
+  while (done < out.size()) {
+    const std::size_t n = decoder_->read(*source_, out.subspan(done));
+    if (n == 0) break;
+    done += n;
+  }
+  return done;
+}
+
+std::int64_t ByteStream::position() const { return source_->position(); }
+
+}  // namespace megatron::data

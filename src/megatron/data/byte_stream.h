@@ -1,0 +1,42 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace megatron::data {
+
+/// The bytes of a file, of standard input ("-") or of memory, decompressed where the content is gzip or zstd (members
+/// or frames one after another are one stream). A name that ends in .gz or .zst with other content is an error, so that
+/// a damaged file is not taken for text. Damage is a ConfigError naming the file and the byte offset in the compressed
+/// file.
+class ByteStream {
+ public:
+  explicit ByteStream(const std::string& path);
+  ByteStream(std::span<const std::byte> memory, const std::string& name);
+  ~ByteStream();
+  ByteStream(ByteStream&&) noexcept;
+  ByteStream& operator=(ByteStream&&) noexcept;
+
+  /// Fills `out` as far as the stream goes; returns the bytes given, fewer than out.size() only at the end.
+  std::size_t read(std::span<char> out);
+
+  /// Bytes taken from the file so far, before decompression.
+  std::int64_t position() const;
+
+ private:
+  class Source;
+  class Decoder;
+  class Plain;
+  class Gzip;
+  class Zstd;
+
+  void choose_decoder();
+
+  std::unique_ptr<Source> source_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+}  // namespace megatron::data

@@ -1,0 +1,132 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/data/byte_stream.h"
+
+// Documents out of files, one after another, in bounded memory:
+//
+//   TextReader reader({.inputs = {"a.jsonl.zst", "-"}});
+//   std::string document;
+//   while (reader.next(document)) …
+//
+// A pipeline takes the two halves apart: one thread reads blocks (BlockReader), several parse them (DocumentParser).
+namespace megatron::data {
+
+enum class TextFormat : std::uint8_t {
+  Auto,   ///< Jsonl for .jsonl, .ndjson and .json (also with .gz or .zst) and for content that begins with '{'; else
+          ///< File
+  Jsonl,  ///< each line is a JSON object; lines of blanks are passed over
+  Lines,  ///< each line is a document; lines of blanks are passed over
+  Paragraphs,  ///< lines of blanks separate documents
+  File,        ///< each file is a document
+};
+
+/// "auto", "jsonl", "lines", "paragraphs" or "file"; anything else is a ConfigError.
+TextFormat text_format_of(std::string_view name);
+
+struct TextReaderOptions {
+  std::vector<std::string> inputs = {};  ///< files, in this order; "-" is standard input
+  TextFormat format = TextFormat::Auto;
+  std::string json_key = "text";
+  std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is an error
+  std::size_t block_bytes = 1 << 20;
+};
+
+/// Whole records of one file, as they stand in it.
+struct TextBlock {
+  struct Record {
+    std::size_t begin, size;  ///< in `bytes`
+    std::int64_t line;        ///< from 1
+    std::int64_t offset;      ///< byte offset in the (decompressed) file
+  };
+  std::string file;
+  bool is_json = false;
+  std::string bytes;  ///< ends with spare bytes that the JSON parser may read
+  std::vector<Record> records;
+  std::int64_t input_position = 0;  ///< bytes of all inputs read so far, before decompression
+};
+
+/// Cuts the inputs into blocks of whole records. One thread at a time.
+class BlockReader {
+ public:
+  /// Throws ConfigError when there are no inputs or one does not exist.
+  explicit BlockReader(TextReaderOptions options);
+  /// The same over memory, which the caller keeps alive.
+  BlockReader(TextReaderOptions options, std::span<const std::byte> memory, const std::string& name);
+
+  /// The next block, which has at least one record; false at the end of all inputs.
+  bool next(TextBlock& block);
+
+  /// Size of all inputs as they lie on disk; nothing when one of them is a pipe.
+  std::optional<std::int64_t> total_bytes() const { return total_bytes_; }
+
+ private:
+  bool open_next();
+  void begin_stream(const std::string& name);
+  void split(TextBlock& block, bool at_end);
+  void add_record(TextBlock& block, std::size_t end);
+  [[noreturn]] void too_long() const;
+
+  TextReaderOptions options_;
+  std::optional<std::int64_t> total_bytes_ = 0;
+  std::optional<ByteStream> stream_;
+  std::size_t next_input_ = 0;
+  std::int64_t closed_bytes_ = 0;  // of the inputs that are done
+  std::string file_;
+  TextFormat format_ = TextFormat::File;  // of the open file
+  std::string carry_;                     // the record that the last block broke off
+
+  // Of the open file, relative to the block's bytes where not said otherwise.
+  std::int64_t block_offset_ = 0;  // of the block in the file
+  std::size_t scanned_ = 0;        // lines before this are dealt with
+  std::size_t record_begin_ = 0;
+  std::int64_t line_ = 1, record_line_ = 1;
+};
+
+/// Takes records apart. One per thread.
+class DocumentParser {
+ public:
+  explicit DocumentParser(std::string json_key);
+  ~DocumentParser();
+  DocumentParser(DocumentParser&&) noexcept;
+
+  /// The texts of a record: one, or for JSON whose value is an array of strings, one each. The views live until the
+  /// next call and as long as the block. A key that occurs twice means its last value, as in Python.
+  /// Throws ConfigError naming file, line and byte offset when a JSON line is not an object with that key.
+  const std::vector<std::string_view>& parse(const TextBlock& block, std::size_t record);
+
+ private:
+  struct Json;
+  void parse_json(const TextBlock& block, const TextBlock::Record& record);
+
+  std::string json_key_;
+  std::unique_ptr<Json> json_;
+  std::vector<std::string_view> texts_;
+};
+
+/// Both halves in one thread.
+class TextReader {
+ public:
+  explicit TextReader(TextReaderOptions options);
+
+  /// The next document; an array of sentences is joined by blanks. False at the end.
+  bool next(std::string& document);
+
+  std::optional<std::int64_t> total_bytes() const { return blocks_.total_bytes(); }
+  /// Bytes of the inputs read so far, before decompression.
+  std::int64_t position() const { return block_.input_position; }
+
+ private:
+  BlockReader blocks_;
+  DocumentParser parser_;
+  TextBlock block_;
+  std::size_t record_ = 0;
+};
+
+}  // namespace megatron::data

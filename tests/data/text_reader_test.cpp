@@ -1,0 +1,148 @@
+#include "megatron/data/text_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "tests/data/support.h"
+
+namespace megatron::data {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string gzip(std::string_view text) {
+  z_stream stream{};
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  std::string out(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string zstd(std::string_view text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+std::vector<std::string> documents_of(const std::string& path, TextReaderOptions options = {}) {
+  options.inputs = {path};
+  TextReader reader(options);
+  std::vector<std::string> documents;
+  for (std::string document; reader.next(document);) documents.push_back(document);
+  return documents;
+}
+
+std::string error_of(const std::string& path, const TextReaderOptions& options = {}) {
+  try {
+    documents_of(path, options);
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+class TextReaderTest : public testing::Test {
+ protected:
+  std::string file(const std::string& name, std::string_view content) {
+    write_bytes(folder_ / name, content);
+    return folder_ / name;
+  }
+  TemporaryFolder folder_;
+};
+
+constexpr const char* kLines =
+    "{\"text\": \"one\"}\n\n{\"id\": 7, \"text\": \"tw\\u00f6\\n\", \"x\": [{\"text\": 1}]}\r\n{\"text\": \"\"}";
+
+TEST_F(TextReaderTest, TakesTheTextOfEachJsonLine) {
+  EXPECT_THAT(documents_of(file("a.jsonl", kLines)), ElementsAre("one", "twö\n", ""));
+  EXPECT_THAT(documents_of(file("b.jsonl", std::string("\xEF\xBB\xBF") + kLines + "\n")),
+              ElementsAre("one", "twö\n", ""));
+  EXPECT_THAT(documents_of(file("c.jsonl", "{\"text\": 3, \"body\": \"b\"}"), {.json_key = "body"}), ElementsAre("b"));
+  EXPECT_THAT(documents_of(file("d.jsonl", "{\"text\": \"first\", \"text\": \"last\"}")), ElementsAre("last"));
+  EXPECT_THAT(documents_of(file("e.jsonl", "{\"text\": [\"A b.\", \"C.\"]}")), ElementsAre("A b. C."));
+}
+
+TEST_F(TextReaderTest, UnpacksByContentWhateverTheName) {
+  for (const auto& pack : {gzip, zstd}) {
+    EXPECT_THAT(documents_of(file("packed", pack(kLines))), ElementsAre("one", "twö\n", ""));
+    // Members and frames one after another are one text, also where a line crosses them.
+    EXPECT_THAT(documents_of(file("packed", pack("{\"text\":") + pack("\"x\"}\n{\"text\": \"y\"}"))),
+                ElementsAre("x", "y"));
+    const std::string half = pack(std::string(5000, 'a') + kLines);
+    EXPECT_THAT(error_of(file("cut", half.substr(0, half.size() - 9))), HasSubstr("cut, byte "));
+  }
+  EXPECT_THAT(error_of(file("text.gz", kLines)), HasSubstr("text.gz, byte 0: a .gz file must begin as gzip does"));
+  EXPECT_THAT(error_of(file("text.jsonl.zst", "")), HasSubstr("text.jsonl.zst, byte 0:"));
+}
+
+TEST_F(TextReaderTest, CutsPlainTextAsAsked) {
+  const std::string path = file("a.txt", "\n{a\nb\n\n \t\nc\r\n\n\n\nd\n");
+  EXPECT_THAT(documents_of(path), ElementsAre("\n{a\nb\n\n \t\nc\r\n\n\n\nd\n"));
+  EXPECT_THAT(documents_of(path, {.format = TextFormat::Lines}), ElementsAre("{a", "b", "c", "d"));
+  EXPECT_THAT(documents_of(path, {.format = TextFormat::Paragraphs}), ElementsAre("{a\nb", "c", "d"));
+  EXPECT_THAT(documents_of(file("unnamed", "  {\"text\": \"json by content\"}")), ElementsAre("json by content"));
+  EXPECT_THAT(documents_of(file("empty.txt", "")), ElementsAre());
+}
+
+TEST_F(TextReaderTest, GivesTheSameDocumentsForAnyBlockSize) {
+  std::string text;
+  std::vector<std::string> expected;
+  for (int i = 0; i < 300; ++i) {
+    expected.push_back(std::string(static_cast<std::size_t>(i * 7 % 101 + 1), static_cast<char>('a' + i % 26)));
+    text += expected.back() + (i % 3 == 0 ? "\n\n\n" : "\n\n");
+  }
+  const std::string path = file("many", text);
+  for (const std::size_t block : {1, 2, 7, 64, 100000})
+    EXPECT_EQ(documents_of(path, {.format = TextFormat::Paragraphs, .block_bytes = block}), expected) << block;
+  for (const std::size_t block : {1, 7, 100000})
+    EXPECT_EQ(documents_of(path, {.format = TextFormat::Lines, .block_bytes = block}), expected) << block;
+}
+
+TEST_F(TextReaderTest, NamesFileLineAndByteOfABadLine) {
+  // Line 1 has 4100 bytes with its end, so the bad line stands beyond the first piece that is read.
+  const std::string good = "{\"text\": \"" + std::string(4087, 'x') + "\"}\n";
+  ASSERT_EQ(good.size(), 4100u);
+  for (const char* bad : {"{\"text\": \"a\"", "{\"text\": \"a\"} b", "[1]", "{\"body\": \"a\"}", "{\"text\": null}",
+                          "{\"text\": [1]}", "{\"text\": \"\xFF\"}", "{\"text\": \"\\ud800\"}", "nonsense"})
+    for (const std::size_t block : {16, 1 << 20})
+      EXPECT_THAT(error_of(file("bad.jsonl", good + "\n" + bad + "\n" + good), {.block_bytes = block}),
+                  HasSubstr("bad.jsonl, line 3, byte 4101: "))
+          << bad;
+}
+
+TEST_F(TextReaderTest, RefusesADocumentLongerThanTheLimit) {
+  const TextReaderOptions limit{.max_document_bytes = 100, .block_bytes = 64};
+  EXPECT_THAT(documents_of(file("fits.txt", std::string(100, 'a')), limit).size(), 1u);
+  EXPECT_THAT(error_of(file("long.txt", std::string(101, 'a')), limit), HasSubstr("long.txt, line 1, byte 0: "));
+  const std::string line = "{\"text\": \"" + std::string(100, 'a') + "\"}";
+  EXPECT_THAT(error_of(file("long.jsonl", "{\"text\": \"\"}\n" + line), limit),
+              HasSubstr("long.jsonl, line 2, byte 13: "));
+  EXPECT_THAT(error_of(file("long.jsonl", "{\"text\": \"\"}\n" + line + "\n{"), limit), HasSubstr("line 2, byte 13: "));
+}
+
+TEST_F(TextReaderTest, SaysWhichInputIsMissingBeforeItReadsAny) {
+  EXPECT_THROW(BlockReader({.inputs = {}}), ConfigError);
+  EXPECT_THROW(BlockReader({.inputs = {file("there", "x"), folder_ / "absent"}}), ConfigError);
+  EXPECT_THAT(error_of(folder_.path()), HasSubstr("is a folder"));
+}
+
+TEST_F(TextReaderTest, CountsTheBytesOfAllInputsAsTheyLieOnDisk) {
+  const std::string a = file("a", gzip(kLines)), b = file("b", kLines);
+  TextReader reader({.inputs = {a, b}});
+  const auto total = static_cast<std::int64_t>(gzip(kLines).size() + std::string_view(kLines).size());
+  EXPECT_EQ(reader.total_bytes(), total);
+  for (std::string document; reader.next(document);) EXPECT_LE(reader.position(), total);
+  EXPECT_EQ(reader.position(), total);
+}
+
+}  // namespace
+}  // namespace megatron::data
