@@ -45,12 +45,11 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
   gradients_ = at::zeros({layout_.size}, options);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& slot = layout_.slot_of(static_cast<int>(i));
-    const auto shape = specs[i].local_shape();
-    const auto view = [&](const at::Tensor& buffer) {
-      return buffer.narrow(0, slot.begin, specs[i].local_size()).view(shape).detach();
-    };
     auto parameter = std::make_shared<Parameter>();
     parameter->spec = std::move(specs[i]);
+    const auto view = [&](const at::Tensor& buffer) {
+      return buffer.narrow(0, slot.begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
+    };
     parameter->value = view(values_);
     parameter->grad = view(gradients_);
     initialize(parameter->value, parameter->spec, seed);
