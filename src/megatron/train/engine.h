@@ -1,19 +1,18 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "megatron/config/run_config.h"
 #include "megatron/model/gpt.h"
 #include "megatron/optim/optimizer.h"
 #include "megatron/parallel/context.h"
+#include "megatron/plan/rules.h"
 #include "megatron/train/step.h"
 
 namespace megatron::train {
 
-/// What one rank computes with, built from a resolved configuration (config/run_config.h with no derived zeros left).
-/// Members are in the order of their construction; later ones refer to earlier ones.
+/// What one rank computes with. Members are in the order of their construction; later ones refer to earlier ones.
 struct Engine {
   /// Collective over `world`: builds the groups. Weights need no communication.
-  Engine(const config::RunConfig& config, const plan::RankGrid& grid, comm::Group world, at::Device device);
+  Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -25,6 +24,7 @@ struct Engine {
   TrainStep step;
 };
 
+/// What train.dtype names.
 at::ScalarType scalar_type(const config::RunConfig& config);
 
 }  // namespace megatron::train

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 
 namespace megatron::train {
 namespace {
@@ -20,20 +21,15 @@ using Json = nlohmann::ordered_json;
 void drop_lines_after(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
   if (!in) return;
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  {
-    std::ofstream out(temporary, std::ios::trunc);
-    for (std::string line; std::getline(in, line);) {
-      const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (!object.is_object()) continue;
-      const auto iteration = object.find("iteration");
-      if (iteration != object.end() && iteration->is_number_integer() && iteration->get<std::int64_t>() <= last)
-        out << line << '\n';
-    }
-    if (!out.flush()) fail(temporary, "write");
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) continue;
+    const auto iteration = object.find("iteration");
+    if (iteration != object.end() && iteration->is_number_integer() && iteration->get<std::int64_t>() <= last)
+      kept += line + "\n";
   }
-  std::filesystem::rename(temporary, path);
+  write_file(path, kept);
 }
 
 }  // namespace

@@ -1,0 +1,98 @@
+#include "megatron/train/run_log.h"
+
+#include <sys/resource.h>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/counts.h"
+#include "megatron/train/console.h"
+
+namespace megatron::train {
+namespace {
+
+std::int64_t now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+std::int64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} * 1024;
+}
+
+RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start)
+    : run_(run),
+      metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration),
+      progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
+  progress_.start_at(start.iteration);
+}
+
+void RunLog::iteration(const RunState& state, const Iteration& done) {
+  const StepResult& result = done.result;
+  const std::int64_t seq_length = run_.config.data.seq_length;
+  const double tokens_per_s = static_cast<double>(done.global_batch * seq_length) / done.step_s;
+  metrics_.write(IterationMetrics{.iteration = state.iteration,
+                                  .consumed_samples = state.consumed_samples,
+                                  .loss = result.loss,
+                                  .grad_norm = result.grad_norm,
+                                  .learning_rate = done.learning_rate,
+                                  .loss_scale = 1,
+                                  .tokens_per_s = tokens_per_s,
+                                  .step_ms = 1e3 * done.step_s,
+                                  .peak_memory_bytes = peak_memory_bytes(),
+                                  .skipped = result.skipped});
+  ++interval_.iterations;
+  interval_.seconds += done.step_s;
+  interval_.flops += plan::training_flops(run_.shape, done.global_batch, seq_length);
+  if (result.skipped)
+    ++interval_.skipped;
+  else
+    interval_.loss += result.loss;
+  if (!std::isfinite(result.loss)) ++interval_.nan;
+  const bool last = state.iteration == run_.config.train.train_iters || result.stop;
+  if (last || state.iteration % run_.config.log.interval == 0) print_iteration(state, done);
+  progress_.update(state.iteration,
+                   concat("loss ", std::round(1e4 * result.loss) / 1e4, "  ", human_count(tokens_per_s), " tokens/s"));
+}
+
+void RunLog::print_iteration(const RunState& state, const Iteration& done) {
+  const auto counted = static_cast<double>(interval_.iterations - interval_.skipped);
+  print(iteration_line({.iteration = state.iteration,
+                        .train_iters = run_.config.train.train_iters,
+                        .consumed_samples = state.consumed_samples,
+                        .step_ms = 1e3 * interval_.seconds / static_cast<double>(interval_.iterations),
+                        .tflops_per_rank = interval_.flops / interval_.seconds / 1e12 / run_.grid.world_size(),
+                        .learning_rate = done.next_learning_rate,
+                        .global_batch = done.global_batch,
+                        .loss = counted > 0 ? interval_.loss / counted : 0,
+                        .loss_scale = 1,
+                        .grad_norm = done.result.grad_norm,
+                        .skipped = interval_.skipped,
+                        .nan = interval_.nan},
+                       now_us()));
+  interval_ = {};
+}
+
+void RunLog::validation(const RunState& state, const Evaluation& evaluation) {
+  metrics_.write(ValidationMetrics{.iteration = state.iteration,
+                                   .consumed_samples = state.consumed_samples,
+                                   .loss = evaluation.loss,
+                                   .perplexity = evaluation.perplexity()});
+  print(validation_lines("iteration " + std::to_string(state.iteration), evaluation.loss, evaluation.perplexity()));
+}
+
+void RunLog::message(const std::string& text) { print(text); }
+
+void RunLog::print(const std::string& text) {
+  if (is_terminal(stderr))
+    std::fputs(kEraseLine, stderr);  // the progress line, which is drawn again with the next step
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace megatron::train

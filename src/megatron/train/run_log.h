@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "megatron/base/progress.h"
+#include "megatron/plan/rules.h"
+#include "megatron/train/metrics.h"
+#include "megatron/train/run_state.h"
+#include "megatron/train/step.h"
+
+namespace megatron::train {
+
+/// Most memory that this process has held so far: the resident set's high-water mark.
+std::int64_t peak_memory_bytes();
+
+/// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
+/// object in metrics.jsonl for each, a progress line with the time left on a terminal's stderr.
+class RunLog {
+ public:
+  /// Opens train.out/metrics.jsonl for a run that goes on after `start`. Keeps a reference to `run`.
+  RunLog(const plan::ResolvedRun& run, const RunState& start);
+
+  struct Iteration {
+    StepResult result;
+    double step_s = 0;
+    std::int64_t global_batch = 0;  ///< samples
+    double learning_rate = 0;       ///< that it used
+    double next_learning_rate = 0;  ///< after the schedule's step
+  };
+  /// `state` is the one after the iteration.
+  void iteration(const RunState& state, const Iteration& done);
+  void validation(const RunState& state, const Evaluation& evaluation);
+  /// A line of its own, e.g. where the run resumes.
+  void message(const std::string& text);
+
+ private:
+  void print(const std::string& text);
+  void print_iteration(const RunState& state, const Iteration& done);
+
+  struct Interval {
+    std::int64_t iterations = 0, skipped = 0, nan = 0;
+    double loss = 0, seconds = 0, flops = 0;
+  };
+  const plan::ResolvedRun& run_;
+  MetricsFile metrics_;
+  Interval interval_;  // since the last console line
+  Progress progress_;
+};
+
+}  // namespace megatron::train

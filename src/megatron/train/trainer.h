@@ -1,0 +1,28 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "megatron/comm/group.h"
+#include "megatron/config/run_config.h"
+#include "megatron/plan/rank_grid.h"
+
+namespace megatron::train {
+
+enum class Outcome {
+  Done,
+  Interrupted,  ///< a rank was asked to stop: the step under way was finished and the run saved
+};
+
+/// Whether this process was asked to stop (SIGINT, SIGTERM). Asked once a step on every rank; one rank's yes is enough.
+using StopRequested = std::function<bool()>;
+
+/// A whole training run on one rank: opens the data (rank 0 builds the sample index, the others wait for it), resumes
+/// from a checkpoint where there is one, trains, validates, logs, saves. `config` is resolved and checked
+/// (plan/rules.h). Collective over `world`. Throws ConfigError for data or a checkpoint that does not fit,
+/// std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or gradient is not
+/// finite.
+Outcome train(const config::RunConfig& config, const plan::RankGrid& grid, comm::Group world, at::Device device,
+              const StopRequested& stop_requested);
+
+}  // namespace megatron::train

@@ -1,0 +1,57 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sin.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "megatron/comm/local_backend.h"
+#include "megatron/optim/optimizer.h"
+#include "tests/optim/hand_made_store.h"
+
+namespace megatron::optim {
+namespace {
+
+// The gradient of the whole model, dense: element i of parameter p.
+at::Tensor full_gradient(const plan::ParameterSpec& spec) {
+  return (at::arange(spec.size(), at::kDouble) * 1.7 + static_cast<double>(spec.name.size())).sin().view(spec.shape);
+}
+
+class GradientNormTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GradientNormTest, EqualsThatOfTheDenseModelWithWholeParametersCountedOnce) {
+  double squares = 0, largest = 0;
+  for (const auto& spec : testing::specs()) {
+    const auto gradient = full_gradient(spec);
+    squares += (gradient * gradient).sum().item<double>();
+    largest = std::max(largest, gradient.abs().max().item<double>());
+  }
+  comm::run_ranks(GetParam(), [&](const comm::Group& tp) {
+    const auto store = testing::store(12, at::kDouble, tp.size(), tp.rank());
+    for (const auto& parameter : store.all()) {
+      const auto& spec = parameter->spec;
+      const auto full = full_gradient(spec);
+      parameter->grad.copy_(spec.replicated() ? full : full.narrow(spec.split_dim, spec.offset, spec.length));
+    }
+    EXPECT_NEAR(gradient_norm(store, tp, 0.5, NormKind::L2), 0.5 * std::sqrt(squares), 1e-13) << "rank " << tp.rank();
+    EXPECT_DOUBLE_EQ(gradient_norm(store, tp, 0.5, NormKind::Inf), 0.5 * largest) << "rank " << tp.rank();
+  });
+}
+
+TEST_P(GradientNormTest, IsNotFiniteOnAnyRankWhenOneGradientOfOneRankIsNot) {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()})
+    comm::run_ranks(GetParam(), [&](const comm::Group& tp) {
+      const auto store = testing::store(0, at::kDouble, tp.size(), tp.rank());
+      for (const auto& parameter : store.all()) parameter->grad.fill_(1);
+      if (tp.rank() == tp.size() - 1) store.get("first.weight")->grad[0][0] = bad;
+      EXPECT_FALSE(std::isfinite(gradient_norm(store, tp, 1, NormKind::L2))) << "rank " << tp.rank();
+      EXPECT_FALSE(std::isfinite(gradient_norm(store, tp, 1, NormKind::Inf))) << "rank " << tp.rank();
+    });
+}
+INSTANTIATE_TEST_SUITE_P(Tp, GradientNormTest, ::testing::Values(1, 2, 4));
+
+}  // namespace
+}  // namespace megatron::optim
