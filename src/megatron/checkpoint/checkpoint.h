@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/checkpoint/folder.h"
 #include "megatron/comm/group.h"
-#include "megatron/plan/parameters.h"
 
 namespace megatron::checkpoint {
 
@@ -26,7 +26,8 @@ using Metadata = std::map<std::string, std::string>;
 
 /// Writes `folder`/iter_0000100/ (safetensors + manifest.json): to a temporary folder, checksummed (xxh3), fsynced,
 /// renamed, `latest` last; then removes all but the newest `keep_last` (0: keeps all). Each slice is written once:
-/// replicas along `dp` share the work. Collective over `world`.
+/// ranks that hold the same slice share the work. Rank 0's `metadata` is kept. Collective over `world`; a failure on
+/// one rank is a std::runtime_error on every rank, and leaves the folder as it was.
 void save(const std::filesystem::path& folder, std::int64_t iteration, const std::vector<ShardedTensor>& tensors,
           const Metadata& metadata, const comm::Group& world, int keep_last);
 
@@ -35,12 +36,13 @@ struct Loaded {
   Metadata metadata;
 };
 
-/// Fills `tensors` (any slicing, any number of ranks) from the checkpoint in `folder` (a run's checkpoint folder: its
-/// `latest`; or one iter_ folder). Every rank reads only the bytes it needs. Throws ConfigError naming file and byte
-/// offset for anything missing, truncated, changed or of another shape.
+/// Fills `tensors` (any slicing, any number of ranks) from the checkpoint in `folder` (a run's folder or its folder of
+/// checkpoints: its `latest`; or one iter_ folder). Not collective: every rank reads the slices it needs, in blocks of
+/// 1 MiB that are compared with their checksums. Throws ConfigError naming file and byte offset for anything missing,
+/// truncated, changed or of another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
-/// Whether `folder` holds a loadable `latest`.
-bool has_checkpoint(const std::filesystem::path& folder);
+/// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole.
+std::vector<std::string> verify(const std::filesystem::path& folder);
 
 }  // namespace megatron::checkpoint

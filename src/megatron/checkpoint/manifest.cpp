@@ -1,0 +1,149 @@
+#include "megatron/checkpoint/manifest.h"
+
+#include <xxhash.h>
+
+#include <charconv>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/safetensors.h"
+
+namespace megatron::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "megatron-cpp checkpoint";
+constexpr std::uint64_t kVersion = 1;
+
+[[noreturn]] void damaged(const std::string& file, const std::string& got) {
+  throw ConfigError(
+      rule_got_fix(concat(file, ": must be a whole checkpoint manifest."), got, "load an older checkpoint of the run"));
+}
+
+std::string hex(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016lx", static_cast<unsigned long>(value));
+  return text;
+}
+
+std::uint64_t unhex(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (text.size() != 16 || error != std::errc() || end != text.data() + text.size())
+    throw ConfigError("a checksum that is not 16 hexadecimal digits");
+  return value;
+}
+
+/// The whole number >= 0 `value[key]`.
+std::uint64_t number(const json& value, const char* key) {
+  const json& field = value.at(key);
+  if (!field.is_number_unsigned() || field.get<std::uint64_t>() >> 62 != 0)
+    throw ConfigError(concat("a \"", key, "\" that is not a whole number"));
+  return field;
+}
+
+std::vector<std::int64_t> numbers(const json& value, const char* key) {
+  std::vector<std::int64_t> result;
+  for (const json& element : value.at(key)) {
+    if (!element.is_number_unsigned() || element.get<std::uint64_t>() >> 62 != 0)
+      throw ConfigError(concat("a \"", key, "\" that holds no whole number"));
+    result.push_back(element);
+  }
+  return result;
+}
+
+FileRecord read_file_record(const json& value) {
+  FileRecord record{.name = value.at("name"), .size = number(value, "size"), .block_hashes = {}};
+  if (record.name.empty() || record.name[0] == '.' || record.name.find('/') != std::string::npos)
+    throw ConfigError(concat("a file name \"", record.name, "\" that does not stay in the folder"));
+  for (const json& hash : value.at("xxh3")) record.block_hashes.push_back(unhex(hash));
+  if (record.block_hashes.size() != record.size / kBlockBytes + (record.size % kBlockBytes != 0))
+    throw ConfigError(concat("another number of checksums than ", record.name, " has blocks"));
+  return record;
+}
+
+TensorRecord read_tensor_record(const std::string& name, const json& value, const std::vector<FileRecord>& files) {
+  TensorRecord record{.dtype = value.at("dtype"), .shape = numbers(value, "shape"), .slices = {}};
+  const std::uint64_t elements = shape_elements(record.shape, concat("tensor \"", name, "\""));
+  const std::uint64_t element_bytes = dtype_bytes(record.dtype);
+  if (element_bytes == 0) throw ConfigError(concat("an unknown dtype of \"", name, "\""));
+  std::uint64_t covered = 0;
+  for (const json& slice : value.at("slices")) {
+    SliceRecord read{.box = {numbers(slice, "offset"), numbers(slice, "shape")},
+                     .file = number(slice, "file"),
+                     .begin = number(slice, "begin")};
+    if (!inside(read.box, record.shape)) throw ConfigError(concat("a slice outside of \"", name, "\""));
+    const std::uint64_t bytes = static_cast<std::uint64_t>(read.box.elements()) * element_bytes;
+    if (read.file >= files.size() || read.begin > files[read.file].size || bytes > files[read.file].size - read.begin)
+      throw ConfigError(concat("a slice of \"", name, "\" that lies outside of its file"));
+    for (const SliceRecord& other : record.slices)
+      if (overlap(other.box, read.box)) throw ConfigError(concat("slices of \"", name, "\" that overlap"));
+    covered += static_cast<std::uint64_t>(read.box.elements());
+    record.slices.push_back(std::move(read));
+  }
+  if (covered != elements) throw ConfigError(concat("slices that leave a part of \"", name, "\" out"));
+  return record;
+}
+
+Manifest read_body(const json& body) {
+  Manifest manifest{.iteration = static_cast<std::int64_t>(number(body, "iteration")),
+                    .metadata = body.at("metadata"),
+                    .files = {},
+                    .tensors = {}};
+  for (const json& file : body.at("files")) manifest.files.push_back(read_file_record(file));
+  for (const auto& [name, value] : body.at("tensors").items())
+    manifest.tensors[name] = read_tensor_record(name, value, manifest.files);
+  return manifest;
+}
+
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  json body = {{"iteration", manifest.iteration},
+               {"metadata", manifest.metadata},
+               {"files", json::array()},
+               {"tensors", json::object()}};
+  for (const FileRecord& file : manifest.files) {
+    json hashes = json::array();
+    for (const std::uint64_t hash : file.block_hashes) hashes.push_back(hex(hash));
+    body["files"].push_back({{"name", file.name}, {"size", file.size}, {"xxh3", hashes}});
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    json slices = json::array();
+    for (const SliceRecord& slice : tensor.slices)
+      slices.push_back(
+          {{"offset", slice.box.offset}, {"shape", slice.box.shape}, {"file", slice.file}, {"begin", slice.begin}});
+    body["tensors"][name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"slices", slices}};
+  }
+  const std::string text = body.dump();
+  const json manifest_json = {
+      {"format", kFormat}, {"version", kVersion}, {"xxh3", hex(XXH3_64bits(text.data(), text.size()))}, {"body", body}};
+  return manifest_json.dump() + "\n";
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  try {
+    const json manifest = json::parse(text);
+    if (!manifest.is_object() || manifest.value("format", "") != kFormat) damaged(file, "JSON that is no manifest");
+    if (const std::uint64_t version = number(manifest, "version"); version != kVersion)
+      throw ConfigError(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),
+                                     concat("version ", version),
+                                     version > kVersion ? "load it with the newer megatron that wrote it" : ""));
+    const std::string body = manifest.at("body").dump();
+    if (unhex(manifest.at("xxh3")) != XXH3_64bits(body.data(), body.size()))
+      damaged(file, "a body that does not match its checksum");
+    try {
+      return read_body(manifest["body"]);
+    } catch (const ConfigError& e) {
+      damaged(file, e.what());
+    }
+  } catch (const json::parse_error& e) {
+    damaged(file, concat("something that is not JSON at byte ", e.byte));
+  } catch (const json::exception& e) {
+    damaged(file, concat("a field that is missing or of another type (", e.what(), ")"));
+  }
+}
+
+}  // namespace megatron::checkpoint
