@@ -12,7 +12,7 @@ namespace megatron::kernels {
 struct Dropout {
   double p = 0;                       ///< 0: no dropout, nothing else is read
   std::uint64_t key = 0;              ///< stream_key(seed, "dropout/…")
-  at::Tensor sample_ids;              ///< [b] int64, on the CPU
+  at::Tensor sample_ids = {};           ///< [b] int64, on the CPU
   std::int64_t position_offset = 0;   ///< position in the sequence of this rank's first row
   std::int64_t features = 0;          ///< features of the full activation; 0: those of the tensor given
   std::int64_t feature_offset = 0;    ///< first feature of this rank's slice

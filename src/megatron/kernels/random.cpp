@@ -42,7 +42,7 @@ void fill_normal_(const at::Tensor& out, std::uint64_t key, double std, const st
   const Runs runs = runs_of(out, full_shape, dim, offset);
   constexpr std::int64_t kBlock = 1 << 16;
   const std::int64_t blocks = (runs.length + kBlock - 1) / kBlock;
-  cpu::for_each_block(runs.outer * blocks, [&](std::int64_t task) {
+  cpu::for_each_block(runs.outer * blocks, [&](std::int64_t task, int) {
     const std::int64_t run = task / blocks, from = task % blocks * kBlock, to = std::min(from + kBlock, runs.length);
     cpu::normal_run(key, static_cast<float>(std), static_cast<std::uint64_t>(runs.first + run * runs.stride + from),
                     static_cast<std::size_t>(to - from), data + run * runs.length + from);

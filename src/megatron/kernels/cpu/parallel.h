@@ -5,16 +5,19 @@
 
 namespace megatron::kernels::cpu {
 
-/// Calls fn(i) for i in [0, count) on the OpenMP threads of the calling thread (configure_thread), handing out indices
-/// as threads become free. fn must not throw, and what it computes for i must not depend on which thread runs it.
+/// OpenMP threads that for_each_block will use (configure_thread).
+inline int num_threads() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+
+/// Calls fn(i, thread) for i in [0, count), handing out indices as threads become free; thread is in [0,
+/// num_threads()). fn must not throw, and what it computes for i must not depend on the thread.
 template <class Fn>
 void for_each_block(std::int64_t count, const Fn& fn) {
-  if (count <= 1 || omp_get_max_threads() == 1 || omp_in_parallel()) {
-    for (std::int64_t i = 0; i < count; ++i) fn(i);
+  if (count <= 1 || num_threads() == 1) {
+    for (std::int64_t i = 0; i < count; ++i) fn(i, 0);
     return;
   }
 #pragma omp parallel for schedule(dynamic, 1)
-  for (std::int64_t i = 0; i < count; ++i) fn(i);
+  for (std::int64_t i = 0; i < count; ++i) fn(i, omp_get_thread_num());
 }
 
 }  // namespace megatron::kernels::cpu

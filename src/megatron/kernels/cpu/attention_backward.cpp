@@ -1,0 +1,144 @@
+#include "megatron/kernels/cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "megatron/kernels/cpu/attention_backward.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first
+#include <hwy/highway.h>
+
+#include "megatron/kernels/cpu/attention-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+/// The scratch of one thread, cut up.
+struct Workspace {
+  std::size_t stride;                             // of a packed row of d elements
+  float *keys_t, *values_t, *keys, *dk, *dv;      // of the whole sequence
+  float *scores, *dscores, *queries, *dout, *dq;  // of a block of queries
+
+  Workspace(const AttentionProblem& p, float* at) : stride(round_up(p.size, 16)) {
+    const auto take = [&at](std::size_t count) {
+      float* part = at;
+      at += round_up(count, 16);
+      return part;
+    };
+    keys_t = take(round_up(p.keys, kPanel) * p.size);
+    values_t = take(round_up(p.keys, kPanel) * p.size);
+    for (float** part : {&keys, &dk, &dv}) *part = take(p.keys * stride);
+    for (float** part : {&scores, &dscores}) *part = take(kQueryBlock * kScoreStride);
+    for (float** part : {&queries, &dout, &dq}) *part = take(kQueryBlock * stride);
+  }
+};
+
+/// One row, keys [0, count): s holds scores and becomes the dropped probabilities; ds holds d loss / d (dropped
+/// probabilities) and becomes d loss / d (q k^T).
+void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float logsumexp, float delta, float scale,
+                  const DropoutRow* dropout) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  if (seen.begin >= seen.end) {
+    std::fill(s, s + end, 0.0f);
+    std::fill(ds, ds + end, 0.0f);
+    return;
+  }
+  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  std::fill(s, s + from, 0.0f);
+  std::fill(ds, ds + from, 0.0f);
+  std::fill(s + from, s + seen.begin, -std::numeric_limits<float>::infinity());
+  std::fill(s + seen.end, s + to, -std::numeric_limits<float>::infinity());
+  const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
+  for (std::size_t j = from; j < to; j += lanes) {
+    F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
+    F kept = p;
+    if (dropout != nullptr) {
+      kept = dropout->apply(p, j);
+      g = dropout->apply(g, j);
+    }
+    hn::StoreU(kept, d, s + j);
+    hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
+  }
+  std::fill(s + to, s + end, 0.0f);
+  std::fill(ds + to, ds + end, 0.0f);
+}
+
+/// Rows [q0, q1) against keys [k0, k0 + count): adds to dk, dv and dq.
+void block_gradient(const AttentionProblem& p, std::size_t b, std::size_t n, std::size_t q0, std::size_t rows,
+                    std::size_t k0, std::size_t count, const float* logsumexp, const float* delta, bool first,
+                    const Workspace& w) {
+  score_block({w.queries, w.stride, 1}, w.keys_t, p.size, k0, count, rows, w.scores);
+  score_block({w.dout, w.stride, 1}, w.values_t, p.size, k0, count, rows, w.dscores);
+  DropoutRow dropout{p, {}};
+  for (std::size_t i = 0; i < rows; ++i) {
+    const KeyRange row = visible(p, b, q0 + i);
+    const KeyRange seen{std::clamp(row.begin, k0, k0 + count) - k0, std::clamp(row.end, k0, k0 + count) - k0};
+    if (p.sample_ids != nullptr) dropout.draw(b, n, q0 + i, k0, count);
+    row_gradient(w.scores + i * kScoreStride, w.dscores + i * kScoreStride, count, seen, logsumexp[q0 + i], delta[i],
+                 p.scale, p.sample_ids != nullptr ? &dropout : nullptr);
+  }
+  product({w.scores, 1, kScoreStride}, w.dout, w.stride, w.dv + k0 * w.stride, w.stride, count, rows, w.stride, true);
+  product({w.dscores, 1, kScoreStride}, w.queries, w.stride, w.dk + k0 * w.stride, w.stride, count, rows, w.stride,
+          true);
+  product({w.dscores, kScoreStride, 1}, w.keys + k0 * w.stride, w.stride, w.dq, w.stride, rows, count, w.stride,
+          !first);
+}
+
+void unpack_rows(const float* from, std::size_t stride, std::size_t rows, std::size_t size, float* to,
+                 std::ptrdiff_t position) {
+  for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) std::memcpy(to, from, size * sizeof(float));
+}
+
+void backward(const AttentionProblem& p, std::size_t b, std::size_t n, const Heads& dout, const Heads& out,
+              const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
+              float* scratch) {
+  const Workspace w(p, scratch);
+  pack_transposed(p.k.at(0, b, n), p.k.position, p.keys, p.size, w.keys_t);
+  pack_transposed(p.v.at(0, b, n), p.v.position, p.keys, p.size, w.values_t);
+  pack_rows(p.k.at(0, b, n), p.k.position, p.keys, p.size, w.keys, w.stride);
+  std::fill(w.dk, w.dk + p.keys * w.stride, 0.0f);
+  std::fill(w.dv, w.dv + p.keys * w.stride, 0.0f);
+  const float* logsumexp = logsumexp_bns + (b * p.heads + n) * p.queries;
+  float delta[kQueryBlock];  // sum over d of dout * out: the softmax's own gradient
+  for (std::size_t q0 = 0; q0 < p.queries; q0 += kQueryBlock) {
+    const std::size_t q1 = std::min(q0 + kQueryBlock, p.queries), rows = q1 - q0;
+    pack_rows(p.q.at(q0, b, n), p.q.position, rows, p.size, w.queries, w.stride);
+    pack_rows(dout.at(q0, b, n), dout.position, rows, p.size, w.dout, w.stride);
+    for (std::size_t i = 0; i < rows; ++i) {
+      F sum = hn::Zero(Floats());
+      const float *g = w.dout + i * w.stride, *y = out.at(q0 + i, b, n);
+      for_vectors(p.size, [&](std::size_t c, std::size_t lanes)
+                              HWY_ATTR { sum = hn::MulAdd(load(g + c, lanes), load(y + c, lanes), sum); });
+      delta[i] = sum_of_lanes(sum);
+    }
+    const KeyRange all = visible_of_block(p, b, q0, q1);
+    if (all.begin >= all.end) std::fill(w.dq, w.dq + rows * w.stride, 0.0f);
+    for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
+      block_gradient(p, b, n, q0, rows, k0, std::min(kKeyBlock, all.end - k0), logsumexp, delta, k0 == all.begin, w);
+    }
+    unpack_rows(w.dq, w.stride, rows, p.size, dq.at(q0, b, n), dq.position);
+  }
+  unpack_rows(w.dk, w.stride, p.keys, p.size, dk.at(0, b, n), dk.position);
+  unpack_rows(w.dv, w.stride, p.keys, p.size, dv.at(0, b, n), dv.position);
+}
+
+}  // namespace
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megatron::kernels::cpu {
+HWY_EXPORT(backward);
+
+std::size_t backward_scratch_floats(const AttentionProblem& p) {
+  const std::size_t keys = (p.keys + 63) / 64 * 64, stride = (p.size + 15) / 16 * 16;
+  return 2 * keys * p.size + 3 * p.keys * stride + kQueryBlock * (2 * (256 + 16) + 3 * stride) + 10 * 16;
+}
+
+void attention_backward(const AttentionProblem& problem, std::size_t b, std::size_t n, const Heads& dout,
+                        const Heads& out, const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
+                        const MutableHeads& dv, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(backward)(problem, b, n, dout, out, logsumexp_bns, dq, dk, dv, scratch);
+}
+
+}  // namespace megatron::kernels::cpu
+#endif  // HWY_ONCE

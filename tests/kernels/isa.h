@@ -1,0 +1,36 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "megatron/kernels/runtime.h"
+
+namespace megatron::kernels {
+
+/// The vector instruction sets of this machine.
+inline std::vector<std::string> vector_instruction_sets() {
+  force_instruction_set("auto");
+  const std::string best = instruction_set();
+  if (best == "avx512") return {"avx2", "avx512"};
+  if (best == "avx2") return {"avx2"};
+  return {};
+}
+
+/// Runs the test body once on each vector instruction set; skipped where there is none.
+class OnEveryInstructionSet : public testing::Test {
+ protected:
+  template <class Body>
+  void on_each(const Body& body) {
+    const auto sets = vector_instruction_sets();
+    if (sets.empty()) GTEST_SKIP() << "this machine has no AVX2";
+    for (const std::string& name : sets) {
+      SCOPED_TRACE(name);
+      force_instruction_set(name);
+      body();
+    }
+  }
+  void TearDown() override { force_instruction_set("auto"); }
+};
+
+}  // namespace megatron::kernels
