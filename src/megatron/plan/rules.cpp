@@ -95,11 +95,6 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.require(parallel.backend != "local" || !processes, "parallel.backend local needs ranks that are threads.",
                 facts.launched_world_size > 1 ? "ranks that a launcher started" : "parallel.launch processes",
                 "--parallel.backend gloo");
-  rules.require(
-      facts.launched_world_size == 0 || parallel.world_size == 0 || parallel.world_size == facts.launched_world_size,
-      "parallel.world_size must be the launcher's where there is one.",
-      concat(parallel.world_size, ", the launcher started ", facts.launched_world_size),
-      "leave parallel.world_size at 0");
 }
 
 /// "969,30,1": one to three shares, none negative, not all 0.
@@ -239,7 +234,7 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
           .decay = lr_decay_of(schedule.lr_decay_style),
           .wsd_samples = schedule.lr_wsd_decay_samples,
           .wsd_decay = wsd_decay_of(schedule.lr_wsd_decay_style)};
-  if (rate.warmup_samples == 0 && schedule.lr_warmup_fraction <= 1)
+  if (rate.warmup_samples == 0 && rate.decay_samples <= kMostSamples && schedule.lr_warmup_fraction <= 1)
     rate.warmup_samples =
         static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
   const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;

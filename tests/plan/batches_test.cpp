@@ -1,0 +1,83 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/batch_schedule.h"
+#include "tests/plan/golden.h"
+
+namespace megatron::plan {
+namespace {
+
+TEST(BatchPlan, IsTheSameSetOfSamplesInEveryLayout) {
+  constexpr std::int64_t kConsumed = 1000, kGlobalBatch = 144;
+  for (const std::int64_t micro_batch : {1, 2, 3, 4})
+    for (const int dp : {1, 2, 3, 4}) {
+      std::vector<std::int64_t> samples;
+      for (int rank = 0; rank < dp; ++rank) {
+        const auto plan = batch_plan(kConsumed, kGlobalBatch, micro_batch, dp, rank);
+        EXPECT_EQ(plan.microbatches.size(), static_cast<std::size_t>(kGlobalBatch / (micro_batch * dp)));
+        for (const auto& microbatch : plan.microbatches) {
+          EXPECT_EQ(microbatch.size(), static_cast<std::size_t>(micro_batch));
+          samples.insert(samples.end(), microbatch.begin(), microbatch.end());
+        }
+      }
+      std::sort(samples.begin(), samples.end());
+      ASSERT_EQ(samples.size(), static_cast<std::size_t>(kGlobalBatch));
+      for (std::size_t i = 0; i < samples.size(); ++i)
+        EXPECT_EQ(samples[i], kConsumed + static_cast<std::int64_t>(i)) << micro_batch << " " << dp;
+    }
+}
+
+TEST(BatchPlan, InterleavesRanksWithinAMicrobatch) {
+  EXPECT_EQ(batch_plan(100, 8, 2, 2, 0).microbatches, (std::vector<std::vector<std::int64_t>>{{100, 101}, {104, 105}}));
+  EXPECT_EQ(batch_plan(100, 8, 2, 2, 1).microbatches, (std::vector<std::vector<std::int64_t>>{{102, 103}, {106, 107}}));
+}
+
+TEST(BatchPlan, RefusesABatchThatDoesNotDivide) {
+  EXPECT_THROW(batch_plan(0, 10, 4, 1, 0), ConfigError);
+  EXPECT_THROW(batch_plan(0, 0, 4, 1, 0), ConfigError);
+  EXPECT_THROW(batch_plan(0, 8, 0, 1, 0), ConfigError);
+}
+
+TEST(BatchSchedule, GrowsAsMegatronCoresDoes) {
+  int compared = 0;
+  for (const auto& example : golden("batches.json")) {
+    if (example["decrease"]) continue;  // runs fewer samples than the batch where it does not divide: refused here
+    const std::int64_t unit =
+        example["micro_batch_size"].get<std::int64_t>() * example["data_parallel_size"].get<std::int64_t>();
+    std::vector<std::int64_t> rampup;
+    if (!example["rampup"].is_null()) rampup = example["rampup"].get<std::vector<std::int64_t>>();
+    const BatchSchedule schedule(example["global_batch_size"], unit, rampup);
+    for (const auto& row : example["trace"]) {
+      EXPECT_EQ(schedule.global_batch(row[0]), row[2]) << example["rampup"] << " at " << row[0];
+      EXPECT_EQ(schedule.global_batch(row[0]) / unit, row[1]);
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 20);
+}
+
+TEST(BatchSchedule, CountsTheSamplesOfAWholeRun) {
+  for (const auto& rampup : {std::vector<std::int64_t>{}, {8, 8, 1000}, {16, 24, 77}, {64, 8, 5}}) {
+    const BatchSchedule schedule(64, 8, rampup);
+    std::int64_t samples = 0;
+    for (std::int64_t step = 0; step < 200; ++step) {
+      ASSERT_EQ(schedule.samples_of(step), samples);
+      samples += schedule.global_batch(samples);
+    }
+  }
+}
+
+TEST(BatchSchedule, RefusesARampThatMissesTheFullBatchOrAMicrobatch) {
+  EXPECT_THROW(BatchSchedule(64, 8, {8, 24, 100}), ConfigError);  // 8, 32, 56, …
+  EXPECT_THROW(BatchSchedule(64, 8, {12, 4, 100}), ConfigError);  // not whole microbatches
+  EXPECT_THROW(BatchSchedule(64, 8, {72, 8, 100}), ConfigError);  // starts above
+  EXPECT_THROW(BatchSchedule(64, 8, {8, 8}), ConfigError);
+  EXPECT_THROW(BatchSchedule(64, 8, {8, 8, 0}), ConfigError);
+  EXPECT_THROW(BatchSchedule(60, 8, {}), ConfigError);
+}
+
+}  // namespace
+}  // namespace megatron::plan

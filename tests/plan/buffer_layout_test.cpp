@@ -1,0 +1,105 @@
+#include "megatron/plan/buffer_layout.h"
+
+#include <gtest/gtest.h>
+
+#include "megatron/base/error.h"
+#include "tests/plan/golden.h"
+
+namespace megatron::plan {
+namespace {
+
+std::vector<ParameterSpec> specs_of_sizes(const std::vector<std::int64_t>& sizes) {
+  std::vector<ParameterSpec> specs;
+  for (const std::int64_t size : sizes) specs.push_back({.name = "p" + std::to_string(specs.size()), .shape = {size}});
+  return specs;
+}
+
+TEST(BufferLayout, EqualsMegatronCoresWithoutAlignment) {
+  int compared = 0;
+  for (const auto& example : golden("buffers.json")) {
+    if (example["ddp"]["use_distributed_optimizer"]) continue;  // pads for its shards
+    std::vector<ParameterSpec> specs;
+    // In the order of the package's module tree, which nlohmann's map does not keep: the buffer's own, reversed.
+    const auto& buffer = example["buffers"][0];
+    for (auto entry = buffer["params"].rbegin(); entry != buffer["params"].rend(); ++entry) {
+      const std::string name = (*entry)[0];
+      specs.push_back({.name = name, .shape = example["parameters"][name].get<std::vector<std::int64_t>>()});
+    }
+    const bool one_bucket = example.value("stage", 0) > 0;  // later pipeline stages reduce all at once
+    const auto layout = buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), 1);
+    EXPECT_EQ(layout.size, buffer["numel"]);
+    ASSERT_EQ(layout.slots.size(), buffer["params"].size());
+    for (std::size_t i = 0; i < layout.slots.size(); ++i) {
+      const auto& slot = layout.slots[i];
+      const auto& expected = buffer["params"][i];
+      EXPECT_EQ(specs[static_cast<std::size_t>(slot.parameter)].name, expected[0]);
+      EXPECT_EQ(slot.begin, expected[1]);
+      EXPECT_EQ(slot.end, expected[2]);
+      EXPECT_EQ(slot.bucket, expected[3]);
+    }
+    ASSERT_EQ(layout.buckets.size(), buffer["buckets"].size());
+    for (std::size_t i = 0; i < layout.buckets.size(); ++i) {
+      EXPECT_EQ(layout.buckets[i].begin, buffer["buckets"][i]["offset"]);
+      EXPECT_EQ(layout.buckets[i].end - layout.buckets[i].begin, buffer["buckets"][i]["numel"]);
+    }
+    ++compared;
+  }
+  EXPECT_GE(compared, 3);
+}
+
+TEST(BufferLayout, TilesTheBufferInReverseOrder) {
+  const auto specs = specs_of_sizes({100, 1, 17, 16, 300, 5, 64});
+  for (const std::int64_t bucket_size : {0, 1, 50, 128, 100000})
+    for (const std::int64_t alignment : {1, 16, 64}) {
+      const auto layout = buffer_layout(specs, bucket_size, alignment);
+      std::int64_t at = 0;
+      for (std::size_t i = 0; i < specs.size(); ++i) {
+        const auto& slot = layout.slots[i];
+        EXPECT_EQ(slot.parameter, static_cast<int>(specs.size() - 1 - i));
+        EXPECT_EQ(slot.begin % alignment, 0);
+        EXPECT_GE(slot.begin, at);
+        EXPECT_LT(slot.begin, at + alignment);
+        EXPECT_EQ(slot.end - slot.begin, specs[specs.size() - 1 - i].size());
+        EXPECT_EQ(&layout.slot_of(slot.parameter), &slot);
+        at = slot.end;
+      }
+      at = 0;
+      for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+        const auto& bucket = layout.buckets[b];
+        EXPECT_EQ(bucket.begin, at);
+        if (b + 1 < layout.buckets.size()) {
+          EXPECT_GE(bucket.end - bucket.begin, bucket_size);
+        }
+        for (const int parameter : bucket.parameters) {
+          const auto& slot = layout.slot_of(parameter);
+          EXPECT_EQ(slot.bucket, static_cast<int>(b));
+          EXPECT_GE(slot.begin, bucket.begin);
+          EXPECT_LE(slot.end, bucket.end);
+        }
+        at = bucket.end;
+      }
+      EXPECT_EQ(at, layout.size);
+      if (bucket_size == 0) {
+        EXPECT_EQ(layout.buckets.size(), 1u);
+      }
+    }
+}
+
+TEST(BufferLayout, ClosesABucketAsSoonAsItIsFull) {
+  const auto layout = buffer_layout(specs_of_sizes({10, 10, 10, 10, 10}), 20, 1);
+  ASSERT_EQ(layout.buckets.size(), 3u);
+  EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4, 3}));
+  EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
+}
+
+TEST(BufferLayout, OfNothingIsEmpty) {
+  const auto layout = buffer_layout({}, 100);
+  EXPECT_EQ(layout.size, 0);
+  EXPECT_TRUE(layout.buckets.empty());
+  EXPECT_THROW(layout.slot_of(0), std::out_of_range);
+}
+
+TEST(BufferLayout, RefusesANegativeBucketSize) { EXPECT_THROW(buffer_layout({}, -1), ConfigError); }
+
+}  // namespace
+}  // namespace megatron::plan

@@ -1,0 +1,12 @@
+#pragma once
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+/// A file of tests/golden/plan/, written by megatron-core.
+inline nlohmann::json golden(const std::string& name) {
+  std::ifstream file(std::string(MEGATRON_TEST_FOLDER) + "/golden/plan/" + name);
+  if (!file) throw std::runtime_error("tests/golden/plan/" + name + " is missing");
+  return nlohmann::json::parse(file);
+}

@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "megatron/config/options.h"
+#include "megatron/plan/counts.h"
+#include "megatron/plan/rules.h"
+
+// configs/: every recipe holds together and is the size that its name says.
+namespace megatron::plan {
+namespace {
+
+std::map<std::string, ResolvedRun> recipes() {
+  std::map<std::string, ResolvedRun> runs;
+  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs")) {
+    config::RunConfig config;
+    config::load_toml(config, entry.path().string());
+    runs.emplace(entry.path().stem().string(), resolve(config));
+  }
+  return runs;
+}
+
+TEST(Recipes, AreOfTheSizesInTheirNames) {
+  const std::map<std::string, std::pair<double, double>> millions = {
+      {"gpt_tiny", {2, 3}},           {"gpt2_124m", {124, 125}},
+      {"megatron_355m", {354, 356}},  {"megatron_1.2b", {1150, 1250}},
+      {"gpt_1.3b", {1300, 1350}},     {"megatron_2.5b", {2450, 2550}},
+      {"megatron_8.3b", {8250, 8350}}};
+  const auto runs = recipes();
+  for (const auto& [name, range] : millions) {
+    ASSERT_TRUE(runs.contains(name)) << name;
+    const double count = static_cast<double>(parameter_count(runs.at(name).shape)) / 1e6;
+    EXPECT_GE(count, range.first) << name;
+    EXPECT_LE(count, range.second) << name;
+  }
+  EXPECT_EQ(runs.size(), millions.size()) << "a recipe without a line in this test";
+}
+
+TEST(Recipes, OfThePaperTrainAsItDid) {
+  for (const auto& [name, run] : recipes()) {
+    if (!name.starts_with("megatron_")) continue;
+    EXPECT_EQ(run.shape.padded_vocab, 51200) << name;
+    EXPECT_EQ(run.train_samples, 300000LL * 512) << name;
+    EXPECT_EQ(run.learning_rate.at(3000 * 512), 1.5e-4) << name;
+    EXPECT_EQ(run.learning_rate.at(300000LL * 512), 1e-5) << name;
+  }
+}
+
+TEST(Recipes, ReadBackExactlyAfterBeingSaved) {
+  for (const auto& [name, run] : recipes()) {
+    const std::string saved = config::save_toml(run.config);
+    config::RunConfig config;
+    config::read_toml(config::fields_of(config), saved, name);
+    EXPECT_EQ(config::save_toml(config), saved) << name;
+    EXPECT_EQ(config::save_toml(resolve(config).config), saved) << name;
+  }
+}
+
+}  // namespace
+}  // namespace megatron::plan

@@ -1,0 +1,225 @@
+#include "megatron/plan/rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "megatron/base/error.h"
+
+namespace megatron::plan {
+namespace {
+
+using config::RunConfig;
+using testing::HasSubstr;
+
+RunConfig valid() {
+  RunConfig config;
+  config.model.vocab_size = 1000;
+  return config;
+}
+
+std::string error_of(const RunConfig& config, const Facts& facts = {}) {
+  try {
+    resolve(config, facts);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Resolve, FillsInWhatFollowsFromTheOptions) {
+  RunConfig config = valid();
+  config.parallel.tp = 2;
+  config.parallel.world_size = 8;
+  config.train.micro_batch_size = 3;
+  config.train.train_iters = 50;
+  const ResolvedRun run = resolve(config);
+  EXPECT_EQ(run.grid.size(Axis::Tp), 2);
+  EXPECT_EQ(run.grid.size(Axis::Dp), 4);
+  EXPECT_EQ(run.config.model.ffn_hidden_size, 1024);
+  EXPECT_EQ(run.config.model.max_position_embeddings, 128);
+  EXPECT_EQ(run.config.train.global_batch_size, 12);
+  EXPECT_EQ(run.microbatches_per_step, 1);
+  EXPECT_EQ(run.train_samples, 600);
+  EXPECT_EQ(run.learning_rate.decay_samples, 600);
+  EXPECT_EQ(run.shape.padded_vocab, 1024);
+}
+
+TEST(Resolve, TakesTheTokenizersVocabularyWhereNoneIsGiven) {
+  RunConfig config;
+  EXPECT_EQ(resolve(config, {.tokenizer_vocab = 300}).shape.vocab, 300);
+  EXPECT_THAT(error_of(config), HasSubstr("model.vocab_size must be given"));
+  config.model.vocab_size = 200;
+  EXPECT_THAT(error_of(config, {.tokenizer_vocab = 300}), HasSubstr("fix:  --model.vocab-size 300"));
+}
+
+TEST(Resolve, FollowsTheLauncherRatherThanTheRecipe) {
+  RunConfig config = valid();
+  config.parallel.world_size = 2;
+  EXPECT_EQ(resolve(config, {.launched_world_size = 6}).grid.size(Axis::Dp), 6);
+}
+
+TEST(Resolve, StaysResolvedWhenResolvedAgain) {
+  RunConfig config = valid();
+  config.schedule.rampup_batch_size = {1, 1, 20};
+  config.train.global_batch_size = 8;
+  const ResolvedRun once = resolve(config);
+  const ResolvedRun twice = resolve(once.config);
+  EXPECT_EQ(twice.train_samples, once.train_samples);
+  EXPECT_EQ(twice.config.model.ffn_hidden_size, once.config.model.ffn_hidden_size);
+  EXPECT_EQ(twice.learning_rate.decay_samples, once.learning_rate.decay_samples);
+}
+
+TEST(Resolve, ReportsAllViolatedRulesTogether) {
+  RunConfig config = valid();
+  config.model.num_attention_heads = 7;
+  config.parallel.backend = "mpi";
+  config.data.split = "1;2";
+  config.schedule.lr_decay_style = "cosin";
+  config.train.dtype = "fp8";
+  config.train.micro_batch_size = 4;
+  config.train.global_batch_size = 6;
+  const std::string error = error_of(config);
+  for (const char* rule : {"model.num_attention_heads", "parallel.backend", "data.split", "schedule.lr_decay_style",
+                           "train.dtype", "train.global_batch_size must be a multiple"})
+    EXPECT_THAT(error, HasSubstr(rule));
+  std::size_t reported = 0;
+  for (std::size_t at = error.find("got:"); at != std::string::npos; at = error.find("got:", at + 1)) ++reported;
+  EXPECT_EQ(reported, 6u) << error;
+}
+
+struct Violation {
+  const char* named;  ///< the option that the message must name
+  std::function<void(RunConfig&)> make;
+};
+
+TEST(Resolve, NamesTheOptionOfEveryViolation) {
+  const std::vector<Violation> violations = {
+      {"model.num_layers", [](RunConfig& c) { c.model.num_layers = 0; }},
+      {"model.hidden_size", [](RunConfig& c) { c.model.hidden_size = -8; }},
+      {"model.hidden_size", [](RunConfig& c) { c.model.hidden_size = 255; }},
+      {"model.num_attention_heads", [](RunConfig& c) { c.model.num_attention_heads = 0; }},
+      {"model.ffn_hidden_size", [](RunConfig& c) { c.model.ffn_hidden_size = -1; }},
+      {"model.max_position_embeddings", [](RunConfig& c) { c.model.max_position_embeddings = 127; }},
+      {"model.make_vocab_size_divisible_by", [](RunConfig& c) { c.model.make_vocab_size_divisible_by = 0; }},
+      {"model.layernorm_epsilon", [](RunConfig& c) { c.model.layernorm_epsilon = 0; }},
+      {"model.gelu", [](RunConfig& c) { c.model.gelu = "relu"; }},
+      {"model.init_method_std", [](RunConfig& c) { c.model.init_method_std = -1; }},
+      {"model.hidden_dropout", [](RunConfig& c) { c.model.hidden_dropout = 1; }},
+      {"model.attention_dropout", [](RunConfig& c) { c.model.attention_dropout = -0.1; }},
+      {"parallel.world_size", [](RunConfig& c) { c.parallel.world_size = -1; }},
+      {"parallel.tp", [](RunConfig& c) { c.parallel.tp = 0; }},
+      {"world size", [](RunConfig& c) { c.parallel.tp = 2; }},
+      {"parallel.dp", [](RunConfig& c) { c.parallel.dp = -2; }},
+      {"model.num_attention_heads must divide", [](RunConfig& c) { c.parallel.tp = c.parallel.world_size = 8; }},
+      {"parallel.launch", [](RunConfig& c) { c.parallel.launch = "forks"; }},
+      {"parallel.device", [](RunConfig& c) { c.parallel.device = "tpu"; }},
+      {"parallel.backend nccl", [](RunConfig& c) { c.parallel.backend = "nccl"; }},
+      {"parallel.backend local",
+       [](RunConfig& c) {
+         c.parallel.backend = "local";
+         c.parallel.launch = "processes";
+       }},
+      {"parallel.threads_per_rank", [](RunConfig& c) { c.parallel.threads_per_rank = -1; }},
+      {"parallel.timeout_s", [](RunConfig& c) { c.parallel.timeout_s = 0; }},
+      {"data.split", [](RunConfig& c) { c.data.split = ""; }},
+      {"data.split", [](RunConfig& c) { c.data.split = "0,0,0"; }},
+      {"data.split", [](RunConfig& c) { c.data.split = "1,2,3,4"; }},
+      {"data.split", [](RunConfig& c) { c.data.split = "1,-2"; }},
+      {"data.seq_length", [](RunConfig& c) { c.data.seq_length = 0; }},
+      {"optimizer.adam_beta1", [](RunConfig& c) { c.optimizer.adam_beta1 = 1; }},
+      {"optimizer.adam_beta2", [](RunConfig& c) { c.optimizer.adam_beta2 = -0.5; }},
+      {"optimizer.adam_eps", [](RunConfig& c) { c.optimizer.adam_eps = 0; }},
+      {"optimizer.weight_decay", [](RunConfig& c) { c.optimizer.weight_decay = -1; }},
+      {"optimizer.clip_grad", [](RunConfig& c) { c.optimizer.clip_grad = -1; }},
+      {"optimizer.clip_norm", [](RunConfig& c) { c.optimizer.clip_norm = "l1"; }},
+      {"optimizer.bucket_size", [](RunConfig& c) { c.optimizer.bucket_size = -1; }},
+      {"schedule.lr ", [](RunConfig& c) { c.schedule.lr = -1; }},
+      {"schedule.min_lr", [](RunConfig& c) { c.schedule.min_lr = 1; }},
+      {"schedule.lr_warmup_init", [](RunConfig& c) { c.schedule.lr_warmup_init = 1; }},
+      {"warm-up", [](RunConfig& c) { c.schedule.lr_warmup_samples = 100; }},
+      {"schedule.lr_warmup_fraction", [](RunConfig& c) { c.schedule.lr_warmup_fraction = 1.5; }},
+      {"schedule.lr_decay_samples", [](RunConfig& c) { c.schedule.lr_decay_samples = -1; }},
+      {"schedule.lr_wsd_decay_samples", [](RunConfig& c) { c.schedule.lr_decay_style = "WSD"; }},
+      {"schedule.lr_wsd_decay_samples",
+       [](RunConfig& c) {
+         c.schedule.lr_decay_style = "WSD";
+         c.schedule.lr_wsd_decay_samples = 101;
+       }},
+      {"schedule.lr_wsd_decay_style", [](RunConfig& c) { c.schedule.lr_wsd_decay_style = "step"; }},
+      {"schedule.rampup_batch_size",
+       [](RunConfig& c) {
+         c.schedule.rampup_batch_size = {1, 2};
+       }},
+      {"train.out", [](RunConfig& c) { c.train.out = ""; }},
+      {"train.train_iters", [](RunConfig& c) { c.train.train_iters = -1; }},
+      {"train.micro_batch_size", [](RunConfig& c) { c.train.micro_batch_size = 0; }},
+      {"train.micro_batch_size x data.seq_length", [](RunConfig& c) { c.train.micro_batch_size = 1 << 24; }},
+      {"train.global_batch_size", [](RunConfig& c) { c.train.global_batch_size = -4; }},
+      {"train.eval_interval", [](RunConfig& c) { c.train.eval_interval = -1; }},
+      {"train.eval_iters",
+       [](RunConfig& c) {
+         c.train.eval_interval = 10;
+         c.train.eval_iters = 0;
+       }},
+      {"train.seed", [](RunConfig& c) { c.train.seed = std::uint64_t{1} << 32; }},
+      {"train.dtype", [](RunConfig& c) { c.train.dtype = "float"; }},
+      {"train.label_smoothing", [](RunConfig& c) { c.train.label_smoothing = 1; }},
+      {"train.loss_chunk_tokens", [](RunConfig& c) { c.train.loss_chunk_tokens = 0; }},
+      {"train.kernels", [](RunConfig& c) { c.train.kernels = "sse"; }},
+      {"checkpoint.save_interval", [](RunConfig& c) { c.checkpoint.save_interval = -1; }},
+      {"checkpoint.keep_last", [](RunConfig& c) { c.checkpoint.keep_last = -1; }},
+      {"log.interval", [](RunConfig& c) { c.log.interval = 0; }},
+      {"progress", [](RunConfig& c) { c.log.progress = "maybe"; }},
+  };
+  EXPECT_EQ(error_of(valid()), "no error");
+  for (const Violation& violation : violations) {
+    RunConfig config = valid();
+    violation.make(config);
+    EXPECT_THAT(error_of(config), HasSubstr(violation.named));
+  }
+}
+
+TEST(Resolve, AsksForDataWhereTheJobReadsIt) {
+  EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.data_path"));
+  EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.tokenizer"));
+  RunConfig config = valid();
+  config.data.data_path = {"prefix"};
+  config.data.tokenizer = "tokenizer.json";
+  EXPECT_EQ(error_of(config, {.needs_data = true}), "no error");
+}
+
+// Every integer at its ends: no overflow in what is derived (run under UBSan too).
+TEST(Resolve, RefusesTheEndsOfEveryIntegerWithoutOverflow) {
+  constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min(),
+                         kMax = std::numeric_limits<std::int64_t>::max();
+  const auto options_of = [](RunConfig& c) {
+    return std::vector<std::int64_t*>{&c.model.num_layers,
+                                      &c.model.hidden_size,
+                                      &c.model.num_attention_heads,
+                                      &c.model.ffn_hidden_size,
+                                      &c.model.max_position_embeddings,
+                                      &c.model.vocab_size,
+                                      &c.model.make_vocab_size_divisible_by,
+                                      &c.data.seq_length,
+                                      &c.schedule.lr_decay_samples,
+                                      &c.schedule.lr_warmup_samples,
+                                      &c.train.train_iters,
+                                      &c.train.micro_batch_size,
+                                      &c.train.global_batch_size};
+  };
+  RunConfig probe = valid();
+  const std::size_t count = options_of(probe).size();
+  for (std::size_t i = 0; i < count; ++i)
+    for (const std::int64_t end : {kMin, kMax}) {
+      RunConfig config = valid();
+      config.schedule.lr_warmup_fraction = 0.5;
+      *options_of(config)[i] = end;
+      EXPECT_NE(error_of(config), "no error") << i;
+    }
+}
+
+}  // namespace
+}  // namespace megatron::plan
