@@ -1,0 +1,381 @@
+#define USE_C10D_GLOO  // c10d shows its Gloo classes
+#include "megatron/comm/gloo_backend.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+#include "megatron/comm/c10d_store.h"
+#include "megatron/comm/rank_threads.h"
+
+namespace megatron::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+/// c10d's group, which can also be closed under work that is still going on: its peers and its own threads then end.
+class GlooGroup final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  void close() {
+    if (closed_.exchange(true)) return;
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+
+ private:
+  std::atomic<bool> closed_{false};
+};
+
+/// What all groups of one rank share.
+struct GlooWorld {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::shared_ptr<::gloo::transport::Device> device;
+  milliseconds timeout;
+  std::unique_ptr<PeerWatch> watch;
+};
+
+/// One group of one rank.
+struct GlooMember {
+  std::shared_ptr<GlooWorld> world;
+  c10::intrusive_ptr<GlooGroup> group;
+  std::string id;
+  std::vector<int> world_ranks;
+  int rank = 0;
+  std::size_t watched = 0;  ///< the group's number at the watch
+
+  std::string ranks() const {
+    std::string text;
+    for (const int r : world_ranks) text += concat(text.empty() ? "" : ", ", r);
+    return text;
+  }
+};
+
+/// One or more c10d works, and what is left to do here once they are done.
+class GlooWork : public Work {
+ public:
+  GlooWork(std::shared_ptr<GlooMember> member, const char* name, std::uint64_t sequence,
+           c10::intrusive_ptr<c10d::Work> work, std::function<void()> finally)
+      : member_(std::move(member)),
+        name_(name),
+        sequence_(sequence),
+        work_(std::move(work)),
+        finally_(std::move(finally)) {}
+  ~GlooWork() override {
+    try {
+      wait();
+    } catch (...) {  // nobody asked: the group's next collective says it again
+    }
+  }
+
+  void wait() override {
+    if (error_) std::rethrow_exception(error_);
+    const auto work = std::exchange(work_, nullptr);
+    if (!work) return;
+    try {
+      wait_for(*work);
+      if (finally_) finally_();
+    } catch (const PeerError&) {
+      error_ = std::current_exception();
+      throw;
+    }
+  }
+
+ private:
+  /// Looks up now and then: another rank may have given up.
+  void wait_for(c10d::Work& work) const {
+    PeerWatch& watch = *member_->world->watch;
+    const auto start = Clock::now();
+    std::string what;
+    while (true) {
+      try {
+        work.wait(milliseconds(250));
+        return;
+      } catch (const std::exception& e) {
+        what = e.what();
+      }
+      const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+      const bool broken = work.isCompleted();
+      if (!broken && !watch.troubled() && waited < member_->world->timeout) continue;
+      const std::string why = watch.troubled() ? watch.trouble() : watch.explain(member_->watched, sequence_, waited);
+      const double seconds = std::chrono::duration<double>(waited).count();
+      throw PeerError(concat(name_, " #", sequence_, " of ranks ", member_->ranks(), " failed after ", seconds,
+                             " s: ", why, broken ? concat("\n  transport: ", what.substr(0, what.find('\n'))) : ""));
+    }
+  }
+
+  std::shared_ptr<GlooMember> member_;
+  const char* name_;
+  std::uint64_t sequence_;
+  c10::intrusive_ptr<c10d::Work> work_;  ///< null once waited for
+  std::function<void()> finally_;
+  std::exception_ptr error_;
+};
+
+/// A send or a receive: Gloo's own timeout ends it, because a shorter wait would break the connection.
+class GlooPeerWork final : public Work {
+ public:
+  GlooPeerWork(std::shared_ptr<GlooMember> member, std::string name, int peer, c10::intrusive_ptr<c10d::Work> work,
+               at::Tensor tensor)
+      : member_(std::move(member)),
+        name_(std::move(name)),
+        peer_(peer),
+        work_(std::move(work)),
+        tensor_(std::move(tensor)) {}
+  ~GlooPeerWork() override {
+    try {
+      wait();
+    } catch (...) {
+    }
+  }
+
+  void wait() override {
+    if (error_) std::rethrow_exception(error_);
+    const auto work = std::exchange(work_, nullptr);
+    if (!work) return;
+    const auto start = Clock::now();
+    try {
+      work->wait(member_->world->timeout);
+    } catch (const std::exception& e) {
+      const std::string what = e.what();
+      const PeerWatch& watch = *member_->world->watch;
+      const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+      error_ = std::make_exception_ptr(PeerError(
+          concat(name_, " failed after ", waited,
+                 " s: ", watch.troubled() ? watch.trouble() : concat("rank ", peer_, " did not arrive, or is gone"),
+                 "\n  transport: ", what.substr(0, what.find('\n')))));
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  std::shared_ptr<GlooMember> member_;
+  std::string name_;
+  int peer_;  ///< world rank
+  c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor tensor_;
+  std::exception_ptr error_;
+};
+
+class Done final : public Work {
+ public:
+  void wait() override {}
+};
+
+/// The tensor's bytes: what is only moved needs no type.
+at::Tensor as_bytes(const at::Tensor& t) { return t.detach().view(-1).view(at::kByte); }
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  return op == ReduceOp::Sum ? c10d::ReduceOp(c10d::ReduceOp::SUM) : c10d::ReduceOp(c10d::ReduceOp::MAX);
+}
+
+class GlooBackend final : public Backend {
+ public:
+  explicit GlooBackend(std::shared_ptr<GlooMember> member) : m_(std::move(member)) {}
+
+  int rank() const override { return m_->rank; }
+  int size() const override { return static_cast<int>(m_->world_ranks.size()); }
+  std::string name() const override { return "gloo"; }
+
+  WorkHandle all_reduce(at::Tensor inout, ReduceOp op) override {
+    if (inout.numel() == 0) return std::make_shared<Done>();
+    const at::ScalarType dtype = inout.scalar_type();
+    at::Tensor sum = inout.detach();
+    std::function<void()> finally;
+    if (dtype == at::kShort || dtype == at::kBool) {  // types that c10d's Gloo does not know
+      sum = sum.to(at::kInt);
+      finally = [inout = inout.detach(), sum] { inout.copy_(sum); };
+    }
+    return start_reduce(std::move(sum), op, "all_reduce", std::move(finally));
+  }
+
+  WorkHandle all_gather(at::Tensor out, at::Tensor in) override {
+    if (in.numel() == 0) return std::make_shared<Done>();
+    at::Tensor to = as_bytes(out), from = as_bytes(in);
+    return start("all_gather", m_->group->_allgather_base(to, from));
+  }
+
+  WorkHandle reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    if (in.numel() == 0) return std::make_shared<Done>();
+    const bool widen = in.scalar_type() == at::kShort || in.scalar_type() == at::kBool;
+    const at::Tensor sum = widen ? in.detach().to(at::kInt) : in.detach().clone();  // c10d's own does the same
+    return start_reduce(sum, op, "reduce_scatter", [out = out.detach(), sum, rank = rank()] {
+      out.view(-1).copy_(sum.view(-1).narrow(0, rank * out.numel(), out.numel()));
+    });
+  }
+
+  WorkHandle broadcast(at::Tensor inout, int root) override {
+    if (inout.numel() == 0) return std::make_shared<Done>();
+    std::vector<at::Tensor> tensors{as_bytes(inout)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return start("broadcast", m_->group->broadcast(tensors, options));
+  }
+
+  WorkHandle all_to_all(at::Tensor out, at::Tensor in) override {
+    if (in.numel() == 0) return std::make_shared<Done>();
+    at::Tensor to = as_bytes(out), from = as_bytes(in);
+    std::vector<std::int64_t> equal_parts;
+    return start("all_to_all", m_->group->alltoall_base(to, from, equal_parts, equal_parts));
+  }
+
+  WorkHandle barrier() override { return start("barrier", m_->group->barrier()); }
+
+  WorkHandle send(at::Tensor tensor, int destination, int tag) override {
+    std::vector<at::Tensor> tensors{as_bytes(tensor)};
+    return start_peer("send to", destination, tag, m_->group->send(tensors, destination, tag), tensors[0]);
+  }
+  WorkHandle recv(at::Tensor tensor, int source, int tag) override {
+    std::vector<at::Tensor> tensors{as_bytes(tensor)};
+    return start_peer("recv from", source, tag, m_->group->recv(tensors, source, tag), tensors[0]);
+  }
+
+  std::shared_ptr<Backend> split(const std::vector<int>& ranks) override;
+
+  void abort(const std::string& reason) override {
+    m_->world->watch->fail(reason);
+    m_->group->close();
+  }
+
+ private:
+  WorkHandle start(const char* name, c10::intrusive_ptr<c10d::Work> work, std::function<void()> finally = {}) {
+    const std::uint64_t sequence = m_->world->watch->enter(m_->watched);
+    return std::make_shared<GlooWork>(m_, name, sequence, std::move(work), std::move(finally));
+  }
+  WorkHandle start_reduce(at::Tensor sum, ReduceOp op, const char* name, std::function<void()> finally) {
+    std::vector<at::Tensor> tensors{std::move(sum)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    return start(name, m_->group->allreduce(tensors, options), std::move(finally));
+  }
+  WorkHandle start_peer(const char* verb, int peer, int tag, c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor) {
+    const int world_rank = m_->world_ranks[static_cast<std::size_t>(peer)];
+    return std::make_shared<GlooPeerWork>(m_, concat(verb, " rank ", world_rank, ", tag ", tag), world_rank,
+                                          std::move(work), std::move(tensor));
+  }
+
+  std::shared_ptr<GlooMember> m_;
+  std::uint64_t num_splits_ = 0;
+};
+
+std::shared_ptr<Backend> make_member(std::shared_ptr<GlooWorld> world, const std::string& id,
+                                     std::vector<int> world_ranks) {
+  auto member = std::make_shared<GlooMember>();
+  member->world = std::move(world);
+  member->id = id;
+  member->world_ranks = std::move(world_ranks);
+  const auto& ranks = member->world_ranks;
+  member->rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), member->world->watch->rank()) - ranks.begin());
+  member->watched = member->world->watch->add_group(id, ranks);
+  auto options = c10d::ProcessGroupGloo::Options::create(member->world->timeout);
+  options->devices = {member->world->device};
+  try {
+    member->group = c10::make_intrusive<GlooGroup>(c10::make_intrusive<c10d::PrefixStore>(id, member->world->store),
+                                                   member->rank, static_cast<int>(ranks.size()), std::move(options));
+  } catch (const std::exception& e) {
+    const std::string what = e.what();
+    throw PeerError(concat("connecting ranks ", member->ranks(), " failed: ", what.substr(0, what.find('\n')), "\n  ",
+                           member->world->watch->explain(member->watched, 0, milliseconds(0))));
+  }
+  return std::make_shared<GlooBackend>(std::move(member));
+}
+
+std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks) {
+  const std::uint64_t sequence = num_splits_++;
+  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) return nullptr;
+  std::vector<int> world_ranks;
+  for (const int r : ranks) world_ranks.push_back(m_->world_ranks[static_cast<std::size_t>(r)]);
+  return make_member(m_->world, concat(m_->id, ".", sequence), std::move(world_ranks));
+}
+
+/// The local address from which packets to `host` leave: where peers that reach it can reach this host.
+std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0 || found == nullptr)
+    throw PeerError(rule_got_fix("The rendezvous host must have an address.", host, "check MASTER_ADDR"));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw std::runtime_error("socket: cannot open one to find the network interface");
+  sockaddr_storage local{};
+  socklen_t length = sizeof local;
+  char text[NI_MAXHOST] = {};
+  const bool ok = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&  // a datagram socket: nothing is sent
+                  getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
+                  getnameinfo(reinterpret_cast<const sockaddr*>(&local), length, text, sizeof text, nullptr, 0,
+                              NI_NUMERICHOST) == 0;
+  close(fd);
+  if (!ok) throw PeerError(rule_got_fix("This host must have a route to the rendezvous host.", host));
+  return text;
+}
+
+Group join_world(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<::gloo::transport::Device> device, int rank,
+                 int size, bool keeps_store, milliseconds timeout) {
+  auto world = std::make_shared<GlooWorld>();
+  world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store), rank, size, keeps_store);
+  world->store = std::move(store);
+  world->device = std::move(device);
+  world->timeout = timeout;
+  world->watch->meet(timeout);
+  std::vector<int> everybody(static_cast<std::size_t>(size));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return Group(make_member(std::move(world), "world", std::move(everybody)));
+}
+
+}  // namespace
+
+Group join_gloo(const Place& place, milliseconds timeout) {
+  if (place.world_size == 1) return Group();
+  const auto device = place.interface.empty()
+                          ? c10d::ProcessGroupGloo::createDeviceForHostname(address_towards(place.address, place.port))
+                          : c10d::ProcessGroupGloo::createDeviceForInterface(place.interface);
+  return join_world(connect_store(place, timeout), device, place.rank, place.world_size,
+                    place.rank == 0 && !place.store_is_kept, timeout);
+}
+
+void run_gloo_ranks(int size, const std::function<void(Group)>& body, const LocalOptions& options) {
+  if (size == 1)
+    return run_rank_threads(
+        1, [&](int) { body(Group()); }, [](int, const std::exception_ptr&) {}, options.timeout, options.on_stuck);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<Group> worlds(static_cast<std::size_t>(std::max(size, 1)));
+  run_rank_threads(
+      size,
+      [&](int rank) {
+        Group& world = worlds[static_cast<std::size_t>(rank)];
+        world = join_world(store, c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"), rank, size, false,
+                           options.timeout);
+        body(world);
+      },
+      [&](int rank, const std::exception_ptr& error) {
+        Group& world = worlds[static_cast<std::size_t>(rank)];
+        if (error) world.abort(message_of(error));
+        world = Group();  // closes this rank's connections
+      },
+      options.timeout, options.on_stuck);
+}
+
+struct StoreServer::Impl {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+};
+
+StoreServer::StoreServer() : impl_(std::make_unique<Impl>()) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  impl_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+StoreServer::~StoreServer() = default;
+int StoreServer::port() const { return impl_->store->getPort(); }
+
+}  // namespace megatron::comm

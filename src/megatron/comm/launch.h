@@ -1,0 +1,26 @@
+#pragma once
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace megatron::comm {
+
+struct LaunchOptions {
+  /// After the first rank has failed, the others have this long to end by themselves, naming the missing rank; then
+  /// they get SIGTERM and, as long again later, SIGKILL.
+  std::chrono::milliseconds grace = std::chrono::seconds(10);
+};
+
+struct LaunchResult {
+  int exit_code = 0;           ///< the highest of all ranks; 128 + n for one ended by signal n
+  int first_failed_rank = -1;  ///< -1: every rank returned 0
+  std::string message;         ///< which rank failed first, and how; empty: none
+};
+
+/// Runs `command` (a program's path and its arguments) in `size` processes of this host, each with the variables of
+/// torchrun set (rendezvous.h), and waits for all. The rendezvous store lives here, so that it outlives every rank.
+/// SIGINT and SIGTERM are passed on to the ranks, once each; no process is left behind, not even when this process is
+/// killed. Call it from the main thread, before other threads start. Throws ConfigError when the command cannot be run.
+LaunchResult launch_processes(int size, const std::vector<std::string>& command, const LaunchOptions& options = {});
+
+}  // namespace megatron::comm

@@ -1,0 +1,87 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace megatron::comm {
+
+/// A small shared dictionary that every rank reaches (c10d's TCPStore or HashStore). Calls throw when it is gone.
+class KeyStore {
+ public:
+  virtual ~KeyStore() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual void set_once(const std::string& key, const std::string& value) = 0;  ///< the first value stays
+  virtual std::optional<std::string> get(const std::string& key) = 0;           ///< does not wait
+};
+
+/// Knows which rank is missing when a collective between processes fails. Each rank counts the collectives that it
+/// starts; a thread writes the counts to the store five times a second and looks there for a rank that has given up.
+/// So a collective costs no message of its own, and after a failure the counts tell who did not arrive.
+class PeerWatch {
+ public:
+  /// `keeps_store`: the store ends with this rank's process, so the destructor lets the others end first, for a while.
+  PeerWatch(std::shared_ptr<KeyStore> keys, int rank, int size, bool keeps_store);
+  ~PeerWatch();  ///< tells the peers that this rank has ended
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  int rank() const { return rank_; }
+
+  /// Waits until every rank has come to the store. Throws PeerError naming those that have not within `timeout`.
+  void meet(std::chrono::milliseconds timeout);
+
+  /// `id`: equal on every member, without blanks. Returns what the calls below name the group by.
+  std::size_t add_group(std::string id, std::vector<int> world_ranks);
+  /// This rank starts a collective of the group: its number, from 0.
+  std::uint64_t enter(std::size_t group);
+
+  /// This rank gives up: peers hear of it within a fraction of a second.
+  void fail(const std::string& reason);
+  /// Some rank has given up; trouble() says which and why.
+  bool troubled() const { return troubled_.load(); }
+  std::string trouble() const;
+
+  /// After collective `sequence` of the group has failed here, `waited` after it was started: which ranks did not
+  /// arrive, are gone or have given up. Takes up to 1.5 s.
+  std::string explain(std::size_t group, std::uint64_t sequence, std::chrono::milliseconds waited);
+
+ private:
+  struct GroupState {
+    std::string id;
+    std::vector<int> world_ranks;
+    std::uint64_t entered = 0;  ///< collectives that this rank has started
+  };
+  struct Progress {
+    std::string beat;                              ///< changes while the rank's process lives
+    std::map<std::string, std::uint64_t> entered;  ///< by group
+  };
+
+  void watch();
+  void publish();
+  void look_for_trouble();
+  std::optional<Progress> progress_of(int rank);
+  std::string describe_missing(const std::vector<int>& ranks, const GroupState& group);
+  std::vector<int> silent(const std::vector<int>& ranks);
+
+  const std::shared_ptr<KeyStore> keys_;
+  const int rank_, size_;
+  const bool keeps_store_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable stop_changed_;
+  bool stop_ = false;
+  std::vector<GroupState> groups_;
+  std::uint64_t beat_ = 0;
+  std::string trouble_;
+  std::atomic<bool> troubled_{false};
+  std::thread thread_;
+};
+
+}  // namespace megatron::comm

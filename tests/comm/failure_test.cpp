@@ -1,0 +1,298 @@
+#include <ATen/ops/ones.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "as_rank.h"
+#include "contract.h"
+#include "megatron/comm/gloo_backend.h"
+#include "megatron/comm/launch.h"
+#include "megatron/comm/local_backend.h"
+
+// A rank that throws, ends, is killed or stalls: every other rank ends in time and says who is missing, at what.
+namespace megatron::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+using Runner = void (*)(int, const std::function<void(Group)>&, const LocalOptions&);
+
+struct Transport {
+  const char* name;
+  Runner run;
+};
+
+constexpr milliseconds kTimeout{3000};
+
+class FailureAmongThreads : public testing::TestWithParam<Transport> {
+ protected:
+  /// Rank 2 of 4 runs `culprit` where the others reduce; returns what each other rank threw.
+  std::vector<std::string> others_say(
+      const std::function<void(const Group&)>& culprit, const std::function<void()>& others_have_ended = [] {}) {
+    std::vector<std::string> said(4);
+    std::mutex mutex;
+    int ended = 0;
+    try {
+      GetParam().run(
+          4,
+          [&](Group world) {
+            const at::Tensor t = at::ones({1000});
+            world.all_reduce(t);  // all is well
+            if (world.rank() == 2) return culprit(world);
+            try {
+              world.all_reduce(t);
+              world.all_reduce(t);
+            } catch (const PeerError& e) {
+              said[static_cast<std::size_t>(world.rank())] = e.what();
+            }
+            world = Group();
+            const std::lock_guard lock(mutex);
+            if (++ended == 3) others_have_ended();
+          },
+          LocalOptions{.timeout = kTimeout});
+    } catch (const std::exception& e) {
+      said[2] = e.what();
+    }
+    return said;
+  }
+};
+
+TEST_P(FailureAmongThreads, ARankThatThrowsIsNamedWithItsReason) {
+  const auto start = Clock::now();
+  const auto said = others_say([](const Group&) { throw std::runtime_error("out of luck"); });
+  for (const int r : {0, 1, 3})
+    EXPECT_THAT(said[static_cast<std::size_t>(r)],
+                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("out of luck")));
+  EXPECT_EQ(said[2], "out of luck") << "the first error is the one that the caller gets";
+  EXPECT_LT(Clock::now() - start, 2 * kTimeout);
+}
+
+TEST_P(FailureAmongThreads, ARankThatEndsEarlyIsNamed) {
+  const auto said = others_say([](const Group&) {});
+  for (const int r : {0, 1, 3})
+    EXPECT_THAT(said[static_cast<std::size_t>(r)],
+                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("ended")));
+}
+
+TEST_P(FailureAmongThreads, ARankThatStallsIsNamedAfterTheTimeout) {
+  std::promise<void> others_have_ended;
+  const auto start = Clock::now();
+  Clock::duration took{};
+  const auto said = others_say([&](const Group&) { others_have_ended.get_future().wait(); },
+                               [&] {
+                                 took = Clock::now() - start;
+                                 others_have_ended.set_value();
+                               });
+  for (const int r : {0, 1, 3})
+    EXPECT_THAT(said[static_cast<std::size_t>(r)],
+                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("did not arrive")));
+  EXPECT_GE(took, kTimeout);
+  EXPECT_LT(took, 3 * kTimeout);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FailureAmongThreads,
+                         testing::Values(Transport{"Local", run_ranks}, Transport{"Gloo", run_gloo_ranks}),
+                         [](const auto& p) { return p.param.name; });
+
+/// A folder of its own for one test, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "megatron-comm-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(int rank) const { return path_ / concat("rank", rank); }
+  std::string path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string text_of(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class FailureAmongProcesses : public testing::TestWithParam<const char*> {};
+
+TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
+  const Folder folder;
+  const auto start = Clock::now();
+  const LaunchResult result =
+      launch_processes(3, {"/proc/self/exe", "--as-rank", GetParam(), folder.path()}, {.grace = 2 * kTimeout});
+  const std::string how = GetParam();
+  for (const int r : {0, 1})
+    EXPECT_THAT(text_of(folder.file(r)), AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 2"))) << "rank " << r;
+  EXPECT_LT(Clock::now() - start, 6 * kTimeout);
+  const int code = how == "exit" ? 7 : how == "throw" ? 1 : how == "kill" ? 128 + SIGKILL : 128 + SIGTERM;
+  EXPECT_EQ(result.exit_code, std::max(code, 5)) << result.message;
+  if (how != "stall") {
+    EXPECT_EQ(result.first_failed_rank, 2) << result.message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, FailureAmongProcesses, testing::Values("throw", "exit", "kill", "stall"),
+                         [](const auto& p) { return std::string(p.param); });
+
+/// A launcher in a process of its own, and a pipe that it and its ranks hold open.
+struct RunningLauncher {
+  pid_t pid = 0;
+  int read_end = -1;
+
+  explicit RunningLauncher(const char* what) {
+    std::array<int, 2> ends{};
+    if (pipe(ends.data()) != 0) throw std::runtime_error("pipe");
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    read_end = ends[0];
+    const std::string fd = std::to_string(ends[1]);
+    pid = fork();
+    if (pid == 0) {
+      execl("/proc/self/exe", "comm_test", "--as-rank", "launcher", what, fd.c_str(), nullptr);
+      _exit(127);
+    }
+    close(ends[1]);
+  }
+  ~RunningLauncher() { close(read_end); }
+  RunningLauncher(const RunningLauncher&) = delete;
+  RunningLauncher& operator=(const RunningLauncher&) = delete;
+
+  /// Reads until `n` bytes have come or every writer has gone.
+  std::string read_bytes(std::size_t n) const {
+    std::string text(n, '\0');
+    std::size_t got = 0;
+    while (got < n) {
+      const ssize_t k = read(read_end, text.data() + got, n - got);
+      if (k <= 0) break;
+      got += static_cast<std::size_t>(k);
+    }
+    text.resize(got);
+    return text;
+  }
+};
+
+TEST(Launch, LeavesNoOrphanWhenTheLauncherIsKilled) {
+  const RunningLauncher launcher("wait");
+  ASSERT_EQ(launcher.read_bytes(2), "rr") << "both ranks run";
+  kill(launcher.pid, SIGKILL);
+  waitpid(launcher.pid, nullptr, 0);
+  EXPECT_EQ(launcher.read_bytes(1), "") << "the pipe ends when the last rank has gone";
+}
+
+TEST(Launch, PassesSigtermOnOnceAndReturnsTheRanksCode) {
+  const RunningLauncher launcher("end-on-sigterm");
+  ASSERT_EQ(launcher.read_bytes(2), "rr");
+  kill(launcher.pid, SIGTERM);
+  kill(launcher.pid, SIGTERM);
+  EXPECT_EQ(launcher.read_bytes(3), "tt") << "each rank got one";
+  int status = 0;
+  waitpid(launcher.pid, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
+TEST(Launch, SaysThatAProgramCannotBeRun) { EXPECT_THROW(launch_processes(2, {"/no/such/program"}), ConfigError); }
+
+TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
+  const StoreServer store;
+  Place place;
+  place.world_size = 3;
+  place.rank = 1;
+  place.port = store.port();
+  place.store_is_kept = true;
+  try {
+    join_gloo(place, milliseconds(300));
+    FAIL() << "nobody else came";
+  } catch (const PeerError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("ranks 0, 2 did not arrive"));
+  }
+}
+
+// ---- what the launched ranks do ----
+
+int run_contract(const Environment& environment) {
+  const Group world = join_gloo(*place_from(environment), seconds(60));
+  for (const auto& clause : contract::clauses()) {
+    try {
+      clause.body(world);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "rank %d: %s: %s\n", world.rank(), clause.name, e.what());
+      world.abort(e.what());
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/// Rank 2 goes the way `how` says; the others write what they were told to their file.
+int run_failure(const std::string& how, const std::string& folder, const Environment& environment) {
+  const Place place = *place_from(environment);
+  const Group world = join_gloo(place, kTimeout);
+  const at::Tensor t = at::ones({1000});
+  world.all_reduce(t);
+  if (place.rank == 2) {
+    if (how == "exit") _exit(7);
+    if (how == "kill") raise(SIGKILL);
+    if (how == "stall") pause();
+    world.abort("out of luck");
+    return 1;
+  }
+  try {
+    world.all_reduce(t);
+    world.all_reduce(t);
+  } catch (const PeerError& e) {
+    std::ofstream(concat(folder, "/rank", place.rank)) << e.what();
+    world.abort(e.what());
+    return 5;
+  }
+  return 0;
+}
+
+int run_launcher(const std::string& what, const std::string& fd) {
+  return launch_processes(2, {"/proc/self/exe", "--as-rank", what, fd}).exit_code;
+}
+
+int run_waiter(const std::string& what, const std::string& fd) {
+  sigset_t only_sigterm;
+  sigemptyset(&only_sigterm);
+  sigaddset(&only_sigterm, SIGTERM);
+  if (what == "end-on-sigterm") sigprocmask(SIG_BLOCK, &only_sigterm, nullptr);
+  if (write(std::stoi(fd), "r", 1) != 1) return 1;
+  if (what == "wait")
+    while (true) pause();
+  int signal = 0;
+  sigwait(&only_sigterm, &signal);
+  if (write(std::stoi(fd), "t", 1) != 1) return 1;
+  const timespec soon{0, 300'000'000};  // a second signal would be written too
+  if (sigtimedwait(&only_sigterm, nullptr, &soon) == SIGTERM && write(std::stoi(fd), "t", 1) != 1) return 1;
+  return 3;
+}
+
+}  // namespace
+
+int as_rank(const std::string& name, const std::vector<std::string>& arguments, const Environment& environment) {
+  if (name == "contract") return run_contract(environment);
+  if (name == "launcher") return run_launcher(arguments.at(0), arguments.at(1));
+  if (name == "wait" || name == "end-on-sigterm") return run_waiter(name, arguments.at(0));
+  return run_failure(name, arguments.at(0), environment);
+}
+
+}  // namespace megatron::comm
