@@ -11,6 +11,8 @@ namespace app = megatron::app;
 
 // The order is the one in which a new user meets them.
 const std::vector<app::Job> kJobs = {
+    {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
+    {"data", "Turns text into tokens and looks into the files.", app::data},
     {"docs", "Prints the generated parts of docs/.", app::docs},
 };
 

@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "app/jobs.h"
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/data/indexed_dataset.h"
+#include "megatron/data/preprocess.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kPreprocessUsage =
+    "megatron data preprocess --input F… --tokenizer T --output-prefix P [OPTION]…\n\n"
+    "Text to tokens: P_KEY_document.bin and .idx, as Megatron-LM's preprocessing writes them.";
+
+struct PreprocessFlags {
+  std::vector<std::string> input;
+  std::string tokenizer;
+  std::string output_prefix;
+  std::string json_key = "text";
+  std::string format = "auto";
+  bool append_eod = false;
+  int workers = 0;
+  std::int64_t max_document_mb = 64;
+  std::string progress = "auto";
+  bool json = false;
+
+  void visit(auto& v) {
+    v("input", input, "JSONL or plain text, also .gz and .zst; - reads standard input.");
+    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).",
+      "tokenizer-model");
+    v("output_prefix", output_prefix, "Beginning of the names to write.");
+    v("json_key", json_key, "Key of a JSON line that holds its text.", "json-keys");
+    v("format", format,
+      "auto (JSONL by name or content, else file), jsonl, lines (one document a line), paragraphs (blank lines "
+      "separate "
+      "documents) or file (one document a file).");
+    v("append_eod", append_eod, "End every document with the end-of-text token.");
+    v("workers", workers, "Threads that tokenize; 0: one a core.");
+    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
+    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("json", json, "Print the result as a JSON object.");
+  }
+};
+
+void need(bool given, const char* flag) {
+  if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing"));
+}
+
+void reject_words(const std::vector<std::string>& words) {
+  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+}
+
+data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const text::Tokenizer& tokenizer) {
+  if (flags.max_document_mb < 1 || flags.max_document_mb > 2048)
+    throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(flags.max_document_mb)));
+  data::PreprocessOptions options;
+  options.text.inputs = flags.input;
+  options.text.format = data::text_format_of(flags.format);
+  options.text.json_key = flags.json_key;
+  options.text.max_document_bytes = static_cast<std::size_t>(flags.max_document_mb) << 20;
+  options.output_prefix = flags.output_prefix;
+  options.append_eod = flags.append_eod;
+  if (flags.append_eod) options.eod = tokenizer.eod_id();
+  options.workers =
+      flags.workers != 0 ? flags.workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return options;
+}
+
+int preprocess(const Args& args) {
+  PreprocessFlags flags;
+  reject_words(config::parse_command_line(flags, args, kPreprocessUsage));
+  need(!flags.input.empty(), "--input");
+  need(!flags.tokenizer.empty(), "--tokenizer");
+  need(!flags.output_prefix.empty(), "--output-prefix");
+  const auto mode = Progress::mode_of(flags.progress);
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const data::PreprocessOptions options = preprocess_options(flags, tokenizer);
+  const data::TextEncoder encoder{.make =
+                                      [&tokenizer] {
+                                        return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
+                                                   std::string_view text, std::vector<std::int32_t>& ids) {
+                                          worker->encode_append(text, ids);
+                                        };
+                                      },
+                                  .vocab_size = tokenizer.vocab_size()};
+
+  const Stopwatch since_start;
+  std::unique_ptr<Progress> progress;
+  const auto result =
+      data::preprocess(options, encoder, [&](std::int64_t done, std::int64_t total, std::int64_t documents) {
+        if (!progress) progress = std::make_unique<Progress>("preprocess", "bytes", total, mode);
+        progress->update(done, concat(documents, " documents"));
+      });
+  if (progress) progress->finish();
+  const double seconds = since_start.seconds();
+  if (flags.json) {
+    const nlohmann::ordered_json report{{"prefix", result.prefix},         {"documents", result.documents},
+                                        {"sequences", result.sequences},   {"tokens", result.tokens},
+                                        {"text_bytes", result.text_bytes}, {"seconds", seconds}};
+    std::printf("%s\n", report.dump().c_str());
+  } else {
+    std::printf("%s: %lld documents, %lld tokens from %s of text in %s (%s/s)\n", result.prefix.c_str(),
+                static_cast<long long>(result.documents), static_cast<long long>(result.tokens),
+                human_bytes(static_cast<double>(result.text_bytes)).c_str(), human_duration(seconds).c_str(),
+                human_bytes(static_cast<double>(result.text_bytes) / seconds).c_str());
+  }
+  return kDone;
+}
+
+struct InfoFlags {
+  bool json = false;
+  void visit(auto& v) { v("json", json, "Print a JSON object."); }
+};
+
+int info(const Args& args) {
+  InfoFlags flags;
+  const auto words = config::parse_command_line(
+      flags, args,
+      "megatron data info P [--json]\n\nReads the whole index of P.bin and P.idx, checks it and sums it up.");
+  if (words.size() != 1) throw ConfigError(rule_got_fix("data info takes one prefix.", concat(words.size(), " words")));
+  const data::IndexedDataset pair(words[0]);
+  const std::int64_t tokens = pair.verify();
+  std::int64_t shortest = pair.size() == 0 ? 0 : INT64_MAX, longest = 0, empty_documents = 0;
+  for (std::int64_t i = 0; i < pair.size(); ++i) {
+    shortest = std::min(shortest, pair.length(i));
+    longest = std::max(longest, pair.length(i));
+  }
+  for (std::int64_t i = 0; i < pair.num_documents(); ++i)
+    empty_documents += pair.first_sequence(i) == pair.first_sequence(i + 1) ? 1 : 0;
+  const double mean = pair.size() == 0 ? 0 : static_cast<double>(tokens) / static_cast<double>(pair.size());
+  if (flags.json) {
+    const nlohmann::ordered_json report{{"prefix", words[0]},
+                                        {"dtype", data::dtype_name(pair.dtype())},
+                                        {"documents", pair.num_documents()},
+                                        {"empty_documents", empty_documents},
+                                        {"sequences", pair.size()},
+                                        {"tokens", tokens},
+                                        {"bin_bytes", pair.bin_bytes()},
+                                        {"shortest_sequence", shortest},
+                                        {"longest_sequence", longest},
+                                        {"mean_sequence", mean},
+                                        {"modes", pair.has_modes()}};
+    std::printf("%s\n", report.dump().c_str());
+    return kDone;
+  }
+  std::printf(
+      "%s\n  dtype      %s\n  documents  %lld (%lld empty)\n  sequences  %lld of %lld to %lld tokens, %.1f on "
+      "average%s\n"
+      "  tokens     %lld (%s)\n",
+      words[0].c_str(), data::dtype_name(pair.dtype()), static_cast<long long>(pair.num_documents()),
+      static_cast<long long>(empty_documents), static_cast<long long>(pair.size()), static_cast<long long>(shortest),
+      static_cast<long long>(longest), mean, pair.has_modes() ? ", with modes" : "", static_cast<long long>(tokens),
+      human_bytes(static_cast<double>(pair.bin_bytes())).c_str());
+  return kDone;
+}
+
+}  // namespace
+
+int data(const Args& args) {
+  return dispatch("megatron data",
+                  {{"preprocess", "Text to tokens: PREFIX_KEY_document.bin and .idx.", preprocess},
+                   {"info", "Checks a .bin/.idx pair and sums it up.", info}},
+                  args);
+}
+
+}  // namespace megatron::app
