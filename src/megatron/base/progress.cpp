@@ -26,6 +26,13 @@ std::string scaled(double value, const std::array<const char*, N>& units) {
   return text.data();
 }
 
+std::string rate_text(double value, const std::string& unit) {
+  if (unit == "bytes" || value >= 9.995) return unit == "bytes" ? human_bytes(value) : human_count(value);
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.2f", value);  // steps can take seconds each
+  return text.data();
+}
+
 std::string amount(double value, const std::string& unit) {
   return unit == "bytes" ? human_bytes(value) : human_count(value);
 }
@@ -61,7 +68,7 @@ std::string progress_line(const ProgressState& state) {
   const double worked = done - static_cast<double>(state.first);
   if (worked > 0 && state.elapsed_s > 0) {
     const double rate = worked / state.elapsed_s;
-    line += "  " + amount(rate, state.unit) + "/s";
+    line += "  " + rate_text(rate, state.unit) + "/s";
     if (state.total > state.done) line += "  ETA " + human_duration((total - done) / rate);
   }
   if (!state.note.empty()) line += "  " + state.note;

@@ -69,7 +69,7 @@ class WordParser {
     std::vector<std::string> values;
     if (equals != std::string::npos) values.push_back(word.substr(equals + 1));
     if (found == by_name_.end()) {
-      while (next < words.size() && !starts_with_dashes(words[next]))
+      while (next < words.size() && !starts_with_dashes(words[next]) && !is_short_option(words[next]))
         ++next;  // its values, whatever they were meant for
       return unknown("--" + typed, name);
     }

@@ -99,7 +99,7 @@ std::vector<std::string> parse_words(Fields fields, const std::vector<std::strin
 /// @param name what messages call the text: its file name
 void read_toml(Fields fields, std::string_view text, const std::string& name);
 
-/// The same from a file of at most 16 MiB.
+/// The same from a file of at most 1 MiB.
 void read_toml_file(Fields fields, const std::string& path);
 
 /// Every option as TOML: read_toml gives back exactly these values. Throws ConfigError where a string is not UTF-8,

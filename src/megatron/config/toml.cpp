@@ -1,10 +1,11 @@
 #include <toml++/toml.h>
 #include <algorithm>
-#include <fstream>
+#include <cmath>
 #include <map>
 #include <sstream>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/base/nearest.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
@@ -171,14 +172,7 @@ void read_toml(Fields fields, std::string_view text, const std::string& name) {
 }
 
 void read_toml_file(Fields fields, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kLargestFile + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (!file.eof() && file.bad()) throw std::runtime_error(path + ": cannot be read");
-  if (!file.is_open() || (text.empty() && !file.eof()))
-    throw ConfigError(rule_got_fix("a recipe must be a readable TOML file.", path));
-  read_toml(std::move(fields), text, path);
+  read_toml(std::move(fields), read_file(path, kLargestFile), path);
 }
 
 std::string to_toml(const Fields& fields) {

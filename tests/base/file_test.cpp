@@ -1,0 +1,175 @@
+#include "megatron/base/file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <limits>
+
+#include "megatron/base/error.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class FileTest : public testing::Test {
+ protected:
+  FileTest() : folder_(fs::temp_directory_path() / concat("megatron_file_test.", getpid())) {
+    fs::create_directories(folder_);
+  }
+  ~FileTest() override { fs::remove_all(folder_); }
+  std::size_t files_in_folder() const {
+    return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
+  fs::path folder_;
+};
+
+using AtomicFileTest = FileTest;
+using MappedFileTest = FileTest;
+
+TEST_F(AtomicFileTest, AppearsWholeAtCommitAndNotBefore) {
+  const fs::path path = folder_ / "out";
+  std::string expected;
+  {
+    AtomicFile file(path);
+    for (int i = 0; i < 300000; ++i) {  // several buffers
+      const std::string piece = std::to_string(i);
+      file.write(piece);
+      expected += piece;
+    }
+    const std::string large(3 << 20, 'x');  // larger than the buffer
+    file.write(large);
+    file.write_value(std::int32_t{0x64636261});
+    expected += large + "abcd";
+    EXPECT_FALSE(fs::exists(path));
+    EXPECT_EQ(file.size(), expected.size());
+    file.commit();
+    EXPECT_TRUE(fs::exists(path));
+  }
+  EXPECT_TRUE(read_file(path) == expected);
+  EXPECT_EQ(files_in_folder(), 1u);
+}
+
+TEST_F(AtomicFileTest, LeavesNothingWithoutCommitAndKeepsTheOldFile) {
+  const fs::path path = folder_ / "out";
+  write_file(path, "old");
+  {
+    AtomicFile file(path);
+    file.write("new");
+  }
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(files_in_folder(), 1u);
+  write_file(path, "newer");
+  EXPECT_EQ(read_file(path), "newer");
+}
+
+TEST_F(AtomicFileTest, OverwritesOnlyWhatWasWritten) {
+  const fs::path path = folder_ / "out";
+  AtomicFile file(path);
+  file.write("....5678");
+  file.overwrite(0, std::as_bytes(std::span("1234", 4)));
+  file.write("9");
+  EXPECT_THROW(file.overwrite(8, std::as_bytes(std::span("xx", 2))), std::logic_error);
+  file.commit();
+  EXPECT_EQ(read_file(path), "123456789");
+}
+
+TEST_F(AtomicFileTest, CanBeWrittenTwiceAtOnce) {
+  const fs::path path = folder_ / "out";
+  AtomicFile first(path), second(path);
+  first.write("first");
+  second.write("second");
+  second.commit();
+  first.commit();
+  EXPECT_EQ(read_file(path), "first");
+}
+
+TEST_F(AtomicFileTest, NamesAFolderThatIsNotThere) {
+  try {
+    AtomicFile file(folder_ / "none" / "out");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("none/out"));
+  }
+}
+
+TEST_F(AtomicFileTest, FailsAndLeavesNothingWhenTheFileCannotGrow) {
+  struct rlimit old {};
+  getrlimit(RLIMIT_FSIZE, &old);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small = {.rlim_cur = 4096, .rlim_max = old.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(write_file(folder_ / "out", std::string(1 << 16, 'x')), std::runtime_error);
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(files_in_folder(), 0u);
+}
+
+TEST_F(MappedFileTest, ReadsValuesAtAnyOffset) {
+  write_file(folder_ / "in", std::string("\0\x01\x02\x03\x04\x05\x06\x07\x08", 9));
+  const MappedFile file(folder_ / "in");
+  EXPECT_EQ(file.size(), 9u);
+  EXPECT_EQ(file.read<std::uint64_t>(1, "number"), 0x0807060504030201u);
+  EXPECT_EQ(file.read<std::uint8_t>(8, "byte"), 8);
+  EXPECT_EQ(file.range(9, 0, 8, "nothing").size(), 0u);
+  EXPECT_EQ(file.text().substr(1, 2), "\x01\x02");
+}
+
+TEST_F(MappedFileTest, RefusesRangesOutsideTheFile) {
+  write_file(folder_ / "in", "0123456789");
+  const MappedFile file(folder_ / "in");
+  constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& [offset, count, size] : std::vector<std::array<std::uint64_t, 3>>{{0, 11, 1},
+                                                                                     {3, 8, 1},
+                                                                                     {11, 0, 1},
+                                                                                     {8, 1, 4},
+                                                                                     {0, kMax, 8},
+                                                                                     {0, kMax / 8 + 2, 8},
+                                                                                     {kMax, 1, 1},
+                                                                                     {10, kMax, 2}})
+    EXPECT_THROW(file.range(offset, count, size, "part"), ConfigError) << offset << " " << count << " " << size;
+  try {
+    file.read<std::uint64_t>(7, "the header");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("/in"), HasSubstr("the header"), HasSubstr("at byte 7"),
+                                             HasSubstr("of 10 bytes")));
+  }
+}
+
+TEST_F(MappedFileTest, MapsAnEmptyFileToNothing) {
+  write_file(folder_ / "in", "");
+  const MappedFile file(folder_ / "in");
+  EXPECT_EQ(file.size(), 0u);
+  EXPECT_THROW(file.read<char>(0, "byte"), ConfigError);
+}
+
+TEST_F(MappedFileTest, MovesItsMapping) {
+  write_file(folder_ / "in", "abc");
+  MappedFile file(folder_ / "in");
+  MappedFile moved(std::move(file));
+  EXPECT_EQ(moved.text(), "abc");
+  file = std::move(moved);
+  EXPECT_EQ(file.text(), "abc");
+}
+
+TEST_F(MappedFileTest, RefusesWhatIsNoRegularFile) {
+  EXPECT_THROW(MappedFile(folder_ / "none"), ConfigError);
+  EXPECT_THROW(MappedFile{folder_}, ConfigError);
+  EXPECT_THROW(MappedFile("/dev/zero"), ConfigError);
+  EXPECT_THROW(read_file("/dev/zero"), ConfigError);
+}
+
+TEST_F(FileTest, ReadFileRefusesMoreThanItsLimit) {
+  write_file(folder_ / "in", "0123456789");
+  EXPECT_EQ(read_file(folder_ / "in", 10), "0123456789");
+  EXPECT_THROW(read_file(folder_ / "in", 9), ConfigError);
+}
+
+}  // namespace
+}  // namespace megatron

@@ -1,0 +1,212 @@
+#include "megatron/config/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+
+#include "megatron/base/error.h"
+#include "megatron/config/run_config.h"
+
+namespace megatron::config {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+struct Inner {
+  int count = 3;
+  bool fast = true;
+  void visit(auto& v) {
+    v("count", count, "How many.", "num-things", "n");
+    v("fast", fast, "Whether to hurry.", "go-fast");
+  }
+};
+
+/// One option of every type.
+struct Everything {
+  bool flag = false;
+  std::int64_t large = -7;
+  std::uint64_t natural = 7;
+  double real = 0.5;
+  std::string text = "a";
+  std::vector<std::string> texts = {"x"};
+  std::vector<std::int64_t> numbers;
+  Inner inner;
+  void visit(auto& v) {
+    v("flag", flag, "A flag.");
+    v("large", large, "An integer.");
+    v("natural", natural, "A natural number.");
+    v("real_number", real, "A real number.");
+    v("text", text, "A text.");
+    v("texts", texts, "Texts.");
+    v("numbers", numbers, "Numbers.");
+    v("inner", inner, "A section.");
+  }
+};
+
+std::string error_of(const Words& words) {
+  Everything options;
+  try {
+    parse_command_line(options, words);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CommandLine, SetsEveryTypeOfOption) {
+  Everything options;
+  const Words rest = parse_command_line(
+      options, {"--flag", "--large", "-9000000000", "--natural=18446744073709551615", "--real-number", "-1.5e-3",
+                "--text", "", "--texts", "a b", "c,d", "--numbers", "1,2", "-3", "--inner.count=5", "--no-inner.fast"});
+  EXPECT_TRUE(rest.empty());
+  EXPECT_TRUE(options.flag);
+  EXPECT_EQ(options.large, -9'000'000'000);
+  EXPECT_EQ(options.natural, std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(options.real, -1.5e-3);
+  EXPECT_EQ(options.text, "");
+  EXPECT_THAT(options.texts, ElementsAre("a b", "c,d"));
+  EXPECT_THAT(options.numbers, ElementsAre(1, 2, -3));
+  EXPECT_EQ(options.inner.count, 5);
+  EXPECT_FALSE(options.inner.fast);
+}
+
+TEST(CommandLine, TakesUnderscoresAndDashesAndAliasesAlike) {
+  for (const char* name : {"--inner.count", "--num-things", "--num_things", "--n"}) {
+    Everything options;
+    parse_command_line(options, {name, "8"});
+    EXPECT_EQ(options.inner.count, 8) << name;
+  }
+  for (const char* name : {"--real_number", "--real-number"}) {
+    Everything options;
+    parse_command_line(options, {name, "8"});
+    EXPECT_EQ(options.real, 8) << name;
+  }
+}
+
+TEST(CommandLine, ReadsBooleansInEveryForm) {
+  const auto fast_after = [](const Words& words) {
+    Everything options;
+    parse_command_line(options, words);
+    return options.inner.fast;
+  };
+  EXPECT_TRUE(fast_after({"--go-fast"}));
+  EXPECT_TRUE(fast_after({"--go-fast", "true"}));
+  EXPECT_FALSE(fast_after({"--go-fast", "false"}));
+  EXPECT_FALSE(fast_after({"--go-fast=false"}));
+  EXPECT_FALSE(fast_after({"--no-go-fast"}));
+  EXPECT_TRUE(fast_after({"--no-go-fast", "--go-fast"}));
+}
+
+TEST(CommandLine, ReturnsPositionalWordsAndLeavesAWordAfterAFlagAlone) {
+  Everything options;
+  EXPECT_THAT(parse_command_line(options, {"a.toml", "--flag", "b", "--large", "1", "-", "-2", "--", "--flag", "-x"}),
+              ElementsAre("a.toml", "b", "-", "-2", "--flag", "-x"));
+}
+
+TEST(CommandLine, ReplacesAListAndAppendsWhenItsOptionIsRepeated) {
+  Everything options;
+  parse_command_line(options, {"--texts", "a", "--flag", "--texts", "b", "--numbers=", "--numbers", "4"});
+  EXPECT_THAT(options.texts, ElementsAre("a", "b"));
+  EXPECT_THAT(options.numbers, ElementsAre(4));
+}
+
+TEST(CommandLine, NamesTheNearestOptionForEachUnknownOne) {
+  const std::string error = error_of({"--tezt", "v", "--inner.cuont", "4", "--cout=4", "--zzzzzzzz", "-q"});
+  EXPECT_THAT(error, HasSubstr("got:  --tezt\n  fix:  --text"));
+  EXPECT_THAT(error, HasSubstr("got:  --inner.cuont\n  fix:  --inner.count"));
+  EXPECT_THAT(error, HasSubstr("got:  --cout\n  fix:  --inner.count"));
+  EXPECT_THAT(error, HasSubstr("got:  --zzzzzzzz\n  fix:  --help"));
+  EXPECT_THAT(error, HasSubstr("got:  -q"));
+}
+
+TEST(CommandLine, RefusesValuesOfTheWrongType) {
+  EXPECT_EQ(error_of({"--inner.count", "many"}),
+            "--inner.count takes an integer.\n  got:  'many'\n  fix:  e.g. --inner.count 3 (the default)");
+  const std::vector<Words> wrong = {{"--inner.count", "3000000000"},
+                                    {"--inner.count", "1.5"},
+                                    {"--inner.count", "1 "},
+                                    {"--inner.count="},
+                                    {"--inner.count"},
+                                    {"--large", "1e3"},
+                                    {"--natural", "-1"},
+                                    {"--real-number", "nan"},
+                                    {"--real-number", "inf"},
+                                    {"--real-number", "1e999"},
+                                    {"--flag=maybe"},
+                                    {"--no-flag=true"},
+                                    {"--numbers", "1,,2"},
+                                    {"--numbers", "1,"},
+                                    {"--numbers", "x"},
+                                    {"--numbers"},
+                                    {"--texts"},
+                                    {"--text", "--flag"},
+                                    {"--natural", "18446744073709551616"}};
+  for (const Words& words : wrong) EXPECT_THAT(error_of(words), HasSubstr("takes")) << testing::PrintToString(words);
+}
+
+TEST(CommandLine, ReportsAllErrorsTogetherAndAssignsNothing) {
+  Everything options;
+  try {
+    parse_command_line(options, {"--large", "1", "--natural", "x", "--bogus", "--flag=7"});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--natural takes"));
+    EXPECT_THAT(error.what(), HasSubstr("--bogus"));
+    EXPECT_THAT(error.what(), HasSubstr("--flag takes"));
+  }
+  EXPECT_EQ(options.large, -7);
+}
+
+TEST(CommandLine, AnswersHelpWithEveryOptionAndItsDefault) {
+  Everything options;
+  for (const char* word : {"--help", "-h"}) try {
+      parse_command_line(options, {"--bogus", word}, "megatron example");
+      FAIL();
+    } catch (const HelpRequested& help) {
+      const std::string text = help.what();
+      EXPECT_THAT(text, testing::StartsWith("megatron example\n"));
+      EXPECT_THAT(text, HasSubstr("[inner] A section."));
+      EXPECT_THAT(text, HasSubstr("--inner.count, --num-things, --n"));
+      EXPECT_THAT(text, HasSubstr("How many. (an integer; default 3)"));
+      for (const Field& field : fields_of(options).fields) EXPECT_THAT(text, HasSubstr("--" + field.path));
+    }
+}
+
+TEST(RunOptions, AnswerToDistinctNamesAndAllHaveHelp) {
+  RunConfig run;
+  std::set<std::string> names;
+  for (const Field& field : fields_of(run).fields) {
+    EXPECT_FALSE(field.help.empty()) << field.path;
+    EXPECT_TRUE(names.insert(field.path).second) << field.path;
+    for (const std::string& alias : field.aliases) EXPECT_TRUE(names.insert(alias).second) << alias;
+  }
+  EXPECT_GT(names.size(), 60u);
+}
+
+TEST(RunOptions, AnswerToMegatronsFlags) {
+  RunConfig run;
+  parse_command_line(
+      run, {"--tensor-model-parallel-size", "2", "--num-layers=12", "--micro-batch-size", "4",
+            "--untie-embeddings-and-output-weights", "--lr", "1e-4", "--rampup-batch-size", "16", "8", "1000"});
+  EXPECT_EQ(run.parallel.tp, 2);
+  EXPECT_EQ(run.model.num_layers, 12);
+  EXPECT_EQ(run.train.micro_batch_size, 4);
+  EXPECT_TRUE(run.model.untie_embeddings_and_output_weights);
+  EXPECT_EQ(run.schedule.lr, 1e-4);
+  EXPECT_THAT(run.schedule.rampup_batch_size, ElementsAre(16, 8, 1000));
+}
+
+TEST(Markdown, HasARowForEveryOption) {
+  Everything options;
+  const std::string text = to_markdown(fields_of(options));
+  EXPECT_THAT(text, HasSubstr("## [inner]\n\nA section.\n"));
+  EXPECT_THAT(text, HasSubstr("| `--inner.count` | `3` | `--num-things`, `--n` | How many. |"));
+  for (const Field& field : fields_of(options).fields) EXPECT_THAT(text, HasSubstr("| `--" + field.path + "` |"));
+}
+
+}  // namespace
+}  // namespace megatron::config

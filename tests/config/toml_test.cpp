@@ -1,0 +1,152 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+
+#include "megatron/base/error.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+
+namespace megatron::config {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+RunConfig read(const std::string& text) {
+  RunConfig run;
+  read_toml(fields_of(run), text, "recipe.toml");
+  return run;
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    read(text);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Toml, SetsOptionsAndLeavesTheOthers) {
+  const RunConfig run = read(
+      "train.seed = 5\n[model]\nnum-layers = 7  # a comment\nlayernorm_epsilon = 1\n[data]\ndata_path = [\"a\", "
+      "\"b\"]\n"
+      "[schedule]\nrampup_batch_size = [1, 2, 3]\n[optimizer]\noverlap_grad_reduce = false\n");
+  EXPECT_EQ(run.train.seed, 5u);
+  EXPECT_EQ(run.model.num_layers, 7);
+  EXPECT_EQ(run.model.layernorm_epsilon, 1.0);
+  EXPECT_THAT(run.data.data_path, ElementsAre("a", "b"));
+  EXPECT_THAT(run.schedule.rampup_batch_size, ElementsAre(1, 2, 3));
+  EXPECT_FALSE(run.optimizer.overlap_grad_reduce);
+  EXPECT_EQ(run.model.hidden_size, ModelConfig().hidden_size);
+}
+
+TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
+  const std::string error = error_of(
+      "[model]\nnum_layer = 3\nhidden_size = 2.5\ngelu = true\n\n[paralel]\ntp = 2\n[parallel]\ntp = 3000000000\n"
+      "[data]\ndata_path = [1]\n[train]\nseed = -1\ndtype = []\n");
+  EXPECT_THAT(error,
+              HasSubstr("recipe.toml:2: a recipe's key must be a known option.\n  got:  model.num_layer\n  fix:  "
+                        "model.num_layers"));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:3: model.hidden_size takes an integer.\n  got:  2.5"));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.gelu takes a text."));
+  EXPECT_THAT(error,
+              HasSubstr("recipe.toml:6: a recipe's key must be a known option.\n  got:  paralel\n  fix:  parallel"));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:9: parallel.tp takes an integer."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:11: data.data_path takes a list of texts."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:13: train.seed takes an integer >= 0."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:14: train.dtype takes a text.\n  got:  an array"));
+}
+
+TEST(Toml, RefusesWhatIsNotTomlWithItsPlace) {
+  EXPECT_THAT(error_of("[model]\nnum_layers = = 3\n"), HasSubstr("recipe.toml:2:"));
+  EXPECT_THAT(error_of("[model]\nnum_layers = 1\nnum_layers = 2\n"), HasSubstr("recipe.toml:3:"));
+  EXPECT_THAT(error_of("[model]\nnum_layers = 1\nnum-layers = 2\n"), HasSubstr("must be given once"));
+  EXPECT_THAT(error_of("model = 3\n"), HasSubstr("recipe.toml:1: a recipe's key must be a known option."));
+  EXPECT_THAT(error_of("lr = nan\n[schedule]\nlr = nan\n"), HasSubstr("recipe.toml:3: schedule.lr takes a number."));
+}
+
+TEST(Toml, RefusesTextsBuiltToExhaustTheParser) {
+  std::string dots = "a";
+  for (int i = 0; i < 100000; ++i) dots += ".a";
+  for (const std::string& hostile :
+       {std::string(100000, '['), "x = " + std::string(100000, '['), "x = " + std::string(100000, '{'), dots + " = 1",
+        "[" + dots + "]", std::string(2 << 20, '#'), "[model]\nnum_layers = " + std::string(100000, '9'),
+        std::string("\0\0\0", 3), std::string("\xff\xfe[model]")})
+    EXPECT_NE(error_of(hostile), "no error") << hostile.substr(0, 20);
+}
+
+// Texts just inside the bounds must parse, or fail cleanly, without exhausting the stack.
+TEST(Toml, SurvivesTheDeepestTextItAccepts) {
+  std::string dots = "a";
+  for (int i = 0; i < 2000; ++i) dots += ".a";
+  EXPECT_THAT(error_of(dots + " = 1"), HasSubstr("known option"));
+  EXPECT_THAT(error_of("[" + dots + "]\n"), HasSubstr("known option"));
+  EXPECT_NE(error_of("x = " + std::string(250, '[') + std::string(250, ']')), "no error");
+}
+
+TEST(Toml, ReadsBackExactlyWhatItWrote) {
+  RunConfig run;
+  run.model.gelu = "quote \" backslash \\ newline \n tab \t bell \a del \x7f and \xc3\xa9\xf0\x9f\x98\x80";
+  run.data.data_path = {"", "b,c", "[x]"};
+  run.schedule.rampup_batch_size = {std::numeric_limits<std::int64_t>::min(), 0,
+                                    std::numeric_limits<std::int64_t>::max()};
+  run.train.seed = std::numeric_limits<std::uint64_t>::max();
+  run.optimizer.overlap_grad_reduce = false;
+  run.schedule.lr = 0.1 + 0.2;
+  run.schedule.min_lr = std::numeric_limits<double>::denorm_min();
+  const RunConfig again = read(save_toml(run));
+  EXPECT_EQ(save_toml(again), save_toml(run));
+  EXPECT_EQ(again.model.gelu, run.model.gelu);
+  EXPECT_EQ(again.data.data_path, run.data.data_path);
+  EXPECT_EQ(again.schedule.rampup_batch_size, run.schedule.rampup_batch_size);
+  EXPECT_EQ(again.train.seed, run.train.seed);
+  EXPECT_FALSE(again.optimizer.overlap_grad_reduce);
+  EXPECT_EQ(again.schedule.lr, run.schedule.lr);
+  EXPECT_EQ(again.schedule.min_lr, run.schedule.min_lr);
+}
+
+TEST(Toml, KeepsEveryBitOfADouble) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    const std::uint64_t bits = random();
+    ScheduleConfig schedule, again;
+    std::memcpy(&schedule.lr, &bits, sizeof(bits));
+    if (!std::isfinite(schedule.lr)) continue;
+    read_toml(fields_of(again), save_toml(schedule), "saved");
+    EXPECT_EQ(again.lr, schedule.lr);
+  }
+}
+
+TEST(Toml, RefusesToWriteTextThatIsNotUtf8) {
+  for (const char* bad : {"\xff", "\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "a\x80"}) {
+    RunConfig run;
+    run.train.out = bad;
+    EXPECT_THROW(save_toml(run), ConfigError) << bad;
+  }
+}
+
+TEST(RecipeCommand, SetsTheRecipeFirstAndTheFlagsOverIt) {
+  const auto path = std::filesystem::temp_directory_path() / "megatron_recipe_command_test.toml";
+  std::ofstream(path) << "[model]\nnum_layers = 9\nhidden_size = 64\n[data]\ndata_path = [\"old\"]\n";
+  RunConfig run;
+  EXPECT_EQ(parse_recipe_command(run, {"--hidden-size", "32", path.string(), "--data-path", "new"}, "usage"),
+            path.string());
+  EXPECT_EQ(run.model.num_layers, 9);
+  EXPECT_EQ(run.model.hidden_size, 32);
+  EXPECT_THAT(run.data.data_path, ElementsAre("new"));
+  std::filesystem::remove(path);
+  EXPECT_THROW(parse_recipe_command(run, {path.string()}, "usage"), ConfigError);
+  EXPECT_THROW(parse_recipe_command(run, {}, "usage"), ConfigError);
+  EXPECT_THROW(parse_recipe_command(run, {"a", "b"}, "usage"), ConfigError);
+  EXPECT_THROW(parse_recipe_command(run, {"/"}, "usage"), ConfigError);
+}
+
+}  // namespace
+}  // namespace megatron::config
