@@ -1,0 +1,150 @@
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/comm/local_backend.h"
+#include "tests/checkpoint/support.h"
+
+namespace megatron::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr std::int64_t kRows = 1024, kColumns = 1024;  // of a matrix of 4 MiB: five checksummed blocks
+
+at::Tensor matrix(std::int64_t first) {
+  return at::arange(first, first + kRows * kColumns, at::kLong).to(at::kFloat).view({kRows, kColumns});
+}
+
+void save_matrix(const fs::path& folder, std::int64_t iteration, int keep_last = 0) {
+  save(folder, iteration, {{"w", {kRows, kColumns}, {0, 0}, matrix(iteration)}}, {}, comm::Group(), keep_last);
+}
+
+std::string load_error(const fs::path& folder, std::vector<std::int64_t> offset = {0, 0},
+                       std::vector<std::int64_t> shape = {kRows, kColumns}) {
+  try {
+    load(folder, {{"w", {kRows, kColumns}, std::move(offset), at::zeros(shape)}});
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+void flip_byte(const fs::path& file, std::uint64_t offset) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(offset));
+  const char byte = static_cast<char>(stream.get() ^ 0x10);
+  stream.seekp(static_cast<std::streamoff>(offset));
+  stream.put(byte);
+}
+
+class DamagedCheckpoint : public testing::Test {
+ protected:
+  DamagedCheckpoint() { save_matrix(folder.path(), 1); }
+  const TemporaryFolder folder;
+  const fs::path iteration = folder.path() / "iter_0000001";
+  const fs::path data = iteration / "rank_00000.safetensors";
+};
+
+TEST_F(DamagedCheckpoint, AChangedByteIsNamedByItsBlockInEveryLayout) {
+  ASSERT_EQ(load_error(folder.path()), "no error");
+  flip_byte(data, (2 << 20) + 17);
+  const std::string where = data.string() + ": must be what was written.\n  got:  bytes 2097152 to 3145728";
+  EXPECT_THAT(load_error(folder.path()), HasSubstr(where));
+  EXPECT_THAT(load_error(folder.path(), {0, 512}, {kRows, 512}), HasSubstr(where));
+  EXPECT_THAT(load_error(folder.path(), {1000, 0}, {24, kColumns}), "no error") << "rows in later blocks alone";
+  EXPECT_THAT(load_error(folder.path(), {600, 0}, {1, kColumns}), HasSubstr(where));
+  ASSERT_EQ(verify(folder.path()).size(), 1u);
+  EXPECT_THAT(verify(folder.path())[0], HasSubstr(where));
+}
+
+TEST_F(DamagedCheckpoint, ATruncatedOrLengthenedFileIsNamedWithItsEnd) {
+  const std::uint64_t size = fs::file_size(data);
+  fs::resize_file(data, size - 1);
+  EXPECT_THAT(load_error(folder.path()),
+              HasSubstr(concat(data.string(), ": must be as long as its manifest says, ", size,
+                               " bytes.\n  got:  the end of the file at byte ", size - 1)));
+  fs::resize_file(data, size + 5);
+  EXPECT_THAT(load_error(folder.path()), HasSubstr(concat("more from byte ", size, " on")));
+  fs::resize_file(data, 0);
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("the end of the file at byte 0"));
+}
+
+TEST_F(DamagedCheckpoint, MissingPiecesAreNamed) {
+  fs::rename(data, folder.path() / "aside");
+  EXPECT_THAT(load_error(folder.path()), HasSubstr(data.string()));
+  fs::rename(folder.path() / "aside", data);
+  fs::rename(iteration / "manifest.json", iteration / "aside");
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("latest: must name a checkpoint beside it"));
+  EXPECT_TRUE(has_checkpoint(folder.path())) << "a damaged checkpoint is not the same as none";
+  fs::rename(iteration / "aside", iteration / "manifest.json");
+  write_file(folder.path() / "latest", "../../etc\n");
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("\"../../etc\""));
+  EXPECT_THAT(load_error(folder.path() / "nowhere"), HasSubstr("nowhere: must be a folder of checkpoints"));
+}
+
+TEST_F(DamagedCheckpoint, AnotherShapeDtypeOrNameIsAnErrorThatSaysBoth) {
+  const auto error = [&](const ShardedTensor& tensor) -> std::string {
+    try {
+      load(folder.path(), {tensor});
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error({"w", {4, 4}, {0, 0}, at::zeros({4, 4})}),
+              HasSubstr("\"w\" must be F32 [4, 4].\n  got:  F32 [1024, 1024]"));
+  EXPECT_THAT(error({"w", {kRows, kColumns}, {0, 0}, at::zeros({kRows, kColumns}, at::kDouble)}),
+              HasSubstr("\"w\" must be F64"));
+  EXPECT_THAT(error({"v", {4}, {0}, at::zeros({4})}), HasSubstr("must hold the tensor \"v\""));
+}
+
+TEST_F(DamagedCheckpoint, AHeaderThatContradictsTheManifestIsFoundByVerify) {
+  Manifest manifest = read_manifest(iteration);
+  manifest.tensors["w"].dtype = "I32";
+  write_file(iteration / "manifest.json", manifest_text(manifest));
+  const std::vector<std::string> problems = verify(folder.path());
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_THAT(problems[0], HasSubstr(data.string() + ": must hold a slice of \"w\" at byte"));
+}
+
+/// Saves 1, 2, 3, … until it is killed.
+[[noreturn]] void save_for_ever(const fs::path& folder) {
+  for (std::int64_t iteration = 1;; ++iteration) save_matrix(folder, 1 + iteration % 7, 2);
+}
+
+TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpoint) {
+  const TemporaryFolder folder;
+  save_matrix(folder.path(), 1);
+  std::mt19937 random(std::random_device{}());
+  for (int kill_number = 0; kill_number < 10; ++kill_number) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) save_for_ever(folder.path());
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(random() % 100'000));  // the moment does not matter: it is what varies
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the child ended by itself: " << status;
+
+    const at::Tensor loaded = at::zeros({kRows, kColumns});
+    const std::int64_t iteration = load(folder.path(), {{"w", {kRows, kColumns}, {0, 0}, loaded}}).iteration;
+    EXPECT_TRUE(at::equal(loaded, matrix(iteration))) << "iteration " << iteration;
+    EXPECT_EQ(verify(folder.path()), std::vector<std::string>{});
+  }
+}
+
+}  // namespace
+}  // namespace megatron::checkpoint

@@ -1,0 +1,79 @@
+#include "megatron/checkpoint/slices.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace megatron::checkpoint {
+namespace {
+
+Box random_box(const std::vector<std::int64_t>& shape, std::mt19937& random) {
+  Box box;
+  for (const std::int64_t size : shape) {
+    const std::int64_t offset = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(size + 1));
+    box.offset.push_back(offset);
+    box.shape.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(size - offset + 1)));
+  }
+  return box;
+}
+
+/// The element of the tensor that is element `k` of a box, as a number that names it.
+std::int64_t tensor_element(const Box& box, const std::vector<std::int64_t>& shape, std::int64_t k) {
+  std::int64_t element = 0, stride = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    element += (box.offset[d] + k % box.shape[d]) * stride;
+    k /= box.shape[d];
+    stride *= shape[d];
+  }
+  return element;
+}
+
+TEST(SharedRuns, CopyEachCommonElementOnceAndToItsPlace) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<std::int64_t> shape(random() % 5);
+    for (std::int64_t& size : shape) size = 1 + static_cast<std::int64_t>(random() % 5);
+    const Box from = random_box(shape, random), to = random_box(shape, random);
+    std::vector<std::int64_t> copied(static_cast<std::size_t>(to.elements()), -1);
+    std::int64_t last_from = -1;
+    for_each_shared_run(from, to, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
+      EXPECT_GT(source, last_from);
+      for (std::int64_t k = 0; k < count; ++k) {
+        EXPECT_EQ(copied.at(static_cast<std::size_t>(target + k)), -1);
+        copied[static_cast<std::size_t>(target + k)] = tensor_element(from, shape, source + k);
+      }
+      last_from = source + count - 1;
+    });
+    std::vector<std::int64_t> elements_of_from;
+    for (std::int64_t k = 0; k < from.elements(); ++k) elements_of_from.push_back(tensor_element(from, shape, k));
+    for (std::int64_t k = 0; k < to.elements(); ++k) {
+      const std::int64_t element = tensor_element(to, shape, k);
+      const bool common = std::count(elements_of_from.begin(), elements_of_from.end(), element) == 1;
+      EXPECT_EQ(copied[static_cast<std::size_t>(k)], common ? element : -1);
+    }
+  }
+}
+
+TEST(SharedRuns, AreOneForRowsOfAMatrixAndOneARowForColumns) {
+  const Box whole{{0, 0}, {8, 6}};
+  const auto runs = [&](const Box& part) {
+    int count = 0;
+    for_each_shared_run(whole, part, [&](auto, auto, auto) { ++count; });
+    return count;
+  };
+  EXPECT_EQ(runs({{2, 0}, {3, 6}}), 1);
+  EXPECT_EQ(runs({{0, 2}, {8, 2}}), 8);
+}
+
+TEST(Box, IsInsideOnlyWhereEveryEdgeIs) {
+  const std::vector<std::int64_t> shape = {4, 6};
+  EXPECT_TRUE(inside({{0, 0}, {4, 6}}, shape));
+  EXPECT_TRUE(inside({{4, 0}, {0, 6}}, shape));
+  EXPECT_FALSE(inside({{1, 0}, {4, 6}}, shape));
+  EXPECT_FALSE(inside({{-1, 0}, {2, 6}}, shape));
+  EXPECT_FALSE(inside({{0}, {4}}, shape));
+  EXPECT_FALSE(inside({{1, 0}, {INT64_MAX, 6}}, shape));
+}
+
+}  // namespace
+}  // namespace megatron::checkpoint
