@@ -83,8 +83,9 @@ void BpeModel::index_merges() {
     std::size_t slot = merge_slot(left, right);
     while (merges_[slot].left >= 0) {
       if (merges_[slot].left == left && merges_[slot].right == right)
-        throw ConfigError(rule_got_fix("tokenizer: no pair may be merged twice",
-                                       concat("merges ", merges_[slot].rank, " and ", rank, " both make ", printable(joined))));
+        throw ConfigError(
+            rule_got_fix("tokenizer: no pair may be merged twice",
+                         concat("merges ", merges_[slot].rank, " and ", rank, " both make ", printable(joined))));
       slot = (slot + 1) & (merges_.size() - 1);
     }
     merges_[slot] = {left, right, static_cast<std::uint32_t>(rank), found->second};
@@ -136,7 +137,8 @@ void BpeModel::index_specials() {
   }
   for (auto& bucket : specials_by_byte_)
     std::stable_sort(bucket.begin(), bucket.end(), [&](std::int32_t a, std::int32_t b) {
-      return specials[static_cast<std::size_t>(a)].content.size() > specials[static_cast<std::size_t>(b)].content.size();
+      return specials[static_cast<std::size_t>(a)].content.size() >
+             specials[static_cast<std::size_t>(b)].content.size();
     });
 }
 

@@ -1,5 +1,5 @@
-// The hot loop of encoding. Most pieces are one token of a few bytes that was seen a moment ago: they cost one probe of a
-// cache that stays in the L2.
+// The hot loop of encoding. Most pieces are one token of a few bytes that was seen a moment ago: they cost one probe of
+// a cache that stays in the L2.
 #include <algorithm>
 #include <array>
 
@@ -16,9 +16,8 @@ struct Encoder::State {
     std::int32_t count = 0;
     std::array<std::int32_t, 3> ids{};
   };
-  static constexpr int kCacheBits = 14;
-
-  explicit State(std::shared_ptr<const BpeModel> shared) : model(std::move(shared)), cache(std::size_t{1} << kCacheBits) {}
+  State(std::shared_ptr<const BpeModel> shared, int cache_bits)
+      : model(std::move(shared)), cache(std::size_t{1} << cache_bits), cache_shift(64 - cache_bits) {}
 
   void encode_ordinary(std::string_view text, std::vector<std::int32_t>& out);
   void fill(CachedPiece& entry, const PieceKey& key, std::string_view piece);
@@ -26,6 +25,7 @@ struct Encoder::State {
 
   std::shared_ptr<const BpeModel> model;
   std::vector<CachedPiece> cache;  // direct-mapped by the key's hash
+  int cache_shift;
   MergeScratch scratch;
   std::vector<std::int32_t> merged;
 };
@@ -69,7 +69,7 @@ void Encoder::State::encode_ordinary(std::string_view text, std::vector<std::int
       return;
     }
     const PieceKey key = PieceKey::of(p, size, static_cast<std::size_t>(end - p));
-    CachedPiece& entry = cache[key.hash() >> (64 - kCacheBits)];
+    CachedPiece& entry = cache[key.hash() >> cache_shift];
     if (entry.key != key) [[unlikely]] {
       fill(entry, key, {p, size});
       if (entry.key != key) {
@@ -84,7 +84,8 @@ void Encoder::State::encode_ordinary(std::string_view text, std::vector<std::int
   flush();
 }
 
-Encoder::Encoder(std::shared_ptr<const BpeModel> model) : state_(std::make_unique<State>(std::move(model))) {}
+Encoder::Encoder(std::shared_ptr<const BpeModel> model, int cache_bits)
+    : state_(std::make_unique<State>(std::move(model), cache_bits)) {}
 Encoder::Encoder(Encoder&&) noexcept = default;
 Encoder& Encoder::operator=(Encoder&&) noexcept = default;
 Encoder::~Encoder() = default;
@@ -104,7 +105,7 @@ void Encoder::encode_append(std::string_view text, std::vector<std::int32_t>& ou
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Specials specials) const {
   std::vector<std::int32_t> ids;
-  encoder().encode_append(text, ids, specials);
+  Encoder(model_, 8).encode_append(text, ids, specials);
   return ids;
 }
 

@@ -65,11 +65,15 @@ std::size_t contraction_length(const char* p, const char* end) {
     case 's':
     case 't':
     case 'm':
-    case 'd': return 2;
+    case 'd':
+      return 2;
     case 'r':
-    case 'v': return end - p > 2 && p[2] == 'e' ? 3 : 0;
-    case 'l': return end - p > 2 && p[2] == 'l' ? 3 : 0;
-    default: return 0;
+    case 'v':
+      return end - p > 2 && p[2] == 'e' ? 3 : 0;
+    case 'l':
+      return end - p > 2 && p[2] == 'l' ? 3 : 0;
+    default:
+      return 0;
   }
 }
 
@@ -98,13 +102,18 @@ void PieceScanner::classify_wide(std::uint64_t high, std::size_t offset, Masks& 
     high &= ~here;
     spill_high_ = spill;
     switch (classes.of(c.code_point)) {
-      case CharClass::Letter: masks.letter |= here, spill_letter_ = spill; break;
-      case CharClass::Number: masks.number |= here, spill_number_ = spill; break;
+      case CharClass::Letter:
+        masks.letter |= here, spill_letter_ = spill;
+        break;
+      case CharClass::Number:
+        masks.number |= here, spill_number_ = spill;
+        break;
       case CharClass::Space:
         masks.space |= here, spill_space_ = spill;
         masks.last_space[c.length] |= std::uint64_t{1} << i;
         break;
-      case CharClass::Other: break;
+      case CharClass::Other:
+        break;
     }
   }
 }

@@ -25,9 +25,9 @@ json parse_json(std::string_view text, const std::string& name) {
   } catch (const json::parse_error& error) {
     const std::string_view what = error.what();
     const std::size_t detail = what.find("] ");
-    throw ConfigError(rule_got_fix(
-        name + ": must be JSON", concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
-                                        detail == std::string_view::npos ? what : what.substr(detail + 2))));
+    throw ConfigError(rule_got_fix(name + ": must be JSON",
+                                   concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
+                                          detail == std::string_view::npos ? what : what.substr(detail + 2))));
   } catch (const json::exception& error) {
     throw ConfigError(rule_got_fix(name + ": must be JSON", error.what()));
   }
@@ -75,7 +75,8 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
                                        concat(printable(spelling), " has ", special->second->id, " and ", id)));
       bytes = spelling;
     } else if (!from_byte_level(spelling, bytes)) {
-      throw ConfigError(rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", printable(spelling)));
+      throw ConfigError(
+          rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", printable(spelling)));
     }
     set_token(id, bytes);
     ids_.emplace(spelling, id);

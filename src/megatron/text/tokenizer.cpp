@@ -56,7 +56,10 @@ std::string StreamDecoder::push(std::int32_t id) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, pending_.size()); ++back) {
     const auto byte = static_cast<unsigned char>(pending_[pending_.size() - back]);
     if ((byte & 0xC0) == 0x80) continue;
-    const std::size_t length = byte >= 0xC2 && byte < 0xE0 ? 2 : byte >= 0xE0 && byte < 0xF0 ? 3 : byte >= 0xF0 && byte < 0xF5 ? 4 : 1;
+    const std::size_t length = byte >= 0xC2 && byte < 0xE0   ? 2
+                               : byte >= 0xE0 && byte < 0xF0 ? 3
+                               : byte >= 0xF0 && byte < 0xF5 ? 4
+                                                             : 1;
     if (length > back) keep_from = pending_.size() - back;
     break;
   }

@@ -12,7 +12,7 @@
 namespace megatron::text {
 
 struct Vocabulary;  // vocabulary.h: tokens and merges as data
-struct BpeModel;    // bpe_model.h: the tables that encoding reads
+class BpeModel;     // bpe_model.h: the tables that encoding reads
 class Encoder;
 
 /// What to do with special tokens ("<|endoftext|>") that are written out in the text to encode.
@@ -73,7 +73,8 @@ class Tokenizer {
 /// Not to be used by two threads at once; each thread takes its own from Tokenizer::encoder().
 class Encoder {
  public:
-  explicit Encoder(std::shared_ptr<const BpeModel> model);
+  /// The cache has 2^cache_bits pieces of 32 bytes: the default fills a core's L2.
+  explicit Encoder(std::shared_ptr<const BpeModel> model, int cache_bits = 16);
   Encoder(Encoder&&) noexcept;
   Encoder& operator=(Encoder&&) noexcept;
   ~Encoder();

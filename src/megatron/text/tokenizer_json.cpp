@@ -67,7 +67,8 @@ class Component {
 /// A component of type ByteLevel. Only a pre-tokenizer's members change tokens; trim_offsets never does.
 void require_byte_level(const json& value, const std::string& where, bool is_pre_tokenizer) {
   const Component component(value, where);
-  if (component.get("type") != "ByteLevel") component.refuse(".type must be \"ByteLevel\"", shortened(component.get("type")));
+  if (component.get("type") != "ByteLevel")
+    component.refuse(".type must be \"ByteLevel\"", shortened(component.get("type")));
   component.know({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   component.boolean("trim_offsets", true);
   if (component.boolean("add_prefix_space", true) && is_pre_tokenizer)
@@ -93,8 +94,7 @@ SpecialToken read_added_token(const json& value, const std::string& where) {
 }
 
 void read_merges(const json& merges, SpellingReader& reader, const std::string& name) {
-  if (!merges.is_array())
-    throw ConfigError(rule_got_fix(name + ": model.merges must be an array", shortened(merges)));
+  if (!merges.is_array()) throw ConfigError(rule_got_fix(name + ": model.merges must be an array", shortened(merges)));
   std::size_t index = 0;
   for (const json& merge : merges) {
     const std::string where = concat("merge ", index++);
@@ -162,18 +162,21 @@ std::string to_tokenizer_json(const Vocabulary& vocabulary) {
   std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
   const char* separator = "\n";
   for (const SpecialToken& special : vocabulary.specials) {
-    out += concat(separator, "    {\"id\": ", special.id, ", \"content\": ", quote(special.content),
-                  ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": ",
-                  special.special, "}");
+    out +=
+        concat(separator, "    {\"id\": ", special.id, ", \"content\": ", quote(special.content),
+               ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": ",
+               special.special, "}");
     separator = ",\n";
   }
-  const char* byte_level = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true}";
-  out += concat("\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", byte_level,
-                ",\n  \"post_processor\": null,\n  \"decoder\": ", byte_level,
-                ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-                "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"
-                "    \"byte_fallback\": false,\n    \"ignore_merges\": ",
-                vocabulary.ignore_merges, ",\n    \"vocab\": {");
+  const char* byte_level =
+      "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true}";
+  out +=
+      concat("\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", byte_level,
+             ",\n  \"post_processor\": null,\n  \"decoder\": ", byte_level,
+             ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+             "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"
+             "    \"byte_fallback\": false,\n    \"ignore_merges\": ",
+             vocabulary.ignore_merges, ",\n    \"vocab\": {");
   separator = "\n";
   for (std::size_t id = 0; id < spellings.size(); ++id, separator = ",\n")
     out += separator + ("      " + quote(spellings[id])) + ": " + std::to_string(id);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 #include <queue>
-#include <span>
 #include <unordered_map>
 
 #include "megatron/base/error.h"
@@ -116,13 +116,7 @@ class Trainer {
 };
 
 void Trainer::add_alphabet() {
-  const auto needed = static_cast<std::int64_t>(options_.specials.size()) + 256;
-  if (options_.vocab_size < needed)
-    throw ConfigError(rule_got_fix(
-        concat("vocab_size must hold the 256 bytes and ", options_.specials.size(), " special tokens"),
-        concat("vocab_size ", options_.vocab_size), concat("a vocab_size of ", needed, " or more")));
   for (const std::string& content : options_.specials) {
-    if (content.empty()) throw ConfigError(rule_got_fix("a special token must have at least one byte", "\"\""));
     if (ids_.contains(content)) continue;
     vocabulary_.specials.push_back({content, add_token(content), true});
   }
@@ -170,8 +164,7 @@ void Trainer::queue_changed() {
 void Trainer::count_pairs() {
   for (std::uint32_t word = 0; word < begins_.size(); ++word) {
     const Id* symbols = symbols_.data() + begins_[word];
-    for (std::uint32_t i = 1; i < lengths_[word]; ++i)
-      change(pair_of(symbols[i - 1], symbols[i]), counts_[word], word);
+    for (std::uint32_t i = 1; i < lengths_[word]; ++i) change(pair_of(symbols[i - 1], symbols[i]), counts_[word], word);
   }
   queue_changed();
 }
@@ -224,7 +217,8 @@ Vocabulary Trainer::run(const std::function<void(std::int64_t)>& progress) {
     places_[top.places] = {};
     for (const std::uint32_t word : places) merge_in_word(word, left, right, merged);
     queue_changed();
-    if (progress && vocabulary_.tokens.size() % 128 == 0) progress(static_cast<std::int64_t>(vocabulary_.tokens.size()));
+    if (progress && vocabulary_.tokens.size() % 128 == 0)
+      progress(static_cast<std::int64_t>(vocabulary_.tokens.size()));
   }
   // A pair that came back after its merge was merged again; its last place in the order holds.
   for (std::size_t i = 0; i < merges.size(); ++i)
@@ -234,8 +228,19 @@ Vocabulary Trainer::run(const std::function<void(std::int64_t)>& progress) {
 
 }  // namespace
 
+void TrainBpeOptions::check() const {
+  const auto needed = static_cast<std::int64_t>(specials.size()) + 256;
+  if (vocab_size < needed || vocab_size > std::numeric_limits<Id>::max())
+    throw ConfigError(rule_got_fix(
+        concat("vocab_size must hold the 256 bytes and ", specials.size(), " special tokens, and fit 31 bits"),
+        concat("vocab_size ", vocab_size), vocab_size < needed ? concat("a vocab_size of ", needed, " or more") : ""));
+  for (const std::string& content : specials)
+    if (content.empty()) throw ConfigError(rule_got_fix("a special token must have at least one byte", "\"\""));
+}
+
 Vocabulary train_bpe(const PieceCounter& pieces, const TrainBpeOptions& options,
                      const std::function<void(std::int64_t)>& progress) {
+  options.check();
   return Trainer(pieces, options).run(progress);
 }
 
