@@ -46,7 +46,7 @@ Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm) {
   const auto out =
       without_autograd([&] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon); });
   auto backward = [x, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
-    return {norm_backward(norm, grads, x, mean, rstd), {}, {}};
+    return {norm_backward(norm, grads, x, mean, rstd)};
   };
   const auto outputs =
       with_backward({x_sbh, norm.weight->value, norm.bias->value}, {x.detach(), out.y}, std::move(backward));
@@ -65,7 +65,7 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
     const auto dx = kernels::dropout_backward(dresidual, dropout);
     kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
     bias->gradient_written();
-    return {dx, dresidual, {}, {}, {}};
+    return {dx, dresidual};
   };
   const auto outputs = with_backward({x_sbh, residual_sbh, bias->value, norm.weight->value, norm.bias->value},
                                      {out.sum, out.y}, std::move(backward));
@@ -79,7 +79,7 @@ Activated bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias,
     auto dx = kernels::gelu_backward(grads[0].contiguous(), u, form);
     kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
     bias->gradient_written();
-    return {dx, {}};
+    return {dx};
   };
   return {with_backward({x_sbf, bias->value}, y, std::move(backward)), [u, form] { return kernels::gelu(u, form); }};
 }

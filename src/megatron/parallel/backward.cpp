@@ -15,8 +15,9 @@ using torch::autograd::variable_list;
 constexpr const char* kKey = "backward";
 
 struct Held : torch::CustomClassHolder {
-  explicit Held(Backward f) : backward(std::move(f)) {}
+  Held(Backward f, std::size_t inputs) : backward(std::move(f)), num_inputs(inputs) {}
   Backward backward;
+  std::size_t num_inputs;
 };
 
 /// What the operator computed, in a type that autograd does not take for inputs.
@@ -25,12 +26,10 @@ struct Computed {
 };
 
 struct Recorded : torch::autograd::Function<Recorded> {
-  // The parameters' types are prescribed: autograd finds the inputs among them.
-  static variable_list forward(AutogradContext* ctx, const variable_list& inputs, Computed& computed,
-                               Backward& backward) {
-    (void)inputs;
+  // Autograd finds its inputs among the parameters by their type: a list of tensors is one, a vector is not.
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs, Computed& computed, Backward& backward) {
     ctx->set_materialize_grads(false);
-    ctx->saved_data[kKey] = at::IValue::make_capsule(c10::make_intrusive<Held>(std::move(backward)));
+    ctx->saved_data[kKey] = at::IValue::make_capsule(c10::make_intrusive<Held>(std::move(backward), inputs.size()));
     return std::move(computed.outputs);
   }
 
@@ -38,11 +37,10 @@ struct Recorded : torch::autograd::Function<Recorded> {
     const auto found = ctx->saved_data.find(kKey);
     if (found == ctx->saved_data.end())
       throw std::logic_error("this part of the graph has gone backward already: its saved tensors are released");
-    const Backward run = std::move(static_cast<Held&>(*found->second.toCapsule()).backward);
+    const auto held = found->second.toCapsule();
     ctx->saved_data.erase(found);
-    auto gradients = run(grad_outputs);
-    gradients.emplace_back();  // of `computed`
-    gradients.emplace_back();  // of `backward`
+    auto gradients = static_cast<Held&>(*held).backward(grad_outputs);
+    gradients.resize(static_cast<Held&>(*held).num_inputs + 2);  // and none for `computed` and `backward`
     return gradients;
   }
 };
@@ -59,7 +57,7 @@ std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std
                                       Backward backward) {
   if (!records_gradient(inputs)) return outputs;
   Computed computed{std::move(outputs)};
-  return Recorded::apply(inputs, computed, backward);
+  return Recorded::apply(at::TensorList(inputs), computed, backward);
 }
 
 at::Tensor with_backward(const std::vector<at::Tensor>& inputs, const at::Tensor& output, Backward backward) {

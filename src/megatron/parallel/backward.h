@@ -8,13 +8,15 @@
 namespace megatron::parallel {
 
 /// The backward pass of one operator: gradients of its outputs (undefined where nothing flowed back) -> gradients of
-/// its inputs (undefined where none is needed, e.g. for parameters, whose gradients it writes into their buffers).
+/// its first inputs (undefined where none is needed). Parameters stand behind them and get none this way: the pass
+/// writes their gradients into the buffers.
 using Backward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& grad_outputs)>;
 
-/// Tells autograd that `outputs`, computed by an operator of ours without autograd, depend on `inputs`, and how to go
-/// back. `outputs` are new tensors, never `inputs` themselves. What `backward` captured (detached: capturing an output
-/// itself would be a cycle) is released as soon as it has run; it runs at most once. Where gradients are off or no
-/// input needs one, `backward` is dropped at once and with it all that it would have kept alive.
+/// Tells autograd that `outputs`, computed by an operator of ours without autograd, depend on `inputs` (all defined),
+/// and how to go back. `outputs` are new tensors, never `inputs` themselves. What `backward` captured (detached:
+/// capturing an output itself would be a cycle) is released as soon as it has run; it runs at most once. Where
+/// gradients are off or no input needs one, `backward` is dropped at once and with it all that it would have kept
+/// alive.
 ///
 /// This is the one place that meets autograd's C++ interface: an operator is its forward lines and a closure.
 std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,

@@ -40,7 +40,7 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
     if (weight->beta() == 0) weight->grad.zero_();  // only some rows are added to
     kernels::embedding_backward(weight->grad, ids_sb, grads[0].contiguous(), begin);
     weight->gradient_written();
-    return {{}};
+    return {};
   };
   return with_backward({weight_->value}, y, std::move(backward));
 }

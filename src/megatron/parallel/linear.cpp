@@ -1,6 +1,7 @@
 #include "megatron/parallel/linear.h"
 
 #include <utility>
+#include <vector>
 
 #include "megatron/comm/autograd.h"
 #include "megatron/kernels/matmul.h"
@@ -39,9 +40,11 @@ at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const Paramet
     }
     write_gradients(weight, bias, dy, remake ? remake() : kept);
     if (reduced) reduced->wait();
-    return {dx, {}, {}};
+    return {dx};
   };
-  return with_backward({x, weight->value, bias ? bias->value : at::Tensor()}, y, std::move(backward));
+  std::vector<at::Tensor> inputs{x, weight->value};
+  if (bias) inputs.push_back(bias->value);
+  return with_backward(inputs, y, std::move(backward));
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
     if (grads[0].item<double>() != 1)
       throw std::logic_error(
           "go backward from the loss sum as it is: its gradients were written for an upstream gradient of 1");
-    return std::vector<at::Tensor>{dhidden.view(shape), {}};
+    return std::vector<at::Tensor>{dhidden.view(shape)};
   };
   return with_backward({hidden, weight_->value}, pass.loss, std::move(backward));
 }

@@ -1,0 +1,86 @@
+#include "megatron/parallel/parameter.h"
+
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/tensors.h"
+
+namespace megatron::parallel {
+namespace {
+
+const plan::GptShape kShape{.num_layers = 2,
+                            .hidden = 8,
+                            .num_heads = 4,
+                            .ffn_hidden = 16,
+                            .vocab = 30,
+                            .padded_vocab = 32,
+                            .max_positions = 6};
+
+ParameterStore make(int t, int k, std::uint64_t seed = 5) {
+  const auto specs = plan::gpt_parameters(kShape, t, k);
+  return ParameterStore(specs, plan::buffer_layout(specs, 100), at::kDouble, at::kCPU, seed);
+}
+
+TEST(ParameterStore, DrawsTheSameWeightsHoweverTheyAreSplit) {
+  const auto whole = make(1, 0);
+  for (const int t : {2, 4})
+    for (int k = 0; k < t; ++k) {
+      const auto part = make(t, k);
+      ASSERT_EQ(part.all().size(), whole.all().size());
+      for (const auto& p : part.all()) {
+        const auto full = whole.get(p->spec.name)->value;
+        EXPECT_TRUE(at::equal(p->value, megatron::testing::slice_of(full, p->spec))) << p->spec.name;
+      }
+    }
+}
+
+TEST(ParameterStore, InitializesAsTheSpecSaysAndBySeed) {
+  const auto store = make(1, 0), other = make(1, 0, 6);
+  EXPECT_TRUE(store.get("decoder.layers.1.input_layernorm.weight")->value.eq(1).all().item<bool>());
+  EXPECT_TRUE(store.get("decoder.layers.1.mlp.linear_fc1.bias")->value.eq(0).all().item<bool>());
+  const std::string name = "decoder.layers.0.mlp.linear_fc1.weight";
+  EXPECT_NEAR(store.get(name)->value.detach().std().item<double>(), 0.02, 0.004);
+  EXPECT_FALSE(at::equal(store.get(name)->value, other.get(name)->value));
+  EXPECT_FALSE(at::equal(store.get(name)->value, store.get("decoder.layers.1.mlp.linear_fc1.weight")->value));
+}
+
+TEST(ParameterStore, ParametersAndGradientsAreViewsOfTheBuffers) {
+  const auto store = make(2, 1);
+  std::int64_t covered = 0;
+  for (std::size_t i = 0; i < store.all().size(); ++i) {
+    const auto& p = store.all()[i];
+    const auto& slot = store.layout().slot_of(static_cast<int>(i));
+    p->grad.fill_(static_cast<double>(i + 1));
+    EXPECT_TRUE(store.gradients().slice(0, slot.begin, slot.end).eq(static_cast<double>(i + 1)).all().item<bool>());
+    EXPECT_TRUE(at::equal(store.values().narrow(0, slot.begin, p->value.numel()), p->value.detach().view({-1})));
+    EXPECT_TRUE(p->value.is_leaf() && p->value.requires_grad());
+    covered += p->grad.numel();
+  }
+  EXPECT_EQ(store.gradients().count_nonzero().item<std::int64_t>(), covered);  // the gaps are zero
+}
+
+TEST(ParameterStore, NamesAParameterThatItDoesNotHold) {
+  try {
+    make(1, 0).get("decoder.layers.7.mlp.linear_fc1.bias");
+    FAIL() << "found";
+  } catch (const std::out_of_range& e) {
+    EXPECT_NE(std::string(e.what()).find("decoder.layers.7.mlp.linear_fc1.bias"), std::string::npos);
+  }
+}
+
+TEST(Parameter, SaysOnceWhenItsGradientIsComplete) {
+  Parameter parameter;
+  int calls = 0;
+  parameter.on_complete(2, [&] { ++calls; });
+  EXPECT_EQ(parameter.beta(), 0);
+  parameter.gradient_written();
+  EXPECT_EQ(parameter.beta(), 1);
+  EXPECT_EQ(calls, 0);
+  parameter.gradient_written();
+  EXPECT_EQ(calls, 1);
+  parameter.clear_gradient();
+  EXPECT_EQ(parameter.beta(), 0);
+}
+
+}  // namespace
+}  // namespace megatron::parallel

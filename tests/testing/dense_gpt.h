@@ -1,0 +1,138 @@
+#pragma once
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "megatron/base/philox.h"
+#include "megatron/model/gpt.h"
+#include "tests/testing/tensors.h"
+
+// The truth of the model's tests: a GPT written out with plain ATen operators in float64, differentiated by autograd.
+// It shares with the product the names of the weights and the definition of the dropout streams, and no code of an
+// operator.
+namespace megatron::testing {
+
+class DenseGpt {
+ public:
+  /// `weights`: full tensors by name, leaves that require gradients.
+  DenseGpt(model::GptOptions options, const Tensors& weights) : o_(options), w_(weights) {}
+
+  /// [b, s, vocab]
+  at::Tensor logits(const model::Batch& batch, bool training) const {
+    const auto ids = batch.tokens_bs;
+    const std::int64_t b = ids.size(0), s = ids.size(1);
+    const auto positions = batch.position_ids_bs.defined() ? batch.position_ids_bs : at::arange(s).expand({b, s});
+    auto x = at::embedding(w("embedding.word_embeddings.weight"), ids) +
+             at::embedding(w("embedding.position_embeddings.weight"), positions);
+    x = x * mask("embedding", batch, s, training);
+    for (std::int64_t l = 0; l < o_.shape.num_layers; ++l) x = block(x, l, batch, training);
+    x = norm(x, "decoder.final_layernorm");
+    const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight");
+    return at::linear(x, output.narrow(0, 0, o_.shape.vocab));
+  }
+
+  /// Sum of mask * loss, e = label_smoothing as PyTorch defines it.
+  at::Tensor loss_sum(const model::Batch& batch, bool training) const {
+    const auto log_p = at::log_softmax(logits(batch, training), -1);
+    const auto valid = batch.labels_bs.clamp(0, o_.shape.vocab - 1).unsqueeze(-1);
+    const auto nll = -log_p.gather(-1, valid).squeeze(-1), mean = -log_p.mean(-1);
+    const auto losses = nll * (1 - o_.label_smoothing) + mean * o_.label_smoothing;
+    return batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+  }
+
+ private:
+  at::Tensor w(const std::string& name) const { return w_.at(name); }
+  at::Tensor norm(const at::Tensor& x, const std::string& name) const {
+    return at::layer_norm(x, {x.size(-1)}, w(name + ".weight"), w(name + ".bias"), o_.layernorm_epsilon);
+  }
+  at::Tensor linear(const at::Tensor& x, const std::string& name) const {
+    return at::linear(x, w(name + ".weight"), w(name + ".bias"));
+  }
+  at::Tensor gelu(const at::Tensor& x) const {
+    if (o_.gelu == kernels::Gelu::Erf) return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
+    return x * 0.5 * (1 + at::tanh(0.79788456 * x * (1 + 0.044715 * x * x)));
+  }
+
+  /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
+  at::Tensor draw(const std::string& site, double p, const model::Batch& batch, std::int64_t n) const {
+    const std::int64_t b = batch.tokens_bs.size(0);
+    const auto key = stream_key(o_.seed, "dropout/" + site);
+    auto out = at::zeros({b, n}, at::kDouble);
+    for (std::int64_t k = 0; k < b; ++k) {
+      const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
+      for (std::int64_t i = 0; i < n; ++i)
+        out.data_ptr<double>()[k * n + i] =
+            random_word(key, sample, static_cast<std::uint64_t>(i)) < dropout_threshold(p) ? 0 : 1 / (1 - p);
+    }
+    return out;
+  }
+  at::Tensor mask(const std::string& site, const model::Batch& batch, std::int64_t s, bool training) const {
+    if (!training || o_.hidden_dropout == 0) return at::ones({}, at::kDouble);
+    return draw(site, o_.hidden_dropout, batch, s * o_.shape.hidden).view({-1, s, o_.shape.hidden});
+  }
+
+  at::Tensor attention(const at::Tensor& qkv, const std::string& layer, const model::Batch& batch,
+                       bool training) const {
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = o_.shape.num_heads, d = o_.shape.hidden / n;
+    const auto heads = qkv.view({b, s, n, 3, d}).permute({3, 0, 2, 1, 4});  // q, k, v: [b, n, s, d]
+    const auto i = at::arange(s);
+    auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
+    if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
+    const auto scores = at::matmul(heads[0], heads[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(d));
+    auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
+    if (training && o_.attention_dropout > 0)
+      p = p * draw(layer + "/attention", o_.attention_dropout, batch, n * s * s).view({b, n, s, s});
+    return at::matmul(p, heads[2]).transpose(1, 2).reshape({b, s, n * d});
+  }
+
+  at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training) const {
+    const std::string p = "decoder.layers." + std::to_string(l) + ".", layer = "layer " + std::to_string(l);
+    const std::int64_t s = in.size(1);
+    auto y = linear(norm(in, p + "input_layernorm"), p + "self_attention.linear_qkv");
+    y = linear(attention(y, layer, batch, training), p + "self_attention.linear_proj");
+    const auto x = in + y * mask(layer + "/attention output", batch, s, training);
+    y = gelu(linear(norm(x, p + "pre_mlp_layernorm"), p + "mlp.linear_fc1"));
+    return x + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
+  }
+
+  model::GptOptions o_;
+  Tensors w_;
+};
+
+/// A store for rank k of t, its values replaced by slices of `weights` where that names them.
+inline parallel::ParameterStore make_store(const plan::GptShape& shape, int t, int k, const Tensors& weights = {},
+                                           at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234) {
+  const auto specs = plan::gpt_parameters(shape, t, k);
+  parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, at::kCPU, seed);
+  for (const auto& parameter : store.all()) {
+    const auto found = weights.find(parameter->spec.name);
+    if (found == weights.end()) continue;
+    parameter->value.detach().copy_(slice_of(found->second.detach(), parameter->spec));
+  }
+  return store;
+}
+
+/// Random full weights of every parameter, biases and norms included, as leaves.
+inline Tensors random_weights(const plan::GptShape& shape, std::uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  Tensors weights;
+  for (const auto& spec : plan::gpt_parameters(shape, 1, 0)) {
+    auto value = at::randn(spec.shape, generator, at::kDouble) * 0.3;
+    if (spec.init == plan::Init::One) value = value + 1;
+    weights[spec.name] = value.requires_grad_(true);
+  }
+  return weights;
+}
+
+}  // namespace megatron::testing
