@@ -1,0 +1,212 @@
+#include "megatron/data/gpt_index.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "megatron/base/error.h"
+#include "megatron/data/numpy_random.h"
+
+namespace megatron::data {
+namespace {
+
+std::vector<double> parse_shares(const std::string& split) {
+  std::vector<double> shares;
+  const auto fail = [&] {
+    throw ConfigError(rule_got_fix("a split is one to three shares >= 0, not all 0, such as 969,30,1.", split));
+  };
+  const char *at = split.data(), *end = at + split.size();
+  while (at != end) {
+    if (*at == ',' || *at == '/' || *at == ' ') {
+      ++at;
+      continue;
+    }
+    double share = 0;
+    const auto [next, error] = std::from_chars(at, end, share, std::chars_format::fixed);
+    if (error != std::errc() || !std::isfinite(share) || share < 0) fail();
+    shares.push_back(share);
+    at = next;
+  }
+  if (shares.empty() || shares.size() > 3) fail();
+  shares.resize(3, 0.0);
+  const double sum = shares[0] + shares[1] + shares[2];
+  if (!(sum > 0) || !std::isfinite(sum)) fail();
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+template <class T>
+void fill_document_index(const SequenceRange& range, const GptIndexPlan& plan, NumpyRandom& random, std::span<T> out) {
+  const auto per_epoch = static_cast<std::size_t>(range.size());
+  for (std::size_t i = 0; i < out.size(); i += per_epoch)
+    std::iota(out.begin() + static_cast<std::ptrdiff_t>(i), out.begin() + static_cast<std::ptrdiff_t>(i + per_epoch),
+              static_cast<T>(range.first));
+  const std::size_t apart = plan.separate_last_epoch ? out.size() - per_epoch : out.size();
+  random.shuffle(out.first(apart));
+  random.shuffle(out.subspan(apart));
+}
+
+template <class T>
+void fill_shuffle_index(const GptIndexPlan& plan, NumpyRandom& random, std::span<T> out) {
+  std::iota(out.begin(), out.end(), T{0});
+  const auto apart = static_cast<std::size_t>(plan.separate_last_epoch ? plan.samples_before_last : plan.samples);
+  random.shuffle(out.first(apart));
+  random.shuffle(out.subspan(apart));
+}
+
+template <class T>
+void fill_samples(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
+                  const std::function<std::int64_t(std::int64_t)>& length_at, std::span<T> out) {
+  const std::int64_t extra = spec.extra_token ? 1 : 0;
+  std::int64_t at = 0, offset = 0;
+  out[0] = out[1] = 0;
+  for (std::int64_t sample = 1; sample <= plan.samples; ++sample) {
+    for (std::int64_t remaining = spec.seq_length + extra; remaining > 0;) {
+      const std::int64_t length = length_at(at) - offset;
+      remaining -= length;
+      if (remaining <= 0) {
+        offset += remaining + length - extra;  // the next sample begins with this one's last token
+      } else if (at == positions - 1) {
+        offset = length_at(at) - extra;  // the partial sample ends with the stream
+        break;
+      } else {
+        ++at;
+        offset = 0;
+      }
+    }
+    out[static_cast<std::size_t>(2 * sample)] = static_cast<T>(at);
+    out[static_cast<std::size_t>(2 * sample + 1)] = static_cast<T>(offset);
+  }
+}
+
+/// Calls `use` with a null pointer to the type that holds values up to `top`.
+template <class Use>
+void with_index_type(std::int64_t top, NpyType& type, Use use) {
+  if (top <= std::numeric_limits<std::int32_t>::max()) {
+    type = NpyType::I32;
+    use(std::int32_t{});
+  } else {
+    type = NpyType::I64;
+    use(std::int64_t{});
+  }
+}
+
+}  // namespace
+
+const char* split_part_name(SplitPart part) {
+  switch (part) {
+    case SplitPart::Train:
+      return "train";
+    case SplitPart::Valid:
+      return "valid";
+    case SplitPart::Test:
+      return "test";
+  }
+  throw std::logic_error("unknown SplitPart");
+}
+
+std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t sequences) {
+  const std::vector<double> shares = parse_shares(split);
+  std::array<SequenceRange, 3> ranges;
+  double begin = 0;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const double end = begin + shares[i];
+    const auto bound = [&](double share) {  // nearbyint rounds half to even, as Python's round
+      return std::min(sequences, static_cast<std::int64_t>(std::nearbyint(share * static_cast<double>(sequences))));
+    };
+    if (end > begin) ranges[i] = {bound(begin), bound(end)};
+    begin = end;
+  }
+  return ranges;
+}
+
+GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch) {
+  const std::int64_t seq = spec.seq_length, extra = spec.extra_token ? 1 : 0;
+  if (seq < 1) throw ConfigError(rule_got_fix("the sequence length must be at least 1.", concat(seq)));
+  if (spec.seed > std::numeric_limits<std::uint32_t>::max())
+    throw ConfigError(rule_got_fix("the seed of the sample order must be below 2^32.", concat(spec.seed)));
+  const std::int64_t wanted = spec.num_samples.value_or(0);
+  if (wanted < 0) throw ConfigError(rule_got_fix("the number of samples cannot be negative.", concat(wanted)));
+  GptIndexPlan plan{.tokens_per_epoch = tokens_per_epoch};
+  if (tokens_per_epoch == 0) {
+    if (wanted > 0)
+      throw ConfigError(
+          rule_got_fix("a split that samples are asked of must have tokens.", concat(wanted, " samples of no tokens")));
+    return plan;
+  }
+  std::int64_t needed = 0;
+  if (__builtin_mul_overflow(wanted, seq, &needed) ||
+      needed > std::numeric_limits<std::int64_t>::max() / 2 - tokens_per_epoch)
+    throw ConfigError(rule_got_fix("samples x sequence length must be below 2^62 tokens.", concat(wanted, " x ", seq)));
+  plan.epochs = std::max<std::int64_t>(1, (needed + extra + tokens_per_epoch - 1) / tokens_per_epoch);
+  const std::int64_t stream = std::max<std::int64_t>(0, plan.epochs * tokens_per_epoch - extra);
+  plan.samples = spec.keep_partial ? (stream + seq - 1) / seq : stream / seq;
+  if (plan.epochs > 1) {
+    plan.samples_before_last = ((plan.epochs - 1) * tokens_per_epoch - extra) / seq;
+    const std::int64_t of_last = wanted - plan.samples_before_last, per_epoch = (tokens_per_epoch - extra) / seq;
+    plan.separate_last_epoch = of_last < static_cast<std::int64_t>(0.80 * static_cast<double>(per_epoch));
+  }
+  return plan;
+}
+
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
+                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int32_t> out) {
+  fill_samples(spec, plan, positions, length_at, out);
+}
+
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
+                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int64_t> out) {
+  fill_samples(spec, plan, positions, length_at, out);
+}
+
+GptIndex::GptIndex(const GptIndexFiles& files)
+    : document(files.document_index), sample(files.sample_index), shuffle(files.shuffle_index) {
+  if (document.shape().size() != 1 || shuffle.shape().size() != 1 || sample.shape().size() != 2 ||
+      sample.shape()[1] != 2 || sample.shape()[0] != shuffle.size() + 1)
+    throw ConfigError(
+        rule_got_fix(concat(files.sample_index, ": must have two columns and one row more than there are samples."),
+                     concat(sample.size(), " numbers for ", shuffle.size(), " samples"),
+                     "remove the files; they are built again"));
+}
+
+GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec,
+                             const GptIndexFiles& files) {
+  std::int64_t tokens = 0;
+  for (std::int64_t i = range.first; i < range.last; ++i) tokens += data.length(i);
+  const GptIndexPlan plan = plan_gpt_index(spec, tokens);
+  std::int64_t positions = 0;
+  if (__builtin_mul_overflow(range.size(), plan.epochs, &positions) || positions > std::int64_t{1} << 48)
+    throw ConfigError(rule_got_fix("the samples asked for must not repeat the split so often.",
+                                   concat(plan.epochs, " passes over ", range.size(), " sequences")));
+  NumpyRandom random(static_cast<std::uint32_t>(spec.seed));
+  NpyType type = NpyType::I32;
+
+  // Megatron keeps the document index in int32 whatever the size.
+  if (range.last > std::numeric_limits<std::int32_t>::max())
+    throw ConfigError(rule_got_fix("a dataset may have at most 2^31 - 1 sequences.", concat(range.last),
+                                   "split it into several pairs"));
+  NpyWriter document_index(files.document_index, NpyType::I32, {positions});
+  const auto documents = document_index.values<std::int32_t>();
+  if (positions > 0) fill_document_index(range, plan, random, documents);
+  const auto length_at = [&](std::int64_t k) { return data.length(documents[static_cast<std::size_t>(k)]); };
+  with_index_type(positions, type, [&](auto zero) {
+    NpyWriter sample_index(files.sample_index, type, {plan.samples + 1, 2});
+    fill_samples(spec, plan, positions, length_at, sample_index.values<decltype(zero)>());
+    sample_index.publish();
+  });
+  document_index.publish();
+
+  constexpr std::int64_t kMegatronsBound = (std::int64_t{1} << 32) - 2;  // above, numpy's uint32 is too small
+  const NpyType shuffle_type = plan.samples < kMegatronsBound ? NpyType::U32 : NpyType::I64;
+  NpyWriter shuffle_index(files.shuffle_index, shuffle_type, {plan.samples});
+  if (shuffle_type == NpyType::U32)
+    fill_shuffle_index(plan, random, shuffle_index.values<std::uint32_t>());
+  else
+    fill_shuffle_index(plan, random, shuffle_index.values<std::int64_t>());
+  shuffle_index.publish();
+  return plan;
+}
+
+}  // namespace megatron::data
