@@ -1,24 +1,64 @@
 #include "megatron/kernels/activation.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
+#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
+namespace {
+
+/// Calls run(begin, count) over [0, total) in blocks that a thread keeps in its first cache.
+template <class Run>
+void in_blocks(std::int64_t total, const Run& run) {
+  constexpr std::int64_t kBlock = 8192;
+  cpu::for_each_block((total + kBlock - 1) / kBlock, [&](std::int64_t i, int) {
+    run(i * kBlock, static_cast<std::size_t>(std::min(kBlock, total - i * kBlock)));
+  });
+}
+
+}  // namespace
 
 at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form) {
   const c10::NoGradGuard no_grad;
-  return reference::bias_gelu(std::move(x), bias, form);
+  if (!cpu::fast(x) || !cpu::fast_or_absent(bias)) return reference::bias_gelu(std::move(x), bias, form);
+  at::Tensor y = at::empty_like(x);
+  float *x_data = x.mutable_data_ptr<float>(), *y_data = y.mutable_data_ptr<float>();
+  const float* bias_data = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  const std::int64_t features = x.size(-1);
+  cpu::for_each_block(features > 0 ? x.numel() / features : 0, [&](std::int64_t row, int) {
+    cpu::bias_gelu_row(x_data + row * features, bias_data, y_data + row * features, static_cast<std::size_t>(features),
+                       form == Gelu::Tanh);
+  });
+  return y;
 }
 
 at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u, Gelu form) {
   const c10::NoGradGuard no_grad;
-  return reference::gelu_backward(std::move(dy), u, form);
+  if (!cpu::all_fast(dy, u)) return reference::gelu_backward(std::move(dy), u, form);
+  float* dy_data = dy.mutable_data_ptr<float>();
+  const float* u_data = u.const_data_ptr<float>();
+  in_blocks(dy.numel(), [&](std::int64_t begin, std::size_t count) {
+    cpu::gelu_backward_run(dy_data + begin, u_data + begin, count, form == Gelu::Tanh);
+  });
+  return dy;
 }
 
 at::Tensor gelu(const at::Tensor& u, Gelu form) {
   const c10::NoGradGuard no_grad;
-  return reference::gelu(u, form);
+  if (!cpu::fast(u)) return reference::gelu(u, form);
+  at::Tensor y = at::empty_like(u);
+  float* y_data = y.mutable_data_ptr<float>();
+  const float* u_data = u.const_data_ptr<float>();
+  in_blocks(u.numel(), [&](std::int64_t begin, std::size_t count) {
+    cpu::gelu_run(u_data + begin, y_data + begin, count, form == Gelu::Tanh);
+  });
+  return y;
 }
 
 }  // namespace megatron::kernels

@@ -1,21 +1,75 @@
 #include "megatron/kernels/cross_entropy.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
+#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
+namespace {
+
+/// Columns of this rank that are tokens, not padding.
+std::int64_t real_columns(const at::Tensor& logits, const VocabRange& range) {
+  return std::clamp<std::int64_t>(range.end - range.begin, 0, logits.size(1));
+}
+
+bool fast_labels(const at::Tensor& labels) {
+  return labels.is_cpu() && labels.is_contiguous() && labels.scalar_type() == at::kLong;
+}
+
+}  // namespace
 
 SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
                              bool smoothing) {
   const c10::NoGradGuard no_grad;
-  return reference::softmax_pieces(logits, labels, range, smoothing);
+  const std::int64_t stride = logits.size(1), columns = real_columns(logits, range);
+  if (!cpu::fast(logits) || !fast_labels(labels) || columns == 0) {
+    return reference::softmax_pieces(logits, labels, range, smoothing);
+  }
+  const auto vector = [&] { return at::empty(labels.sizes(), logits.options()); };
+  const SoftmaxPieces pieces{vector(), vector(), vector(), smoothing ? vector() : at::Tensor()};
+  const float* data = logits.const_data_ptr<float>();
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  float *max = pieces.max.mutable_data_ptr<float>(), *sum_exp = pieces.sum_exp.mutable_data_ptr<float>();
+  float *target = pieces.target.mutable_data_ptr<float>(),
+        *sum = smoothing ? pieces.sum.mutable_data_ptr<float>() : nullptr;
+  cpu::for_each_block(logits.size(0), [&](std::int64_t i, int) {
+    const float* row = data + i * stride;
+    const cpu::SoftmaxRow softmax = cpu::softmax_row(row, static_cast<std::size_t>(columns));
+    const std::int64_t column = label[i] - range.begin;
+    max[i] = softmax.max;
+    sum_exp[i] = static_cast<float>(softmax.sum_exp);
+    target[i] = column >= 0 && column < columns ? row[column] : 0.0f;
+    if (sum != nullptr) sum[i] = static_cast<float>(softmax.sum);
+  });
+  return pieces;
 }
 
 void cross_entropy_gradient_(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
                              const at::Tensor& logsumexp, const at::Tensor& scale, double label_smoothing) {
   const c10::NoGradGuard no_grad;
-  reference::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, label_smoothing);
+  const std::int64_t stride = logits.size(1), columns = real_columns(logits, range);
+  if (!cpu::all_fast(logits, logsumexp, scale) || !fast_labels(labels)) {
+    return reference::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, label_smoothing);
+  }
+  float* data = logits.mutable_data_ptr<float>();
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  const float *lse = logsumexp.const_data_ptr<float>(), *factor = scale.const_data_ptr<float>();
+  const auto smooth =
+      label_smoothing > 0 ? static_cast<float>(label_smoothing / static_cast<double>(range.vocab)) : 0.0f;
+  const auto hit = static_cast<float>(1 - label_smoothing);
+  cpu::for_each_block(logits.size(0), [&](std::int64_t i, int) {
+    float* row = data + i * stride;
+    cpu::softmax_gradient_row(row, static_cast<std::size_t>(columns), lse[i], factor[i], smooth);
+    std::fill(row + columns, row + stride, 0.0f);
+    const std::int64_t column = label[i] - range.begin;
+    if (column >= 0 && column < columns) row[column] -= hit * factor[i];
+  });
 }
 
 }  // namespace megatron::kernels

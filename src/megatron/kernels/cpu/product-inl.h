@@ -20,29 +20,84 @@ struct Left {
 constexpr std::size_t kTileRows = 6;  // accumulators that fit the registers with their operands
 constexpr std::size_t kTileVectors = HWY_MAX_BYTES >= 64 ? 4 : 2;
 
-/// kRows x kVectors vectors of C in registers; b and c point at the tile's first column.
+/// kCount vectors side by side, by recursion so that each is a variable of its own and stays in a register.
+template <std::size_t kCount>
+struct Row {
+  F first;
+  Row<kCount - 1> rest;
+
+  HWY_INLINE void clear() {
+    first = hn::Zero(Floats());
+    rest.clear();
+  }
+  HWY_INLINE void load(const float* p) {
+    first = hn::LoadU(Floats(), p);
+    rest.load(p + hn::Lanes(Floats()));
+  }
+  HWY_INLINE void store(float* p) const {
+    hn::StoreU(first, Floats(), p);
+    rest.store(p + hn::Lanes(Floats()));
+  }
+  HWY_INLINE void multiply_add(F left, const Row& right) {
+    first = hn::MulAdd(left, right.first, first);
+    rest.multiply_add(left, right.rest);
+  }
+};
+template <>
+struct Row<0> {
+  HWY_INLINE void clear() {}
+  HWY_INLINE void load(const float*) {}
+  HWY_INLINE void store(float*) const {}
+  HWY_INLINE void multiply_add(F, const Row&) {}
+};
+
+/// kRows rows of kVectors vectors of C.
+template <std::size_t kRows, std::size_t kVectors>
+struct Tile {
+  Row<kVectors> row;
+  Tile<kRows - 1, kVectors> rest;
+
+  HWY_INLINE void clear() {
+    row.clear();
+    rest.clear();
+  }
+  HWY_INLINE void load(const float* c, std::size_t stride) {
+    row.load(c);
+    rest.load(c + stride, stride);
+  }
+  HWY_INLINE void store(float* c, std::size_t stride) const {
+    row.store(c);
+    rest.store(c + stride, stride);
+  }
+  HWY_INLINE void multiply_add(const float* left, std::size_t stride, const Row<kVectors>& right) {
+    row.multiply_add(hn::Set(Floats(), *left), right);
+    rest.multiply_add(left + stride, stride, right);
+  }
+};
+template <std::size_t kVectors>
+struct Tile<0, kVectors> {
+  HWY_INLINE void clear() {}
+  HWY_INLINE void load(const float*, std::size_t) {}
+  HWY_INLINE void store(float*, std::size_t) const {}
+  HWY_INLINE void multiply_add(const float*, std::size_t, const Row<kVectors>&) {}
+};
+
 template <std::size_t kRows, std::size_t kVectors>
 HWY_INLINE void product_tile(const Left& a, const float* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
                              std::size_t c_stride, std::size_t depth, bool accumulate) {
-  const Floats d;
-  const std::size_t lanes = hn::Lanes(d);
-  F sum[kRows][kVectors];
-  for (std::size_t r = 0; r < kRows; ++r) {
-    for (std::size_t v = 0; v < kVectors; ++v)
-      sum[r][v] = accumulate ? hn::LoadU(d, c + r * c_stride + v * lanes) : hn::Zero(d);
+  Tile<kRows, kVectors> sum;
+  if (accumulate) {
+    sum.load(c, c_stride);
+  } else {
+    sum.clear();
   }
-  const float* row = a.data;
-  for (std::size_t k = 0; k < depth; ++k, row += a.k_stride, b += b_stride) {
-    F right[kVectors];
-    for (std::size_t v = 0; v < kVectors; ++v) right[v] = hn::LoadU(d, b + v * lanes);
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const F left = hn::Set(d, row[r * a.row_stride]);
-      for (std::size_t v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(left, right[v], sum[r][v]);
-    }
+  const float* left = a.data;
+  for (std::size_t k = 0; k < depth; ++k, left += a.k_stride, b += b_stride) {
+    Row<kVectors> right;
+    right.load(b);
+    sum.multiply_add(left, a.row_stride, right);
   }
-  for (std::size_t r = 0; r < kRows; ++r) {
-    for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], d, c + r * c_stride + v * lanes);
-  }
+  sum.store(c, c_stride);
 }
 
 /// All rows of one column tile.
