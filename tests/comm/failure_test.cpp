@@ -145,7 +145,7 @@ TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
   EXPECT_LT(Clock::now() - start, 6 * kTimeout);
   const int code = how == "exit" ? 7 : how == "throw" ? 1 : how == "kill" ? 128 + SIGKILL : 128 + SIGTERM;
   EXPECT_EQ(result.exit_code, std::max(code, 5)) << result.message;
-  if (how != "stall") {
+  if (how == "exit" || how == "kill") {  // after "throw" the others hear of it, and may end first
     EXPECT_EQ(result.first_failed_rank, 2) << result.message;
   }
 }

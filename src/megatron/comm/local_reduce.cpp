@@ -37,7 +37,7 @@ HWY_INLINE void store(D d, hn::Vec<D> v, T* p) {
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(wide, 1u));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7FFFu))));
     const auto quiet_nan = hn::Set(wide, 0x7FC0u);
-    const auto result = hn::IfThenElse(hn::RebindMask(wide, hn::Ne(v, v)), quiet_nan, rounded);
+    const auto result = hn::IfThenElse(hn::RebindMask(wide, hn::IsNaN(v)), quiet_nan, rounded);
     hn::StoreU(hn::TruncateTo(narrow, result), narrow, reinterpret_cast<std::uint16_t*>(p));
   } else if constexpr (std::is_same_v<T, hwy::float16_t>) {
     const hn::Rebind<hwy::float16_t, D> narrow;
@@ -51,7 +51,7 @@ template <bool kMax, class V>
 HWY_INLINE V combine(V a, V b) {
   if constexpr (kMax) {
     const auto greater = hn::IfThenElse(hn::Gt(b, a), b, a);
-    if constexpr (hwy::IsFloat<hn::TFromD<hn::DFromV<V>>>()) return hn::IfThenElse(hn::Ne(b, b), b, greater);
+    if constexpr (hwy::IsFloat<hn::TFromD<hn::DFromV<V>>>()) return hn::IfThenElse(hn::IsNaN(b), b, greater);
     return greater;
   } else {
     return hn::Add(a, b);

@@ -1,0 +1,50 @@
+#include "megatron/comm/cuda_plugin.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "megatron/base/error.h"
+
+namespace megatron::comm {
+namespace {
+
+constexpr const char* kNeedsGpu = "--device cuda and --backend nccl need an NVIDIA GPU and the CUDA plugin.";
+
+void* open_plugin() {
+  const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libmegatron_cuda.so";
+  if (!std::filesystem::exists(path))
+    throw ConfigError(rule_got_fix(
+        kNeedsGpu, "no " + path.string(),
+        "build on a machine with nvcc (the configure step says why it was left out), or use --device cpu"));
+  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (plugin == nullptr)
+    throw ConfigError(
+        rule_got_fix(kNeedsGpu, dlerror(), "run `make setup` on the machine with the GPU, or use --device cpu"));
+  return plugin;
+}
+
+}  // namespace
+
+bool gpu_present() {
+  std::error_code ignored;
+  return std::filesystem::exists("/dev/nvidia0", ignored) && std::filesystem::exists("/dev/nvidiactl", ignored);
+}
+
+void load_cuda_plugin() {
+  if (!gpu_present()) throw ConfigError(rule_got_fix(kNeedsGpu, "no /dev/nvidia0 on this machine", "use --device cpu"));
+  open_plugin();
+}
+
+Group join_nccl(const Place& place, std::chrono::milliseconds timeout) {
+  load_cuda_plugin();
+  if (place.world_size == 1) return Group();
+  using Make = Backend* (*)(const Place*, std::int64_t);
+  const auto make = reinterpret_cast<Make>(dlsym(open_plugin(), "megatron_make_nccl_backend"));
+  if (make == nullptr)
+    throw ConfigError(rule_got_fix(kNeedsGpu, dlerror(), "build the plugin and the program from one source"));
+  return Group(std::shared_ptr<Backend>(make(&place, timeout.count())));
+}
+
+}  // namespace megatron::comm

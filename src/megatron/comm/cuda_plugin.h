@@ -1,0 +1,23 @@
+#pragma once
+#include <chrono>
+#include <string>
+
+#include "megatron/comm/group.h"
+#include "megatron/comm/rendezvous.h"
+
+// Everything that needs CUDA lives in libmegatron_cuda.so, which is loaded here and linked nowhere.
+namespace megatron::comm {
+
+/// Whether this machine shows an NVIDIA GPU. Loads nothing.
+bool gpu_present();
+
+/// Loads the plugin from the program's folder (once; later calls cost nothing). After it ATen runs on CUDA. Throws
+/// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU.
+void load_cuda_plugin();
+
+/// Joins the world that `place` describes over NCCL, on GPU place.local_rank: like join_gloo, with tensors on that GPU.
+/// wait() orders the current stream after the collective; it does not stop the host. A rank that is missing is found
+/// by a watching thread, which ends the communication; the next call on any group of this rank throws PeerError.
+Group join_nccl(const Place& place, std::chrono::milliseconds timeout);
+
+}  // namespace megatron::comm

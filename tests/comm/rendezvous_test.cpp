@@ -1,0 +1,129 @@
+#include "megatron/comm/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "megatron/base/error.h"
+
+namespace megatron::comm {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::Field;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+TEST(Rendezvous, NoLauncherMeansNoPlace) {
+  EXPECT_FALSE(place_from({}));
+  EXPECT_FALSE(place_from({{"RANK", "3"}, {"HOME", "/root"}})) << "WORLD_SIZE belongs to it";
+  EXPECT_FALSE(place_from({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}})) << "an allocation, not a task";
+}
+
+TEST(Rendezvous, ReadsTorchrun) {
+  const Place p = *place_from({{"RANK", "5"},
+                               {"WORLD_SIZE", "8"},
+                               {"LOCAL_RANK", "1"},
+                               {"LOCAL_WORLD_SIZE", "4"},
+                               {"MASTER_ADDR", "node7"},
+                               {"MASTER_PORT", "1234"},
+                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                               {"TORCHELASTIC_RESTART_COUNT", "2"},
+                               {"GLOO_SOCKET_IFNAME", "eth1"}});
+  EXPECT_EQ(p.rank, 5);
+  EXPECT_EQ(p.world_size, 8);
+  EXPECT_EQ(p.local_rank, 1);
+  EXPECT_EQ(p.local_size, 4);
+  EXPECT_EQ(p.address, "node7");
+  EXPECT_EQ(p.port, 1234);
+  EXPECT_TRUE(p.store_is_kept);
+  EXPECT_EQ(p.store_prefix, "megatron/2");
+  EXPECT_EQ(p.interface, "eth1");
+  EXPECT_EQ(p.launcher, "torchrun");
+}
+
+TEST(Rendezvous, ReadsOpenMpiAndPicksAPortByJob) {
+  const Environment job{{"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_SIZE", "2"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                        {"OMPI_MCA_ess_base_jobid", "1234567"}};
+  const Place p = *place_from(job);
+  EXPECT_EQ(p.rank, 1);
+  EXPECT_EQ(p.address, "127.0.0.1");
+  EXPECT_EQ(p.port, 20000 + 1234567 % 20000);
+  EXPECT_FALSE(p.store_is_kept);
+  Environment two_hosts = job;
+  two_hosts["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
+  two_hosts["OMPI_COMM_WORLD_LOCAL_RANK"] = "0";
+  EXPECT_THAT([&] { place_from(two_hosts); }, ThrowsMessage<ConfigError>(HasSubstr("MASTER_ADDR")));
+  two_hosts["MASTER_ADDR"] = "a";
+  EXPECT_EQ(place_from(two_hosts)->address, "a");
+}
+
+TEST(Rendezvous, ReadsPmi) {
+  const Place p =
+      *place_from({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "4"}, {"MPI_LOCALRANKID", "2"}});
+  EXPECT_EQ(p.rank, 2);
+  EXPECT_EQ(p.world_size, 4);
+  EXPECT_EQ(p.local_rank, 2);
+  EXPECT_EQ(p.port, 29500);
+}
+
+TEST(Rendezvous, ReadsSlurmAndMeetsOnItsFirstHost) {
+  const Place p = *place_from({{"SLURM_PROCID", "5"},
+                               {"SLURM_NTASKS", "7"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_NODEID", "1"},
+                               {"SLURM_JOB_ID", "40123"},
+                               {"SLURM_JOB_NODELIST", "gpu[07-08],big1"},
+                               {"SLURM_TASKS_PER_NODE", "3(x2),1"}});
+  EXPECT_EQ(p.rank, 5);
+  EXPECT_EQ(p.world_size, 7);
+  EXPECT_EQ(p.local_size, 3);
+  EXPECT_EQ(p.address, "gpu07");
+  EXPECT_EQ(p.port, 20123);
+}
+
+TEST(Rendezvous, GivesItsOwnRanksWhatItReads) {
+  Place place;
+  place.rank = 3;
+  place.world_size = place.local_size = 4;
+  place.local_rank = 3;
+  place.port = 555;
+  place.store_is_kept = true;
+  const Place read = *place_from(environment_of(place));
+  EXPECT_EQ(read.rank, 3);
+  EXPECT_EQ(read.local_size, 4);
+  EXPECT_EQ(read.port, 555);
+  EXPECT_TRUE(read.store_is_kept);
+}
+
+TEST(Rendezvous, RefusesWhatIsMissingMalformedOrOutOfRange) {
+  const Environment good{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  EXPECT_TRUE(place_from(good));
+  for (const auto& [name, value, words] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"RANK", "2", "RANK"},
+           {"RANK", "-1", "RANK"},
+           {"RANK", "1x", "1x"},
+           {"WORLD_SIZE", "0", "WORLD_SIZE"},
+           {"WORLD_SIZE", "99999999999999999999", "WORLD_SIZE"},
+           {"MASTER_PORT", "70000", "MASTER_PORT"},
+           {"MASTER_ADDR", "", "MASTER_ADDR"},
+           {"LOCAL_WORLD_SIZE", "3", "LOCAL_WORLD_SIZE"}}) {
+    Environment bad = good;
+    bad[name] = value;
+    EXPECT_THAT([&] { place_from(bad); }, ThrowsMessage<ConfigError>(HasSubstr(words))) << name << "=" << value;
+  }
+}
+
+TEST(Rendezvous, ExpandsHostLists) {
+  EXPECT_THAT(expand_host_list("a"), ElementsAre("a"));
+  EXPECT_THAT(expand_host_list("node[001-003,007],gpu,x[9-10]"),
+              ElementsAre("node001", "node002", "node003", "node007", "gpu", "x9", "x10"));
+  for (const char* bad : {"", ",", "a,", "a[", "a[1", "a[]", "a[3-1]", "a[x]", "a[1-99999999]", "a[1]b", "a[1-]"})
+    EXPECT_THROW(expand_host_list(bad), ConfigError) << bad;
+}
+
+}  // namespace
+}  // namespace megatron::comm
