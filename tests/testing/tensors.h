@@ -62,7 +62,8 @@ inline Tensors read_safetensors(const std::filesystem::path& path) {
   if (bytes.size() < 8) throw std::runtime_error("cannot read " + path.string());
   std::memcpy(&header, bytes.data(), 8);
   Tensors tensors;
-  for (const auto& [name, entry] : nlohmann::json::parse(bytes.substr(8, header)).items()) {
+  const auto parsed = nlohmann::json::parse(bytes.substr(8, header));
+  for (const auto& [name, entry] : parsed.items()) {
     if (name == "__metadata__") continue;
     const std::string dtype = entry["dtype"];
     const auto type = dtype == "F32" ? at::kFloat : dtype == "I64" ? at::kLong : at::kBool;
