@@ -7,13 +7,28 @@
 #include "megatron/base/philox.h"
 
 namespace megatron::train {
+namespace {
+
+at::Tensor id_tensor(std::span<const std::int64_t> sample_ids) {
+  const auto ids = at::empty({static_cast<std::int64_t>(sample_ids.size())}, at::kLong);
+  std::copy(sample_ids.begin(), sample_ids.end(), ids.mutable_data_ptr<std::int64_t>());
+  return ids;
+}
+
+// Row b of a [b, s] tensor; no elements where the tensor is not wanted.
+template <class T>
+std::span<T> row(const at::Tensor& tensor, std::int64_t b) {
+  if (!tensor.defined()) return {};
+  const auto size = static_cast<std::size_t>(tensor.size(1));
+  return {tensor.mutable_data_ptr<T>() + static_cast<std::size_t>(b) * size, size};
+}
+
+}  // namespace
 
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device) {
   const auto samples = static_cast<std::int64_t>(sample_ids.size());
   const auto tokens = at::empty({samples, seq_length}, at::kLong), labels = at::empty({samples, seq_length}, at::kLong);
-  const auto ids = at::empty({samples}, at::kLong);
-  std::copy(sample_ids.begin(), sample_ids.end(), ids.mutable_data_ptr<std::int64_t>());
   const std::uint64_t key = stream_key(seed, "synthetic tokens");
   for (std::int64_t b = 0; b < samples; ++b) {
     auto* const inputs = tokens.mutable_data_ptr<std::int64_t>() + b * seq_length;
@@ -28,7 +43,43 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
   model::Batch batch;
   batch.tokens_bs = tokens.to(device);
   batch.labels_bs = labels.to(device);
-  batch.sample_ids = ids;
+  batch.sample_ids = id_tensor(sample_ids);
+  return batch;
+}
+
+DatasetBatches::DatasetBatches(const data::GptDatasetSpec& spec, const config::DataConfig& data, std::int64_t eod,
+                               at::ScalarType dtype, at::Device device)
+    : dataset_(spec, {.eod = eod,
+                      .reset_position_ids = data.reset_position_ids,
+                      .reset_attention_mask = data.reset_attention_mask,
+                      .eod_mask_loss = data.eod_mask_loss}),
+      wants_mask_(data.eod_mask_loss),
+      wants_positions_(data.reset_position_ids),
+      wants_first_key_(data.reset_attention_mask),
+      dtype_(dtype),
+      device_(device) {}
+
+model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const {
+  const auto samples = static_cast<std::int64_t>(sample_ids.size()), seq_length = dataset_.seq_length();
+  const auto make = [&](bool wanted, at::ScalarType type) {
+    return wanted ? at::empty({samples, seq_length}, type) : at::Tensor();
+  };
+  const auto tokens = make(true, at::kLong), labels = make(true, at::kLong), mask = make(wants_mask_, at::kFloat),
+             positions = make(wants_positions_, at::kLong), first_key = make(wants_first_key_, at::kInt);
+  for (std::int64_t b = 0; b < samples; ++b)
+    dataset_.get(sample_ids[static_cast<std::size_t>(b)] % dataset_.size(),
+                 {.tokens = row<std::int64_t>(tokens, b),
+                  .labels = row<std::int64_t>(labels, b),
+                  .loss_mask = row<float>(mask, b),
+                  .position_ids = row<std::int64_t>(positions, b),
+                  .first_key = row<std::int32_t>(first_key, b)});
+  model::Batch batch;
+  batch.tokens_bs = tokens.to(device_);
+  batch.labels_bs = labels.to(device_);
+  if (wants_mask_) batch.loss_mask_bs = mask.to(device_, dtype_);
+  if (wants_positions_) batch.position_ids_bs = positions.to(device_);
+  if (wants_first_key_) batch.first_key_bs = first_key.to(device_);
+  batch.sample_ids = id_tensor(sample_ids);
   return batch;
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "megatron/config/run_config.h"
+#include "megatron/data/gpt_dataset.h"
 #include "megatron/model/gpt.h"
 
 namespace megatron::train {
@@ -12,5 +14,22 @@ namespace megatron::train {
 /// benchmarks and tests. Uniform over the vocabulary; labels are the next tokens.
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device);
+
+/// Fills microbatches from a dataset. Sample numbers count over the whole run; past the dataset's end they begin again.
+class DatasetBatches {
+ public:
+  /// Opens the dataset, whose index is there (data::GptDataset::build). `eod`: end-of-document token, or -1 where no
+  /// option of `data` needs it. `dtype`: the model's, for the loss mask.
+  DatasetBatches(const data::GptDatasetSpec& spec, const config::DataConfig& data, std::int64_t eod,
+                 at::ScalarType dtype, at::Device device);
+
+  model::Batch get(std::span<const std::int64_t> sample_ids) const;
+
+ private:
+  data::GptDataset dataset_;
+  bool wants_mask_, wants_positions_, wants_first_key_;  // what is not wanted is 1; 0, 1, 2, …; 0
+  at::ScalarType dtype_;
+  at::Device device_;
+};
 
 }  // namespace megatron::train

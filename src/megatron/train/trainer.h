@@ -4,8 +4,7 @@
 #include <functional>
 
 #include "megatron/comm/group.h"
-#include "megatron/config/run_config.h"
-#include "megatron/plan/rank_grid.h"
+#include "megatron/plan/rules.h"
 
 namespace megatron::train {
 
@@ -18,11 +17,11 @@ enum class Outcome {
 using StopRequested = std::function<bool()>;
 
 /// A whole training run on one rank: opens the data (rank 0 builds the sample index, the others wait for it), resumes
-/// from a checkpoint where there is one, trains, validates, logs, saves. `config` is resolved and checked
-/// (plan/rules.h). Collective over `world`. Throws ConfigError for data or a checkpoint that does not fit,
-/// std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or gradient is not
-/// finite.
-Outcome train(const config::RunConfig& config, const plan::RankGrid& grid, comm::Group world, at::Device device,
+/// from a checkpoint where there is one, trains, validates, logs, saves. `eod`: the tokenizer's end-of-document token,
+/// or -1 where no option of config.data needs it. Collective over `world`. Throws ConfigError for data or a checkpoint
+/// that does not fit, std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or
+/// gradient is not finite.
+Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
               const StopRequested& stop_requested);
 
 }  // namespace megatron::train

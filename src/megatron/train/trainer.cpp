@@ -1,0 +1,170 @@
+#include "megatron/train/trainer.h"
+
+#include <filesystem>
+#include <optional>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/counts.h"
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/run_log.h"
+#include "megatron/train/run_state.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+data::GptDatasetSpec dataset_spec(const config::RunConfig& config, data::SplitPart part, std::int64_t samples) {
+  return {.prefix = config.data.data_path.at(0),
+          .split = config.data.split,
+          .part = part,
+          .index = {.seq_length = config.data.seq_length, .seed = config.train.seed, .num_samples = samples},
+          .cache_folder = config.data.data_cache_path};
+}
+
+// Opened by every rank once the first has built the index.
+DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::ResolvedRun& run, std::int64_t eod,
+                            const comm::Group& world, at::Device device) {
+  if (world.rank() == 0) data::GptDataset::build(spec);
+  world.barrier();
+  return {spec, run.config.data, eod, scalar_type(run.config), device};
+}
+
+fs::path save_folder(const config::RunConfig& config) {
+  return config.checkpoint.save.empty() ? fs::path(config.train.out) / "checkpoints" : fs::path(config.checkpoint.save);
+}
+
+// Where the run starts from; nothing: from new weights. checkpoint.load may name a run's folder or its checkpoints.
+std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
+  const fs::path named = config.checkpoint.load;
+  if (named.empty()) {
+    const fs::path own = save_folder(config);
+    return checkpoint::has_checkpoint(own) ? std::optional(own) : std::nullopt;
+  }
+  for (const fs::path& folder : {named / "checkpoints", named})
+    if (checkpoint::has_checkpoint(folder)) return folder;
+  return named;  // an iter_ folder itself; or else an error of checkpoint::load that says what is missing
+}
+
+// One rank's run. The collectives of its members are named at their calls.
+class Run {
+ public:
+  Run(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
+      const StopRequested& stop_requested)
+      : run_(run),
+        config_(run.config),
+        stop_requested_(stop_requested),
+        train_data_(
+            open_dataset(dataset_spec(config_, data::SplitPart::Train, run.train_samples), run, eod, world, device)),
+        engine_(run, world, device) {
+    if (config_.train.eval_interval > 0)
+      valid_data_.emplace(
+          open_dataset(dataset_spec(config_, data::SplitPart::Valid, valid_samples()), run, eod, world, device));
+    const auto folder = checkpoint_to_load(config_);
+    if (folder) state_ = load_run(*folder, engine_);
+    world.barrier();  // nobody writes before everybody has read
+    if (world.rank() == 0) open_folder(folder);
+  }
+
+  Outcome go() {
+    while (state_.iteration < config_.train.train_iters) {
+      bool stop = iterate();
+      const bool last = state_.iteration == config_.train.train_iters;
+      if (valid_data_ && !stop && (last || state_.iteration % config_.train.eval_interval == 0)) stop = validate();
+      const std::int64_t save_interval = config_.checkpoint.save_interval;
+      if (last || stop || (save_interval > 0 && state_.iteration % save_interval == 0))
+        save_run(save_folder(config_), state_, engine_, recipe_, static_cast<int>(config_.checkpoint.keep_last));
+      if (stop && !last) return Outcome::Interrupted;
+    }
+    return Outcome::Done;
+  }
+
+ private:
+  void open_folder(const std::optional<fs::path>& resumed_from) {
+    fs::create_directories(config_.train.out);
+    write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
+    log_.emplace(run_, state_);
+    const plan::RankGrid& grid = run_.grid;
+    log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
+                         grid.size(plan::Axis::Tp), " x dp ", grid.size(plan::Axis::Dp), ", ", config_.train.dtype,
+                         " on ", config_.parallel.device));
+    if (resumed_from)
+      log_->message(concat(" > resumed from ", resumed_from->string(), " at iteration ", state_.iteration));
+  }
+
+  // The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.
+  std::vector<std::vector<std::int64_t>> microbatches(std::int64_t first, std::int64_t global_batch) const {
+    return plan::batch_plan(first, global_batch, config_.train.micro_batch_size, run_.grid.size(plan::Axis::Dp),
+                            engine_.context.index(plan::Axis::Dp))
+        .microbatches;
+  }
+
+  // One iteration; whether some rank was asked to stop. Collective over the world.
+  bool iterate() {
+    const Stopwatch watch;
+    const std::int64_t global_batch = run_.batch_schedule.global_batch(state_.consumed_samples);
+    const double learning_rate = run_.learning_rate.at(state_.schedule_samples);
+    const auto samples = microbatches(state_.consumed_samples, global_batch);
+    const StepResult result = engine_.step(
+        static_cast<int>(samples.size()), [&](std::size_t m) { return train_data_.get(samples[m]); }, learning_rate,
+        stop_requested_());
+    ++state_.iteration;
+    state_.consumed_samples += global_batch;
+    if (result.skipped)
+      ++state_.skipped_iterations;
+    else
+      state_.schedule_samples += global_batch;
+    if (log_)
+      log_->iteration(state_, {.result = result,
+                               .step_s = watch.seconds(),
+                               .global_batch = global_batch,
+                               .learning_rate = learning_rate,
+                               .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
+    if (result.skipped && config_.train.exit_on_nan)
+      throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
+                                      result.grad_norm, " must be finite (train.exit_on_nan)."));
+    return result.stop;
+  }
+
+  // A validation takes the samples after those of the one before it, as Megatron-LM's does.
+  std::int64_t samples_of_a_validation() const { return config_.train.eval_iters * config_.train.global_batch_size; }
+  std::int64_t valid_samples() const {
+    return (config_.train.train_iters / config_.train.eval_interval + 1) * samples_of_a_validation();
+  }
+
+  // Loss over eval_iters global batches; whether some rank was asked to stop. Collective over the world.
+  bool validate() {
+    const std::int64_t first = (state_.iteration - 1) / config_.train.eval_interval * samples_of_a_validation();
+    const auto samples = microbatches(first, samples_of_a_validation());
+    const Evaluation evaluation = evaluate(
+        engine_.model, engine_.context, samples.size(), [&](std::size_t m) { return valid_data_->get(samples[m]); },
+        stop_requested_());
+    if (log_) log_->validation(state_, evaluation);
+    return evaluation.stop;
+  }
+
+  const plan::ResolvedRun& run_;
+  const config::RunConfig& config_;
+  const StopRequested& stop_requested_;
+  const std::string recipe_ = config::save_toml(config_);
+  DatasetBatches train_data_;
+  std::optional<DatasetBatches> valid_data_;
+  Engine engine_;
+  RunState state_;
+  std::optional<RunLog> log_;  // of the first rank
+};
+
+}  // namespace
+
+Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
+              const StopRequested& stop_requested) {
+  return Run(run, eod, world, device, stop_requested).go();
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,83 @@
+#include "megatron/train/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace megatron::train {
+namespace {
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              (std::string("metrics_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::vector<nlohmann::json> lines() const {
+    std::ifstream in(folder_ / "metrics.jsonl");
+    std::vector<nlohmann::json> objects;
+    for (std::string line; std::getline(in, line);) objects.push_back(nlohmann::json::parse(line));
+    return objects;
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
+  MetricsFile file(folder_ / "metrics.jsonl", 0);
+  file.write(IterationMetrics{.iteration = 3,
+                              .consumed_samples = 24,
+                              .loss = 5.5,
+                              .grad_norm = 1.25,
+                              .learning_rate = 1e-4,
+                              .loss_scale = 1,
+                              .tokens_per_s = 1000,
+                              .step_ms = 12.5,
+                              .peak_memory_bytes = 1 << 20});
+  file.write(ValidationMetrics{.iteration = 3, .consumed_samples = 24, .loss = 5, .perplexity = std::exp(5.0)});
+  const auto written = lines();
+  ASSERT_EQ(written.size(), 2u);
+  EXPECT_EQ(written[0], nlohmann::json::parse(R"({"iteration":3,"consumed_samples":24,"loss":5.5,"grad_norm":1.25,
+    "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"peak_memory_bytes":1048576})"));
+  EXPECT_EQ(written[1]["valid_loss"], 5.0);
+  EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
+}
+
+TEST_F(MetricsTest, ANanIsNullAndSaysThatTheStepWasSkipped) {
+  MetricsFile file(folder_ / "metrics.jsonl", 0);
+  file.write(IterationMetrics{.iteration = 1, .loss = std::nan(""), .skipped = true});
+  EXPECT_TRUE(lines().at(0)["loss"].is_null());
+  EXPECT_EQ(lines().at(0)["skipped"], true);
+}
+
+TEST_F(MetricsTest, AResumedRunRewritesTheIterationsAfterItsCheckpoint) {
+  {
+    MetricsFile file(folder_ / "metrics.jsonl", 0);
+    for (std::int64_t i = 1; i <= 5; ++i) file.write(IterationMetrics{.iteration = i, .loss = 1});
+  }
+  std::ofstream(folder_ / "metrics.jsonl", std::ios::app) << R"({"iteration": 6, "lo)";  // cut off by a crash
+  MetricsFile file(folder_ / "metrics.jsonl", 3);
+  file.write(IterationMetrics{.iteration = 4, .loss = 2});
+  const auto written = lines();
+  ASSERT_EQ(written.size(), 4u);
+  for (std::size_t i = 0; i < written.size(); ++i) EXPECT_EQ(written[i]["iteration"], i + 1);
+  EXPECT_EQ(written[3]["loss"], 2.0);
+}
+
+TEST_F(MetricsTest, NamesTheFileThatCannotBeOpened) {
+  const auto path = folder_ / "missing" / "metrics.jsonl";
+  try {
+    MetricsFile file(path, 0);
+    FAIL() << "opened a file in a folder that does not exist";
+  } catch (const std::runtime_error& e) {
+    EXPECT_NE(std::string(e.what()).find(path.string()), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace megatron::train
