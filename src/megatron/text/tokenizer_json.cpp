@@ -56,7 +56,10 @@ class Component {
   }
 
   [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
-    throw ConfigError(rule_got_fix(concat(where_, rule.starts_with('.') ? "" : " ", rule), got));
+    // "file: normalizer must …", "file: model.type must …", "file: model has …"
+    const bool is_root = where_.ends_with(": ");
+    const std::string_view name = is_root && rule.starts_with('.') ? std::string_view(rule).substr(1) : rule;
+    throw ConfigError(rule_got_fix(concat(where_, is_root || rule.starts_with('.') ? "" : " ", name), got));
   }
 
  private:
@@ -116,7 +119,7 @@ void read_merges(const json& merges, SpellingReader& reader, const std::string& 
 
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) {
   const json file = parse_json(text, name);
-  const Component root(file, name + ":");
+  const Component root(file, name + ": ");
   root.know({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
   root.must_be_neutral("version", "1.0");

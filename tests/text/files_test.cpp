@@ -1,0 +1,174 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "megatron/base/error.h"
+#include "megatron/text/byte_level.h"
+#include "megatron/text/tokenizer_files.h"
+#include "tests/text/support.h"
+
+namespace megatron::text {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+class TokenizerFiles : public testing::Test {
+ protected:
+  TokenizerFiles() {
+    folder_ = fs::temp_directory_path() / concat("tokenizer_files_", ::getpid());
+    fs::create_directories(folder_);
+  }
+  ~TokenizerFiles() override { fs::remove_all(folder_); }
+  void put(const char* name, const std::string& text) { std::ofstream(folder_ / name, std::ios::binary) << text; }
+
+  /// The golden tokenizer as GPT-2's pair of files.
+  void put_pair(const char* vocab_name, const char* merges_name, const std::string& header) {
+    const json model = golden_["model"];
+    std::string merges = header;
+    for (const auto& merge : model["merges"])
+      merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+    put(vocab_name, model["vocab"].dump());
+    put(merges_name, merges);
+  }
+
+  fs::path folder_;
+  json golden_ = json::parse(read_file(golden_folder() / "tokenizer.json"));
+};
+
+TEST_F(TokenizerFiles, SaveAndLoadGiveTheSameTokenizer) {
+  const Tokenizer first = Tokenizer::load(golden_folder());
+  first.save(folder_ / "new" / "folder");
+  const Tokenizer second = Tokenizer::load(folder_ / "new" / "folder" / "tokenizer.json");
+  EXPECT_EQ(second.fingerprint(), first.fingerprint());
+  EXPECT_EQ(second.vocabulary().specials[0].content, "<|endoftext|>");
+}
+
+TEST_F(TokenizerFiles, KeepsSpecialTokensOutsideTheByteSpelling) {
+  Vocabulary vocabulary = Tokenizer::load(golden_folder()).vocabulary();
+  vocabulary.tokens.push_back("▁é \n");
+  vocabulary.specials.push_back({"▁é \n", 1200, false});
+  const Tokenizer first(vocabulary);
+  first.save(folder_);
+  const Tokenizer second = Tokenizer::load(folder_);
+  EXPECT_EQ(second.fingerprint(), first.fingerprint());
+  EXPECT_EQ(second.encode("▁é \n", Specials::Recognised), std::vector{1200});
+}
+
+TEST_F(TokenizerFiles, ReadsEitherPairOfFilesByFolderOrByName) {
+  const std::string expected = Tokenizer::load(golden_folder()).fingerprint();
+  put_pair("encoder.json", "vocab.bpe", "#version: 0.2\n");
+  EXPECT_EQ(Tokenizer::load(folder_).fingerprint(), expected);
+  EXPECT_EQ(Tokenizer::load(folder_ / "vocab.bpe").fingerprint(), expected);
+  fs::remove(folder_ / "encoder.json");
+  EXPECT_THROW(Tokenizer::load(folder_), ConfigError);
+  put_pair("vocab.json", "merges.txt", "");
+  EXPECT_EQ(Tokenizer::load(folder_).fingerprint(), expected);
+  EXPECT_EQ(Tokenizer::load(folder_ / "vocab.json").fingerprint(), expected);
+}
+
+TEST_F(TokenizerFiles, NamesThePlaceOfABadMerge) {
+  const auto refuse = [&](const std::string& merges, const std::string& message) {
+    EXPECT_THAT([&] { parse_vocab_and_merges(golden_["model"]["vocab"].dump(), "v", merges, "m"); },
+                ThrowsMessage<ConfigError>(HasSubstr(message)));
+  };
+  refuse("#version: 0.2\nt h\nt  h\n", "m byte 18: a merge must be two tokens");
+  refuse("t h\nth\n", "m byte 4: a merge must be two tokens");
+  refuse("t h\nqqq h\n", "m byte 4: unknown token \"qqq\"");
+  refuse("z q\n", "no token \"zq\"");
+}
+
+TEST_F(TokenizerFiles, ReadsMergesInBothForms) {
+  for (auto& merge : golden_["model"]["merges"])
+    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  EXPECT_EQ(Tokenizer(parse_tokenizer_json(golden_.dump(), "f")).fingerprint(),
+            Tokenizer::load(golden_folder()).fingerprint());
+}
+
+TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
+  const auto refuse = [&](const char* pointer, const json& value, const std::string& message) {
+    json changed = golden_;
+    changed[json::json_pointer(pointer)] = value;
+    EXPECT_THAT([&] { Tokenizer tokenizer(parse_tokenizer_json(changed.dump(), "FILE")); },
+                ThrowsMessage<ConfigError>(AllOf(HasSubstr(message))))
+        << pointer;
+  };
+  refuse("/normalizer", {{"type", "NFC"}},
+         "FILE: normalizer must be null (others are not supported)\n  got:  \"NFC\"");
+  refuse("/truncation", {{"max_length", 5}}, "truncation must be null");
+  refuse("/padding", {{"strategy", "x"}}, "padding must be null");
+  refuse("/version", "2.0", "version must be");
+  refuse("/surprise", 1, "surprise");
+  refuse("/pre_tokenizer", nullptr, "pre_tokenizer must be an object");
+  refuse("/pre_tokenizer/type", "Metaspace", "pre_tokenizer.type must be \"ByteLevel\"\n  got:  \"Metaspace\"");
+  refuse("/pre_tokenizer/add_prefix_space", true, "add_prefix_space must be false");
+  refuse("/pre_tokenizer/use_regex", false, "use_regex must be true");
+  refuse("/decoder/type", "WordPiece", "decoder.type");
+  refuse("/post_processor", {{"type", "TemplateProcessing"}}, "post_processor.type");
+  refuse("/model/type", "Unigram", "model.type must be \"BPE\"");
+  refuse("/model/dropout", 0.1, "model.dropout");
+  refuse("/model/continuing_subword_prefix", "##", "continuing_subword_prefix");
+  refuse("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
+  refuse("/model/byte_fallback", true, "byte_fallback");
+  refuse("/model/vocab", json::array(), "the vocabulary must be an object");
+  refuse("/model/vocab/!", 0, "same id");
+  refuse("/model/vocab/!", -1, "id -1 for \"!\"");
+  refuse("/model/vocab/!", 1.5, "id 1.5");
+  refuse("/model/vocab/!", 1200, "ids must be 0 … 1199");
+  refuse("/model/vocab/!", 18446744073709551615u, "id 18446744073709551615");
+  refuse("/model/vocab/日", 1200, "byte characters");
+  refuse("/model/vocab/", 1200, "id 1200 is empty");
+  refuse("/model/merges", 3, "model.merges must be an array");
+  refuse("/model/merges/0", "a b c", "merge 0");
+  refuse("/model/merges/0", {"a"}, "merge 0");
+  refuse("/model/merges/5", {"日", "a"}, "merge 5: unknown token");
+  refuse("/model/merges/1", golden_["model"]["merges"][0], "merged twice");
+  refuse("/added_tokens/0/id", 5, "<|endoftext|>");
+  refuse("/added_tokens/0/lstrip", true, "lstrip");
+  refuse("/added_tokens/0/content", "", "must not be empty");
+  refuse("/added_tokens/1", {{"id", 7000}, {"content", "<x>"}}, "id 7000");
+  refuse("/added_tokens", 3, "added_tokens must be an array");
+}
+
+TEST_F(TokenizerFiles, RefusesAVocabularyWithoutAllBytes) {
+  golden_["model"]["vocab"].erase("!");
+  golden_["model"]["vocab"]["!!"] = 1;
+  EXPECT_THAT([&] { Tokenizer tokenizer(parse_tokenizer_json(golden_.dump(), "f")); },
+              ThrowsMessage<ConfigError>(HasSubstr("no token for byte 33")));
+}
+
+TEST_F(TokenizerFiles, NamesTheByteOfASyntaxErrorAndADoubledKey) {
+  EXPECT_THAT([] { parse_tokenizer_json("{\"version\": }", "FILE"); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("FILE: must be JSON"), HasSubstr("at byte 12"))));
+  EXPECT_THAT([] { parse_tokenizer_json("{\"version\": null, \"version\": null}", "FILE"); },
+              ThrowsMessage<ConfigError>(HasSubstr("twice \"version\"")));
+}
+
+TEST_F(TokenizerFiles, RefusesEveryTruncationOfAFile) {
+  const std::string text = read_file(golden_folder() / "tokenizer.json");
+  for (std::size_t size = 0; size < text.size(); size += 997)
+    EXPECT_THROW(parse_tokenizer_json(text.substr(0, size), "f"), ConfigError) << size;
+}
+
+TEST_F(TokenizerFiles, SaysWhatATokenizerCanBe) {
+  EXPECT_THAT([&] { Tokenizer::load(folder_); }, ThrowsMessage<ConfigError>(HasSubstr("merges.txt")));
+  EXPECT_THAT([&] { Tokenizer::load(folder_ / "absent.json"); }, ThrowsMessage<ConfigError>(HasSubstr("absent.json")));
+}
+
+TEST(ByteLevel, SpellsEveryByteAndReadsItBack) {
+  std::string all, back;
+  for (int byte = 0; byte < 256; ++byte) all.push_back(static_cast<char>(byte));
+  ASSERT_TRUE(from_byte_level(to_byte_level(all), back));
+  EXPECT_EQ(back, all);
+  EXPECT_EQ(to_byte_level(" a\n"), "ĠaĊ");
+  EXPECT_FALSE(from_byte_level("a b", back));
+  EXPECT_FALSE(from_byte_level("\xff", back));
+}
+
+}  // namespace
+}  // namespace megatron::text
