@@ -11,8 +11,10 @@ namespace app = megatron::app;
 
 // The order is the one in which a new user meets them.
 const std::vector<app::Job> kJobs = {
+    {"doctor", "What this machine offers.", app::doctor},
     {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
     {"data", "Turns text into tokens and looks into the files.", app::data},
+    {"plan", "Groups, memory and arithmetic of a recipe, without running it.", app::plan},
     {"docs", "Prints the generated parts of docs/.", app::docs},
 };
 

@@ -134,6 +134,18 @@ std::string parse_recipe_command(Options& options, const std::vector<std::string
   return recipe;
 }
 
+/// The same for a job with options of its own beside the recipe's: only `options.*recipe` is read from the file.
+///   parse_recipe_command(options, &PlanOptions::run, args, usage)
+template <class Options, class Recipe>
+std::string parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,
+                                 const std::string& usage) {
+  Options from_words_alone;
+  const std::string path = only_recipe(parse_command_line(from_words_alone, words, usage), usage);
+  read_toml_file(fields_of(options.*recipe), path);
+  parse_command_line(options, words, usage);
+  return path;
+}
+
 template <class Options>
 void load_toml(Options& options, const std::string& path) {
   read_toml_file(fields_of(options), path);
