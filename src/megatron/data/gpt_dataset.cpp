@@ -45,15 +45,6 @@ std::string cache_stem(const GptDatasetSpec& spec, const std::string& descriptio
   return (folder / concat(digits, "-GPTDataset-", split_part_name(spec.part), "-")).string();
 }
 
-void check_not_empty(const GptDatasetSpec& spec, const SequenceRange& range, std::int64_t sequences) {
-  if (range.size() > 0 || spec.index.num_samples.value_or(0) == 0) return;
-  throw ConfigError(
-      rule_got_fix("a split that samples are asked of must have sequences.",
-                   concat("the ", split_part_name(spec.part), " part of ", spec.split, " over ", sequences,
-                          " sequences of ", spec.prefix, " is empty; ", *spec.index.num_samples, " samples asked"),
-                   "give the part a larger share, ask no samples of it, or use more documents"));
-}
-
 }  // namespace
 
 GptIndexFiles gpt_index_files(const GptDatasetSpec& spec, const IndexedDataset& data) {
@@ -64,7 +55,7 @@ GptIndexFiles gpt_index_files(const GptDatasetSpec& spec, const IndexedDataset& 
 void GptDataset::build(const GptDatasetSpec& spec) {
   const IndexedDataset data(spec.prefix);
   const SequenceRange range = range_of(spec, data);
-  check_not_empty(spec, range, data.size());
+  check_split(spec.part, spec.split, range, spec.index, data);
   const GptIndexFiles files = gpt_index_files(spec, data);
   using std::filesystem::exists;
   if (exists(files.document_index) && exists(files.sample_index) && exists(files.shuffle_index)) return;
@@ -88,7 +79,7 @@ GptDataset::GptDataset(const GptDatasetSpec& spec, const GptSampleOptions& optio
       data_(std::move(data)),
       range_(range_of(spec, data_)),
       index_(gpt_index_files(spec, data_)) {
-  check_not_empty(spec, range_, data_.size());
+  check_split(spec_.part, spec_.split, range_, spec_.index, data_);
   if ((options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss) && options.eod < 0)
     throw ConfigError(rule_got_fix(
         "reset_position_ids, reset_attention_mask and eod_mask_loss need an end-of-document token.", "none"));

@@ -122,6 +122,16 @@ std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t
   return ranges;
 }
 
+void check_split(SplitPart part, const std::string& split, const SequenceRange& range, const GptIndexSpec& spec,
+                 const IndexedDataset& data) {
+  if (range.size() > 0 || spec.num_samples.value_or(0) == 0) return;
+  throw ConfigError(
+      rule_got_fix("a split that samples are asked of must have sequences.",
+                   concat("the ", split_part_name(part), " part of ", split, " over ", data.size(), " sequences of ",
+                          data.prefix(), " is empty; ", *spec.num_samples, " samples asked"),
+                   "give the part a larger share, ask no samples of it, or use more documents"));
+}
+
 GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch) {
   const std::int64_t seq = spec.seq_length, extra = spec.extra_token ? 1 : 0;
   if (seq < 1) throw ConfigError(rule_got_fix("the sequence length must be at least 1.", concat(seq)));
@@ -165,10 +175,9 @@ GptIndex::GptIndex(const GptIndexFiles& files)
     : document(files.document_index), sample(files.sample_index), shuffle(files.shuffle_index) {
   if (document.shape().size() != 1 || shuffle.shape().size() != 1 || sample.shape().size() != 2 ||
       sample.shape()[1] != 2 || sample.shape()[0] != shuffle.size() + 1)
-    throw ConfigError(
-        rule_got_fix(concat(files.sample_index, ": must have two columns and one row more than there are samples."),
-                     concat(sample.size(), " numbers for ", shuffle.size(), " samples"),
-                     "remove the files; they are built again"));
+    throw ConfigError(rule_got_fix(
+        concat(files.sample_index, ": must have two columns and one row more than there are samples."),
+        concat(sample.size(), " numbers for ", shuffle.size(), " samples"), "remove the files; they are built again"));
 }
 
 GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec,

@@ -30,11 +30,15 @@ std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t
 /// Everything that decides the order of a split's samples.
 struct GptIndexSpec {
   std::int64_t seq_length = 0;
-  std::uint64_t seed = 1234;              ///< below 2^32, as numpy demands
-  std::optional<std::int64_t> num_samples;  ///< at least so many, by repeating the split; nothing: one pass
+  std::uint64_t seed = 1234;                     ///< below 2^32, as numpy demands
+  std::optional<std::int64_t> num_samples = {};  ///< at least so many, by repeating the split; nothing: one pass
   bool extra_token = true;    ///< a sample has seq_length + 1 tokens, so that the last position has a label
   bool keep_partial = false;  ///< the last tokens make a shorter sample instead of being left out
 };
+
+/// Throws ConfigError, with all the numbers, when samples are asked of an empty part.
+void check_split(SplitPart part, const std::string& split, const SequenceRange& range, const GptIndexSpec& spec,
+                 const IndexedDataset& data);
 
 /// The sizes of the index, from sums alone.
 struct GptIndexPlan {
@@ -60,7 +64,8 @@ struct GptIndexFiles {
   std::string document_index, sample_index, shuffle_index;
 };
 
-/// The three files, mapped. Throws ConfigError when one is missing or damaged, or when their sizes do not fit one another.
+/// The three files, mapped. Throws ConfigError when one is missing or damaged, or when their sizes do not fit one
+/// another.
 struct GptIndex {
   explicit GptIndex(const GptIndexFiles& files);
   NpyArray document, sample, shuffle;  ///< [positions], [samples + 1, 2], [samples]

@@ -3,6 +3,7 @@
 #include <simdjson.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -70,7 +71,7 @@ void BlockReader::begin_stream(const std::string& name) {
   carry_.resize(4096);
   carry_.resize(stream_->read(carry_));
   block_offset_ = 0;
-  scanned_ = record_begin_ = 0;
+  scanned_ = searched_ = record_begin_ = 0;
   line_ = record_line_ = 1;
   format_ = options_.format == TextFormat::Auto ? format_of_name(name) : options_.format;
   const bool byte_order_mark = carry_.starts_with("\xEF\xBB\xBF");
@@ -102,8 +103,12 @@ void BlockReader::split(TextBlock& block, bool at_end) {
   const std::string& bytes = block.bytes;
   const bool by_line = format_ == TextFormat::Jsonl || format_ == TextFormat::Lines;
   while (format_ != TextFormat::File) {
-    const void* found = std::memchr(bytes.data() + scanned_, '\n', bytes.size() - scanned_);
-    if (found == nullptr) break;
+    const std::size_t from = std::max(scanned_, searched_);
+    const void* found = std::memchr(bytes.data() + from, '\n', bytes.size() - from);
+    if (found == nullptr) {
+      searched_ = bytes.size();
+      break;
+    }
     const auto end = static_cast<std::size_t>(static_cast<const char*>(found) - bytes.data());
     const bool closes = by_line || is_blank(std::string_view(bytes).substr(scanned_, end - scanned_));
     if (closes) {
@@ -145,6 +150,7 @@ bool BlockReader::next(TextBlock& block) {
     block.bytes.resize(record_begin_ + simdjson::SIMDJSON_PADDING);
     block_offset_ += static_cast<std::int64_t>(record_begin_);
     scanned_ -= record_begin_;
+    searched_ = std::max(searched_, record_begin_) - record_begin_;
     record_begin_ = 0;
     block.input_position = closed_bytes_ + stream_->position();
     if (at_end) {

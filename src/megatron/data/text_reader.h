@@ -85,6 +85,7 @@ class BlockReader {
   // Of the open file, relative to the block's bytes where not said otherwise.
   std::int64_t block_offset_ = 0;  // of the block in the file
   std::size_t scanned_ = 0;        // lines before this are dealt with
+  std::size_t searched_ = 0;       // there is no end of line in [scanned_, searched_)
   std::size_t record_begin_ = 0;
   std::int64_t line_ = 1, record_line_ = 1;
 };

@@ -1,0 +1,164 @@
+#include "megatron/data/preprocess.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "megatron/data/indexed_dataset.h"
+#include "megatron/text/tokenizer.h"
+#include "tests/data/support.h"
+
+namespace megatron::data {
+namespace {
+
+using testing::HasSubstr;
+
+/// One token a byte, none for a blank.
+TextEncoder byte_encoder() {
+  return {.make =
+              [] {
+                return [](std::string_view text, std::vector<std::int32_t>& ids) {
+                  for (const char c : text)
+                    if (c != ' ') ids.push_back(static_cast<unsigned char>(c));
+                };
+              },
+          .vocab_size = 257};
+}
+
+class PreprocessTest : public testing::Test {
+ protected:
+  PreprocessOptions options(const std::string& content, int workers = 2) {
+    write_bytes(folder_ / "in.jsonl", content);
+    PreprocessOptions result{.output_prefix = folder_ / "out", .append_eod = true, .eod = 256, .workers = workers};
+    result.text.inputs = {folder_ / "in.jsonl"};
+    result.text.block_bytes = 256;
+    return result;
+  }
+  std::string error_of(const PreprocessOptions& wanted, const TextEncoder& encoder = byte_encoder()) {
+    try {
+      preprocess(wanted, encoder);
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return "";
+  }
+  bool nothing_written() {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+      if (entry.path().filename() != "in.jsonl") return false;
+    return true;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(PreprocessTest, CountsEmptyDocumentsAndGivesTheEndTokenToTheLastSequence) {
+  const auto result = preprocess(
+      options("{\"text\": \"ab\"}\n{\"text\": \" \"}\n{\"text\": [\"c\", \"\", \"de\", \" \"]}\n"), byte_encoder());
+  EXPECT_EQ(result.prefix, folder_ / "out_text_document");
+  EXPECT_EQ(result.documents, 3);
+  EXPECT_EQ(result.sequences, 3);
+  EXPECT_EQ(result.tokens, 7);
+  const IndexedDataset pair(result.prefix);
+  EXPECT_EQ(pair.verify(), 7);
+  EXPECT_EQ(pair.dtype(), DType::U16);
+  std::vector<std::int64_t> lengths, firsts, all(7);
+  for (std::int64_t i = 0; i < pair.size(); ++i) lengths.push_back(pair.length(i));
+  for (std::int64_t i = 0; i <= pair.num_documents(); ++i) firsts.push_back(pair.first_sequence(i));
+  EXPECT_EQ(lengths, (std::vector<std::int64_t>{3, 1, 3}));
+  EXPECT_EQ(firsts, (std::vector<std::int64_t>{0, 1, 1, 3}));
+  pair.read(0, 0, std::span(all).subspan(0, 3));
+  pair.read(1, 0, std::span(all).subspan(3, 1));
+  pair.read(2, 0, std::span(all).subspan(4, 3));
+  EXPECT_EQ(all, (std::vector<std::int64_t>{'a', 'b', 256, 'c', 'd', 'e', 256}));
+}
+
+TEST_F(PreprocessTest, WritesTheSameFilesWithAnyNumberOfWorkers) {
+  std::string content, expected_bin, expected_idx;
+  for (int i = 0; i < 2000; ++i) content += "{\"text\": \"document " + std::to_string(i * i) + "\"}\n";
+  for (const int workers : {1, 2, 5}) {
+    preprocess(options(content, workers), byte_encoder());
+    const std::string bin = read_bytes(folder_ / "out_text_document.bin"),
+                      idx = read_bytes(folder_ / "out_text_document.idx");
+    if (workers == 1) {
+      expected_bin = bin;
+      expected_idx = idx;
+    }
+    EXPECT_EQ(bin, expected_bin);
+    EXPECT_EQ(idx, expected_idx);
+  }
+}
+
+TEST_F(PreprocessTest, ReportsTheFirstBadLineAndLeavesNothing) {
+  std::string content;
+  for (int i = 0; i < 500; ++i) content += i % 100 == 57 ? "bad\n" : "{\"text\": \"good\"}\n";
+  for (const int workers : {1, 4})
+    EXPECT_THAT(error_of(options(content, workers)), HasSubstr("in.jsonl, line 58, byte 969:"));
+  EXPECT_TRUE(nothing_written());
+}
+
+TEST_F(PreprocessTest, PassesOnWhatAnEncoderThrows) {
+  TextEncoder encoder = byte_encoder();
+  encoder.make = [] {
+    return [](std::string_view, std::vector<std::int32_t>&) { throw std::runtime_error("the encoder broke"); };
+  };
+  EXPECT_EQ(error_of(options("{\"text\": \"a\"}\n"), encoder), "the encoder broke");
+  EXPECT_TRUE(nothing_written());
+}
+
+TEST_F(PreprocessTest, RefusesAnInputWithoutText) {
+  EXPECT_THAT(error_of(options("")), HasSubstr("must hold text"));
+  EXPECT_THAT(error_of(options("{\"text\": \"\"}\n")), HasSubstr("must hold text"));
+  EXPECT_TRUE(nothing_written());
+}
+
+TEST_F(PreprocessTest, HoldsBackTheReaderWhileTheWriterWaits) {
+  // 40 MB of text; the writer stops at the first block until an encoder has seen all that can be under way.
+  const std::string line = "{\"text\": \"" + std::string(1 << 20, ' ') + "a\"}\n";
+  std::string content;
+  for (int i = 0; i < 40; ++i) content += line;
+  PreprocessOptions wanted = options(content, 1);
+  wanted.text.block_bytes = 1 << 20;
+  std::atomic<int> encoded = 0, most_ahead = 0, written = 0;
+  TextEncoder encoder = byte_encoder();
+  encoder.make = [&] {
+    return [&](std::string_view, std::vector<std::int32_t>& ids) {
+      ids.push_back(1);
+      most_ahead = std::max<int>(most_ahead, ++encoded - written);
+    };
+  };
+  preprocess(wanted, encoder, [&](std::int64_t, std::int64_t, std::int64_t documents) {
+    written = static_cast<int>(documents);
+    if (documents == 1)
+      while (encoded < 15) std::this_thread::yield();  // a little over 1 MB each, of the 16 MB that may be under way
+  });
+  EXPECT_EQ(encoded, 40);
+  EXPECT_LE(most_ahead, 16);
+}
+
+TEST(MegatronPreprocess, WritesMegatronsBytesWithTheGpt2Tokenizer) {
+  const std::string tokenizer_folder = shared_folder() + "/data/gpt2", golden = shared_folder() + "/golden/megatron/";
+  if (!std::filesystem::exists(tokenizer_folder)) GTEST_SKIP() << "no " << tokenizer_folder;
+  const text::Tokenizer tokenizer = text::Tokenizer::load(tokenizer_folder);
+  const TextEncoder encoder{.make =
+                                [&] {
+                                  return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
+                                             std::string_view text, std::vector<std::int32_t>& ids) {
+                                    worker->encode_append(text, ids);
+                                  };
+                                },
+                            .vocab_size = tokenizer.vocab_size()};
+  TemporaryFolder folder;
+  for (const std::string name : {"gpt_a", "gpt_b"}) {
+    PreprocessOptions wanted{
+        .output_prefix = folder / name, .append_eod = true, .eod = tokenizer.eod_id(), .workers = 2};
+    wanted.text.inputs = {golden + "docs/" + name + ".jsonl"};
+    wanted.text.block_bytes = 10000;
+    const std::string prefix = preprocess(wanted, encoder).prefix, file = "indexed/" + name + "_text_document";
+    EXPECT_EQ(read_bytes(prefix + ".bin"), read_bytes(golden + file + ".bin"));
+    EXPECT_EQ(read_bytes(prefix + ".idx"), read_bytes(golden + file + ".idx"));
+  }
+}
+
+}  // namespace
+}  // namespace megatron::data
