@@ -32,10 +32,13 @@ struct Job {
 ///   }
 int dispatch(const std::string& command, const std::vector<Job>& jobs, const Args& args);
 
+int bench(const Args& args);
+int checkpoint(const Args& args);
 int data(const Args& args);
 int doctor(const Args& args);
 int docs(const Args& args);
 int plan(const Args& args);
 int tokenizer(const Args& args);
+int train(const Args& args);
 
 }  // namespace megatron::app
