@@ -43,7 +43,9 @@ bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) == 1; }
 
 std::string human_bytes(double bytes) { return scaled(bytes, std::array<const char*, 5>{"B", "kB", "MB", "GB", "TB"}); }
 
-std::string human_count(double count) { return scaled(count, std::array<const char*, 5>{"", "k", "M", "G", "T"}); }
+std::string human_count(double count) {
+  return scaled(count, std::array<const char*, 7>{"", "k", "M", "G", "T", "P", "E"});
+}
 
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "unknown";
