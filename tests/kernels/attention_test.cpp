@@ -14,16 +14,12 @@
 #include <cmath>
 
 #include "megatron/kernels/reference.h"
+#include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
 
 // Truth: the reference in float64, itself held against libtorch's own attention and against finite differences.
 namespace megatron::kernels {
 namespace {
-
-double relative_error(const at::Tensor& got, const at::Tensor& truth) {
-  const double size = truth.norm().item<double>();
-  return (got.to(at::kDouble) - truth).norm().item<double>() / (size > 0 ? size : 1.0);
-}
 
 struct Shape {
   std::int64_t queries, keys, batch, heads, size;
@@ -46,7 +42,6 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
   SCOPED_TRACE(testing::Message() << "queries " << shape.queries << " keys " << shape.keys << " batch " << shape.batch
                                   << " heads " << shape.heads << " size " << shape.size);
   const Case c(shape);
-  const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble); };
   const AttentionOutput truth = reference::attention(wide(c.q), wide(c.k), wide(c.v), options);
   const AttentionOutput got = attention(c.q, c.k, c.v, options);
   EXPECT_TRUE(got.out.is_contiguous());
@@ -72,9 +67,8 @@ using AttentionTest = OnEveryInstructionSet;
 
 TEST_F(AttentionTest, MatchesTheReferenceForwardAndBackwardForAnyShape) {
   on_each([] {
-    for (const Shape& shape :
-         {Shape{1, 1, 1, 1, 1}, Shape{5, 5, 2, 3, 7}, Shape{16, 16, 1, 2, 16}, Shape{97, 97, 2, 2, 24},
-          Shape{130, 130, 1, 3, 64}, Shape{300, 300, 1, 1, 128}}) {
+    for (const Shape& shape : {Shape{1, 1, 1, 1, 1}, Shape{5, 5, 2, 3, 7}, Shape{16, 16, 1, 2, 16},
+                               Shape{97, 97, 2, 2, 24}, Shape{130, 130, 1, 3, 64}, Shape{300, 300, 1, 1, 128}}) {
       expect_matches_reference(shape, {});
       expect_matches_reference(shape, {.scale = 0.3, .causal = false});
     }
@@ -112,7 +106,9 @@ TEST_F(AttentionTest, KeepsPackedDocumentsApart) {
 TEST_F(AttentionTest, DropsTheProbabilitiesThatTheMaskNames) {
   on_each([] {
     AttentionOptions options;
-    options.dropout = {.p = 0.3, .key = 0x123456789ABCDEF, .sample_ids = at::tensor(std::vector<std::int64_t>{5, std::int64_t{1} << 40})};
+    options.dropout = {.p = 0.3,
+                       .key = 0x123456789ABCDEF,
+                       .sample_ids = at::tensor(std::vector<std::int64_t>{5, std::int64_t{1} << 40})};
     options.head_offset = 2;
     expect_matches_reference({5, 5, 2, 3, 8}, options);
     expect_matches_reference({101, 101, 2, 1, 16}, options);

@@ -30,6 +30,7 @@ class OnEveryInstructionSet : public testing::Test {
       body();
     }
   }
+  void SetUp() override { configure_thread(1); }
   void TearDown() override { force_instruction_set("auto"); }
 };
 

@@ -15,11 +15,12 @@ namespace {
 constexpr float kTwoSqrt2OverPi = 1.59576912160573071f, kCubic = 0.044715f;
 constexpr float kInvSqrt2 = 0.70710678118654752f, kInvSqrt2Pi = 0.39894228040143268f;
 
-/// 0.5 (1 + tanh(t)) = sigmoid(2 t) with t = sqrt(2/pi) (x + 0.044715 x^3).
-HWY_INLINE F tanh_gate(F x, F x2) {
+/// 0.5 (1 + tanh(t)) = 1 / (1 + e^-2t) with t = sqrt(2/pi) (x + 0.044715 x^3), and the e^-2t in it.
+HWY_INLINE F tanh_gate(F x, F x2, F& e) {
   const Floats d;
-  return sigmoid(
-      hn::Mul(hn::Mul(x, hn::Set(d, kTwoSqrt2OverPi)), hn::MulAdd(hn::Set(d, kCubic), x2, hn::Set(d, 1.0f))));
+  const F one = hn::Set(d, 1.0f);
+  e = exp(hn::Mul(hn::Mul(x, hn::Set(d, -kTwoSqrt2OverPi)), hn::MulAdd(hn::Set(d, kCubic), x2, one)));
+  return hn::Div(one, hn::Add(one, e));
 }
 
 /// The normal distribution function, and e^(-x^2/2).
@@ -32,7 +33,7 @@ HWY_INLINE F normal_gate(F x, F& exp_minus_half_square) {
 template <bool kTanh>
 HWY_INLINE F gelu_of(F x) {
   F unused;
-  return hn::Mul(x, kTanh ? tanh_gate(x, hn::Mul(x, x)) : normal_gate(x, unused));
+  return hn::Mul(x, kTanh ? tanh_gate(x, hn::Mul(x, x), unused) : normal_gate(x, unused));
 }
 
 template <bool kTanh>
@@ -40,9 +41,10 @@ HWY_INLINE F slope_of(F x) {
   const Floats d;
   const F one = hn::Set(d, 1.0f), x2 = hn::Mul(x, x);
   if constexpr (kTanh) {
-    const F s = tanh_gate(x, x2);
+    F e;
+    const F s = tanh_gate(x, x2, e);
     const F inner = hn::Mul(hn::Set(d, kTwoSqrt2OverPi), hn::MulAdd(hn::Set(d, 3 * kCubic), x2, one));
-    return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Sub(one, s)), s);
+    return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Mul(s, e)), s);  // 1 - s = s e, without cancellation
   } else {
     F density;
     const F gate = normal_gate(x, density);

@@ -42,13 +42,6 @@ HWY_INLINE F exp(F x) {
   return hn::IfThenZeroElse(vanishes, hn::Mul(p, power));
 }
 
-/// 1 / (1 + e^-x).
-HWY_INLINE F sigmoid(F x) {
-  const Floats d;
-  const F one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, exp(hn::Neg(x))));
-}
-
 /// erf(x) to an absolute 2e-7 (Abramowitz & Stegun 7.1.26), and e^(-x^2), which it needs anyway.
 HWY_INLINE F erf(F x, F& exp_minus_square) {
   const Floats d;

@@ -1,0 +1,69 @@
+#include "megatron/kernels/activation.h"
+
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "megatron/kernels/reference.h"
+#include "tests/kernels/compare.h"
+#include "tests/kernels/isa.h"
+
+// Truth: libtorch's gelu in float64.
+namespace megatron::kernels {
+namespace {
+
+using ActivationTest = OnEveryInstructionSet;
+
+TEST_F(ActivationTest, IsAccurateOverTheWholeRange) {
+  on_each([] {
+    const at::Tensor u = at::linspace(-30, 30, 100'003);
+    for (const Gelu form : {Gelu::Tanh, Gelu::Erf}) {
+      const char* name = form == Gelu::Tanh ? "tanh" : "none";
+      const at::Tensor y = wide(gelu(u, form)), truth = at::gelu(wide(u), name);
+      // As parts of |u|: the value is u times a gate in [0, 1].
+      EXPECT_LT(((y - truth).abs() / wide(u).abs()).max().item<double>(), 4e-7) << name;
+      const at::Tensor slope = wide(gelu_backward(at::ones_like(u), u, form));
+      const at::Tensor true_slope = at::gelu_backward(at::ones_like(wide(u)), wide(u), name);
+      EXPECT_LT((slope - true_slope).abs().max().item<double>(), 1e-6) << name;
+    }
+  });
+}
+
+TEST_F(ActivationTest, AddsTheBiasInPlaceAndMatchesTheReferenceForAnyWidth) {
+  on_each([] {
+    for (const std::int64_t features : {1, 5, 16, 33, 100}) {
+      const at::Tensor x = at::randn({3, 2, features}), bias = at::randn({features});
+      at::Tensor x64 = wide(x), x32 = x.clone();
+      const at::Tensor truth = reference::bias_gelu(x64, wide(bias), Gelu::Tanh), y = bias_gelu(x32, bias, Gelu::Tanh);
+      EXPECT_LT(relative_error(y, truth), 4e-7) << features;
+      EXPECT_TRUE(x32.equal(x + bias)) << features;
+      at::Tensor without = x.clone();
+      EXPECT_LT(relative_error(bias_gelu(without, {}, Gelu::Erf), at::gelu(wide(x))), 4e-7) << features;
+      EXPECT_TRUE(without.equal(x));
+    }
+  });
+}
+
+TEST_F(ActivationTest, BackwardOverwritesItsGradient) {
+  on_each([] {
+    const at::Tensor dy = at::randn({7, 31}), u = at::randn({7, 31});
+    at::Tensor in_place = dy.clone();
+    const at::Tensor dx = gelu_backward(in_place, u, Gelu::Tanh);
+    EXPECT_TRUE(dx.is_same(in_place));
+    EXPECT_LT(relative_error(dx, at::gelu_backward(wide(dy), wide(u), "tanh")), 4e-7);
+  });
+}
+
+TEST_F(ActivationTest, TakesTheReferenceForViewsAndOtherDtypes) {
+  on_each([] {
+    const at::Tensor u = at::randn({8, 6});
+    EXPECT_LT(relative_error(gelu(u.t(), Gelu::Tanh), at::gelu(wide(u.t()), "tanh")), 4e-7);
+    EXPECT_LT(relative_error(gelu(wide(u), Gelu::Erf), at::gelu(wide(u))), 1e-15);
+  });
+}
+
+}  // namespace
+}  // namespace megatron::kernels

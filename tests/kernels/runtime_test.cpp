@@ -1,0 +1,129 @@
+#include "megatron/kernels/runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/cpu/allocator.h"
+
+namespace megatron::kernels {
+namespace {
+
+TEST(HugePageHeap, HandsOutDistinctAlignedBlocksUnderAnyOrderOfCalls) {
+  cpu::HugePageHeap heap;
+  std::mt19937 random(1);
+  struct Live {
+    unsigned char* data;
+    std::size_t size;
+    unsigned char mark;
+  };
+  std::vector<Live> live;
+  const auto check_and_release = [&](const Live& block) {
+    for (std::size_t i = 0; i < block.size; i += 61) ASSERT_EQ(block.data[i], block.mark);
+    ASSERT_EQ(block.data[block.size - 1], block.mark);
+    heap.release(block.data);
+  };
+  for (int step = 0; step < 4000; ++step) {
+    if (live.size() > 60 || (!live.empty() && random() % 3 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      check_and_release(live.back());
+      live.pop_back();
+      continue;
+    }
+    const std::size_t size = 1 + random() % (std::size_t{1} << (random() % 21));
+    auto* data = static_cast<unsigned char*>(heap.allocate(size));
+    ASSERT_EQ(reinterpret_cast<std::uintptr_t>(data) % 64, 0u);
+    const auto mark = static_cast<unsigned char>(step);
+    std::memset(data, mark, size);
+    live.push_back({data, size, mark});
+  }
+  for (const Live& block : live) check_and_release(block);
+  EXPECT_EQ(heap.stats().allocated_bytes, 0);
+}
+
+TEST(HugePageHeap, JoinsNeighboursSoThatAFreedHeapHoldsOneLargeBlockAgain) {
+  cpu::HugePageHeap heap;
+  std::vector<void*> parts;
+  for (int i = 0; i < 64; ++i) parts.push_back(heap.allocate(1 << 20));
+  const std::int64_t reserved = heap.stats().reserved_bytes;
+  for (std::size_t i = 0; i < parts.size(); i += 2) heap.release(parts[i]);
+  for (std::size_t i = 1; i < parts.size(); i += 2) heap.release(parts[i]);
+  void* whole = heap.allocate(std::size_t{64} << 20);
+  EXPECT_EQ(heap.stats().reserved_bytes, reserved);
+  heap.release(whole);
+}
+
+TEST(HugePageHeap, ASteadyStepReservesNothingNew) {
+  cpu::HugePageHeap heap;
+  std::mt19937 random(2);
+  std::vector<std::size_t> sizes(200);
+  for (std::size_t& size : sizes) size = 1 + random() % (8 << 20);
+  const auto step = [&] {
+    std::vector<void*> live;
+    for (const std::size_t size : sizes) {
+      live.push_back(heap.allocate(size));
+      if (live.size() % 3 == 0) {
+        heap.release(live[live.size() / 2]);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(live.size() / 2));
+      }
+    }
+    for (void* block : live) heap.release(block);
+  };
+  step();
+  const MemoryStats first = heap.stats();
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(heap.stats().reserved_bytes, first.reserved_bytes);
+  EXPECT_EQ(heap.stats().peak_bytes, first.peak_bytes);
+  EXPECT_LE(static_cast<double>(first.reserved_bytes), 1.3 * static_cast<double>(first.peak_bytes));
+}
+
+TEST(HugePageHeap, ServesManyThreads) {
+  cpu::HugePageHeap heap;
+  std::vector<std::thread> threads;
+  for (unsigned id = 0; id < 4; ++id) {
+    threads.emplace_back([&heap, id] {
+      std::mt19937 random(id);
+      for (int i = 0; i < 2000; ++i) {
+        const std::size_t size = 8 + random() % 20000;
+        auto* data = static_cast<unsigned*>(heap.allocate(size));
+        data[0] = data[size / sizeof(unsigned) - 1] = id;
+        ASSERT_EQ(data[0], id);
+        heap.release(data);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(heap.stats().allocated_bytes, 0);
+}
+
+TEST(HugePageHeap, SaysWhenMemoryIsOut) {
+  cpu::HugePageHeap heap;
+  EXPECT_THROW(heap.allocate(std::size_t{1} << 60), std::bad_alloc);
+  EXPECT_EQ(heap.allocate(0), nullptr);
+  heap.release(nullptr);
+}
+
+TEST(InstructionSet, CanBeForcedAndRefusesWhatIsNotThere) {
+  force_instruction_set("reference");
+  EXPECT_EQ(instruction_set(), "reference");
+  EXPECT_THROW(force_instruction_set("mmx"), ConfigError);
+  EXPECT_EQ(instruction_set(), "reference");
+  force_instruction_set("auto");
+}
+
+TEST(ConfigureThread, FlushesDenormalsInTheThreadThatAsks) {
+  std::thread([] {
+    configure_thread(1);
+    volatile float tiny = 1e-30f;
+    EXPECT_EQ(tiny * tiny * 1e20f, 0.0f);
+    volatile float denormal = 1e-38f;
+    EXPECT_EQ(denormal * 0.1f, 0.0f);
+  }).join();
+}
+
+}  // namespace
+}  // namespace megatron::kernels
