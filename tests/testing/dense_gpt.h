@@ -61,7 +61,7 @@ class DenseGpt {
   }
   at::Tensor gelu(const at::Tensor& x) const {
     if (o_.gelu == kernels::Gelu::Erf) return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
-    return x * 0.5 * (1 + at::tanh(0.79788456 * x * (1 + 0.044715 * x * x)));
+    return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
   }
 
   /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.

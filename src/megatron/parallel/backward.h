@@ -13,10 +13,9 @@ namespace megatron::parallel {
 using Backward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& grad_outputs)>;
 
 /// Tells autograd that `outputs`, computed by an operator of ours without autograd, depend on `inputs` (all defined),
-/// and how to go back. `outputs` are new tensors, never `inputs` themselves. What `backward` captured (detached:
-/// capturing an output itself would be a cycle) is released as soon as it has run; it runs at most once. Where
-/// gradients are off or no input needs one, `backward` is dropped at once and with it all that it would have kept
-/// alive.
+/// and how to go back. The tensors returned share the memory of `outputs`. What `backward` captured is released as soon
+/// as it has run; it runs at most once. Where gradients are off or no input needs one, `backward` is dropped at once
+/// and with it all that it would have kept alive.
 ///
 /// This is the one place that meets autograd's C++ interface: an operator is its forward lines and a closure.
 std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,

@@ -37,12 +37,12 @@ void Parameter::on_complete(int expected, std::function<void()> callback) {
 }
 
 ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
-                               at::Device device, std::uint64_t seed)
+                               at::Device device, std::uint64_t seed, Gradients gradients)
     : layout_(std::move(layout)) {
   // Zeros, so that the gaps between parameters never carry anything into norms and updates of whole buffers.
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   values_ = at::zeros({layout_.size}, options);
-  gradients_ = at::zeros({layout_.size}, options);
+  gradients_ = at::zeros({gradients == Gradients::Hold ? layout_.size : 0}, options);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& slot = layout_.slot_of(static_cast<int>(i));
     auto parameter = std::make_shared<Parameter>();
@@ -51,9 +51,9 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
       return buffer.narrow(0, slot.begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
     };
     parameter->value = view(values_);
-    parameter->grad = view(gradients_);
+    if (gradients == Gradients::Hold) parameter->grad = view(gradients_);
     initialize(parameter->value, parameter->spec, seed);
-    parameter->value.requires_grad_(true);
+    parameter->value.requires_grad_(gradients == Gradients::Hold);
     by_name_.emplace(parameter->spec.name, parameter);
     parameters_.push_back(std::move(parameter));
   }

@@ -38,9 +38,12 @@ using ParameterPtr = std::shared_ptr<Parameter>;
 /// All parameters of this rank in one contiguous buffer, their gradients in another (plan::BufferLayout).
 class ParameterStore {
  public:
-  /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication.
+  enum class Gradients { Hold, None };
+
+  /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication. With
+  /// Gradients::None the parameters need no gradient and have none: for models that only compute forward.
   ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
-                 at::Device device, std::uint64_t seed);
+                 at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold);
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs

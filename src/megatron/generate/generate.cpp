@@ -1,0 +1,117 @@
+#include "megatron/generate/generate.h"
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "megatron/base/error.h"
+
+namespace megatron::generate {
+namespace {
+
+using Prompts = std::vector<std::vector<std::int64_t>>;
+
+/// The texts that are under way: row r of the batch is text rows[r].
+class Batch {
+ public:
+  Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options);
+
+  bool empty() const { return rows_.empty(); }
+  /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
+  void step(Prompts& texts, const OnToken& on_token);
+
+ private:
+  /// Tokens that text `i` may get.
+  std::int64_t limit(std::size_t i) const {
+    return std::min(options_.max_new_tokens, context_ - static_cast<std::int64_t>(prompts_[i].size()));
+  }
+  at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
+
+  const model::Gpt& model_;
+  const Prompts& prompts_;
+  const GenerateOptions& options_;
+  std::int64_t context_;
+  std::vector<std::size_t> rows_;
+  model::KvCache cache_;
+  at::Device device_ = at::kCPU;
+  at::Tensor input_;  ///< [rows, s]: what the next step feeds
+};
+
+Batch::Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options)
+    : model_(model), prompts_(prompts), options_(options), context_(model.options().shape.max_positions) {
+  std::int64_t longest = 0, capacity = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    if (limit(i) > 0) {
+      rows_.push_back(i);
+      longest = std::max(longest, static_cast<std::int64_t>(prompts[i].size()));
+      capacity = std::max(capacity, limit(i));
+    }
+  if (rows_.empty()) return;
+  capacity += longest;
+  const auto b = static_cast<std::int64_t>(rows_.size());
+  cache_ = model.make_cache(b, capacity);
+  if (!cache_.keys.empty()) device_ = cache_.keys.front().device();
+  // Aligned at their ends: the rows before a shorter prompt are padding, which no token sees.
+  auto tokens = at::zeros({b, longest}, at::kLong), padding = at::zeros({b}, at::kLong);
+  for (std::int64_t r = 0; r < b; ++r) {
+    const auto& prompt = prompts[rows_[static_cast<std::size_t>(r)]];
+    const std::int64_t gap = longest - static_cast<std::int64_t>(prompt.size());
+    padding[r] = gap;
+    tokens[r].slice(0, gap).copy_(at::tensor(prompt, at::kLong));
+  }
+  cache_.padding = padding.to(device_);
+  input_ = tokens.to(device_);
+}
+
+void Batch::step(Prompts& texts, const OnToken& on_token) {
+  const auto logits = model_.next_logits(input_, cache_).to(at::kCPU, at::kDouble).contiguous();
+  const auto vocab = static_cast<std::size_t>(logits.size(1));
+  std::vector<std::size_t> rows;
+  std::vector<std::int64_t> kept, next;
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    const std::size_t i = rows_[r];
+    const auto position = static_cast<std::int64_t>(prompts_[i].size() + texts[i].size());
+    const std::span<const double> row(logits.const_data_ptr<double>() + r * vocab, vocab);
+    const std::int64_t token =
+        sample(row, options_.sampling, uniform_at(options_.seed, static_cast<std::int64_t>(i), position));
+    texts[i].push_back(token);
+    if (on_token) on_token(i, token);
+    if (token == options_.eod || static_cast<std::int64_t>(texts[i].size()) == limit(i)) continue;
+    rows.push_back(i);
+    kept.push_back(static_cast<std::int64_t>(r));
+    next.push_back(token);
+  }
+  if (rows.size() < rows_.size() && !rows.empty()) cache_.keep(at::tensor(kept, ids()));
+  rows_ = std::move(rows);
+  input_ = at::tensor(next, ids()).unsqueeze(1);
+}
+
+}  // namespace
+
+void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& options) {
+  check(options.sampling);
+  if (options.max_new_tokens < 0)
+    throw ConfigError(rule_got_fix("max-new-tokens must be 0 or above.", concat(options.max_new_tokens)));
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto size = static_cast<std::int64_t>(prompts[i].size());
+    if (size == 0)
+      throw ConfigError(rule_got_fix("a prompt must have at least one token.", concat("none in prompt ", i)));
+    if (size > context)
+      throw ConfigError(rule_got_fix(concat("a prompt must fit into the model's context of ", context, " tokens."),
+                                     concat("prompt ", i, " has ", size, " tokens")));
+  }
+}
+
+Prompts generate(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options,
+                 const OnToken& on_token) {
+  check(prompts, model.options().shape.max_positions, options);
+  Prompts texts(prompts.size());
+  Batch batch(model, prompts, options);
+  while (!batch.empty()) batch.step(texts, on_token);
+  return texts;
+}
+
+}  // namespace megatron::generate

@@ -1,0 +1,36 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "megatron/generate/sampler.h"
+#include "megatron/model/gpt.h"
+
+namespace megatron::generate {
+
+struct GenerateOptions {
+  std::int64_t max_new_tokens = 64;
+  SamplingOptions sampling;
+  std::uint64_t seed = 1234;
+  std::int64_t eod = -1;  ///< token that ends a text; -1: none does
+};
+
+/// Told of each new token as it is drawn; all prompts' tokens of one position come one after the other.
+using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
+
+/// Throws ConfigError for an empty prompt, one longer than `context` tokens (naming both numbers) or options that do
+/// not hold: what generate() would throw, before any model is loaded.
+void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
+
+/// New tokens for each prompt, the ending one included. A text ends at `eod`, after max_new_tokens, or where the
+/// context (the model's positions) is full. Prompts of different lengths go through the model together, aligned at
+/// their ends; each gives what it would give alone. Texts that have ended leave the batch.
+///
+/// Collective over the model's tensor-parallel group: every rank gets the same logits, draws the same tokens and
+/// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or
+/// options that do not hold.
+std::vector<std::vector<std::int64_t>> generate(const model::Gpt& model,
+                                                const std::vector<std::vector<std::int64_t>>& prompts,
+                                                const GenerateOptions& options, const OnToken& on_token = {});
+
+}  // namespace megatron::generate

@@ -1,0 +1,68 @@
+#include "megatron/generate/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/philox.h"
+
+namespace megatron::generate {
+namespace {
+
+/// Tokens from the likeliest on, the first `count` of them in order.
+std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t count) {
+  std::vector<std::int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto at = [&](std::int64_t id) { return logits[static_cast<std::size_t>(id)]; };
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [&](std::int64_t a, std::int64_t b) { return at(a) != at(b) ? at(a) > at(b) : a < b; });
+  order.resize(count);
+  return order;
+}
+
+}  // namespace
+
+void check(const SamplingOptions& options) {
+  std::string broken;
+  const auto rule = [&](bool holds, const std::string& text, const std::string& got) {
+    if (!holds) broken += (broken.empty() ? "" : "\n") + rule_got_fix(text, got);
+  };
+  // Written so that NaN breaks them.
+  rule(options.temperature >= 0 && std::isfinite(options.temperature), "temperature must be 0 (greedy) or above.",
+       concat(options.temperature));
+  rule(options.top_k >= 0, "top-k must be 0 (all tokens) or above.", concat(options.top_k));
+  rule(options.top_p > 0 && options.top_p <= 1, "top-p must be above 0 and at most 1.", concat(options.top_p));
+  if (!broken.empty()) throw ConfigError(broken);
+}
+
+std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform) {
+  if (options.temperature == 0)
+    return std::max_element(logits.begin(), logits.end()) - logits.begin();  // the first of equals
+  const std::size_t all = logits.size();
+  const auto order =
+      likeliest(logits, options.top_k > 0 ? std::min(all, static_cast<std::size_t>(options.top_k)) : all);
+  std::vector<double> cumulative(order.size());
+  double sum = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const double logit = logits[static_cast<std::size_t>(order[i])],
+                 largest = logits[static_cast<std::size_t>(order[0])];
+    cumulative[i] = sum += std::exp((logit - largest) / options.temperature);
+  }
+  // top_p keeps the tokens up to and with the one that reaches the share.
+  const auto reach = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
+  const auto kept = std::min(reach, cumulative.end() - 1);
+  const auto drawn = std::upper_bound(cumulative.begin(), kept, uniform * *kept);
+  return order[static_cast<std::size_t>(drawn - cumulative.begin())];
+}
+
+double uniform_at(std::uint64_t seed, std::int64_t prompt, std::int64_t position) {
+  const auto words =
+      philox(stream_key(seed, "generate"), static_cast<std::uint64_t>(position), static_cast<std::uint64_t>(prompt));
+  const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+}  // namespace megatron::generate

@@ -1,0 +1,118 @@
+#include "megatron/generate/generate.h"
+
+#include <gmock/gmock.h>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/local_backend.h"
+#include "tests/testing/dense_gpt.h"
+
+namespace megatron::generate {
+namespace {
+
+using megatron::testing::make_store;
+using megatron::testing::random_weights;
+using Texts = std::vector<std::vector<std::int64_t>>;
+
+const model::GptOptions kOptions = [] {
+  model::GptOptions options;
+  options.shape = {.num_layers = 2,
+                   .hidden = 16,
+                   .num_heads = 4,
+                   .ffn_hidden = 24,
+                   .vocab = 30,
+                   .padded_vocab = 32,
+                   .max_positions = 12};
+  return options;
+}();
+
+Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const OnToken& on_token = {}) {
+  const auto weights = random_weights(kOptions.shape, 4);
+  Texts result;
+  comm::run_ranks(t, [&](comm::Group tp) {
+    const auto store = make_store(kOptions.shape, t, tp.rank(), weights);
+    const model::Gpt gpt(kOptions, store, tp);
+    auto texts = generate(gpt, prompts, options, tp.rank() == 0 ? on_token : OnToken());
+    if (tp.rank() == 0) result = std::move(texts);
+  });
+  return result;
+}
+
+/// Without cache and batch: the whole text through the model for each token.
+std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, std::size_t prompt,
+                                     const GenerateOptions& options) {
+  const auto store = make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4));
+  const model::Gpt gpt(kOptions, store, {});
+  std::vector<std::int64_t> added;
+  while (static_cast<std::int64_t>(added.size()) < options.max_new_tokens && text.size() < 12) {
+    model::Batch batch;
+    batch.tokens_bs = at::tensor(text, at::kLong).unsqueeze(0);
+    const auto last = gpt.logits(batch)[0][static_cast<std::int64_t>(text.size()) - 1].contiguous();
+    added.push_back(
+        sample({last.const_data_ptr<double>(), 30}, options.sampling,
+               uniform_at(options.seed, static_cast<std::int64_t>(prompt), static_cast<std::int64_t>(text.size()))));
+    text.push_back(added.back());
+    if (added.back() == options.eod) break;
+  }
+  return added;
+}
+
+const Texts kPrompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2}};
+
+TEST(Generate, GivesEachPromptOfABatchWhatItWouldGiveAloneWithoutACache) {
+  for (const double temperature : {0.0, 1.0}) {
+    const GenerateOptions options{.max_new_tokens = 8, .sampling = {.temperature = temperature}, .seed = 3};
+    const auto texts = run(kPrompts, options);
+    for (std::size_t i = 0; i < kPrompts.size(); ++i) EXPECT_EQ(texts[i], one_by_one(kPrompts[i], i, options)) << i;
+  }
+}
+
+TEST(Generate, GivesTheSameOnAnyNumberOfRanks) {
+  const GenerateOptions options{.max_new_tokens = 6, .sampling = {.temperature = 0.8, .top_k = 9, .top_p = 0.9}};
+  const auto alone = run(kPrompts, options);
+  EXPECT_EQ(run(kPrompts, options, 2), alone);
+  EXPECT_EQ(run(kPrompts, options, 4), alone);
+  auto other = options;
+  other.seed = 5;
+  EXPECT_NE(run(kPrompts, other), alone);
+}
+
+TEST(Generate, StopsAtTheEndOfTextAndGoesOnWithTheOthers) {
+  GenerateOptions options{.max_new_tokens = 7, .sampling = {.temperature = 1}};
+  const auto endless = run(kPrompts, options);
+  options.eod = endless[0][2];
+  const auto texts = run(kPrompts, options);
+  for (std::size_t i = 0; i < kPrompts.size(); ++i) {
+    auto expected = endless[i];
+    const auto end = std::find(expected.begin(), expected.end(), options.eod);
+    if (end != expected.end()) expected.erase(end + 1, expected.end());
+    EXPECT_EQ(texts[i], expected) << i;
+  }
+  EXPECT_LE(texts[0].size(), 3u);
+}
+
+TEST(Generate, StopsWhereTheContextIsFull) {
+  const auto texts = run(kPrompts, {.max_new_tokens = 100, .sampling = {.temperature = 0}});
+  for (std::size_t i = 0; i < kPrompts.size(); ++i) EXPECT_EQ(kPrompts[i].size() + texts[i].size(), 12u) << i;
+}
+
+TEST(Generate, TellsOfEveryTokenInOrder) {
+  Texts streamed(kPrompts.size());
+  const auto texts = run(kPrompts, {.max_new_tokens = 5, .sampling = {.temperature = 1}}, 1,
+                         [&](std::size_t prompt, std::int64_t token) { streamed[prompt].push_back(token); });
+  EXPECT_EQ(streamed, texts);
+}
+
+TEST(Generate, RefusesAPromptLongerThanTheContextWithBothNumbers) {
+  try {
+    run({{1}, std::vector<std::int64_t>(13, 1)}, {});
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), ::testing::AllOf(::testing::HasSubstr("12 tokens"), ::testing::HasSubstr("prompt 1 has 13")));
+  }
+  EXPECT_THROW(run({{}}, {}), ConfigError);
+  EXPECT_THROW(run({{1}}, {.max_new_tokens = -1}), ConfigError);
+  EXPECT_EQ(run({std::vector<std::int64_t>(12, 1)}, {}), Texts{{}});
+}
+
+}  // namespace
+}  // namespace megatron::generate

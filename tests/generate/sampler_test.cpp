@@ -1,0 +1,95 @@
+#include "megatron/generate/sampler.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "megatron/base/error.h"
+
+namespace megatron::generate {
+namespace {
+
+const std::vector<double> kLogits = {std::log(0.1), std::log(0.4), std::log(0.2), std::log(0.3)};
+
+/// Share of each token over an even grid of numbers in [0, 1).
+std::map<std::int64_t, double> shares(const SamplingOptions& options) {
+  std::map<std::int64_t, double> counts;
+  constexpr int kDraws = 1000;
+  for (int i = 0; i < kDraws; ++i) counts[sample(kLogits, options, (i + 0.5) / kDraws)] += 1.0 / kDraws;
+  return counts;
+}
+
+TEST(Sample, TemperatureZeroTakesTheLikeliestAndTheFirstOfEquals) {
+  EXPECT_EQ(sample(kLogits, {.temperature = 0}, 0.99), 1);
+  EXPECT_EQ(sample(std::vector<double>{1, 3, 3, 2}, {.temperature = 0}, 0.5), 1);
+}
+
+TEST(Sample, DrawsByTheSoftmax) {
+  const auto p = shares({});
+  EXPECT_NEAR(p.at(0), 0.1, 0.0015);
+  EXPECT_NEAR(p.at(1), 0.4, 0.0015);
+  EXPECT_NEAR(p.at(2), 0.2, 0.0015);
+  EXPECT_NEAR(p.at(3), 0.3, 0.0015);
+}
+
+TEST(Sample, TemperatureSharpensByTheExponent) {
+  const auto p = shares({.temperature = 0.5});  // probabilities squared and normalized: 0.01, 0.16, 0.04, 0.09 of 0.30
+  EXPECT_NEAR(p.at(1), 0.16 / 0.30, 0.0015);
+  EXPECT_NEAR(p.at(0), 0.01 / 0.30, 0.0015);
+}
+
+TEST(Sample, TopKKeepsTheKLikeliestAndNormalizes) {
+  const auto p = shares({.top_k = 2});
+  EXPECT_EQ(p.size(), 2u);
+  EXPECT_NEAR(p.at(1), 0.4 / 0.7, 0.0015);
+  EXPECT_NEAR(p.at(3), 0.3 / 0.7, 0.0015);
+  EXPECT_EQ(shares({.top_k = 100}).size(), 4u);
+}
+
+TEST(Sample, TopPKeepsTheFewestThatReachTheShare) {
+  EXPECT_EQ(shares({.top_p = 0.39}).size(), 1u);
+  EXPECT_EQ(shares({.top_p = 0.41}).size(), 2u);
+  EXPECT_EQ(shares({.top_p = 0.89}).size(), 3u);
+  EXPECT_EQ(shares({.top_p = 1}).size(), 4u);
+  EXPECT_NEAR(shares({.top_p = 0.69}).at(1), 0.4 / 0.7, 0.0015);
+  EXPECT_EQ(shares({.top_k = 3, .top_p = 0.5}).size(), 2u);  // 4/9 of the three is below, 7/9 above
+}
+
+TEST(Sample, SurvivesTheEndsOfTheUnitIntervalAndLargeLogits) {
+  EXPECT_EQ(sample(kLogits, {}, 0.0), 1);
+  EXPECT_EQ(sample(kLogits, {}, std::nextafter(1.0, 0.0)), 0);
+  EXPECT_EQ(sample(std::vector<double>{-1e4, 1e4}, {}, 0.999), 1);
+}
+
+TEST(UniformAt, IsEvenAndDependsOnSeedPromptAndPosition) {
+  std::set<double> distinct;
+  double mean = 0;
+  for (std::uint64_t seed : {1, 2})
+    for (std::int64_t prompt = 0; prompt < 20; ++prompt)
+      for (std::int64_t position = 0; position < 50; ++position) {
+        const double u = uniform_at(seed, prompt, position);
+        ASSERT_GE(u, 0);
+        ASSERT_LT(u, 1);
+        distinct.insert(u);
+        mean += u / 2000;
+      }
+  EXPECT_EQ(distinct.size(), 2000u);
+  EXPECT_NEAR(mean, 0.5, 0.03);
+}
+
+TEST(Check, NamesEveryBrokenRule) {
+  try {
+    check({.temperature = -1, .top_k = -2, .top_p = std::nan("")});
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), ::testing::AllOf(::testing::HasSubstr("temperature"), ::testing::HasSubstr("top-k"),
+                                           ::testing::HasSubstr("top-p")));
+  }
+  EXPECT_NO_THROW(check({.temperature = 0, .top_k = 0, .top_p = 1}));
+}
+
+}  // namespace
+}  // namespace megatron::generate
