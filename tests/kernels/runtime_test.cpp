@@ -1,5 +1,7 @@
 #include "megatron/kernels/runtime.h"
 
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -9,6 +11,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/allocator.h"
+#include "megatron/kernels/matmul.h"
 
 namespace megatron::kernels {
 namespace {
@@ -105,6 +108,18 @@ TEST(HugePageHeap, SaysWhenMemoryIsOut) {
   EXPECT_THROW(heap.allocate(std::size_t{1} << 60), std::bad_alloc);
   EXPECT_EQ(heap.allocate(0), nullptr);
   heap.release(nullptr);
+}
+
+TEST(CachingAllocator, AWeightGradientGoesIntoItsBufferWithoutTemporaryMemory) {
+  install_caching_allocator();
+  const at::Tensor x = at::randn({64, 2, 96}), dy = at::randn({64, 2, 160}), buffer = at::zeros({160 * 96 + 16});
+  const at::Tensor grad = buffer.narrow(0, 16, 160 * 96).view({160, 96});
+  const MemoryStats before = memory_stats();
+  EXPECT_GE(before.allocated_bytes, 4 * (64 * 2 * (96 + 160) + 160 * 96));
+  linear_weight_gradient(grad, dy, x, 0.0);
+  linear_weight_gradient(grad, dy, x, 1.0);
+  EXPECT_EQ(memory_stats().peak_bytes, before.peak_bytes);
+  EXPECT_EQ(memory_stats().allocated_bytes, before.allocated_bytes);
 }
 
 TEST(InstructionSet, CanBeForcedAndRefusesWhatIsNotThere) {
