@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -119,21 +120,21 @@ TEST_F(PreprocessTest, HoldsBackTheReaderWhileTheWriterWaits) {
   for (int i = 0; i < 40; ++i) content += line;
   PreprocessOptions wanted = options(content, 1);
   wanted.text.block_bytes = 1 << 20;
-  std::atomic<int> encoded = 0, most_ahead = 0, written = 0;
+  std::atomic<int> encoded = 0;
   TextEncoder encoder = byte_encoder();
   encoder.make = [&] {
-    return [&](std::string_view, std::vector<std::int32_t>& ids) {
-      ids.push_back(1);
-      most_ahead = std::max<int>(most_ahead, ++encoded - written);
+    return [&](std::string_view text, std::vector<std::int32_t>& ids) {
+      ids.push_back(static_cast<std::int32_t>(std::count(text.begin(), text.end(), 'b')));
+      ++encoded;
     };
   };
-  preprocess(wanted, encoder, [&](std::int64_t, std::int64_t, std::int64_t documents) {
-    written = static_cast<int>(documents);
-    if (documents == 1)
-      while (encoded < 15) std::this_thread::yield();  // a little over 1 MB each, of the 16 MB that may be under way
+  const auto result = preprocess(wanted, encoder, [&](std::int64_t, std::int64_t, std::int64_t documents) {
+    // A little over 1 MB each, of the 16 MB that may be under way.
+    while (documents == 1 && encoded < 15) std::this_thread::yield();
   });
-  EXPECT_EQ(encoded, 40);
-  EXPECT_LE(most_ahead, 16);
+  EXPECT_EQ(result.documents, 40);
+  EXPECT_GT(result.peak_bytes, 15 << 20);
+  EXPECT_LE(result.peak_bytes, 16 << 20);
 }
 
 TEST(MegatronPreprocess, WritesMegatronsBytesWithTheGpt2Tokenizer) {

@@ -41,10 +41,15 @@ class JobQueue {
     changed_.wait(lock, [&] { return stopped_ || in_order_.empty() || bytes_ + bytes <= max_bytes_; });
     if (stopped_) return false;
     bytes_ += bytes;
+    peak_bytes_ = std::max(peak_bytes_, bytes_);
     if (!job->done) waiting_.push_back(job);
     in_order_.push_back(std::move(job));
     changed_.notify_all();
     return true;
+  }
+  std::size_t peak_bytes() {
+    const std::lock_guard lock(mutex_);
+    return peak_bytes_;
   }
   void close() {
     const std::lock_guard lock(mutex_);
@@ -90,7 +95,7 @@ class JobQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> waiting_, in_order_;
-  std::size_t bytes_ = 0, max_bytes_;
+  std::size_t bytes_ = 0, peak_bytes_ = 0, max_bytes_;
   bool closed_ = false, stopped_ = false;
 };
 
@@ -211,6 +216,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
         rule_got_fix("the input must hold text.", concat(writer.documents(), " documents without a token")));
   result.documents = writer.documents();
   result.sequences = writer.sequences();
+  result.peak_bytes = static_cast<std::int64_t>(queue.peak_bytes());
   writer.publish();
   return result;
 }

@@ -28,6 +28,7 @@ struct PreprocessOptions {
 struct PreprocessResult {
   std::string prefix;  ///< of the pair that was written
   std::int64_t documents = 0, sequences = 0, tokens = 0, text_bytes = 0;
+  std::int64_t peak_bytes = 0;  ///< most input text that was under way at once
 };
 
 /// Called now and then from the calling thread: input bytes read, all input bytes (0: not known), documents written.
