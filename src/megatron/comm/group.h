@@ -43,6 +43,9 @@ class Backend {
   virtual WorkHandle broadcast(at::Tensor inout, int root) = 0;
   /// Part r of `in` along dimension 0 goes to rank r; part r of `out` comes from rank r. Equal parts.
   virtual WorkHandle all_to_all(at::Tensor out, at::Tensor in) = 0;
+  /// A message meets the recv of the same source, destination and tag, in order. NCCL knows no tags: where it may
+  /// serve, receive what one rank sends in the order in which it is sent. A send may last until its recv has been
+  /// posted.
   virtual WorkHandle send(at::Tensor tensor, int destination, int tag) = 0;
   virtual WorkHandle recv(at::Tensor tensor, int source, int tag) = 0;
   virtual WorkHandle barrier() = 0;

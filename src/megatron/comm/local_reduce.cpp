@@ -34,11 +34,10 @@ HWY_INLINE void store(D d, hn::Vec<D> v, T* p) {
     const hn::Rebind<std::uint16_t, D> narrow;
     const hn::Rebind<std::uint32_t, D> wide;
     const auto bits = hn::BitCast(wide, v);
+    // To nearest even. A NaN keeps being one: made from 16-bit numbers, its low half is zero and nothing carries.
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(wide, 1u));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7FFFu))));
-    const auto quiet_nan = hn::Set(wide, 0x7FC0u);
-    const auto result = hn::IfThenElse(hn::RebindMask(wide, hn::IsNaN(v)), quiet_nan, rounded);
-    hn::StoreU(hn::TruncateTo(narrow, result), narrow, reinterpret_cast<std::uint16_t*>(p));
+    hn::StoreU(hn::TruncateTo(narrow, rounded), narrow, reinterpret_cast<std::uint16_t*>(p));
   } else if constexpr (std::is_same_v<T, hwy::float16_t>) {
     const hn::Rebind<hwy::float16_t, D> narrow;
     hn::StoreU(hn::DemoteTo(narrow, v), narrow, p);

@@ -1,0 +1,12 @@
+#include "app/bench.h"
+
+namespace megatron::app {
+
+int bench(const Args& args) {
+  return dispatch("megatron bench",
+                  {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
+                   {"comm", "All-reduce between ranks.", bench_comm}},
+                  args);
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,10 @@
+#pragma once
+#include "app/jobs.h"
+
+// The jobs of `megatron bench`: each measures one thing and prints its figures, as JSON with --json.
+namespace megatron::app {
+
+int bench_comm(const Args& args);
+int bench_step(const Args& args);
+
+}  // namespace megatron::app
