@@ -17,9 +17,11 @@
 
 #include "as_rank.h"
 #include "contract.h"
+#include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/gloo_backend.h"
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
+#include "staging_backend.h"
 
 // A rank that throws, ends, is killed or stalls: every other rank ends in time and says who is missing, at what.
 namespace megatron::comm {
@@ -228,8 +230,7 @@ TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
 
 // ---- what the launched ranks do ----
 
-int run_contract(const Environment& environment) {
-  const Group world = join_gloo(*place_from(environment), seconds(60));
+int run_contract(const Group& world) {
   for (const auto& clause : contract::clauses()) {
     try {
       clause.body(world);
@@ -289,7 +290,10 @@ int run_waiter(const std::string& what, const std::string& fd) {
 }  // namespace
 
 int as_rank(const std::string& name, const std::vector<std::string>& arguments, const Environment& environment) {
-  if (name == "contract") return run_contract(environment);
+  if (name == "contract") return run_contract(join_gloo(*place_from(environment), seconds(60)));
+  if (name == "contract-nccl")
+    return run_contract(
+        Group(std::make_shared<StagingBackend>(join_nccl(*place_from(environment), seconds(60)).backend())));
   if (name == "launcher") return run_launcher(arguments.at(0), arguments.at(1));
   if (name == "wait" || name == "end-on-sigterm") return run_waiter(name, arguments.at(0));
   return run_failure(name, arguments.at(0), environment);

@@ -1,0 +1,43 @@
+#include "megatron/comm/cuda_plugin.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/launch.h"
+
+namespace megatron::comm {
+namespace {
+
+TEST(GpuPlugin, SaysThatThereIsNoGpu) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_THAT([] { load_cuda_plugin(); }, testing::ThrowsMessage<ConfigError>(testing::HasSubstr("--device cpu")));
+  Place place;
+  place.world_size = 2;
+  EXPECT_THROW(join_nccl(place, std::chrono::seconds(1)), ConfigError);
+}
+
+int num_gpus() {
+  int n = 0;
+  while (std::filesystem::exists(concat("/dev/nvidia", n))) ++n;
+  return n;
+}
+
+// NCCL joins ranks that have a GPU each, as processes.
+TEST(NcclContract, HoldsBetweenCudaDevices) {
+  if (num_gpus() < 2) GTEST_SKIP() << "two NVIDIA GPUs are needed, here are " << num_gpus();
+  const LaunchResult result = launch_processes(num_gpus(), {"/proc/self/exe", "--as-rank", "contract-nccl"});
+  EXPECT_EQ(result.exit_code, 0) << result.message;
+}
+
+// One GPU suffices to see that the plugin loads and finds its world.
+TEST(NcclContract, HoldsForOneCudaDevice) {
+  if (num_gpus() < 1) GTEST_SKIP() << "no NVIDIA GPU";
+  const LaunchResult result = launch_processes(1, {"/proc/self/exe", "--as-rank", "contract-nccl"});
+  EXPECT_EQ(result.exit_code, 0) << result.message;
+}
+
+}  // namespace
+}  // namespace megatron::comm
