@@ -1,0 +1,258 @@
+#include "megatron/model/gpt.h"
+
+#include <ATen/ops/randint.h>
+#include <gmock/gmock.h>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/counting_backend.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/parallel/backward.h"
+#include "tests/testing/dense_gpt.h"
+
+namespace megatron::model {
+namespace {
+
+using megatron::testing::DenseGpt;
+using megatron::testing::make_store;
+using megatron::testing::random_weights;
+using megatron::testing::slice_of;
+using megatron::testing::Tensors;
+
+/// Two layers of four heads; 12 rows of embedding for 10 tokens, so that padding is there.
+GptOptions small() {
+  GptOptions options;
+  options.shape = {.num_layers = 2,
+                   .hidden = 16,
+                   .num_heads = 4,
+                   .ffn_hidden = 24,
+                   .vocab = 10,
+                   .padded_vocab = 12,
+                   .max_positions = 8};
+  options.loss_chunk_tokens = 5;
+  options.seed = 77;
+  return options;
+}
+
+Batch random_batch(std::int64_t vocab, std::int64_t b = 2, std::int64_t s = 7) {
+  auto generator = at::detail::createCPUGenerator(3);
+  Batch batch;
+  batch.tokens_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
+  batch.labels_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
+  batch.loss_mask_bs = at::ones({b, s}, at::kDouble);
+  batch.loss_mask_bs[0][2] = 0;
+  batch.sample_ids = at::arange(b, at::kLong) * 5 + 11;
+  return batch;
+}
+
+/// Sample 1 holds two documents: the second begins at `start`, with positions and attention of its own.
+void pack_documents(Batch& batch, std::int64_t start) {
+  const std::int64_t b = batch.tokens_bs.size(0), s = batch.tokens_bs.size(1);
+  batch.position_ids_bs = at::arange(s, at::kLong).expand({b, s}).contiguous();
+  batch.first_key_bs = at::zeros({b, s}, at::kInt);
+  batch.position_ids_bs[1].slice(0, start).sub_(start);
+  batch.first_key_bs[1].slice(0, start).fill_(start);
+}
+
+/// The model's loss and gradients on `t` ranks against the dense model's.
+void expect_matches_dense(const GptOptions& options, const Batch& batch, int t) {
+  const auto weights = random_weights(options.shape, 9);
+  const auto loss = DenseGpt(options, weights).loss_sum(batch, true);
+  loss.backward();
+  comm::run_ranks(t, [&](comm::Group tp) {
+    const auto store = make_store(options.shape, t, tp.rank(), weights);
+    store.gradients().fill_(std::numeric_limits<double>::quiet_NaN());
+    const Gpt gpt(options, store, tp);
+    const auto got = gpt.loss(batch, true);
+    EXPECT_NEAR_TENSOR(got.sum, loss, 1e-12);
+    EXPECT_EQ(got.count, batch.loss_mask_bs.sum().item<double>());
+    got.sum.backward();
+    for (const auto& p : store.all()) {
+      const auto expected = weights.at(p->spec.name).grad();
+      EXPECT_NEAR_TENSOR(p->grad, slice_of(expected, p->spec), 1e-11) << p->spec.name << " on rank " << tp.rank();
+      EXPECT_EQ(p->contributions(), p->spec.gradient_uses) << p->spec.name;
+    }
+  });
+}
+
+class Tp : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Tp, ::testing::Values(1, 2, 4));
+
+TEST_P(Tp, LossAndEveryGradientMatchTheDenseModel) { expect_matches_dense(small(), random_batch(10), GetParam()); }
+
+TEST_P(Tp, MatchesTheDenseModelWithDropoutPackedDocumentsAndLabelSmoothing) {
+  auto options = small();
+  options.hidden_dropout = 0.2;
+  options.attention_dropout = 0.3;
+  options.label_smoothing = 0.1;
+  auto batch = random_batch(10);
+  pack_documents(batch, 3);
+  expect_matches_dense(options, batch, GetParam());
+}
+
+TEST_P(Tp, MatchesTheDenseModelWithAnOutputLayerOfItsOwnExactGeluAndNothingRecomputed) {
+  auto options = small();
+  options.shape.tied_output = false;
+  options.gelu = kernels::Gelu::Erf;
+  options.recompute_gelu = false;
+  options.loss_chunk_tokens = 0;
+  expect_matches_dense(options, random_batch(10), GetParam());
+}
+
+TEST(Gpt, SameSeedGivesTheSameLossAndGradientsInEveryLayout) {
+  auto options = small();
+  options.hidden_dropout = options.attention_dropout = 0.1;
+  const auto batch = random_batch(10);
+  Tensors gradients;
+  double loss = 0;
+  for (const int t : {1, 2, 4})
+    comm::run_ranks(t, [&](comm::Group tp) {
+      const auto store = make_store(options.shape, t, tp.rank());
+      const auto got = Gpt(options, store, tp).loss(batch, true);
+      got.sum.backward();
+      if (t == 1) loss = got.sum.item<double>();
+      EXPECT_NEAR(got.sum.item<double>(), loss, 1e-12 * std::abs(loss)) << "tp " << t;
+      for (const auto& p : store.all()) {
+        if (t == 1) gradients[p->spec.name] = p->grad.clone();
+        EXPECT_NEAR_TENSOR(p->grad, slice_of(gradients.at(p->spec.name), p->spec), 1e-12) << p->spec.name;
+      }
+    });
+}
+
+TEST(Gpt, DropoutIsThatOfTheSampleWhereverItIsInTheBatch) {
+  auto options = small();
+  options.hidden_dropout = options.attention_dropout = 0.3;
+  const auto store = make_store(options.shape, 1, 0);
+  const Gpt gpt(options, store, {});
+  const auto both = random_batch(10);
+  double sum = 0;
+  for (const std::int64_t k : {1, 0}) {
+    Batch one;
+    for (auto field : {&Batch::tokens_bs, &Batch::labels_bs, &Batch::loss_mask_bs, &Batch::sample_ids})
+      one.*field = (both.*field).narrow(0, k, 1);
+    sum += gpt.loss(one, true).sum.item<double>();
+  }
+  EXPECT_NEAR(gpt.loss(both, true).sum.item<double>(), sum, 1e-12 * sum);
+  auto other = both;
+  other.sample_ids = both.sample_ids + 1;
+  EXPECT_GT(std::abs(gpt.loss(other, true).sum.item<double>() - sum), 1e-6 * sum);
+}
+
+TEST(Gpt, MakesTwoAllReducesALayerEachWay) {
+  const auto batch = random_batch(10, 2, 5);  // ten tokens: two chunks of the loss
+  const auto counted = [&](std::int64_t layers) {
+    auto options = small();
+    options.shape.num_layers = layers;
+    std::pair<std::int64_t, std::int64_t> calls;
+    comm::run_ranks(2, [&](comm::Group world) {
+      const auto tp = comm::CountingBackend::wrap(world);
+      const auto all_reduces = [&] { return comm::CountingBackend::of(tp).count("all_reduce").calls; };
+      const auto store = make_store(options.shape, 2, world.rank());
+      const auto loss = Gpt(options, store, tp).loss(batch, true);
+      const auto forward = all_reduces();
+      loss.sum.backward();
+      if (world.rank() == 0) calls = {forward, all_reduces() - forward};
+    });
+    return calls;
+  };
+  const auto [forward, backward] = counted(0);
+  EXPECT_EQ(forward, 1 + 2 * 2 + 1);  // embedding, two a chunk, d hidden
+  EXPECT_EQ(backward, 0);
+  for (const std::int64_t layers : {1, 3}) {
+    EXPECT_EQ(counted(layers).first, forward + 2 * layers);
+    EXPECT_EQ(counted(layers).second, 2 * layers);
+  }
+}
+
+TEST(Gpt, AddsTheGradientsOfMicrobatches) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0);
+  const Gpt gpt(options, store, {});
+  const auto batch = random_batch(10);
+  gpt.loss(batch, true).sum.backward();
+  const auto once = store.gradients().clone();
+  gpt.loss(batch, true).sum.backward();
+  EXPECT_NEAR_TENSOR(store.gradients(), once * 2, 1e-13);
+}
+
+TEST(Gpt, EvaluationDropsNothingRecordsNothingAndWritesNothing) {
+  auto options = small();
+  options.hidden_dropout = options.attention_dropout = 0.5;
+  const auto weights = random_weights(options.shape, 4);
+  const auto store = make_store(options.shape, 1, 0, weights);
+  const Gpt gpt(options, store, {});
+  const auto batch = random_batch(10);
+  const auto loss = gpt.loss(batch, false);
+  EXPECT_NEAR_TENSOR(loss.sum, DenseGpt(options, weights).loss_sum(batch, false), 1e-12);
+  EXPECT_FALSE(loss.sum.requires_grad());
+  parallel::without_autograd([&] { return gpt.loss(batch, true); });
+  EXPECT_EQ(store.gradients().count_nonzero().item<std::int64_t>(), 0);
+  for (const auto& p : store.all()) EXPECT_EQ(p->contributions(), 0) << p->spec.name;
+}
+
+TEST(Gpt, LogitsAreThoseOfTheWholeVocabularyInEveryLayout) {
+  const auto options = small();
+  const auto weights = random_weights(options.shape, 4);
+  const auto batch = random_batch(10);
+  const auto expected = DenseGpt(options, weights).logits(batch, false);
+  for (const int t : {1, 2, 4})
+    comm::run_ranks(t, [&](comm::Group tp) {
+      const auto store = make_store(options.shape, t, tp.rank(), weights);
+      EXPECT_NEAR_TENSOR(Gpt(options, store, tp).logits(batch), expected, 1e-12) << "tp " << t;
+    });
+}
+
+TEST(Gpt, CachedLogitsEqualUncachedOnes) {
+  const auto options = small();
+  const auto weights = random_weights(options.shape, 4);
+  const auto batch = random_batch(10);
+  for (const int t : {1, 2})
+    comm::run_ranks(t, [&](comm::Group tp) {
+      const auto store = make_store(options.shape, t, tp.rank(), weights);
+      const Gpt gpt(options, store, tp);
+      const auto whole = gpt.logits(batch);
+      auto cache = gpt.make_cache(2, 7);
+      std::int64_t seen = 0;
+      for (const std::int64_t s : {3, 1, 2, 1}) {
+        const auto next = gpt.next_logits(batch.tokens_bs.narrow(1, seen, s), cache);
+        seen += s;
+        EXPECT_NEAR_TENSOR(next, whole.select(1, seen - 1), 1e-12) << "after " << seen;
+      }
+      EXPECT_THROW(gpt.next_logits(batch.tokens_bs.narrow(1, 0, 1), cache), std::logic_error);
+    });
+}
+
+TEST(Gpt, SequencesOfDifferentLengthsShareACacheAndLeaveItAlone) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
+  const Gpt gpt(options, store, {});
+  const auto batch = random_batch(10);
+  // Sample 1 has only its last four tokens.
+  Batch shorter;
+  shorter.tokens_bs = batch.tokens_bs.narrow(0, 1, 1).narrow(1, 3, 4);
+  const auto whole = gpt.logits(batch)[0], part = gpt.logits(shorter)[0];
+  auto cache = gpt.make_cache(2, 7);
+  cache.padding = at::zeros({2}, at::kLong);
+  cache.padding[1] = 3;
+  auto tokens = batch.tokens_bs.clone();
+  tokens[1].slice(0, 0, 3).zero_();
+  auto next = gpt.next_logits(tokens.narrow(1, 0, 5), cache);
+  EXPECT_NEAR_TENSOR(next[0], whole[4], 1e-12);
+  EXPECT_NEAR_TENSOR(next[1], part[1], 1e-12);
+  cache.keep(at::ones({1}, at::kLong));
+  next = gpt.next_logits(tokens.narrow(0, 1, 1).narrow(1, 5, 2), cache);
+  EXPECT_NEAR_TENSOR(next[0], part[3], 1e-12);
+}
+
+TEST(Gpt, RefusesPositionsPastTheLearnedOnes) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0);
+  try {
+    Gpt(options, store, {}).loss(random_batch(10, 1, 9), true);
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("position id 8 at position 8 of sample 0"));
+  }
+}
+
+}  // namespace
+}  // namespace megatron::model
