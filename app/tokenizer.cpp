@@ -100,7 +100,7 @@ text::PieceCounter count(const TrainFlags& flags) {
       flags.threads == 0 ? cores : flags.threads);
 }
 
-int train(const Args& args) {
+int train_vocabulary(const Args& args) {
   TrainFlags flags;
   reject_words(config::parse_command_line(flags, args, kTrainUsage));
   need(!flags.input.empty(), "--input");
@@ -268,7 +268,7 @@ int decode(const Args& args) {
 
 int tokenizer(const Args& args) {
   return dispatch("megatron tokenizer",
-                  {{"train", "Learns a vocabulary from text.", train},
+                  {{"train", "Learns a vocabulary from text.", train_vocabulary},
                    {"encode", "Text to ids.", encode},
                    {"decode", "Ids to text.", decode}},
                   args);
