@@ -5,7 +5,8 @@ namespace megatron::app {
 int bench(const Args& args) {
   return dispatch("megatron bench",
                   {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
-                   {"comm", "All-reduce between ranks.", bench_comm}},
+                   {"comm", "All-reduce between ranks.", bench_comm},
+                   {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
                   args);
 }
 

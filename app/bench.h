@@ -6,5 +6,6 @@ namespace megatron::app {
 
 int bench_comm(const Args& args);
 int bench_step(const Args& args);
+int bench_tokenizer(const Args& args);
 
 }  // namespace megatron::app
