@@ -3,7 +3,7 @@
 BUILD := build
 JOBS  := $(shell nproc)
 
-.PHONY: help setup configure build test-programs test quickstart gpu-check docs format tidy
+.PHONY: help setup configure build test-setup test-programs test quickstart gpu-check docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT on this machine and print what it writes (QUICKSTART_TEXT=file: on your text)'
@@ -23,7 +23,10 @@ configure: setup
 build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target megatron
 
-test-programs: configure
+test-setup: setup
+	@scripts/setup.sh --tests
+
+test-programs: test-setup configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
 test: test-programs

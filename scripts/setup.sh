@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the build needs and is not there yet: the Debian packages of packages.txt, and libtorch into .venv.
+# With --tests also what the interop tests compare with.
 # TORCH_DIR=… (a folder with include/ and lib/ of libtorch 2.11.0) is used instead of .venv. Again with everything there: < 1 s.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -74,5 +75,20 @@ install_libtorch() {
   touch "$stamp"
 }
 
+# The Python packages that tests/interop compares with; without them those tests are skipped, and nothing else is.
+install_interop() {
+  local requirements=tests/interop/requirements.txt stamp
+  stamp=.cache/interop/$(cksum <$requirements | tr ' ' -)
+  [ -e "$stamp" ] && return
+  echo "installing the Python packages of the interop tests into .cache/interop"
+  if "$(find_python)" -m venv --clear .cache/interop &&
+    .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -r $requirements; then
+    touch "$stamp"
+  else
+    echo "they could not be installed: the interop tests will be skipped" >&2
+  fi
+}
+
 install_packages
 install_libtorch
+if [ "${1:-}" = --tests ]; then install_interop; fi

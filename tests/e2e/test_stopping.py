@@ -1,0 +1,80 @@
+"""Runs that stop, by themselves or by force, and go on."""
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import MEGATRON, Workplace, run  # noqa: E402
+
+
+def start(words):
+    return subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(condition, process, timeout=120):
+    end = time.monotonic() + timeout
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            raise AssertionError(f"it did not happen; the program: {process.poll()}\n{process.stderr.read() if process.poll() is not None else ''}")
+        time.sleep(0.01)
+
+
+def kill_at_random_moments(place, name, times, seed):
+    """Trains with a checkpoint a step and kills it `times` times; after each, what `latest` names must be whole."""
+    draw = random.Random(seed)
+    words = place.train_words(name, "--train-iters", 100000, "--save-interval", 1, "--eval-interval", 0)
+    latest = place.path / name / "checkpoints/latest"
+    for _ in range(times):
+        before = latest.read_text() if latest.exists() else ""
+        process = start(words)
+        wait_until(lambda: latest.exists() and latest.read_text() != before, process)
+        time.sleep(draw.random() * 0.3)  # the moment is what varies
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        run("checkpoint", "verify", place.path / name)
+
+
+class Stopping(unittest.TestCase):
+    def setUp(self):
+        self.place = Workplace()
+        self.addCleanup(self.place.close)
+
+    def test_a_resumed_run_is_bit_exact(self):
+        options = ["--hidden-dropout", 0.1, "--attention-dropout", 0.1, "--lr-decay-samples", 160]
+        self.place.train("whole", *options, "--train-iters", 20)
+        self.place.train("halves", *options, "--train-iters", 10)
+        self.place.train("halves", *options, "--train-iters", 20)
+        self.assertEqual(self.place.losses("halves"), self.place.losses("whole"))
+        self.assertEqual(len(self.place.losses("whole")), 20)
+
+    def test_a_run_goes_on_in_another_layout(self):
+        options = ["--hidden-dropout", 0.1, "--attention-dropout", 0.1, "--lr-decay-samples", 160]
+        self.place.train("whole", *options, "--train-iters", 20)
+        self.place.train("moved", *options, "--train-iters", 10, "--world-size", 2, "--tp", 2)
+        self.place.train("moved", *options, "--train-iters", 20, "--world-size", 2)
+        whole, moved = self.place.losses("whole"), self.place.losses("moved")
+        for iteration, loss in whole.items():
+            self.assertAlmostEqual(moved[iteration] / loss, 1, delta=2e-5, msg=f"iteration {iteration}")
+
+    def test_sigterm_finishes_the_step_saves_and_exits_with_3(self):
+        words = self.place.train_words("run", "--train-iters", 100000, "--world-size", 2, "--tp", 2)
+        process = start(words)
+        metrics = self.place.path / "run/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 3, errors)
+        last = max(self.place.losses("run"))
+        self.assertIn(f'"iteration":{last}', run("checkpoint", "info", self.place.path / "run", "--json").replace(" ", ""))
+
+    def test_killed_at_any_moment_leaves_a_whole_latest(self):
+        kill_at_random_moments(self.place, "run", times=4, seed=time.time_ns())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,50 @@
+"""The Python package safetensors reads what the program saves. Needs safetensors and numpy."""
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import Workplace, run  # noqa: E402
+
+try:
+    import numpy
+    from safetensors.numpy import load_file
+    MISSING = ""
+except ImportError as error:
+    MISSING = f"{error}: pip install safetensors numpy"
+
+
+class Checkpoint(unittest.TestCase):
+    @unittest.skipIf(MISSING, MISSING)
+    def test_safetensors_reads_every_tensor_under_its_name(self):
+        place = Workplace()
+        self.addCleanup(place.close)
+        place.train("run", "--train-iters", 3)
+        info = json.loads(run("checkpoint", "info", place.path / "run", "--json"))
+        tensors = {}
+        for file in pathlib.Path(info["folder"]).glob("*.safetensors"):
+            tensors.update(load_file(file))
+        self.assertEqual({name: list(tensor.shape) for name, tensor in tensors.items()},
+                         {tensor["name"]: tensor["shape"] for tensor in info["tensors"]})
+        weight = tensors["decoder.layers.0.mlp.linear_fc1.weight"]
+        self.assertTrue(numpy.isfinite(weight).all())
+        self.assertAlmostEqual(float(weight.std()), 0.02, delta=0.01)
+
+    @unittest.skipIf(MISSING, MISSING)
+    def test_the_slices_of_two_ranks_make_up_the_tensors_of_one(self):
+        place = Workplace()
+        self.addCleanup(place.close)
+        place.train("one", "--train-iters", 1)
+        place.train("two", "--train-iters", 1, "--world-size", 2, "--tp", 2)
+        whole, parts = {}, {}
+        for name, into in (("one", whole), ("two", parts)):
+            for file in (place.path / name).rglob("*.safetensors"):
+                into.update(load_file(file))
+        name = "decoder.layers.1.mlp.linear_fc2.weight"
+        joined = numpy.concatenate([parts[f"{name}@0,0"], parts[f"{name}@0,128"]], axis=1)
+        numpy.testing.assert_allclose(joined, whole[name], rtol=0, atol=1e-5)
+
+
+if __name__ == "__main__":
+    unittest.main()

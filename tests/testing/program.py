@@ -1,0 +1,78 @@
+"""Runs the program as a user does. MEGATRON names it."""
+import json
+import os
+import pathlib
+import random
+import subprocess
+import tempfile
+
+MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[2] / "build/megatron"))
+
+SMALL_MODEL = """
+[model]
+num_layers = 2
+hidden_size = 64
+num_attention_heads = 4
+[data]
+seq_length = 32
+split = "9,1,0"
+[schedule]
+lr = 5e-3
+[train]
+train_iters = 30
+micro_batch_size = 4
+global_batch_size = 8
+seed = 7
+[log]
+interval = 5
+"""
+
+
+def run(*words, code=0, stdin=None, timeout=300):
+    """Runs a job; its standard output as text. Fails unless it exits with `code`."""
+    result = subprocess.run([MEGATRON, *map(str, words)], input=stdin, capture_output=True, text=True, timeout=timeout)
+    if result.returncode != code:
+        raise AssertionError(f"megatron {' '.join(map(str, words))}: exit code {result.returncode}, expected {code}\n"
+                             f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
+    return result.stdout if code == 0 else result.stderr
+
+
+def text_of_sentences(count, seed=1):
+    """Sentences of a small grammar: a model of any size learns them."""
+    draw = random.Random(seed)
+    subjects, verbs = ["the cat", "a dog", "my friend", "the old man"], ["sees", "likes", "follows", "never answers"]
+    return [f"{draw.choice(subjects)} {draw.choice(verbs)} {draw.choice(subjects)} on {draw.choice(['monday', 'friday'])}."
+            for _ in range(count)]
+
+
+class Workplace:
+    """A folder with a small text, its tokenizer, its tokens and a recipe; removed at the end."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
+        self.path = pathlib.Path(self._folder.name)
+        text = self.path / "text.jsonl"
+        text.write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of_sentences(3000)))
+        run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.path / "tokenizer")
+        run("data", "preprocess", "--input", text, "--tokenizer", self.path / "tokenizer", "--output-prefix",
+            self.path / "tokens", "--append-eod")
+        self.recipe = self.path / "recipe.toml"
+        self.recipe.write_text(SMALL_MODEL)
+
+    def train_words(self, name, *options):
+        return ["train", self.recipe, "--data-path", self.path / "tokens_text_document", "--tokenizer",
+                self.path / "tokenizer", "--train.out", self.path / name, *options]
+
+    def train(self, name, *options, code=0):
+        return run(*self.train_words(name, *options), code=code)
+
+    def metrics(self, name):
+        """The objects of metrics.jsonl that report a training step."""
+        lines = (self.path / name / "metrics.jsonl").read_text().splitlines()
+        return [entry for entry in map(json.loads, lines) if "loss" in entry]
+
+    def losses(self, name):
+        return {entry["iteration"]: entry["loss"] for entry in self.metrics(name)}
+
+    def close(self):
+        self._folder.cleanup()
