@@ -1,3 +1,4 @@
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include "megatron/model/gpt.h"
@@ -59,7 +60,7 @@ at::Tensor ours_from_theirs(const std::string& name, at::Tensor tensor) {
   return tensor;
 }
 
-TEST(HuggingFaceGpt2, LogitsLossAndGradientsAreItsOwn) {
+TEST(HuggingFaceGpt2, LogitsLossGradientsAndGreedyTextAreItsOwn) {
   const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/models/tiny_gpt2";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   const auto theirs = read_safetensors(folder / "model.safetensors");
@@ -91,6 +92,16 @@ TEST(HuggingFaceGpt2, LogitsLossAndGradientsAreItsOwn) {
     ++compared;
   }
   EXPECT_EQ(compared, 6);
+
+  const auto& greedy = report["greedy"];
+  auto input = at::tensor(greedy["prompt_ids"].get<std::vector<std::int64_t>>(), at::kLong).unsqueeze(0);
+  auto cache = gpt.make_cache(1, 32);
+  std::vector<std::int64_t> ids_written;
+  for (std::size_t i = 0; i < greedy["new_ids"].size(); ++i) {
+    input = gpt.next_logits(input, cache).argmax(-1, true);
+    ids_written.push_back(input.item<std::int64_t>());
+  }
+  EXPECT_EQ(ids_written, greedy["new_ids"].get<std::vector<std::int64_t>>());
 }
 
 }  // namespace

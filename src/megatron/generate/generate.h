@@ -10,7 +10,7 @@ namespace megatron::generate {
 
 struct GenerateOptions {
   std::int64_t max_new_tokens = 64;
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
   std::uint64_t seed = 1234;
   std::int64_t eod = -1;  ///< token that ends a text; -1: none does
 };
