@@ -1,0 +1,285 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/bench.h"
+#include "app/ranks.h"
+#include "megatron/base/error.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/parallel/output_layer.h"
+#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/counts.h"
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/run_log.h"
+
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string model = "gpt2_124m";
+  std::int64_t micro_batch_size = 1, microbatches = 1, seq_length = 1024;
+  std::int64_t steps = 5, warmup = 2;
+  double dropout = 0;
+  int world_size = 1, tp = 1, dp = 0, threads_per_rank = 0;
+  std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto";
+  std::int64_t loss_chunk_tokens = 256;
+  bool recompute_gelu = true;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.");
+    v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.");
+    v("microbatches", microbatches, "Microbatches of a step on each data-parallel rank.");
+    v("seq_length", seq_length, "Tokens of a sample.");
+    v("steps", steps, "Steps that are measured.");
+    v("warmup", warmup, "Steps before them.");
+    v("dropout", dropout, "Hidden and attention dropout.");
+    v("world_size", world_size, "Ranks.");
+    v("tp", tp, "Tensor-parallel size.");
+    v("dp", dp, "Data-parallel size; 0: derived.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
+    v("launch", launch, "threads, processes or auto.");
+    v("backend", backend, "local, gloo, nccl or auto.");
+    v("device", device, "cpu or cuda.");
+    v("dtype", dtype, "fp32 or fp64.");
+    v("kernels", kernels, "Instruction set of the kernels: auto, avx512, avx2 or reference.");
+    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once.");
+    v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass.");
+    v("json", json, "One JSON object on stdout.");
+  }
+};
+
+// configs/NAME.toml of the working folder, or of the source tree that the program was built in (build/megatron).
+std::string recipe_path(const std::string& model) {
+  const fs::path program = fs::read_symlink("/proc/self/exe");
+  const fs::path file = model + ".toml";
+  for (const fs::path& path :
+       {fs::path(model), "configs" / file, program.parent_path().parent_path() / "configs" / file})
+    if (fs::is_regular_file(path)) return path.string();
+  throw ConfigError(rule_got_fix("--model must be a recipe's path or the name of one in configs/.", model));
+}
+
+plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Place>& place) {
+  config::RunConfig config;
+  config::load_toml(config, recipe_path(options.model));
+  config.model.hidden_dropout = config.model.attention_dropout = options.dropout;
+  config.model.max_position_embeddings = std::max(config.model.max_position_embeddings, options.seq_length);
+  config.data.seq_length = options.seq_length;
+  config.parallel.world_size = place ? 0 : options.world_size;
+  config.parallel.tp = options.tp;
+  config.parallel.dp = options.dp;
+  config.parallel.threads_per_rank = options.threads_per_rank;
+  config.parallel.launch = options.launch;
+  config.parallel.backend = options.backend;
+  config.parallel.device = options.device;
+  config.schedule.rampup_batch_size.clear();
+  config.schedule.lr_warmup_samples = 0;
+  config.train.micro_batch_size = options.micro_batch_size;
+  const int world = place ? place->world_size : options.world_size;
+  const int dp = options.dp > 0 ? options.dp : std::max(1, world / std::max(1, options.tp));
+  config.train.global_batch_size = options.micro_batch_size * options.microbatches * dp;
+  config.train.train_iters = options.warmup + options.steps;
+  config.train.dtype = options.dtype;
+  config.train.kernels = options.kernels;
+  config.train.loss_chunk_tokens = options.loss_chunk_tokens;
+  config.train.recompute_gelu = options.recompute_gelu;
+  if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
+  if (options.steps < 1 || options.warmup < 0)
+    throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
+                                   concat(options.steps, " and ", options.warmup)));
+  return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0});
+}
+
+// Since this process was started, the loading of libraries included: field 22 of /proc/self/stat against the uptime.
+double seconds_since_start() {
+  std::ifstream stat_file("/proc/self/stat"), uptime_file("/proc/uptime");
+  const std::string stat((std::istreambuf_iterator<char>(stat_file)), {});
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));  // the name in parentheses may hold spaces
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  double uptime_s = 0;
+  uptime_file >> uptime_s;
+  return uptime_s - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// Waits until the device has done what it was given.
+void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
+
+// The best rate of a square matrix product on all cores that the ranks use, or on one GPU, in 1e9 operations a second.
+double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
+  kernels::configure_thread(threads);
+  constexpr std::int64_t kSize = 2048;
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  const auto a = at::ones({kSize, kSize}, options), b = at::ones({kSize, kSize}, options);
+  auto c = at::empty({kSize, kSize}, options);
+  double best_s = 1e9;
+  for (int run = 0; run < 12; ++run) {
+    const Stopwatch watch;
+    at::mm_out(c, a, b);
+    finish(c);
+    best_s = std::min(best_s, watch.seconds());
+  }
+  return 2e-9 * kSize * kSize * kSize / best_s;
+}
+
+struct Measured {
+  double startup_s = 0, loss = 0;
+  std::vector<double> step_s, forward_s, loss_layer_s, backward_s, reduce_s, optimizer_s;
+  std::int64_t peak_memory_bytes = 0;
+};
+
+// Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
+// tp.
+std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
+  const auto& train = run.config.train;
+  const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
+  const parallel::VocabParallelOutput output(
+      engine.parameters.get(weight), engine.context.group(plan::Axis::Tp),
+      {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
+  const std::int64_t s = run.config.data.seq_length, b = train.micro_batch_size;
+  const auto options = engine.parameters.values().options();
+  const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
+  const auto labels = at::zeros({s, b}, options.dtype(at::kLong)), mask = at::ones({s, b}, options);
+  std::vector<double> seconds;
+  for (int i = 0; i < 3; ++i) {
+    const Stopwatch watch;
+    const auto loss = output.loss_sum(hidden, labels, mask);
+    seconds.push_back(watch.seconds());
+  }
+  return seconds;
+}
+
+Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Group world, at::Device device) {
+  const auto& config = run.config;
+  train::Engine engine(run, std::move(world), device);
+  Measured measured;
+  measured.startup_s = seconds_since_start();
+  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    const Stopwatch watch;
+    const auto samples = plan::batch_plan(i * config.train.global_batch_size, config.train.global_batch_size,
+                                          config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
+                                          engine.context.index(plan::Axis::Dp))
+                             .microbatches;
+    const auto result = engine.step(
+        static_cast<int>(samples.size()),
+        [&](std::size_t m) {
+          return train::synthetic_batch(samples[m], config.data.seq_length, run.shape.vocab, config.train.seed, device);
+        },
+        1e-4);
+    finish(engine.parameters.values());
+    measured.loss = result.loss;
+    if (i < options.warmup) continue;
+    measured.step_s.push_back(watch.seconds());
+    measured.forward_s.push_back(result.times.forward_s);
+    measured.backward_s.push_back(result.times.backward_s);
+    measured.reduce_s.push_back(result.times.reduce_s);
+    measured.optimizer_s.push_back(result.times.optimizer_s);
+  }
+  measured.peak_memory_bytes = train::peak_memory_bytes();
+  measured.loss_layer_s = time_loss_layer(run, engine);
+  return measured;
+}
+
+Json report(const plan::ResolvedRun& run, const Options& options, const Measured& measured, double peak_gflops,
+            int threads) {
+  const double step_s = median(measured.step_s);
+  const std::int64_t samples = run.config.train.global_batch_size;
+  const double flops = plan::training_flops(run.shape, samples, run.config.data.seq_length);
+  const auto ms = [](const std::vector<double>& seconds) { return 1e3 * median(seconds); };
+  const double loss_layer_ms = ms(measured.loss_layer_s) * static_cast<double>(options.microbatches);
+  Json steps = Json::array();
+  for (const double s : measured.step_s) steps.push_back(1e3 * s);
+  return {{"model", options.model},
+          {"parameters", plan::parameter_count(run.shape)},
+          {"dtype", run.config.train.dtype},
+          {"kernels", kernels::instruction_set()},
+          {"micro_batch_size", options.micro_batch_size},
+          {"microbatches", options.microbatches},
+          {"seq_length", options.seq_length},
+          {"dropout", options.dropout},
+          {"tp", run.grid.size(plan::Axis::Tp)},
+          {"dp", run.grid.size(plan::Axis::Dp)},
+          {"threads", threads},
+          {"tokens_per_s", static_cast<double>(samples * run.config.data.seq_length) / step_s},
+          {"step_ms", 1e3 * step_s},
+          {"all_step_ms", steps},
+          {"loss", measured.loss},
+          {"peak_memory_bytes", measured.peak_memory_bytes},
+          {"startup_s", measured.startup_s},
+          {"breakdown_ms",
+           {{"forward", std::max(0.0, ms(measured.forward_s) - loss_layer_ms)},
+            {"loss_layer", loss_layer_ms},
+            {"backward", ms(measured.backward_s)},
+            {"reduce", ms(measured.reduce_s)},
+            {"optimizer", ms(measured.optimizer_s)}}},
+          {"flops_per_step", flops},
+          {"matmul_peak_gflops", peak_gflops},
+          {"bound_ms", 1e3 * flops / (1e9 * peak_gflops)},
+          {"bound_fraction", flops / (1e9 * peak_gflops) / step_s},
+          {"bound_how",
+           "flops_per_step (Megatron-LM's count: causal attention half, padded output rows, no recomputation) at "
+           "matmul_peak_gflops (best of 12 products of 2048 x 2048 matrices in this process, on as many threads as the "
+           "ranks have in all, or on one GPU), over step_ms; loss_layer is timed apart, after the steps, and taken off "
+           "forward"}};
+}
+
+void print_table(const Json& json) {
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_object())
+      for (const auto& [part, ms] : value.items()) std::printf("  %-22s %s ms\n", part.c_str(), ms.dump().c_str());
+    else
+      std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+  }
+}
+
+}  // namespace
+
+int bench_step(const Args& args) {
+  Options options;
+  if (!config::parse_command_line(options, args, "megatron bench step [OPTION]…").empty())
+    throw ConfigError(rule_got_fix("megatron bench step takes options alone.", "a word without --"));
+  const auto place = comm::place_from(environment());
+  const plan::ResolvedRun run = resolve(options, place);
+  kernels::install_caching_allocator();
+  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  std::optional<Measured> of_first_rank;
+  const int code = run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
+    const bool first = world.rank() == 0;
+    Measured measured = measure(run, options, world, device);
+    if (first) of_first_rank = std::move(measured);
+    world.barrier();
+    return kDone;
+  });
+  if (!of_first_rank) return code;
+  const int threads = options.threads_per_rank > 0 ? options.threads_per_rank * run.grid.world_size() : usable_cores();
+  const double peak_gflops = matmul_peak_gflops(train::scalar_type(run.config), options.device, threads);
+  const Json json = report(run, options, *of_first_rank, peak_gflops, threads);
+  if (options.json)
+    std::printf("%s\n", json.dump().c_str());
+  else
+    print_table(json);
+  return code;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,122 @@
+#include "app/ranks.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/cuda_plugin.h"
+#include "megatron/comm/gloo_backend.h"
+#include "megatron/comm/launch.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
+
+namespace megatron::app {
+namespace {
+
+std::chrono::milliseconds timeout_of(const config::ParallelConfig& parallel) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(parallel.timeout_s * 1000));
+}
+
+int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
+  return parallel.threads_per_rank > 0 ? parallel.threads_per_rank : std::max(1, usable_cores() / ranks_here);
+}
+
+int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  const int ranks = run.grid.world_size();
+  std::atomic<int> exit_code{0};
+  const auto rank = [&](comm::Group world) {
+    kernels::configure_thread(threads_of_rank(parallel, ranks));
+    const int code = body(std::move(world), at::kCPU);
+    for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
+  };
+  const comm::LocalOptions options{.timeout = timeout_of(parallel), .on_stuck = [](const std::string& message) {
+                                     std::fprintf(stderr, "%s\n", message.c_str());
+                                     std::fflush(nullptr);
+                                     ::_exit(1);
+                                   }};
+  if (ranks == 1)
+    rank(comm::Group());
+  else if (parallel.backend == "gloo")
+    comm::run_gloo_ranks(ranks, rank, options);
+  else
+    comm::run_ranks(ranks, rank, options);
+  return exit_code;
+}
+
+int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  if (parallel.backend != "auto" && parallel.backend != "nccl")
+    throw ConfigError(
+        rule_got_fix("parallel.device cuda needs parallel.backend nccl.", parallel.backend, "--parallel.backend nccl"));
+  if (!place && run.grid.world_size() > 1)
+    throw ConfigError(rule_got_fix("Ranks on cuda are processes.", "parallel.launch " + parallel.launch,
+                                   "--parallel.launch processes"));
+  comm::load_cuda_plugin();
+  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
+  const c10::DeviceGuard guard(device);
+  kernels::configure_thread(threads_of_rank(parallel, place ? place->local_size : 1));
+  const bool alone = run.grid.world_size() == 1;
+  return body(alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
+}
+
+// The words that this process was started with; the first is replaced by the program's path.
+std::vector<std::string> own_command() {
+  std::vector<std::string> words;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string line((std::istreambuf_iterator<char>(file)), {});
+  for (std::size_t begin = 0; begin < line.size();) {
+    const std::size_t end = line.find('\0', begin);
+    words.push_back(line.substr(begin, end - begin));
+    begin = end == std::string::npos ? line.size() : end + 1;
+  }
+  words.at(0) = std::filesystem::read_symlink("/proc/self/exe").string();
+  return words;
+}
+
+}  // namespace
+
+comm::Environment environment() {
+  comm::Environment variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals != std::string::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  const bool wanted = parallel.launch == "processes" || (parallel.launch == "auto" && parallel.device == "cuda");
+  return !place && wanted && run.grid.world_size() > 1;
+}
+
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  if (starts_processes(run, place)) {
+    const comm::LaunchResult result = comm::launch_processes(run.grid.world_size(), own_command());
+    if (!result.message.empty()) std::fprintf(stderr, "%s\n", result.message.c_str());
+    return result.exit_code;
+  }
+  if (parallel.device == "cuda") return run_on_gpu(run, place, body);
+  if (!place) return run_threads(run, body);
+  kernels::configure_thread(threads_of_rank(parallel, place->local_size));
+  return body(place->world_size > 1 ? comm::join_gloo(*place, timeout_of(parallel)) : comm::Group(), at::kCPU);
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,33 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+
+#include "megatron/comm/group.h"
+#include "megatron/comm/rendezvous.h"
+#include "megatron/config/run_config.h"
+#include "megatron/plan/rules.h"
+
+// How the ranks of a job come to be: threads of this process, processes that it starts, or a launcher's.
+namespace megatron::app {
+
+/// This process's environment, as data.
+comm::Environment environment();
+
+/// Cores that this process may run on.
+int usable_cores();
+
+/// What one rank does; its exit code.
+using RankBody = std::function<int(comm::Group world, at::Device device)>;
+
+/// Whether this process only starts the ranks, which are processes of their own.
+bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
+
+/// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of. `place`: what a
+/// launcher has said (comm::place_from). With parallel.launch processes, this program is started again for each rank,
+/// with the words it was started with. Throws what the first failing rank threw, and ConfigError where there is no GPU
+/// for parallel.device cuda.
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body);
+
+}  // namespace megatron::app

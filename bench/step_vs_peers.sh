@@ -1,0 +1,60 @@
+#!/bin/sh
+# Training step of GPT-2 124M, fp32, one sequence of 1024 tokens: ours against plain PyTorch, interleaved.
+# PEERS holds pytorch_gpt.py and tuned.sh; PYTHON has torch 2.11.0 and numpy.
+set -eu
+if [ $# -lt 2 ]; then
+  echo "usage: bench/step_vs_peers.sh PEERS PYTHON [ROUNDS]   (MEGATRON=build/megatron, STEPS=5)" >&2
+  exit 2
+fi
+peers=$1 python=$2 rounds=${3:-3} steps=${STEPS:-5}
+program=${MEGATRON:-$(dirname "$0")/../build/megatron}
+results=$(mktemp)
+trap 'rm -f "$results"' EXIT
+
+measure() { # NAME COMMAND…: one line "NAME JSON"
+  name=$1
+  shift
+  echo "$name $("$@" | tail -n 1)" | tee -a "$results" >&2
+}
+
+for _ in $(seq "$rounds"); do
+  for mode in eager tuned; do
+    measure ours "$program" bench step --model gpt2_124m --micro-batch-size 1 --seq-length 1024 --steps "$steps" --json
+    if [ "$mode" = tuned ]; then
+      measure tuned sh "$peers/tuned.sh" "$python" "$peers/pytorch_gpt.py" --mode tuned --dtype fp32 --steps "$steps"
+    else
+      measure eager "$python" "$peers/pytorch_gpt.py" --mode eager --dtype fp32 --steps "$steps"
+    fi
+  done
+done
+
+"$python" - "$results" <<'PY'
+import json
+import statistics
+import sys
+
+runs = [line.split(" ", 1) for line in open(sys.argv[1])]
+runs = [(name, json.loads(text)) for name, text in runs]
+
+
+def memory(name, run):
+    return run["peak_memory_bytes"] / 2**20 if name == "ours" else run["peak_mb"]
+
+
+def summary(values):
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+print("| against | tokens/s, ours / theirs, median (range) | peak memory, ours / theirs |")
+print("|--|--|--|")
+for mode in ("eager", "tuned"):
+    pairs = [(runs[i - 1][1], run) for i, (name, run) in enumerate(runs) if name == mode]
+    speed = [ours["tokens_per_s"] / theirs["tokens_per_s"] for ours, theirs in pairs]
+    space = [memory("ours", ours) / memory(mode, theirs) for ours, theirs in pairs]
+    print(f"| {mode} | {summary(speed)} | {summary(space)} |")
+ours = [run for name, run in runs if name == "ours"]
+print()
+print("Ours:", summary([run["tokens_per_s"] for run in ours]), "tokens/s,", summary([run["bound_fraction"] for run in ours]),
+      "of the bound,", summary([run["peak_memory_bytes"] / 2**20 for run in ours]), "MiB, start-up",
+      summary([run["startup_s"] for run in ours]), "s")
+PY

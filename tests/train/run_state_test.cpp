@@ -1,0 +1,83 @@
+#include "megatron/train/run_state.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/local_backend.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunStateTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // Takes steps [first, last) after loading (if first > 0) and saves; returns the losses.
+  std::vector<double> train(int tp, int dp, std::int64_t first, std::int64_t last, bool save = false) const {
+    const plan::ResolvedRun run = plan::resolve(testing::tiny_config(tp, dp));
+    std::vector<double> losses;
+    comm::run_ranks(tp * dp, [&](const comm::Group& world) {
+      Engine engine(run, world, at::kCPU);
+      RunState state;
+      if (first > 0) {
+        state = load_run(folder_, engine);
+        EXPECT_EQ(state.iteration, first);
+        EXPECT_EQ(state.consumed_samples, first * 4);
+        EXPECT_EQ(state.schedule_samples, first * 4 - 4);
+        EXPECT_EQ(state.skipped_iterations, 1);
+        EXPECT_EQ(engine.optimizer.steps(), first);
+      }
+      for (std::int64_t i = first; i < last; ++i) {
+        const StepResult result = testing::take_step(run, engine, i);
+        if (world.rank() == 0) losses.push_back(result.loss);
+      }
+      state = {
+          .iteration = last, .consumed_samples = last * 4, .schedule_samples = last * 4 - 4, .skipped_iterations = 1};
+      if (save) save_run(folder_, state, engine, "a = 1\n", 2);
+    });
+    return losses;
+  }
+
+  const fs::path folder_ =
+      fs::path(::testing::TempDir()) /
+      (std::string("run_state_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(RunStateTest, TheSameLayoutGoesOnBitForBit) {
+  const auto straight = train(2, 2, 0, 6);
+  train(2, 2, 0, 3, /*save=*/true);
+  const auto resumed = train(2, 2, 3, 6);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(resumed[i], straight[i + 3]) << "step " << i + 4;
+}
+
+TEST_F(RunStateTest, EveryOtherLayoutGoesOnToRounding) {
+  const auto straight = train(1, 1, 0, 6);
+  train(2, 2, 0, 3, /*save=*/true);
+  for (const auto [tp, dp] : {std::pair{1, 1}, {1, 4}, {2, 1}, {3, 1}, {3, 2}, {6, 1}}) {
+    const auto resumed = train(tp, dp, 3, 6);
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_NEAR(resumed[i], straight[i + 3], 1e-11) << "tp " << tp << " dp " << dp << " step " << i + 4;
+  }
+}
+
+TEST_F(RunStateTest, ACheckpointWithoutTheCountersOfARunIsAClearError) {
+  const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
+  Engine engine(run, {}, at::kCPU);
+  checkpoint::save(folder_, 1, sharded_tensors(engine), {{"consumed_samples", "-4"}}, {}, 1);
+  try {
+    load_run(folder_, engine);
+    FAIL() << "loaded";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find("optimizer_steps"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace megatron::train

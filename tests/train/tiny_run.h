@@ -1,0 +1,44 @@
+#pragma once
+#include <vector>
+
+#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/rules.h"
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+
+namespace megatron::train::testing {
+
+/// A GPT that trains in milliseconds. Its vocabulary is padded to 62 rows, or to 66 where three ranks share it.
+inline config::RunConfig tiny_config(int tp = 1, int dp = 1, const char* dtype = "fp64") {
+  config::RunConfig config;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 24;
+  config.model.num_attention_heads = 6;
+  config.model.vocab_size = 61;
+  config.model.make_vocab_size_divisible_by = 2;
+  config.data.seq_length = 10;
+  config.parallel.tp = tp;
+  config.parallel.world_size = tp * dp;
+  config.schedule.lr = 1e-2;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = 4;
+  config.train.train_iters = 6;
+  config.train.dtype = dtype;
+  return config;
+}
+
+/// Step number `i` of `run` on synthetic tokens.
+inline StepResult take_step(const plan::ResolvedRun& run, Engine& engine, std::int64_t i) {
+  const auto& train = run.config.train;
+  const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
+                                        run.grid.size(plan::Axis::Dp), engine.context.index(plan::Axis::Dp))
+                           .microbatches;
+  return engine.step(
+      static_cast<int>(samples.size()),
+      [&](std::size_t m) {
+        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed, at::kCPU);
+      },
+      run.learning_rate.at(i * train.global_batch_size));
+}
+
+}  // namespace megatron::train::testing
