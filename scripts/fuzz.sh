@@ -11,5 +11,11 @@ cmake --preset asan-ubsan -B "$build" -DMEGATRON_FUZZ=ON >/dev/null
 for name in "$@"; do
   cmake --build "$build" --target "${name}_fuzz" >/dev/null
   printf '%-12s ' "$name"
-  (cd "$build" && UBSAN_OPTIONS=print_stacktrace=1 "./${name}_fuzz" --runs "$runs" --keep "$OLDPWD/fuzz/corpus/$name")
+  corpus=$PWD/fuzz/corpus/$name
+  # Inputs follow from the seed: only a run that fails is made again to keep its last one.
+  (cd "$build" && UBSAN_OPTIONS=print_stacktrace=1 "./${name}_fuzz" --runs "$runs" "$corpus") || {
+    (cd "$build" && "./${name}_fuzz" --runs "$runs" --keep "$corpus" >/dev/null 2>&1) || true
+    echo "the input that failed: $build/crash-input" >&2
+    exit 1
+  }
 done
