@@ -29,7 +29,6 @@ if(MEGATRON_TESTS)
   megatron_test(parity     ranks DEPS train TIMEOUT 900)
   megatron_program_tests(e2e)
   megatron_program_tests(interop)
-  include(Fuzz)
 endif()
 
 if(MEGATRON_BENCH)
