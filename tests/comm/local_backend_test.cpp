@@ -212,6 +212,18 @@ TEST(LocalBackend, ALoneWaiterFinishesAnAllReduceThatAllHavePosted) {
   });
 }
 
+TEST(LocalBackend, ARankThatHasWaitedHoldsItsTensorAlone) {
+  std::promise<void> done;
+  run_ranks(2, [&](Group g) {
+    at::Tensor t = at::ones({1000});
+    const WorkHandle handle = g.all_reduce_async(t);
+    if (g.rank() == 1) return done.get_future().wait();  // has not waited yet
+    handle->wait();
+    EXPECT_EQ(t.use_count(), 1) << "else its memory stays taken until the slowest rank has waited";
+    done.set_value();
+  });
+}
+
 TEST(LocalBackend, SurvivesManyCollectivesOfManyGroupsOnFewCores) {
   run_ranks(8, [](Group g) {
     const Group pair = g.split({{0, 1}, {2, 3}, {4, 5}, {6, 7}}), odd = g.split({{0, 2, 4, 6}, {1, 3, 5, 7}});

@@ -12,8 +12,8 @@ namespace {
 
 class LocalWork final : public Work {
  public:
-  LocalWork(std::shared_ptr<LocalRoom> room, std::shared_ptr<LocalOp> op, std::vector<int> members)
-      : room_(std::move(room)), op_(std::move(op)), members_(std::move(members)) {}
+  LocalWork(std::shared_ptr<LocalRoom> room, std::shared_ptr<LocalOp> op, std::vector<int> members, int participant)
+      : room_(std::move(room)), op_(std::move(op)), members_(std::move(members)), participant_(participant) {}
   ~LocalWork() override {
     try {
       wait();
@@ -25,7 +25,7 @@ class LocalWork final : public Work {
     const auto op = std::exchange(op_, nullptr);
     if (!op) return;
     try {
-      room_->finish(*op, members_);
+      room_->finish(*op, members_, participant_);
     } catch (...) {
       error_ = std::current_exception();
       throw;
@@ -36,6 +36,7 @@ class LocalWork final : public Work {
   std::shared_ptr<LocalRoom> room_;
   std::shared_ptr<LocalOp> op_;  ///< null once waited for
   std::vector<int> members_;
+  int participant_;
   std::exception_ptr error_;
 };
 
@@ -69,11 +70,11 @@ class LocalBackend final : public Backend {
 
   WorkHandle send(at::Tensor tensor, int destination, int tag) override {
     auto op = room_->post_send(rank_, destination, tag, std::move(tensor));
-    return std::make_shared<LocalWork>(room_, std::move(op), std::vector<int>{rank_, destination});
+    return std::make_shared<LocalWork>(room_, std::move(op), std::vector<int>{rank_, destination}, 0);
   }
   WorkHandle recv(at::Tensor tensor, int source, int tag) override {
     auto op = room_->post_recv(source, rank_, tag, std::move(tensor));
-    return std::make_shared<LocalWork>(room_, std::move(op), std::vector<int>{source, rank_});
+    return std::make_shared<LocalWork>(room_, std::move(op), std::vector<int>{source, rank_}, 1);
   }
 
   std::shared_ptr<Backend> split(const std::vector<int>& ranks) override {
@@ -92,7 +93,8 @@ class LocalBackend final : public Backend {
 
  private:
   WorkHandle post(OpCall call) {
-    return std::make_shared<LocalWork>(room_, room_->post(rank_, next_collective_++, std::move(call)), everybody_);
+    return std::make_shared<LocalWork>(room_, room_->post(rank_, next_collective_++, std::move(call)), everybody_,
+                                       rank_);
   }
 
   std::shared_ptr<LocalWorld> world_;  ///< outlives its rooms

@@ -72,6 +72,12 @@ bool LocalOp::give_up() {
          expected == State::GivenUp;
 }
 
+void LocalOp::release(int participant) {
+  OpCall& call = calls_[static_cast<std::size_t>(participant)];
+  call.in.reset();
+  call.out.reset();
+}
+
 void LocalOp::check_arguments() {
   const OpCall& first = calls_[0];
   bool fits = true, shared = false;

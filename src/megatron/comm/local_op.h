@@ -40,6 +40,8 @@ class LocalOp {
   /// Does pieces until none is left to take. Call when ready(); returns true if it did the last one.
   bool work();
   bool done() const { return pieces_done_.load(std::memory_order_acquire) == num_pieces_; }
+  /// Lets go of what the participant brought: its own thread frees it, whoever waits last. Call when done().
+  void release(int participant);
   /// Why the arguments do not fit together; empty: they do. Valid when ready().
   const std::string& mismatch() const { return mismatch_; }
 

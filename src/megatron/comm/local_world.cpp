@@ -143,7 +143,7 @@ void LocalRoom::fail(LocalOp& op, const std::string& why) const {
   throw PeerError(concat(op.name(), " of ", list_ranks(world_ranks_), ": ", why));
 }
 
-void LocalRoom::finish(LocalOp& op, const std::vector<int>& members) {
+void LocalRoom::finish(LocalOp& op, const std::vector<int>& members, int participant) {
   const auto deadline = Wake::Clock::now() + world_.timeout();
   std::string obstacle;
   const auto settled = [&] {
@@ -163,11 +163,12 @@ void LocalRoom::finish(LocalOp& op, const std::vector<int>& members) {
       fail(op, obstacle);
     }
   }
-  if (!op.mismatch().empty()) throw std::invalid_argument(op.mismatch());
   if (op.work()) wake_.notify();
   if (!op.done() && !wake_.wait_until([&] { return op.done(); }, deadline))
     fail(op, concat("a rank stopped in the middle of it; waited ",
                     std::chrono::duration<double>(world_.timeout()).count(), " s"));
+  op.release(participant);
+  if (!op.mismatch().empty()) throw std::invalid_argument(op.mismatch());
 }
 
 }  // namespace megatron::comm

@@ -69,9 +69,9 @@ class LocalRoom {
   std::shared_ptr<LocalOp> post_send(int source, int destination, int tag, at::Tensor tensor);
   std::shared_ptr<LocalOp> post_recv(int source, int destination, int tag, at::Tensor tensor);
 
-  /// Completes `op`, which rank has posted. `members`: the group rank of each participant. Throws PeerError when a
-  /// participant cannot or does not come, std::invalid_argument when the arguments do not fit together.
-  void finish(LocalOp& op, const std::vector<int>& members);
+  /// Completes `op`, which `participant` has posted. `members`: the group rank of each participant. Throws PeerError
+  /// when a participant cannot or does not come, std::invalid_argument when the arguments do not fit together.
+  void finish(LocalOp& op, const std::vector<int>& members, int participant);
 
  private:
   struct Entry {
