@@ -2,21 +2,26 @@
 # With clang each is a libFuzzer program; elsewhere it runs the corpus and deterministic mutations of it (fuzz/driver.cpp).
 # ctest runs each for a moment; scripts/fuzz.sh runs 100,000 mutations of each under the sanitizers.
 set(MEGATRON_FUZZ_RUNS 3000 CACHE STRING "Mutations of each fuzz target that ctest runs")
+set(MEGATRON_FUZZ_RUNS_tokenizer_json 300)  # each builds a whole vocabulary
 set(fuzz_programs)
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/fuzz/*_fuzz.cpp)
 foreach(source ${fuzz_sources})
   get_filename_component(name ${source} NAME_WE)
   string(REGEX REPLACE "_fuzz$" "" corpus ${name})
+  set(runs ${MEGATRON_FUZZ_RUNS})
+  if(DEFINED MEGATRON_FUZZ_RUNS_${corpus})
+    set(runs ${MEGATRON_FUZZ_RUNS_${corpus}})
+  endif()
   add_executable(${name} ${source})
   # The folders that read what others wrote, as far as they need no torch.
   target_link_libraries(${name} PRIVATE megatron_options megatron_data megatron_plan megatron_text megatron_config)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-    set(arguments -runs=${MEGATRON_FUZZ_RUNS} -seed=1)
+    set(arguments -runs=${runs} -seed=1)
   else()
     target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/fuzz/driver.cpp)
-    set(arguments --runs ${MEGATRON_FUZZ_RUNS})
+    set(arguments --runs ${runs})
   endif()
   add_test(NAME fuzz.${corpus} COMMAND ${name} ${arguments} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${corpus})
   set_tests_properties(fuzz.${corpus} PROPERTIES LABELS pure TIMEOUT 120)
