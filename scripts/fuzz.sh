@@ -9,7 +9,7 @@ build=${2:-build-asan}
 cmake --preset asan-ubsan -B "$build" -DMEGATRON_FUZZ=ON >/dev/null
 [ $# -gt 0 ] || set -- $(cd fuzz && ls *_fuzz.cpp | sed 's/_fuzz.cpp//')
 for name in "$@"; do
-  cmake --build "$build" --target "${name}_fuzz" >/dev/null
+  cmake --build "$build" --target "${name}_fuzz" >"$build/fuzz-build.log" || { cat "$build/fuzz-build.log" >&2; exit 1; }
   printf '%-12s ' "$name"
   corpus=$PWD/fuzz/corpus/$name
   # Inputs follow from the seed: only a run that fails is made again to keep its last one.
