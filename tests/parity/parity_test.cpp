@@ -6,6 +6,7 @@
 
 #include "megatron/comm/gloo_backend.h"
 #include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/batches.h"
@@ -55,6 +56,7 @@ std::vector<double> losses_of(const Layout& layout, const char* dtype) {
   const auto& train = run.config.train;
   std::vector<double> losses;
   const auto rank = [&](const comm::Group& world) {
+    kernels::configure_thread(1);  // the model is too small to share
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < train.train_iters; ++i) {
       const std::int64_t first = i * train.global_batch_size;

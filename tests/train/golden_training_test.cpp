@@ -11,6 +11,7 @@
 
 #include "megatron/base/file.h"
 #include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
 #include "tests/testing/tensors.h"
@@ -95,6 +96,7 @@ TEST_P(GoldenTraining, FollowsMegatronCoreForEightSteps) {
              trained = testing::read_safetensors(kGolden / "trained.safetensors"),
              batches = testing::read_safetensors(kGolden / "train_batches.safetensors");
   comm::run_ranks(tp * dp, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
     Engine engine(run, world, at::kCPU);
     for (const auto& parameter : engine.parameters.all())
       parameter->value.detach().copy_(testing::slice_of(weights.at(parameter->spec.name), parameter->spec));

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -24,6 +25,7 @@ class RunStateTest : public ::testing::Test {
     const plan::ResolvedRun run = plan::resolve(testing::tiny_config(tp, dp));
     std::vector<double> losses;
     comm::run_ranks(tp * dp, [&](const comm::Group& world) {
+      kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
       RunState state;
       if (first > 0) {
@@ -60,7 +62,7 @@ TEST_F(RunStateTest, TheSameLayoutGoesOnBitForBit) {
 TEST_F(RunStateTest, EveryOtherLayoutGoesOnToRounding) {
   const auto straight = train(1, 1, 0, 6);
   train(2, 2, 0, 3, /*save=*/true);
-  for (const auto [tp, dp] : {std::pair{1, 1}, {1, 4}, {2, 1}, {3, 1}, {3, 2}, {6, 1}}) {
+  for (const auto& [tp, dp] : {std::pair{1, 1}, {1, 4}, {2, 1}, {3, 1}, {3, 2}, {6, 1}}) {
     const auto resumed = train(tp, dp, 3, 6);
     for (std::size_t i = 0; i < 3; ++i)
       EXPECT_NEAR(resumed[i], straight[i + 3], 1e-11) << "tp " << tp << " dp " << dp << " step " << i + 4;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -14,6 +15,7 @@ namespace {
 TEST(TrainStep, ANanOnOneRankSkipsTheStepOnAllAndChangesNothing) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config(2, 2));
   comm::run_ranks(4, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
     Engine engine(run, world, at::kCPU);
     const auto before = engine.parameters.values().clone();
     // One element of one rank's slice: its tensor-parallel peers see it through the sums, its data-parallel ones too.
@@ -33,6 +35,7 @@ TEST(TrainStep, ANanOnOneRankSkipsTheStepOnAllAndChangesNothing) {
 TEST(TrainStep, EveryRankLearnsThatOneWasAskedToStop) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config(2, 2));
   comm::run_ranks(4, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
     Engine engine(run, world, at::kCPU);
     const auto batch = [&](std::size_t m) {
       const std::vector<std::int64_t> samples = {static_cast<std::int64_t>(m)};
@@ -70,9 +73,10 @@ TEST(Evaluation, IsTheMeanOverTokensWithoutDropoutInEveryLayout) {
   Engine reference(alone, {}, at::kCPU);
   // Without dropout the loss of a training step before its update is the same number.
   const double want = testing::take_step(alone, reference, 0).loss;
-  for (const auto [tp, dp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
+  for (const auto& [tp, dp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
     const plan::ResolvedRun run = plan::resolve(testing::tiny_config(tp, dp));  // with dropout, were it training
     comm::run_ranks(tp * dp, [&, ranks = dp](const comm::Group& world) {
+      kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
       const auto samples = plan::batch_plan(0, 4, 1, ranks, engine.context.index(plan::Axis::Dp)).microbatches;
       const Evaluation evaluation = evaluate(engine.model, engine.context, samples.size(), [&](std::size_t m) {

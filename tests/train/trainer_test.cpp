@@ -10,9 +10,11 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
+#include "megatron/checkpoint/checkpoint.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/data/indexed_dataset.h"
+#include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -53,6 +55,7 @@ class TrainerTest : public ::testing::Test {
     std::atomic<int> asked = 0;
     std::atomic<Outcome> outcome{};
     comm::run_ranks(resolved.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
       outcome = train(resolved, /*eod=*/0, world, at::kCPU,
                       [&] { return world.rank() == 0 && asked.fetch_add(1) + 1 >= stop_after; });
     });
