@@ -119,6 +119,13 @@ TEST_F(DamagedCheckpoint, AHeaderThatContradictsTheManifestIsFoundByVerify) {
   EXPECT_THAT(problems[0], HasSubstr(data.string() + ": must hold a slice of \"w\" at byte"));
 }
 
+TEST_F(DamagedCheckpoint, LatestChangesLast) {
+  const fs::path temporary = begin_writing(folder.path(), "iter_0000002");
+  write_file(temporary / "manifest.json", "{}");
+  EXPECT_THROW(publish(folder.path(), temporary, "missing/iter_0000002"), std::exception);  // it cannot get its name
+  EXPECT_EQ(load_error(folder.path()), "no error");
+}
+
 /// Saves 1, 2, 3, … until it is killed.
 [[noreturn]] void save_for_ever(const fs::path& folder) {
   for (std::int64_t iteration = 1;; ++iteration) save_matrix(folder, 1 + iteration % 7, 2);
