@@ -84,6 +84,9 @@ TEST_F(TrainerTest, WritesTheFilesOfARun) {
   EXPECT_EQ(lines[0]["iteration"], 1);
   EXPECT_EQ(lines[0]["consumed_samples"], 4);
   EXPECT_NEAR(lines[0]["loss"].get<double>(), std::log(61), 0.2);
+  const auto rate = plan::resolve(options).learning_rate;
+  EXPECT_EQ(lines[0]["learning_rate"].get<double>(), rate.at(0));
+  EXPECT_EQ(lines[2]["learning_rate"].get<double>(), rate.at(8)) << "what the third iteration used";
   EXPECT_EQ(lines[3]["iteration"], 3);
   EXPECT_NEAR(lines[3]["valid_ppl"].get<double>(), std::exp(lines[3]["valid_loss"].get<double>()), 1e-9);
   EXPECT_EQ(lines[7]["iteration"], 6);
@@ -117,6 +120,24 @@ TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {
     return kept;
   };
   EXPECT_EQ(timeless(stopped), timeless(straight)) << "not bit for bit";
+}
+
+TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
+  auto options = config("run");
+  options.schedule.lr = 1e300;  // the first update throws the weights out of every range
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto lines = metrics("run");
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_FALSE(lines[0].contains("skipped"));
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["skipped"], true);
+    EXPECT_TRUE(lines[i]["loss"].is_null() || lines[i]["grad_norm"].is_null()) << lines[i];
+    EXPECT_EQ(lines[i]["consumed_samples"], 4 * (i + 1));
+    EXPECT_EQ(lines[i]["learning_rate"], lines[1]["learning_rate"]);
+  }
+  options.train.out = (folder_ / "strict").string();
+  options.train.exit_on_nan = true;
+  EXPECT_THROW(run(options), std::runtime_error);
 }
 
 TEST_F(TrainerTest, TheSecondRunOfAFinishedRecipeDoesNothing) {
