@@ -82,9 +82,10 @@ TEST_P(MegatronCore, TheLossOfEachTokenIsItsOwn) {
   const auto [name, t] = GetParam();
   const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model" / name;
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
-  auto golden = load(folder);
+  const auto golden = load(folder);
   const auto expected = golden.outputs.at("per_token_loss");
-  comm::run_ranks(t, [&, batch = golden.batch](comm::Group tp) mutable {
+  comm::run_ranks(t, [&](comm::Group tp) {
+    auto batch = golden.batch;  // each rank's own
     const auto store = make_store(golden.options.shape, tp.size(), tp.rank(), golden.weights, at::kFloat);
     const Gpt gpt(golden.options, store, tp);
     for (std::int64_t i = 0; i < expected.numel(); i += 3) {
