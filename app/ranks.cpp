@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/gloo_backend.h"
@@ -110,7 +111,8 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   const config::ParallelConfig& parallel = run.config.parallel;
   if (starts_processes(run, place)) {
     const comm::LaunchResult result = comm::launch_processes(run.grid.world_size(), own_command());
-    if (!result.message.empty()) std::fprintf(stderr, "%s\n", result.message.c_str());
+    if (!result.message.empty() && result.exit_code != kInterrupted)
+      std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }
   if (parallel.device == "cuda") return run_on_gpu(run, place, body);
