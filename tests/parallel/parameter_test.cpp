@@ -59,6 +59,15 @@ TEST(ParameterStore, ParametersAndGradientsAreViewsOfTheBuffers) {
   EXPECT_EQ(store.gradients().count_nonzero().item<std::int64_t>(), covered);  // the gaps are zero
 }
 
+TEST(ParameterStore, HoldsTheSameValuesAndNoGradientsForAModelThatOnlyComputesForward) {
+  const auto specs = plan::gpt_parameters(kShape, 1, 0);
+  const ParameterStore bare(specs, plan::buffer_layout(specs, 100), at::kDouble, at::kCPU, 5,
+                            ParameterStore::Gradients::None);
+  EXPECT_TRUE(at::equal(bare.values(), make(1, 0).values()));
+  EXPECT_EQ(bare.gradients().numel(), 0);
+  for (const auto& p : bare.all()) EXPECT_FALSE(p->grad.defined() || p->value.requires_grad()) << p->spec.name;
+}
+
 TEST(ParameterStore, NamesAParameterThatItDoesNotHold) {
   try {
     make(1, 0).get("decoder.layers.7.mlp.linear_fc1.bias");

@@ -1,0 +1,93 @@
+#include "megatron/generate/load.h"
+
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/checkpoint.h"
+#include "megatron/config/options.h"
+#include "tests/testing/dense_gpt.h"
+
+namespace megatron::generate {
+namespace {
+
+namespace fs = std::filesystem;
+using megatron::testing::make_store;
+using megatron::testing::random_weights;
+using megatron::testing::slice_of;
+
+plan::GptShape shape_of(std::int64_t padded_vocab) {
+  return {.num_layers = 1,
+          .hidden = 8,
+          .num_heads = 4,
+          .ffn_hidden = 12,
+          .vocab = 10,
+          .padded_vocab = padded_vocab,
+          .max_positions = 6};
+}
+
+class Load : public ::testing::Test {
+ protected:
+  ~Load() override { fs::remove_all(folder_); }
+
+  /// A checkpoint as a run of one rank leaves it: no rows of padding.
+  void save(const megatron::testing::Tensors& weights, const checkpoint::Metadata& metadata) const {
+    std::vector<checkpoint::ShardedTensor> tensors;
+    for (const auto& [name, value] : weights) {
+      const bool words = name == "embedding.word_embeddings.weight";
+      const auto data = words ? value.detach().narrow(0, 0, 10) : value.detach();
+      tensors.push_back(
+          {name, data.sizes().vec(), std::vector<std::int64_t>(value.sizes().size(), 0), data.contiguous()});
+    }
+    checkpoint::save(folder_ / "checkpoints", 7, tensors, metadata, {}, 0);
+  }
+
+  fs::path folder_ = fs::temp_directory_path() / ("megatron_load_test_" + std::to_string(::getpid()));
+};
+
+TEST_F(Load, FillsEveryLayoutWhateverItsPadding) {
+  const auto weights = random_weights(shape_of(12), 3);
+  save(weights, {});
+  for (const int t : {1, 2, 4}) {
+    const auto shape = shape_of(t == 1 ? 10 : 16);  // of 4 ranks the last holds nothing but padding
+    for (int k = 0; k < t; ++k) {
+      const auto store = make_store(shape, t, k);
+      load_weights(folder_, store, shape);
+      for (const auto& p : store.all()) {
+        const bool words = p->spec.name == "embedding.word_embeddings.weight";
+        const std::int64_t rows = words ? std::clamp<std::int64_t>(10 - p->spec.offset, 0, p->value.size(0)) : -1;
+        if (words && rows == 0) continue;
+        const auto got = words ? p->value.detach().narrow(0, 0, rows) : p->value.detach();
+        const auto full = weights.at(p->spec.name).detach();
+        const auto expected = words ? full.narrow(0, p->spec.offset, rows) : slice_of(full, p->spec);
+        EXPECT_TRUE(at::equal(got, expected)) << p->spec.name << " on rank " << k << " of " << t;
+      }
+    }
+  }
+}
+
+TEST_F(Load, ReadsTheRecipeThatTheCheckpointKeeps) {
+  config::RunConfig config;
+  config.model.hidden_size = 48;
+  config.model.gelu = "erf";
+  save(random_weights(shape_of(12), 3), {{"recipe", nlohmann::json(config::save_toml(config)).dump()}});
+  for (const fs::path& folder : {folder_, folder_ / "checkpoints", folder_ / "checkpoints/iter_0000007"}) {
+    EXPECT_EQ(trained_recipe(folder).model.hidden_size, 48);
+    EXPECT_EQ(trained_recipe(folder).model.gelu, "erf");
+  }
+}
+
+TEST_F(Load, RefusesACheckpointWithoutARecipeAndAFolderWithoutACheckpoint) {
+  EXPECT_THROW(trained_recipe(folder_), ConfigError);
+  save(random_weights(shape_of(12), 3), {});
+  try {
+    trained_recipe(folder_);
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("must hold the recipe"));
+  }
+}
+
+}  // namespace
+}  // namespace megatron::generate
