@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <future>
 #include <limits>
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/comm/counting_backend.h"
+#include "megatron/comm/local_world.h"
 
 namespace megatron::comm {
 namespace {
@@ -210,6 +212,80 @@ TEST(LocalBackend, ALoneWaiterFinishesAnAllReduceThatAllHavePosted) {
       EXPECT_EQ(t[99999].item<float>(), 3);
     }
   });
+}
+
+TEST(LocalBackend, BucketsThatAllHavePostedAreReducedAtLaterPostsBeforeAnybodyWaits) {
+  constexpr std::size_t kBuckets = 5;
+  std::barrier step(2);
+  run_ranks(2, [&](Group g) {
+    std::vector<at::Tensor> buckets;
+    std::vector<WorkHandle> handles;
+    for (std::size_t i = 0; i < kBuckets; ++i) {
+      buckets.push_back(at::full({300001}, g.rank() + 1.0));
+      handles.push_back(g.all_reduce_async(buckets.back()));
+      step.arrive_and_wait();  // now both have posted it
+    }
+    const at::Tensor sum = at::full({300001}, 3.0);
+    for (std::size_t i = 0; i + 1 < kBuckets; ++i) EXPECT_TRUE(buckets[i].equal(sum)) << "bucket " << i;
+    step.arrive_and_wait();
+    for (const WorkHandle& handle : handles) handle->wait();
+    EXPECT_TRUE(buckets.back().equal(sum));
+  });
+}
+
+TEST(LocalBackend, WhoeverWaitsForAPeerReducesWhatAllHavePosted) {
+  LocalWorld world(2, milliseconds(20));
+  const auto room = world.room(0, 0, {0, 1});
+  std::vector<at::Tensor> tensors;
+  std::shared_ptr<LocalOp> op;
+  for (const int rank : {0, 1}) {
+    tensors.push_back(at::full({300001}, rank + 1.0));
+    op = room->post(rank, 0, {OpKind::AllReduce, ReduceOp::Sum, 0, tensors.back(), tensors.back()});
+  }
+  ASSERT_FALSE(op->done()) << "the last to post has done its share alone";
+  const auto other = room->post(0, 1, {});  // a barrier that rank 1 does not come to
+  EXPECT_THROW(room->finish(*other, {0, 1}, 0), PeerError);
+  EXPECT_TRUE(op->done());
+  EXPECT_EQ(tensors[0][300000].item<float>(), 3);
+}
+
+TEST(LocalBackend, ARankThatThrowsDoesNotWaitForWhatItHasPosted) {
+  std::vector<std::string> said(3);
+  EXPECT_THAT(
+      [&] {
+        run_ranks(
+            3,
+            [&](const Group& g) {
+              const at::Tensor t = at::ones({1000});
+              if (g.rank() == 2) {
+                const WorkHandle never = g.recv_async(t, 0, 9);
+                throw std::domain_error("out of luck");
+              }
+              try {
+                g.all_reduce(t);
+              } catch (const PeerError& e) {
+                said[static_cast<std::size_t>(g.rank())] = e.what();
+              }
+            },
+            milliseconds(5000));
+      },
+      testing::ThrowsMessage<std::domain_error>("out of luck"));
+  for (const std::size_t r : {0, 1})  // had it waited, they would say that it did not arrive in time
+    EXPECT_THAT(said[r], AllOf(HasSubstr("rank 2 failed"), HasSubstr("out of luck")));
+}
+
+TEST(LocalBackend, WhatAllHavePostedCompletesThoughARankThrows) {
+  std::barrier posted(2);
+  EXPECT_THROW(run_ranks(2,
+                         [&](const Group& g) {
+                           const at::Tensor t = at::full({100000}, g.rank() + 1.0);
+                           const WorkHandle handle = g.all_reduce_async(t);
+                           posted.arrive_and_wait();
+                           if (g.rank() == 1) throw std::domain_error("out of luck");
+                           handle->wait();
+                           EXPECT_EQ(t[99999].item<float>(), 3);
+                         }),
+               std::domain_error);
 }
 
 TEST(LocalBackend, ARankThatHasWaitedHoldsItsTensorAlone) {

@@ -1,6 +1,7 @@
 #include "megatron/comm/local_backend.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -16,7 +17,13 @@ class LocalWork final : public Work {
       : room_(std::move(room)), op_(std::move(op)), members_(std::move(members)), participant_(participant) {}
   ~LocalWork() override {
     try {
-      wait();
+      // A rank that an exception ends does not wait for its peers: they shall hear of it at once.
+      const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
+      if (unwinding && op_) {
+        room_->leave(*op_, members_, participant_);
+      } else {
+        wait();
+      }
     } catch (...) {  // nobody asked: the group's next collective says it again
     }
   }
@@ -37,6 +44,7 @@ class LocalWork final : public Work {
   std::shared_ptr<LocalOp> op_;  ///< null once waited for
   std::vector<int> members_;
   int participant_;
+  int exceptions_before_ = std::uncaught_exceptions();
   std::exception_ptr error_;
 };
 

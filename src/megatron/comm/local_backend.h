@@ -21,8 +21,9 @@ struct LocalOptions {
 /// have ended the first rank's own exception is rethrown. Each thread gets `cores / size` (at least one) OpenMP
 /// threads.
 ///
-/// A posted collective makes no progress until somebody waits: then whoever waits does the work, of all ranks where
-/// needed. With one core a rank, a helper thread would take its time from the computation that it overlaps with.
+/// There is no helper thread: with one core a rank it would take its time from the computation that it overlaps with.
+/// A collective that all have posted progresses when they post further ones (each rank does its share) and while they
+/// wait for anything; whoever waits for it does all that is left (docs/decisions/0011).
 void run_ranks(int size, const std::function<void(Group world)>& body, const LocalOptions& options);
 void run_ranks(int size, const std::function<void(Group world)>& body,
                std::chrono::milliseconds timeout = std::chrono::minutes(10));

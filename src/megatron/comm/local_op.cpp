@@ -72,6 +72,12 @@ bool LocalOp::give_up() {
          expected == State::GivenUp;
 }
 
+bool LocalOp::abandon(int participant) {
+  if (!give_up()) return false;
+  present_[static_cast<std::size_t>(participant)].store(false);
+  return true;
+}
+
 void LocalOp::release(int participant) {
   OpCall& call = calls_[static_cast<std::size_t>(participant)];
   call.in.reset();
@@ -130,16 +136,22 @@ void LocalOp::plan() {
   num_pieces_ = rows * pieces_per_row_;
 }
 
-bool LocalOp::work() {
-  bool did_last = false;
+std::int64_t LocalOp::work(std::int64_t limit) {
+  std::int64_t done = 0;
   // Looking before taking keeps late comers from pushing the counter without end.
-  while (next_piece_.load(std::memory_order_relaxed) < num_pieces_) {
+  while (done < limit && next_piece_.load(std::memory_order_relaxed) < num_pieces_) {
     const std::int64_t piece = next_piece_.fetch_add(1, std::memory_order_relaxed);
     if (piece >= num_pieces_) break;
     run_piece(piece);
-    did_last = pieces_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_pieces_;
+    pieces_done_.fetch_add(1, std::memory_order_acq_rel);
+    ++done;
   }
-  return did_last;
+  return done;
+}
+
+std::int64_t LocalOp::share() const {
+  const auto n = static_cast<std::int64_t>(calls_.size());
+  return (num_pieces_ + n - 1) / n;
 }
 
 void LocalOp::run_piece(std::int64_t piece) const {

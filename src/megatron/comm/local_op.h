@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,9 @@ struct OpCall {
 };
 
 /// One collective among threads. Each participant brings its arguments (`arrive`); the last to arrive checks that they
-/// fit together and cuts the work into pieces. Whoever waits then takes pieces until none is left (`work`): no piece
-/// depends on who does it, so results are the same bits however the ranks are scheduled, a rank that goes on computing
-/// costs its peers nothing, and a single waiter can finish everything by itself.
+/// fit together and cuts the work into pieces. Whoever has the time then takes pieces until none is left (`work`): no
+/// piece depends on who does it, so results are the same bits however the ranks are scheduled, a rank that goes on
+/// computing costs its peers nothing, and a single waiter can finish everything by itself.
 class LocalOp {
  public:
   LocalOp(std::string name, int participants);
@@ -36,9 +37,13 @@ class LocalOp {
   bool ready() const { return state_.load(std::memory_order_acquire) == State::Ready; }
   /// A participant that stops waiting: later arrivals must not touch its tensors. False when all had arrived already.
   bool give_up();
+  /// give_up() of a participant that will not come back: its peers find it missing.
+  bool abandon(int participant);
 
-  /// Does pieces until none is left to take. Call when ready(); returns true if it did the last one.
-  bool work();
+  /// Does pieces, at most `limit`, until none is left to take. Call when ready(); returns how many it did.
+  std::int64_t work(std::int64_t limit = std::numeric_limits<std::int64_t>::max());
+  /// One participant's equal part of the pieces. Valid when ready().
+  std::int64_t share() const;
   bool done() const { return pieces_done_.load(std::memory_order_acquire) == num_pieces_; }
   /// Lets go of what the participant brought: its own thread frees it, whoever waits last. Call when done().
   void release(int participant);

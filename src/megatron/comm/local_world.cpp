@@ -33,9 +33,39 @@ class BriefLock {
 
 }  // namespace
 
+void UnwaitedOps::add(LocalRoom& room, std::shared_ptr<LocalOp> op) {
+  const std::lock_guard lock(mutex_);
+  entries_.push_back({&room, std::move(op)});
+}
+
+void UnwaitedOps::remove(const LocalOp& op) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.op.get() == &op; });
+  if (found != entries_.end()) entries_.erase(found);
+}
+
+std::int64_t UnwaitedOps::work(Entry& entry, std::int64_t limit) const {
+  if (limit <= 0 || !entry.op->ready()) return 0;
+  const std::int64_t done = entry.op->work(limit);
+  if (done > 0 && entry.op->done()) entry.room->notify();
+  return done;
+}
+
+void UnwaitedOps::do_share() {
+  const std::lock_guard lock(mutex_);
+  for (Entry& entry : entries_)
+    if (entry.op->ready()) entry.done += work(entry, entry.op->share() - entry.done);
+}
+
+bool UnwaitedOps::do_piece() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(entries_.begin(), entries_.end(), [&](Entry& entry) { return work(entry, 1) > 0; });
+}
+
 LocalWorld::LocalWorld(int size, std::chrono::milliseconds timeout)
     : timeout_(timeout),
       own_core_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency()),
+      unwaited_(static_cast<std::size_t>(size)),
       states_(static_cast<std::size_t>(size), State::Running) {}
 
 void LocalWorld::change_state(int rank, State state, const std::string& reason) {
@@ -98,6 +128,8 @@ std::shared_ptr<LocalOp> LocalRoom::post(int rank, std::uint64_t sequence, OpCal
     }
   }
   if (op->arrive(rank, std::move(call))) wake_.notify();
+  unwaited(rank).add(*this, op);
+  unwaited(rank).do_share();
   return op;
 }
 
@@ -121,6 +153,9 @@ std::shared_ptr<LocalOp> LocalRoom::match(bool is_send, int source, int destinat
   OpCall call{OpKind::SendRecv, ReduceOp::Sum, 0, {}, {}};
   (is_send ? call.in : call.out) = std::move(tensor);
   if (op->arrive(is_send ? 0 : 1, std::move(call))) wake_.notify();
+  UnwaitedOps& mine = unwaited(is_send ? source : destination);
+  mine.add(*this, op);
+  mine.do_share();
   return op;
 }
 
@@ -143,11 +178,23 @@ void LocalRoom::fail(LocalOp& op, const std::string& why) const {
   throw PeerError(concat(op.name(), " of ", list_ranks(world_ranks_), ": ", why));
 }
 
+void LocalRoom::leave(LocalOp& op, const std::vector<int>& members, int participant) {
+  if (op.abandon(participant)) {
+    unwaited(members[static_cast<std::size_t>(participant)]).remove(op);
+  } else {
+    finish(op, members, participant);
+  }
+}
+
 void LocalRoom::finish(LocalOp& op, const std::vector<int>& members, int participant) {
+  UnwaitedOps& mine = unwaited(members[static_cast<std::size_t>(participant)]);
+  mine.remove(op);
   const auto deadline = Wake::Clock::now() + world_.timeout();
   std::string obstacle;
   const auto settled = [&] {
-    if (op.ready()) return true;
+    do {
+      if (op.ready()) return true;
+    } while (mine.do_piece());
     if (world_.troubled()) obstacle = world_.obstacle(missing(op, members));
     return !obstacle.empty();
   };
@@ -163,7 +210,7 @@ void LocalRoom::finish(LocalOp& op, const std::vector<int>& members, int partici
       fail(op, obstacle);
     }
   }
-  if (op.work()) wake_.notify();
+  if (op.work() > 0 && op.done()) wake_.notify();
   if (!op.done() && !wake_.wait_until([&] { return op.done(); }, deadline))
     fail(op, concat("a rank stopped in the middle of it; waited ",
                     std::chrono::duration<double>(world_.timeout()).count(), " s"));

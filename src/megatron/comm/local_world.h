@@ -17,6 +17,29 @@ namespace megatron::comm {
 
 class LocalRoom;
 
+/// The operations that one rank has posted and not yet waited for, in the order of their posts. While it has them, the
+/// rank does pieces of those that all participants have posted: its share whenever it posts (`do_share`), and whatever
+/// there is while it waits for a peer (`do_piece`). Called by the rank's own thread; a handle may be dropped by
+/// another.
+class UnwaitedOps {
+ public:
+  void add(LocalRoom& room, std::shared_ptr<LocalOp> op);
+  void remove(const LocalOp& op);
+  void do_share();
+  bool do_piece();  ///< false: there is nothing to do
+
+ private:
+  struct Entry {
+    LocalRoom* room;  ///< the world keeps it
+    std::shared_ptr<LocalOp> op;
+    std::int64_t done = 0;  ///< pieces that this rank did when it posted
+  };
+  std::int64_t work(Entry& entry, std::int64_t limit) const;
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<Entry> entries_;
+};
+
 /// What has become of the ranks of one run_ranks, and its groups.
 class LocalWorld {
  public:
@@ -24,6 +47,7 @@ class LocalWorld {
 
   std::chrono::milliseconds timeout() const { return timeout_; }
   bool own_core() const { return own_core_; }
+  UnwaitedOps& unwaited(int rank) { return unwaited_[static_cast<std::size_t>(rank)]; }
 
   /// The rank has returned from its body: it will join no further collective.
   void rank_ended(int rank);
@@ -43,7 +67,8 @@ class LocalWorld {
 
   const std::chrono::milliseconds timeout_;
   const bool own_core_;
-  mutable std::mutex mutex_;  // guards what follows
+  std::vector<UnwaitedOps> unwaited_;  ///< of each rank
+  mutable std::mutex mutex_;           // guards what follows
   std::vector<State> states_;
   int first_failed_ = -1;
   std::string first_reason_;
@@ -64,7 +89,8 @@ class LocalRoom {
   LocalWorld& world() const { return world_; }
   void notify() { wake_.notify(); }
 
-  /// Brings `call` as the `sequence`-th collective of `rank`. Never blocks.
+  /// Brings `call` as the `sequence`-th collective of `rank`, then does the rank's share of what it has posted. Never
+  /// waits for a peer.
   std::shared_ptr<LocalOp> post(int rank, std::uint64_t sequence, OpCall call);
   std::shared_ptr<LocalOp> post_send(int source, int destination, int tag, at::Tensor tensor);
   std::shared_ptr<LocalOp> post_recv(int source, int destination, int tag, at::Tensor tensor);
@@ -72,6 +98,9 @@ class LocalRoom {
   /// Completes `op`, which `participant` has posted. `members`: the group rank of each participant. Throws PeerError
   /// when a participant cannot or does not come, std::invalid_argument when the arguments do not fit together.
   void finish(LocalOp& op, const std::vector<int>& members, int participant);
+  /// Instead of finish() where an exception ends `participant`: completes `op` if all have come, else leaves it without
+  /// waiting. Peers that wait for it learn why when the rank ends.
+  void leave(LocalOp& op, const std::vector<int>& members, int participant);
 
  private:
   struct Entry {
@@ -83,6 +112,7 @@ class LocalRoom {
     bool holds_sends = false;
   };
 
+  UnwaitedOps& unwaited(int rank) { return world_.unwaited(world_ranks_[static_cast<std::size_t>(rank)]); }
   std::shared_ptr<LocalOp> match(bool is_send, int source, int destination, int tag, at::Tensor tensor);
   std::vector<int> missing(const LocalOp& op, const std::vector<int>& members) const;
   [[noreturn]] void fail(LocalOp& op, const std::string& why) const;

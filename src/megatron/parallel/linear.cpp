@@ -36,7 +36,7 @@ at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const Paramet
     comm::WorkHandle reduced;
     if (needs_dx) {
       dx = kernels::linear_input_gradient(dy, weight->value);
-      reduced = sum_dx.all_reduce_async(dx);  // under way while the weight gradient is computed
+      reduced = sum_dx.all_reduce_async(dx);  // may go on while the weight gradient is computed
     }
     write_gradients(weight, bias, dy, remake ? remake() : kept);
     if (reduced) reduced->wait();
