@@ -11,7 +11,6 @@ if(CCACHE)
 endif()
 
 find_package(PkgConfig REQUIRED)
-find_package(ICU REQUIRED COMPONENTS uc)
 find_package(ZLIB REQUIRED)
 # libtorch brings its own libgomp: our kernels must run in the same thread pool.
 if(EXISTS ${TORCH_DIR_FOUND}/lib/libgomp.so.1)

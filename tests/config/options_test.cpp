@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
 #include <limits>
 #include <set>
 
 #include "megatron/base/error.h"
+#include "megatron/config/megatron_flags.h"
 #include "megatron/config/run_config.h"
+#include "megatron/config/value.h"
 
 namespace megatron::config {
 namespace {
@@ -198,6 +202,60 @@ TEST(RunOptions, AnswerToMegatronsFlags) {
   EXPECT_TRUE(run.model.untie_embeddings_and_output_weights);
   EXPECT_EQ(run.schedule.lr, 1e-4);
   EXPECT_THAT(run.schedule.rampup_batch_size, ElementsAre(16, 8, 1000));
+}
+
+/// What a job that takes a recipe says to these words; the recipe holds `toml`.
+std::string recipe_error(const std::string& toml, Words words) {
+  const std::string path = testing::TempDir() + "options_test_recipe.toml";
+  std::ofstream(path) << toml;
+  words.insert(words.begin(), path);
+  RunConfig run;
+  std::string message = "no error";
+  try {
+    parse_recipe_command(run, words, "megatron train RECIPE.toml");
+  } catch (const ConfigError& error) {
+    message = error.what();
+  }
+  std::remove(path.c_str());
+  return message;
+}
+
+TEST(Recipe, ReportsWrongWordsAndWrongKeysTogether) {
+  const std::string error = recipe_error("[model]\nnum_layrs = 2\n", {"--train.train_iters", "many"});
+  EXPECT_THAT(error, HasSubstr("--train.train_iters takes an integer."));
+  EXPECT_THAT(error, HasSubstr("num_layrs"));
+  EXPECT_EQ(recipe_error("[model]\nnum_layers = 2\n", {"--train.train_iters", "7"}), "no error");
+}
+
+TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
+  EXPECT_EQ(recipe_error("", {"--lr-warmup-iters", "20"}),
+            "this flag of Megatron-LM is not supported.\n  got:  --lr-warmup-iters\n"
+            "  fix:  --lr-warmup-samples, iterations x global batch");
+  EXPECT_THAT(recipe_error("", {"--pipeline_model_parallel_size=2"}), HasSubstr("fix:  leave it out; ranks are split"));
+  EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));
+  EXPECT_THAT(recipe_error("", {"--distributed-timeout-seconds", "5"}), HasSubstr("an option must be one"));
+}
+
+// A flag without a value must not take the recipe for its value.
+TEST(Recipe, StaysTheRecipeAfterAFlagOfMegatrons) {
+  RunConfig run;
+  try {
+    parse_recipe_command(run, {"--bf16", "absent.toml"}, "megatron train RECIPE.toml");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--bf16"));
+    EXPECT_THAT(error.what(), testing::Not(HasSubstr("takes one recipe")));
+  } catch (const std::runtime_error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("absent.toml"));
+  }
+}
+
+TEST(Recipe, HasNoFlagOfMegatronsThatIsAnOption) {
+  RunConfig run;
+  for (const Field& field : fields_of(run).fields) {
+    EXPECT_EQ(megatron_flag(normalized(field.path)), nullptr) << field.path;
+    for (const std::string& alias : field.aliases) EXPECT_EQ(megatron_flag(normalized(alias)), nullptr) << alias;
+  }
 }
 
 TEST(Markdown, HasARowForEveryOption) {

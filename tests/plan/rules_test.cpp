@@ -182,6 +182,37 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
   }
 }
 
+TEST(Resolve, SaysWhatWouldBeRight) {
+  const auto fix_after = [](auto make) {
+    RunConfig config = valid();
+    make(config);
+    return error_of(config);
+  };
+  EXPECT_EQ(fix_after([](RunConfig& c) { c.train.micro_batch_size = 0; }),
+            "train.micro_batch_size must be from 1 to 1073741824.\n  got:  0\n"
+            "  fix:  --train.micro_batch_size 1 (the default)");
+  EXPECT_THAT(fix_after([](RunConfig& c) { c.model.num_layers = 5000; }),
+              HasSubstr("got:  5000\n  fix:  --model.num_layers 4096 (the largest)"));
+  EXPECT_THAT(fix_after([](RunConfig& c) { c.train.dtype = "fp23"; }), HasSubstr("fix:  --train.dtype fp32"));
+  EXPECT_THAT(fix_after([](RunConfig& c) { c.parallel.backend = "mpi"; }),
+              HasSubstr("fix:  --parallel.backend auto (the default)"));
+  EXPECT_THAT(fix_after([](RunConfig& c) { c.model.hidden_size = 255; }), HasSubstr("fix:  --model.hidden_size 256"));
+  EXPECT_THAT(fix_after([](RunConfig& c) { c.model.hidden_dropout = 1; }),
+              HasSubstr("fix:  --model.hidden_dropout 0.1 (the default)"));
+}
+
+TEST(Resolve, TakesTimeoutsThatAClockCanCount) {
+  RunConfig config = valid();
+  for (const double good : {1e-3, 600.0, 1e7}) {
+    config.parallel.timeout_s = good;
+    EXPECT_EQ(error_of(config), "no error") << good;
+  }
+  for (const double bad : {0.0, 1e-4, 1.1e7, 1e300}) {
+    config.parallel.timeout_s = bad;
+    EXPECT_THAT(error_of(config), HasSubstr("parallel.timeout_s must be from 0.001 to 1e+07")) << bad;
+  }
+}
+
 TEST(Resolve, AsksForDataWhereTheJobReadsIt) {
   EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.data_path"));
   EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.tokenizer"));

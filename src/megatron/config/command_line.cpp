@@ -2,6 +2,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
+#include "megatron/config/megatron_flags.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 
@@ -17,7 +18,8 @@ bool is_short_option(const std::string& word) {
 
 class WordParser {
  public:
-  explicit WordParser(const Fields& fields) : fields_(fields.fields) {
+  /// `of_a_run`: the job takes Megatron-LM's flags for training.
+  WordParser(const Fields& fields, bool of_a_run) : fields_(fields.fields), of_a_run_(of_a_run) {
     for (std::size_t i = 0; i < fields_.size(); ++i) {
       by_name_.emplace(normalized(fields_[i].path), i);
       for (const std::string& alias : fields_[i].aliases) by_name_.emplace(normalized(alias), i);
@@ -68,6 +70,13 @@ class WordParser {
     }
     std::vector<std::string> values;
     if (equals != std::string::npos) values.push_back(word.substr(equals + 1));
+    const MegatronFlag* const megatrons =
+        of_a_run_ && found == by_name_.end() ? megatron_flag(normalized(typed)) : nullptr;
+    if (megatrons != nullptr) {
+      const bool more = next < words.size() && !starts_with_dashes(words[next]);
+      if (equals == std::string::npos && megatrons->takes_value && more) ++next;
+      return report(rule_got_fix("this flag of Megatron-LM is not supported.", "--" + typed, megatrons->fix));
+    }
     if (found == by_name_.end()) {
       while (next < words.size() && !starts_with_dashes(words[next]) && !is_short_option(words[next]))
         ++next;  // its values, whatever they were meant for
@@ -130,16 +139,25 @@ class WordParser {
   void report(const std::string& message) { errors_ += (errors_.empty() ? "" : "\n") + message; }
 
   const std::vector<Field>& fields_;
+  const bool of_a_run_;
   std::map<std::string, std::size_t> by_name_;  ///< normalized path or alias -> index into fields_
   std::map<std::size_t, Value> pending_;
   std::string errors_;
   bool help_requested_ = false;
 };
 
+/// The one positional word of a command that takes a recipe. Throws ConfigError with the usage unless there is one.
+std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage) {
+  if (positional.size() == 1) return positional[0];
+  std::string got = positional.empty() ? "none" : "";
+  for (const std::string& word : positional) got += (got.empty() ? "" : " ") + word;
+  throw ConfigError(rule_got_fix("this job takes one recipe, a TOML file.", got, usage.substr(0, usage.find('\n'))));
+}
+
 }  // namespace
 
 std::vector<std::string> parse_words(Fields fields, const std::vector<std::string>& words, const std::string& usage) {
-  WordParser parser(fields);
+  WordParser parser(fields, false);
   std::vector<std::string> positional = parser.parse(words);
   if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
   if (!parser.errors().empty()) throw ConfigError(parser.errors());
@@ -147,11 +165,21 @@ std::vector<std::string> parse_words(Fields fields, const std::vector<std::strin
   return positional;
 }
 
-std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage) {
-  if (positional.size() == 1) return positional[0];
-  std::string got = positional.empty() ? "none" : "";
-  for (const std::string& word : positional) got += (got.empty() ? "" : " ") + word;
-  throw ConfigError(rule_got_fix("this job takes one recipe, a TOML file.", got, usage.substr(0, usage.find('\n'))));
+std::string parse_recipe_words(Fields fields, Fields recipe, const std::vector<std::string>& words,
+                               const std::string& usage) {
+  WordParser parser(fields, true);
+  const std::vector<std::string> positional = parser.parse(words);
+  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
+  std::string errors = parser.errors(), path;
+  try {
+    path = only_recipe(positional, usage);
+    read_toml_file(std::move(recipe), path);
+  } catch (const ConfigError& error) {
+    errors += (errors.empty() ? "" : "\n") + std::string(error.what());
+  }
+  if (!errors.empty()) throw ConfigError(errors);
+  parser.commit();
+  return path;
 }
 
 }  // namespace megatron::config

@@ -112,8 +112,11 @@ std::string help_text(const Fields& fields, const std::string& usage);
 /// Options by section as Markdown tables: docs/config.md.
 std::string to_markdown(const Fields& fields);
 
-/// The one positional word of a command that takes a recipe. Throws ConfigError with the usage unless there is one.
-std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage);
+/// For jobs that take one recipe: sets `recipe`, some or all of `fields`, from the TOML file that the only positional
+/// word names, then `fields` from the other words, and returns the file's path. Wrong words and wrong keys are reported
+/// together; known flags of Megatron-LM that are no option here are answered with what to write instead.
+std::string parse_recipe_words(Fields fields, Fields recipe, const std::vector<std::string>& words,
+                               const std::string& usage);
 
 /// Sets `options` from command-line words; see parse_words.
 template <class Options>
@@ -122,16 +125,10 @@ std::vector<std::string> parse_command_line(Options& options, const std::vector<
   return parse_words(fields_of(options), words, usage);
 }
 
-/// For jobs that take one recipe: reads the recipe named by the only positional word, then sets the options of the
-/// other words over it. Returns the recipe's path.
+/// Sets `options` from a recipe and command-line words; see parse_recipe_words.
 template <class Options>
 std::string parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage) {
-  Options from_words_alone;
-  const std::vector<std::string> positional = parse_command_line(from_words_alone, words, usage);
-  const std::string recipe = only_recipe(positional, usage);
-  read_toml_file(fields_of(options), recipe);
-  parse_command_line(options, words, usage);
-  return recipe;
+  return parse_recipe_words(fields_of(options), fields_of(options), words, usage);
 }
 
 /// The same for a job with options of its own beside the recipe's: only `options.*recipe` is read from the file.
@@ -139,11 +136,7 @@ std::string parse_recipe_command(Options& options, const std::vector<std::string
 template <class Options, class Recipe>
 std::string parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,
                                  const std::string& usage) {
-  Options from_words_alone;
-  const std::string path = only_recipe(parse_command_line(from_words_alone, words, usage), usage);
-  read_toml_file(fields_of(options.*recipe), path);
-  parse_command_line(options, words, usage);
-  return path;
+  return parse_recipe_words(fields_of(options), fields_of(options.*recipe), words, usage);
 }
 
 template <class Options>

@@ -25,17 +25,21 @@ struct ModelConfig {
   void visit(auto& v) {
     v("num_layers", num_layers, "Transformer layers.", "num-layers");
     v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size");
-    v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.", "num-attention-heads");
+    v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.",
+      "num-attention-heads");
     v("ffn_hidden_size", ffn_hidden_size, "Width of the MLP; 0: 4 x hidden_size.", "ffn-hidden-size");
-    v("max_position_embeddings", max_position_embeddings, "Learned positions; 0: data.seq_length.", "max-position-embeddings");
+    v("max_position_embeddings", max_position_embeddings, "Learned positions; 0: data.seq_length.",
+      "max-position-embeddings");
     v("vocab_size", vocab_size, "Tokens of the vocabulary; 0: the tokenizer's.", "vocab-size");
     v("make_vocab_size_divisible_by", make_vocab_size_divisible_by,
-      "Rows of the embedding are padded to a multiple of this; padding never takes part.", "make-vocab-size-divisible-by");
+      "Rows of the embedding are padded to a multiple of this; padding never takes part.",
+      "make-vocab-size-divisible-by");
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance in layer normalization.", "norm-epsilon");
     v("gelu", gelu, "tanh (Megatron's fused bias-GELU) or erf (exact).");
-    v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).", "init-method-std");
+    v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
+      "init-method-std");
     v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout");
     v("attention_dropout", attention_dropout, "Dropout of attention probabilities.", "attention-dropout");
   }
@@ -52,14 +56,17 @@ struct ParallelConfig {
   double timeout_s = 600;
 
   void visit(auto& v) {
-    v("world_size", world_size, "Ranks to start on this machine; 0: the launcher's, or one. Under torchrun, mpirun or Slurm theirs holds.", "world-size");
+    v("world_size", world_size,
+      "Ranks to start on this machine; 0: the launcher's, or one. Under torchrun, mpirun or Slurm theirs holds.",
+      "world-size");
     v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp");
     v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp");
-    v("launch", launch, "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch");
+    v("launch", launch,
+      "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch");
     v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend");
     v("device", device, "cpu or cuda.", "device");
     v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.");
-    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.", "distributed-timeout-seconds");
+    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.");
   }
 };
 
@@ -75,12 +82,16 @@ struct DataConfig {
 
   void visit(auto& v) {
     v("data_path", data_path, "Prefix of the .bin/.idx pair to train on.", "data-path");
-    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).", "tokenizer-model", "tokenizer");
+    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).", "tokenizer-model",
+      "tokenizer");
     v("split", split, "Shares of documents for training, validation and test.", "split");
     v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
-    v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/GPTDataset_indices beside the data.", "data-cache-path");
-    v("reset_position_ids", reset_position_ids, "Count positions from 0 again after each end of document.", "reset-position-ids");
-    v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.", "reset-attention-mask");
+    v("data_cache_path", data_cache_path,
+      "Folder of the sample indices; empty: cache/GPTDataset_indices beside the data.", "data-cache-path");
+    v("reset_position_ids", reset_position_ids, "Count positions from 0 again after each end of document.",
+      "reset-position-ids");
+    v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
+      "reset-attention-mask");
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
   }
 };
@@ -126,10 +137,13 @@ struct ScheduleConfig {
     v("lr_decay_style", lr_decay_style, "constant, linear, cosine, inverse-square-root or WSD.", "lr-decay-style");
     v("lr_decay_samples", lr_decay_samples, "Samples until min_lr; 0: the whole run.", "lr-decay-samples");
     v("lr_warmup_samples", lr_warmup_samples, "Samples of linear warm-up.", "lr-warmup-samples");
-    v("lr_warmup_fraction", lr_warmup_fraction, "Warm-up as a share of the decay; used where lr_warmup_samples is 0.", "lr-warmup-fraction");
+    v("lr_warmup_fraction", lr_warmup_fraction, "Warm-up as a share of the decay; used where lr_warmup_samples is 0.",
+      "lr-warmup-fraction");
     v("lr_wsd_decay_samples", lr_wsd_decay_samples, "WSD: samples of the final decay.", "lr-wsd-decay-samples");
-    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: linear, cosine, exponential or minus_sqrt.", "lr-wsd-decay-style");
-    v("rampup_batch_size", rampup_batch_size, "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size");
+    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: linear, cosine, exponential or minus_sqrt.",
+      "lr-wsd-decay-style");
+    v("rampup_batch_size", rampup_batch_size,
+      "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size");
   }
 };
 
@@ -152,7 +166,8 @@ struct TrainConfig {
     v("out", out, "The run's folder: recipe, metrics, checkpoints.");
     v("train_iters", train_iters, "Steps of the run.", "train-iters");
     v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.", "micro-batch-size");
-    v("global_batch_size", global_batch_size, "Samples of a step over all ranks; 0: micro_batch_size x dp.", "global-batch-size");
+    v("global_batch_size", global_batch_size, "Samples of a step over all ranks; 0: micro_batch_size x dp.",
+      "global-batch-size");
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
     v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters");
     v("seed", seed, "Seed of weights, dropout and data order.", "seed");
@@ -172,7 +187,8 @@ struct CheckpointConfig {
   std::int64_t keep_last = 2;
 
   void visit(auto& v) {
-    v("load", load, "Folder to start from; empty: train.out, if it holds a checkpoint.", "load");
+    v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.",
+      "load");
     v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save");
     v("save_interval", save_interval, "Steps between checkpoints; 0: at the end alone.", "save-interval");
     v("keep_last", keep_last, "Checkpoints to keep; 0: all.");

@@ -6,7 +6,7 @@
 
 #include "megatron/config/options.h"
 
-// Values of options as text; used by the sources of this folder.
+// Values of options as text.
 namespace megatron::config {
 
 /// A value that waits to be assigned: the alternatives of FieldValue, in the same order.

@@ -19,9 +19,17 @@ double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_
   return 6 * tokens * matrices + 6 * tokens * length * h * layers;
 }
 
+std::int64_t element_bytes(const config::RunConfig& config) { return config.train.dtype == "fp64" ? 8 : 4; }
+
+std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp) {
+  if (!optimizer.overlap_grad_reduce) return 0;
+  if (optimizer.bucket_size > 0) return optimizer.bucket_size;
+  return std::max<std::int64_t>(40'000'000, std::int64_t{1'000'000} * dp);
+}
+
 MemoryPlan memory_plan(const config::RunConfig& config, const GptShape& shape, int tp_rank) {
   const int tp = config.parallel.tp;
-  const std::int64_t element = config.train.dtype == "fp64" ? 8 : 4;
+  const std::int64_t element = element_bytes(config);
   MemoryPlan memory;
   std::int64_t elements = 0;
   for (const ParameterSpec& spec : gpt_parameters(shape, tp, tp_rank)) elements += spec.local_size();

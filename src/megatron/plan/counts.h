@@ -15,6 +15,13 @@ std::int64_t parameter_count(const GptShape& shape);
 /// output layer counts its padded rows. What is computed again in backward does not count.
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
 
+/// Bytes of one element of parameters, gradients and activations: train.dtype.
+std::int64_t element_bytes(const config::RunConfig& config);
+
+/// Elements at which a bucket of gradients closes, as buffer_layout() takes it: optimizer.bucket_size, or Megatron's
+/// default of max(40 M, 1 M x dp). 0, one bucket, without overlap: there is nothing to gain from several reductions.
+std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp);
+
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
 /// tensors that forward keeps for backward, without the workspace of single operators.
 struct MemoryPlan {

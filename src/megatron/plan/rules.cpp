@@ -1,11 +1,15 @@
 #include "megatron/plan/rules.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
+#include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
 #include "megatron/base/progress.h"
+#include "megatron/data/split.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
 
 namespace megatron::plan {
 namespace {
@@ -18,21 +22,35 @@ constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1
 /// Gathers violations, so that the user sees all of them at once.
 class Rules {
  public:
+  Rules() : fields_(config::fields_of(defaults_)) {}
+  Rules(const Rules&) = delete;
+  Rules& operator=(const Rules&) = delete;
+
   void require(bool ok, const std::string& rule, const std::string& got, const std::string& fix = "") {
     if (!ok) add(rule_got_fix(rule, got, fix));
   }
+  /// A rule that one option breaks by itself: its default is a fix.
+  void option(const char* option, bool ok, const std::string& rule, const std::string& got) {
+    if (!ok) add(rule_got_fix(concat(option, " ", rule), got, default_of(option)));
+  }
   template <class T>
-  void range(const char* option, T value, T low, T high) {
-    require(value >= low && value <= high, concat(option, " must be from ", low, " to ", high, "."), concat(value));
+  void range(const char* name, T value, T low, T high) {
+    const std::string rule = concat("must be from ", low, " to ", high, ".");
+    if (value > high)
+      add(rule_got_fix(concat(name, " ", rule), concat(value), concat("--", name, " ", high, " (the largest)")));
+    else
+      option(name, value >= low, rule, concat(value));
   }
-  void at_least(const char* option, std::int64_t value, std::int64_t low) {
-    require(value >= low, concat(option, " must be at least ", low, "."), concat(value));
+  void at_least(const char* name, std::int64_t value, std::int64_t low) {
+    option(name, value >= low, concat("must be at least ", low, "."), concat(value));
   }
-  void one_of(const char* option, const std::string& value, const std::vector<std::string>& allowed) {
+  void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
     std::string list;
-    for (const std::string& name : allowed) list += (list.empty() ? "" : ", ") + name;
-    require(std::find(allowed.begin(), allowed.end(), value) != allowed.end(),
-            concat(option, " must be one of ", list, "."), "'" + value + "'");
+    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+    const std::string near = nearest_name(value, allowed);
+    add(rule_got_fix(concat(name, " must be one of ", list, "."), "'" + value + "'",
+                     near.empty() ? default_of(name) : concat("--", name, " ", near)));
   }
   /// Runs a function that throws ConfigError for a violation.
   template <class F>
@@ -54,8 +72,22 @@ class Rules {
     if (violations_.find(violation) != std::string::npos) return;  // a derived value ran into the same
     violations_ += (violations_.empty() ? "" : "\n") + violation;
   }
+  std::string default_of(const std::string& option) const {
+    for (const config::Field& field : fields_.fields)
+      if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
+    throw std::logic_error("no option is named " + option);
+  }
+
+  config::RunConfig defaults_;
+  config::Fields fields_;  ///< of defaults_
   std::string violations_;
 };
+
+/// The next width above the model's that its heads divide.
+std::int64_t width_for_heads(const config::ModelConfig& model) {
+  const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
+  return std::clamp<std::int64_t>(model.hidden_size, 0, kLargestWidth) / heads * heads + heads;
+}
 
 void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_layers", model.num_layers, 1, kMostLayers);
@@ -67,13 +99,14 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
   rules.require(model.num_attention_heads < 1 || model.hidden_size % model.num_attention_heads == 0,
                 "model.hidden_size must divide by model.num_attention_heads.",
-                concat(model.hidden_size, " and ", model.num_attention_heads));
-  rules.require(model.layernorm_epsilon > 0, "model.layernorm_epsilon must be above 0.",
-                concat(model.layernorm_epsilon));
+                concat(model.hidden_size, " and ", model.num_attention_heads),
+                concat("--model.hidden_size ", width_for_heads(model)));
+  rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
+               concat(model.layernorm_epsilon));
   rules.one_of("model.gelu", model.gelu, {"tanh", "erf"});
   rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
   const auto probability = [&](const char* option, double p) {
-    rules.require(p >= 0 && p < 1, concat(option, " must be from 0 to below 1."), concat(p));
+    rules.option(option, p >= 0 && p < 1, "must be from 0 to below 1.", concat(p));
   };
   probability("model.hidden_dropout", model.hidden_dropout);
   probability("model.attention_dropout", model.attention_dropout);
@@ -85,7 +118,7 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
   rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
   rules.range("parallel.threads_per_rank", parallel.threads_per_rank, 0, 1 << 12);
-  rules.require(parallel.timeout_s > 0, "parallel.timeout_s must be above 0.", concat(parallel.timeout_s));
+  rules.range("parallel.timeout_s", parallel.timeout_s, 1e-3, 1e7);
   rules.one_of("parallel.launch", parallel.launch, {"auto", "threads", "processes"});
   rules.one_of("parallel.backend", parallel.backend, {"auto", "local", "gloo", "nccl"});
   rules.one_of("parallel.device", parallel.device, {"cpu", "cuda"});
@@ -97,21 +130,12 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
                 "--parallel.backend gloo");
 }
 
-/// "969,30,1": one to three shares, none negative, not all 0.
 bool is_split(const std::string& split) {
-  double sum = 0;
-  int count = 0;
-  const char* at = split.data();
-  const char* const end = at + split.size();
-  while (true) {
-    while (at != end && *at == ' ') ++at;
-    double share = 0;
-    const auto [next, error] = std::from_chars(at, end, share);
-    if (error != std::errc() || !(share >= 0) || share > 1e15 || ++count > 3) return false;
-    sum += share;
-    at = next;
-    if (at == end) return sum > 0;
-    if (*at++ != ',') return false;
+  try {
+    data::split_shares(split);
+    return true;
+  } catch (const ConfigError&) {
+    return false;  // said together with the other broken rules
   }
 }
 
@@ -121,27 +145,27 @@ void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules
                   concat(data.data_path.size(), " prefixes"));
     rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none");
   }
-  rules.require(is_split(data.split), "data.split must be up to three shares >= 0, joined by commas, not all 0.",
-                "'" + data.split + "'", "969,30,1");
+  rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
+                "969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
 }
 
 void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
   const auto decay = [&](const char* option, double value) {
-    rules.require(value >= 0 && value < 1, concat(option, " must be from 0 to below 1."), concat(value));
+    rules.option(option, value >= 0 && value < 1, "must be from 0 to below 1.", concat(value));
   };
   decay("optimizer.adam_beta1", optimizer.adam_beta1);
   decay("optimizer.adam_beta2", optimizer.adam_beta2);
-  rules.require(optimizer.adam_eps > 0, "optimizer.adam_eps must be above 0.", concat(optimizer.adam_eps));
-  rules.require(optimizer.weight_decay >= 0, "optimizer.weight_decay must be at least 0.",
-                concat(optimizer.weight_decay));
-  rules.require(optimizer.clip_grad >= 0, "optimizer.clip_grad must be at least 0.", concat(optimizer.clip_grad));
+  rules.option("optimizer.adam_eps", optimizer.adam_eps > 0, "must be above 0.", concat(optimizer.adam_eps));
+  rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
+               concat(optimizer.weight_decay));
+  rules.option("optimizer.clip_grad", optimizer.clip_grad >= 0, "must be at least 0.", concat(optimizer.clip_grad));
   rules.one_of("optimizer.clip_norm", optimizer.clip_norm, {"l2", "inf"});
   rules.at_least("optimizer.bucket_size", optimizer.bucket_size, 0);
 }
 
 void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
-  rules.require(schedule.lr >= 0, "schedule.lr must be at least 0.", concat(schedule.lr));
+  rules.option("schedule.lr", schedule.lr >= 0, "must be at least 0.", concat(schedule.lr));
   const auto up_to_peak = [&](const char* option, double value) {
     rules.require(value >= 0 && value <= schedule.lr, concat(option, " must be from 0 to schedule.lr."),
                   concat(value, ", schedule.lr ", schedule.lr));
@@ -164,7 +188,7 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
 }
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
-  rules.require(!train.out.empty(), "train.out must name the run's folder.", "nothing");
+  rules.option("train.out", !train.out.empty(), "must name the run's folder.", "nothing");
   rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
   rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
   rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
@@ -174,10 +198,11 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
-                "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed));
+                "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed),
+                concat("--train.seed ", train.seed % (std::uint64_t{1} << 32)));
   rules.one_of("train.dtype", train.dtype, {"fp32", "fp64"});
-  rules.require(train.label_smoothing >= 0 && train.label_smoothing < 1,
-                "train.label_smoothing must be from 0 to below 1.", concat(train.label_smoothing));
+  rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
+               "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
   rules.one_of("train.kernels", train.kernels, {"auto", "avx512", "avx2", "reference"});
 }

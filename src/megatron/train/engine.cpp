@@ -1,8 +1,7 @@
 #include "megatron/train/engine.h"
 
-#include <algorithm>
-
 #include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/counts.h"
 
 namespace megatron::train {
 namespace {
@@ -22,12 +21,7 @@ model::GptOptions model_options(const plan::ResolvedRun& run) {
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
-  const int dp = context.grid().size(plan::Axis::Dp);
-  // Without overlap there is nothing to gain from more than one reduction.
-  std::int64_t bucket_size = 0;
-  if (config.optimizer.overlap_grad_reduce)
-    bucket_size = config.optimizer.bucket_size > 0 ? config.optimizer.bucket_size
-                                                   : std::max<std::int64_t>(40'000'000, std::int64_t{1'000'000} * dp);
+  const auto bucket_size = plan::bucket_elements(config.optimizer, context.grid().size(plan::Axis::Dp));
   auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp));
   auto layout = plan::buffer_layout(specs, bucket_size);
   return {std::move(specs), std::move(layout), scalar_type(config), context.device(), config.train.seed};

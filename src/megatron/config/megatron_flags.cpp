@@ -1,0 +1,70 @@
+#include "megatron/config/megatron_flags.h"
+
+#include <algorithm>
+
+namespace megatron::config {
+namespace {
+
+constexpr const char* kLeaveOut = "leave it out";
+constexpr const char* kTensorAndData = "leave it out; ranks are split by --tp and --dp";
+constexpr const char* kFullPrecision = "leave it out; --train.dtype is fp32 or fp64";
+constexpr const char* kOneModel = "leave it out; the model is GPT-2's: learned positions, LayerNorm, GELU, biases";
+constexpr const char* kMetrics = "leave it out; metrics.jsonl in --train.out has the figures";
+
+constexpr MegatronFlag kFlags[] = {
+    {"pipeline-model-parallel-size", true, kTensorAndData},
+    {"num-layers-per-virtual-pipeline-stage", true, kTensorAndData},
+    {"context-parallel-size", true, kTensorAndData},
+    {"expert-model-parallel-size", true, kTensorAndData},
+    {"sequence-parallel", false, kTensorAndData},
+    {"use-distributed-optimizer", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
+    {"overlap-param-gather", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
+    {"bf16", false, kFullPrecision},
+    {"fp16", false, kFullPrecision},
+    {"loss-scale", true, kFullPrecision},
+    {"initial-loss-scale", true, kFullPrecision},
+    {"accumulate-allreduce-grads-in-fp32", false, kFullPrecision},
+    {"attention-softmax-in-fp32", false, kFullPrecision},
+    {"lr-warmup-iters", true, "--lr-warmup-samples, iterations x global batch"},
+    {"lr-decay-iters", true, "--lr-decay-samples, iterations x global batch"},
+    {"lr-wsd-decay-iters", true, "--lr-wsd-decay-samples, iterations x global batch"},
+    {"train-samples", true, "--train-iters, samples / global batch"},
+    {"encoder-num-layers", true, "--num-layers"},
+    {"encoder-seq-length", true, "--seq-length"},
+    {"vocab-file", true, "--tokenizer, the folder of vocabulary and merges"},
+    {"merge-file", true, "--tokenizer, the folder of vocabulary and merges"},
+    {"tokenizer-type", true, "leave it out; the files that --tokenizer names say it"},
+    {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
+    {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
+    {"num-workers", true, "leave it out; samples are read from mapped memory"},
+    {"optimizer", true, "leave it out; it is AdamW"},
+    {"normalization", true, kOneModel},
+    {"position-embedding-type", true, kOneModel},
+    {"swiglu", false, kOneModel},
+    {"group-query-attention", false, kOneModel},
+    {"num-query-groups", true, kOneModel},
+    {"disable-bias-linear", false, kOneModel},
+    {"transformer-impl", true, kLeaveOut},
+    {"use-mcore-models", false, kLeaveOut},
+    {"use-flash-attn", false, kLeaveOut},
+    {"attention-backend", true, kLeaveOut},
+    {"recompute-activations", false, kLeaveOut},
+    {"recompute-granularity", true, kLeaveOut},
+    {"ckpt-format", true, "leave it out; checkpoints are safetensors in any layout"},
+    {"use-checkpoint-args", false, kLeaveOut},
+    {"exit-interval", true, "--train-iters; SIGTERM saves and ends a run"},
+    {"exit-duration-in-mins", true, "leave it out; SIGTERM saves and ends a run"},
+    {"tensorboard-dir", true, kMetrics},
+    {"wandb-project", true, kMetrics},
+    {"log-throughput", false, kMetrics},
+};
+
+}  // namespace
+
+const MegatronFlag* megatron_flag(const std::string& name) {
+  const auto* const found =
+      std::find_if(std::begin(kFlags), std::end(kFlags), [&](const MegatronFlag& flag) { return name == flag.name; });
+  return found == std::end(kFlags) ? nullptr : found;
+}
+
+}  // namespace megatron::config

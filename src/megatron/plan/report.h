@@ -1,0 +1,18 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "megatron/plan/rules.h"
+
+// What `megatron plan` prints: everything that the ranks of a run will do, as data.
+namespace megatron::plan {
+
+/// The whole plan, nothing left out: groups by name, each parameter with its slices, where each gradient lies, which
+/// samples each rank computes in the first step, memory by rank, arithmetic. Positions and lengths are elements,
+/// ranges are [begin, end). Of a step of more than 65536 samples, the first microbatches alone are listed.
+nlohmann::json report(const ResolvedRun& run);
+
+/// The same for a reader: equal layers once, long lists by their beginning.
+std::string report_text(const ResolvedRun& run);
+
+}  // namespace megatron::plan

@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/plan/report.h"
+
+namespace megatron::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kShown = 4;  // entries of a list
+
+std::string row(const std::string& name, const std::string& value, std::size_t width = 20) {
+  return "  " + name + std::string(name.size() < width ? width - name.size() : 0, ' ') + " " + value + "\n";
+}
+
+/// The first entries of a list by `text_of`, and that there are more.
+template <class TextOf>
+std::string beginning(const json& list, std::size_t shown, const TextOf& text_of) {
+  std::string out;
+  for (std::size_t i = 0; i < std::min(shown, list.size()); ++i) out += (i > 0 ? " " : "") + text_of(list[i]);
+  return out + (list.size() > shown ? " …" : "");
+}
+
+std::string numbers(const json& list) {
+  return "[" + beginning(list, 2 * kShown, [](const json& n) { return n.dump(); }) + "]";
+}
+
+std::string model_text(const ResolvedRun& run, const json& all) {
+  const GptShape& shape = run.shape;
+  return "model\n" +
+         row("parameters", concat(human_count(all["parameters"]), " (", all["parameters"].get<std::int64_t>(), ")")) +
+         row("shape", concat(shape.num_layers, " layers, width ", shape.hidden, ", ", shape.num_heads, " heads, MLP ",
+                             shape.ffn_hidden, ", ", shape.max_positions, " positions")) +
+         row("vocabulary", concat(shape.vocab, " tokens in ", shape.padded_vocab, " rows"));
+}
+
+std::string step_text(const ResolvedRun& run, const json& all) {
+  const config::RunConfig& config = run.config;
+  return "step\n" +
+         row("batch", concat(config.train.global_batch_size, " samples of ", config.data.seq_length, " tokens, ",
+                             run.microbatches_per_step, " microbatches of ", config.train.micro_batch_size,
+                             " on each of dp ", run.grid.size(Axis::Dp))) +
+         row("arithmetic", human_count(all["flops_per_step"]) + "FLOP") +
+         row("run", concat(config.train.train_iters, " steps, ", human_count(all["train_samples"]), " samples, ",
+                           human_count(all["train_tokens"]), " tokens"));
+}
+
+std::string groups_text(const ResolvedRun& run, const json& groups) {
+  std::string out = concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), " x dp ",
+                           run.grid.size(Axis::Dp), "\n");
+  for (const char* name : {"tensor", "pipeline", "data", "model", "embedding", "position_embedding"})
+    out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
+                            beginning(groups[name], kShown, numbers)));
+  return out;
+}
+
+std::string slices_text(const json& parameter) {
+  if (parameter["split_dim"].is_null()) return "whole on every tp rank";
+  return concat("dim ", parameter["split_dim"].get<int>(),
+                " by tp rank: ", beginning(parameter["slices"], kShown, [](const json& s) {
+                  return concat(s[0].get<std::int64_t>(), "-", s[1].get<std::int64_t>());
+                }));
+}
+
+/// Layers are alike: what layer 0 has stands for all of them.
+std::string parameters_text(const ResolvedRun& run, const json& parameters) {
+  constexpr std::size_t kWidth = 58;
+  const std::string first = "decoder.layers.0.", any = "decoder.layers.";
+  std::string out = "parameters: shape, and [begin, end) of each slice\n";
+  for (const json& parameter : parameters) {
+    std::string name = parameter["name"];
+    if (name.starts_with(first))
+      name = concat(any, "0-", run.shape.num_layers - 1, ".", name.substr(first.size()));
+    else if (name.starts_with(any))
+      continue;
+    out += row(name, concat(numbers(parameter["shape"]), " ", slices_text(parameter)), kWidth);
+  }
+  return out;
+}
+
+std::string buffer_text(const json& buffer) {
+  const double bytes = buffer["element_bytes"];
+  const json& buckets = buffer["buckets"];
+  std::string out = concat("gradient buffer of a rank: ", buffer["size"].get<std::int64_t>(), " elements, ",
+                           human_bytes(bytes * buffer["size"].get<double>()), ", filled from bucket 0 on\n");
+  for (std::size_t i = 0; i < std::min(2 * kShown, buckets.size()); ++i) {
+    const json& bucket = buckets[i];
+    const json& names = bucket["parameters"];
+    const std::int64_t begin = bucket["begin"], end = bucket["end"];
+    out +=
+        row(concat("bucket ", i), concat(begin, "-", end, ", ", human_bytes(bytes * static_cast<double>(end - begin)),
+                                         ", ", names.size(), " gradients: ", names.front().get<std::string>(),
+                                         names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
+  }
+  if (buckets.size() > 2 * kShown) out += row("…", concat(buckets.size(), " buckets in all"));
+  return out;
+}
+
+std::string first_step_text(const json& step) {
+  const auto microbatch = [](const json& samples) {
+    const std::int64_t first = samples.front(), last = samples.back();
+    return first == last ? concat("[", first, "]") : concat("[", first, "-", last, "]");
+  };
+  const json& samples = step["samples"];
+  std::string out =
+      concat("first step: numbers of its ", step["global_batch_size"].get<std::int64_t>(), " samples by microbatch\n");
+  for (std::size_t rank = 0; rank < std::min(kShown, samples.size()); ++rank)
+    out += row(concat("dp rank ", rank), beginning(samples[rank], kShown, microbatch));
+  if (samples.size() > kShown) out += row("…", concat("dp ", samples.size()));
+  return out;
+}
+
+std::string memory_text(const json& memory) {
+  std::string out = "memory of a rank (the largest)\n";
+  for (const char* kind : {"parameters", "gradients", "optimizer_state", "activations", "logits", "total"})
+    out += row(kind, human_bytes(static_cast<double>(
+                         std::max_element(memory[kind].begin(), memory[kind].end())->get<std::int64_t>())));
+  return out;
+}
+
+}  // namespace
+
+std::string report_text(const ResolvedRun& run) {
+  const json all = report(run);
+  return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) +
+         parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffer"]) +
+         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]);
+}
+
+}  // namespace megatron::plan

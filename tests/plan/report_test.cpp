@@ -1,0 +1,112 @@
+#include "megatron/plan/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/plan/golden.h"
+
+namespace megatron::plan {
+namespace {
+
+using nlohmann::json;
+
+/// 8 ranks, tp 2 x dp 4; two buckets or more; a batch of two microbatches on each rank.
+ResolvedRun small_run() {
+  config::RunConfig config;
+  config.model.num_layers = 3;
+  config.model.hidden_size = 64;
+  config.model.vocab_size = 500;
+  config.parallel.world_size = 8;
+  config.parallel.tp = 2;
+  config.optimizer.bucket_size = 50'000;
+  config.train.micro_batch_size = 3;
+  config.train.global_batch_size = 24;
+  return resolve(config);
+}
+
+TEST(Report, ReadsAsTheGoldenText) {
+  std::ifstream file(std::string(MEGATRON_TEST_FOLDER) + "/golden/plan/report.txt");
+  const std::string expected{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(report_text(small_run()), expected);
+}
+
+TEST(Report, CutsEveryParameterIntoSlicesThatCoverIt) {
+  const ResolvedRun run = small_run();
+  const json all = report(run);
+  std::int64_t elements = 0;
+  for (const json& parameter : all["parameter_slices"]) {
+    std::int64_t size = 1;
+    for (const std::int64_t extent : parameter["shape"]) size *= extent;
+    elements += size;
+    if (parameter["split_dim"].is_null()) continue;
+    std::int64_t covered = 0;
+    for (const json& slice : parameter["slices"]) {
+      EXPECT_EQ(slice[0], covered) << parameter;
+      covered = slice[1];
+    }
+    EXPECT_EQ(covered, parameter["shape"][parameter["split_dim"].get<std::size_t>()]) << parameter;
+    EXPECT_EQ(parameter["slices"].size(), 2u) << parameter;
+  }
+  EXPECT_EQ(elements, all["parameters"]);
+}
+
+TEST(Report, PlacesEveryGradientInOneBucket) {
+  const json all = report(small_run());
+  const json& buffer = all["gradient_buffer"];
+  std::set<std::string> in_buckets, in_slots, parameters;
+  std::int64_t at = 0;
+  for (const json& bucket : buffer["buckets"]) {
+    EXPECT_EQ(bucket["begin"], at);
+    at = bucket["end"];
+    for (const std::string name : bucket["parameters"]) EXPECT_TRUE(in_buckets.insert(name).second) << name;
+  }
+  EXPECT_EQ(at, buffer["size"]);
+  EXPECT_GE(buffer["buckets"].size(), 2u);
+  for (const json& slot : buffer["slots"]) {
+    in_slots.insert(slot["name"]);
+    const json& bucket = buffer["buckets"][slot["bucket"].get<std::size_t>()];
+    EXPECT_GE(slot["begin"], bucket["begin"]);
+    EXPECT_LE(slot["end"], bucket["end"]);
+  }
+  for (const json& parameter : all["parameter_slices"]) parameters.insert(parameter["name"]);
+  EXPECT_EQ(in_buckets, parameters);
+  EXPECT_EQ(in_slots, parameters);
+}
+
+TEST(Report, GivesEverySampleOfTheFirstStepToOneRank) {
+  std::set<std::int64_t> seen;
+  const json step = report(small_run())["first_step"];
+  ASSERT_EQ(step["samples"].size(), 4u);
+  for (const json& rank : step["samples"]) {
+    EXPECT_EQ(rank.size(), step["microbatches"]);
+    for (const json& microbatch : rank)
+      for (const std::int64_t sample : microbatch) EXPECT_TRUE(seen.insert(sample).second) << sample;
+  }
+  EXPECT_EQ(seen.size(), 24u);
+  EXPECT_EQ(*seen.rbegin(), 23);
+}
+
+TEST(Report, StartsWhereABatchThatGrowsDoes) {
+  config::RunConfig config = small_run().config;
+  config.schedule.rampup_batch_size = {12, 12, 1000};
+  EXPECT_EQ(report(resolve(config))["first_step"]["global_batch_size"], 12);
+}
+
+TEST(Report, StaysSmallWhereTheBatchIsHuge) {
+  config::RunConfig config = small_run().config;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = 1 << 30;
+  config.train.train_iters = 1;
+  const json step = report(resolve(config))["first_step"];
+  EXPECT_EQ(step["microbatches"], 1 << 28);
+  EXPECT_LE(step["samples"][0].size(), 1u << 16);
+  EXPECT_EQ(step["samples"][3][1], json({7}));
+}
+
+}  // namespace
+}  // namespace megatron::plan
