@@ -3,7 +3,9 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -138,6 +140,21 @@ TEST(ConfigureThread, FlushesDenormalsInTheThreadThatAsks) {
     volatile float denormal = 1e-38f;
     EXPECT_EQ(denormal * 0.1f, 0.0f);
   }).join();
+}
+
+TEST(ConfigureThread, FlushesDenormalsInItsOpenMpWorkers) {
+  std::thread([] {  // a thread without workers as yet
+    configure_thread(2);
+    std::array<float, 2> results{1, 1};
+#pragma omp parallel num_threads(2)
+    {
+      volatile float denormal = 1e-38f;
+      results[static_cast<std::size_t>(omp_get_thread_num())] = denormal * 0.1f;
+    }
+    EXPECT_EQ(results[0], 0.0f) << "the thread itself";
+    EXPECT_EQ(results[1], 0.0f) << "its worker";
+  })
+      .join();
 }
 
 }  // namespace

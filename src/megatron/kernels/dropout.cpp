@@ -14,10 +14,10 @@ namespace megatron::kernels {
 namespace {
 
 template <class T>
-void write_mask(const std::vector<std::uint32_t>& words, const Dropout& dropout, T* out) {
+void write_mask(const std::uint32_t* words, std::size_t count, const Dropout& dropout, T* out) {
   const std::uint32_t threshold = dropout_threshold(dropout.p);
   const T keep = static_cast<T>(dropout.p < 1 ? 1.0 / (1.0 - dropout.p) : 0.0);
-  for (std::size_t i = 0; i < words.size(); ++i) out[i] = words[i] >= threshold ? keep : T{0};
+  for (std::size_t i = 0; i < count; ++i) out[i] = words[i] >= threshold ? keep : T{0};
 }
 
 /// Rows of `count` mask elements; row r belongs to sample_of(r) and begins with element first_of(r) of its stream.
@@ -26,14 +26,17 @@ at::Tensor mask_by_rows(const Dropout& dropout, at::IntArrayRef shape, at::Scala
                         const First& first_of) {
   at::Tensor mask = at::empty(shape, dtype);
   const std::int64_t count = shape.back(), rows = count > 0 ? mask.numel() / count : 0;
-  cpu::for_each_block(rows, [&](std::int64_t row, int) {
-    std::vector<std::uint32_t> words(static_cast<std::size_t>(count));
+  const auto length = static_cast<std::size_t>(count);
+  // A row for each thread: nothing may throw inside a parallel region.
+  std::vector<std::uint32_t> scratch(static_cast<std::size_t>(cpu::num_threads()) * length);
+  cpu::for_each_block(rows, [&](std::int64_t row, int thread) {
+    std::uint32_t* words = scratch.data() + static_cast<std::size_t>(thread) * length;
     cpu::random_words(dropout.key, static_cast<std::uint64_t>(sample_of(row)),
-                      static_cast<std::uint64_t>(first_of(row)), words.size(), words.data());
+                      static_cast<std::uint64_t>(first_of(row)), length, words);
     if (dtype == at::kDouble) {
-      write_mask(words, dropout, mask.mutable_data_ptr<double>() + row * count);
+      write_mask(words, length, dropout, mask.mutable_data_ptr<double>() + row * count);
     } else {
-      write_mask(words, dropout, mask.mutable_data_ptr<float>() + row * count);
+      write_mask(words, length, dropout, mask.mutable_data_ptr<float>() + row * count);
     }
   });
   return mask;

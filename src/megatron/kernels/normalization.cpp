@@ -22,12 +22,11 @@ constexpr std::int64_t kRowBlock = 32;  // rows that one thread takes at a time;
 
 std::int64_t row_blocks(std::int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
-/// Calls fn(row, thread-local words) for every row, in blocks.
+/// Calls fn(row, thread) for every row, in blocks.
 template <class Fn>
 void for_each_row(std::int64_t rows, const Fn& fn) {
-  cpu::for_each_block(row_blocks(rows), [&](std::int64_t block, int) {
-    std::vector<std::uint32_t> words;
-    for (std::int64_t row = block * kRowBlock; row < std::min(rows, (block + 1) * kRowBlock); ++row) fn(row, words);
+  cpu::for_each_block(row_blocks(rows), [&](std::int64_t block, int thread) {
+    for (std::int64_t row = block * kRowBlock; row < std::min(rows, (block + 1) * kRowBlock); ++row) fn(row, thread);
   });
 }
 
@@ -41,17 +40,17 @@ class RowMasks {
     if (dropout.p <= 0) return;
     ids_ = dropout.sample_ids.contiguous();
     features_ = dropout.features > 0 ? dropout.features : x_sbh.size(-1);
+    words_.resize(static_cast<std::size_t>(cpu::num_threads()) * count_);
   }
 
-  /// Draws the words of row p * b + i into `words`, which must outlive the result.
-  cpu::RowDropout row(std::int64_t row, std::vector<std::uint32_t>& words) const {
+  /// The mask of row p * b + i, which lasts until the thread's next call.
+  cpu::RowDropout row(std::int64_t row, int thread) {
     if (dropout_.p <= 0) return {nullptr, 0, 1.0f};
-    words.resize(count_);
+    std::uint32_t* words = words_.data() + static_cast<std::size_t>(thread) * count_;
     const std::int64_t first = (dropout_.position_offset + row / batch_) * features_ + dropout_.feature_offset;
     cpu::random_words(dropout_.key, static_cast<std::uint64_t>(ids_.const_data_ptr<std::int64_t>()[row % batch_]),
-                      static_cast<std::uint64_t>(first), count_, words.data());
-    return {words.data(), dropout_threshold(dropout_.p),
-            dropout_.p < 1 ? static_cast<float>(1.0 / (1.0 - dropout_.p)) : 0.0f};
+                      static_cast<std::uint64_t>(first), count_, words);
+    return {words, dropout_threshold(dropout_.p), dropout_.p < 1 ? static_cast<float>(1.0 / (1.0 - dropout_.p)) : 0.0f};
   }
 
  private:
@@ -59,6 +58,7 @@ class RowMasks {
   at::Tensor ids_;
   std::int64_t batch_, features_ = 0;
   std::size_t count_;
+  std::vector<std::uint32_t> words_;  ///< a row for each thread: nothing may throw inside a parallel region
 };
 
 /// target = beta * target + the sum of the rows of `partial` [blocks, count], summed in float64 and in order.
@@ -83,7 +83,7 @@ NormOutput layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
               *b = bias.const_data_ptr<float>();
   float *y = out.y.mutable_data_ptr<float>(), *mean = out.mean.mutable_data_ptr<float>();
   float* rstd = out.rstd.mutable_data_ptr<float>();
-  for_each_row(rows, [&](std::int64_t row, auto&) {
+  for_each_row(rows, [&](std::int64_t row, int) {
     const auto statistics = cpu::layer_norm_row(x_data + row * features, w, b, y + row * features,
                                                 static_cast<std::size_t>(features), static_cast<float>(eps));
     mean[row] = statistics.mean;
@@ -108,7 +108,7 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
   const float *w = weight.const_data_ptr<float>(),
               *past = residual_gradient.defined() ? residual_gradient.const_data_ptr<float>() : nullptr;
   float *dx_data = dx.mutable_data_ptr<float>(), *sums = partial.mutable_data_ptr<float>();
-  for_each_row(rows, [&](std::int64_t row, auto&) {
+  for_each_row(rows, [&](std::int64_t row, int) {
     const std::int64_t at = row * features;
     float* block_sums = sums + row / kRowBlock * 2 * features;
     cpu::layer_norm_backward_row(dy_data + at, x_data + at, {mean_data[row], rstd_data[row]}, w,
@@ -126,12 +126,12 @@ at::Tensor bias_dropout_add(at::Tensor x, const at::Tensor& bias, const at::Tens
     return reference::bias_dropout_add(std::move(x), bias, residual, dropout);
   }
   const std::int64_t features = x.size(-1);
-  const RowMasks masks(dropout, x);
+  RowMasks masks(dropout, x);
   float* x_data = x.mutable_data_ptr<float>();
   const float *r = residual.const_data_ptr<float>(), *b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
-  for_each_row(x.numel() / features, [&](std::int64_t row, auto& words) {
+  for_each_row(x.numel() / features, [&](std::int64_t row, int thread) {
     cpu::bias_dropout_add_row(x_data + row * features, b, r + row * features, static_cast<std::size_t>(features),
-                              masks.row(row, words));
+                              masks.row(row, thread));
   });
   return x;
 }
@@ -141,13 +141,13 @@ at::Tensor dropout_backward(const at::Tensor& dy, const Dropout& dropout) {
   if (dropout.p <= 0) return dy;
   if (!cpu::fast(dy) || dy.numel() == 0) return reference::dropout_backward(dy, dropout);
   const std::int64_t features = dy.size(-1);
-  const RowMasks masks(dropout, dy);
+  RowMasks masks(dropout, dy);
   at::Tensor dx = at::empty_like(dy);
   const float* from = dy.const_data_ptr<float>();
   float* to = dx.mutable_data_ptr<float>();
-  for_each_row(dy.numel() / features, [&](std::int64_t row, auto& words) {
+  for_each_row(dy.numel() / features, [&](std::int64_t row, int thread) {
     cpu::dropout_row(from + row * features, to + row * features, static_cast<std::size_t>(features),
-                     masks.row(row, words));
+                     masks.row(row, thread));
   });
   return dx;
 }
@@ -162,14 +162,14 @@ AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const 
   const std::int64_t features = x.size(-1), rows = x.numel() / features;
   const auto count = static_cast<std::size_t>(features);
   AddNormOutput out{x, at::empty_like(x), at::empty({rows}, x.options()), at::empty({rows}, x.options())};
-  const RowMasks masks(dropout, x);
+  RowMasks masks(dropout, x);
   float *x_data = x.mutable_data_ptr<float>(), *y = out.y.mutable_data_ptr<float>();
   float *mean = out.mean.mutable_data_ptr<float>(), *rstd = out.rstd.mutable_data_ptr<float>();
   const float *r = residual.const_data_ptr<float>(), *b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   const float *w = weight.const_data_ptr<float>(), *nb = norm_bias.const_data_ptr<float>();
-  for_each_row(rows, [&](std::int64_t row, auto& words) {
+  for_each_row(rows, [&](std::int64_t row, int thread) {
     const std::int64_t at = row * features;
-    cpu::bias_dropout_add_row(x_data + at, b, r + at, count, masks.row(row, words));
+    cpu::bias_dropout_add_row(x_data + at, b, r + at, count, masks.row(row, thread));
     const auto statistics = cpu::layer_norm_row(x_data + at, w, nb, y + at, count, static_cast<float>(eps));
     mean[row] = statistics.mean;
     rstd[row] = statistics.rstd;
@@ -184,7 +184,7 @@ void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy,
   const at::Tensor partial = at::zeros({blocks, features}, dy.options());
   const float* from = dy.const_data_ptr<float>();
   float* sums = partial.mutable_data_ptr<float>();
-  for_each_row(rows, [&](std::int64_t row, auto&) {
+  for_each_row(rows, [&](std::int64_t row, int) {
     cpu::add_run(sums + row / kRowBlock * features, from + row * features, static_cast<std::size_t>(features));
   });
   add_partial_sums(grad_bias, sums, blocks, features, beta);
