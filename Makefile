@@ -6,19 +6,20 @@ JOBS  := $(shell nproc)
 .PHONY: help setup configure build test-setup test-programs test quickstart gpu-check docs format tidy
 
 help:
-	@echo 'make quickstart  train a small GPT on this machine and print what it writes (QUICKSTART_TEXT=file: on your text)'
+	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
 	@echo 'make test        set up, build, run every test'
 	@echo 'make build       the program: $(BUILD)/megatron'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
 	@echo 'make docs        write the generated references again (docs/config.md)'
-	@echo 'make format      clang-format all sources;   make tidy: clang-tidy'
+	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
 
 setup:
 	@scripts/setup.sh
 
 configure: setup
-	@cmake --preset release $(if $(TORCH_DIR),-DTORCH_DIR=$(abspath $(TORCH_DIR))) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }; mv $(BUILD).log $(BUILD)/configure.log
+	@cmake --preset release -DTORCH_DIR=$(abspath $(TORCH_DIR)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@mv $(BUILD).log $(BUILD)/configure.log
 
 build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target megatron
@@ -41,8 +42,14 @@ gpu-check:
 docs: build
 	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md
 
+# Not installed by setup: nothing but these two targets needs them.
+needs = command -v $(1) >/dev/null || { \
+  printf '%s\n' 'make $@ needs $(1).' '  got:  no $(1) in PATH' '  fix:  apt-get install $(1)' >&2; exit 1; }
+
 format:
+	@$(call needs,clang-format)
 	@git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 clang-format -i
 
 tidy: configure
+	@$(call needs,clang-tidy)
 	@git ls-files -z 'src/*.cpp' 'app/*.cpp' | xargs -0 -n 4 -P $(JOBS) clang-tidy -p $(BUILD) --quiet

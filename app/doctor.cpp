@@ -89,13 +89,14 @@ json report() {
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
   const bool plugin = fs::exists(program.parent_path() / "libmegatron_cuda.so", ignored);
+  const json found = gpus();
   json backends = {"local", "gloo"};
-  if (plugin) backends.push_back("nccl");
+  if (plugin && !found.empty()) backends.push_back("nccl");
   return {{"cpu", line_of("/proc/cpuinfo", "model name")},
           {"cores", usable_cores()},
           {"instruction_sets", instruction_sets()},
           {"memory", memory()},
-          {"gpus", gpus()},
+          {"gpus", found},
           {"backends", backends},
           {"cuda_plugin", plugin},
           {"versions",
@@ -124,7 +125,10 @@ void print_human(const json& all) {
                                                           std::string("/sys/kernel/mm/transparent_hugepage/enabled")
                                                     : huge);
   row("GPUs", joined(all["gpus"]));
-  row("backends", joined(all["backends"]) + (all["cuda_plugin"] ? "" : " (no CUDA plugin beside the program)"));
+  const char* const why = !all["cuda_plugin"]   ? " (nccl: no CUDA plugin beside the program)"
+                          : all["gpus"].empty() ? " (nccl: the CUDA plugin is there, a GPU is not)"
+                                                : "";
+  row("backends", joined(all["backends"]) + why);
   for (const auto& [name, version] : all["versions"].items()) row(name.c_str(), version.get<std::string>());
 }
 

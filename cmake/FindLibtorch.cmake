@@ -1,4 +1,5 @@
-# libtorch_cpu and libc10 of the pip package (see docs/dependencies.md). -DTORCH_DIR=… or $TORCH_DIR names another copy.
+# libtorch_cpu and libc10 of the pip package (see docs/dependencies.md). -DTORCH_DIR=… names another copy, -DTORCH_DIR=
+# the pip package again; $TORCH_DIR is read when a build folder is first configured.
 set(TORCH_DIR "$ENV{TORCH_DIR}" CACHE PATH "Folder that holds include/ and lib/ of libtorch 2.11.0")
 if(NOT TORCH_DIR)
   file(GLOB candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)

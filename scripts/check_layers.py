@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The folders of src/megatron include only folders above them; pure folders see no torch; c10d, CUDA and getenv stay in their places."""
+"""The folders of src/megatron include only folders above them; pure folders see no torch; c10d, CUDA and getenv stay
+in their places."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "config", "text", "data", "plan", "schedule", "comm", "kernels", "parallel", "model", "pipeline", "optim",
-         "checkpoint", "train", "tasks", "generate"]
+ORDER = ["base", "config", "text", "data", "plan", "schedule", "comm", "kernels", "parallel", "model", "pipeline",
+         "optim", "checkpoint", "train", "tasks", "generate"]
 PURE = {"base", "config", "text", "data", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')

@@ -12,7 +12,8 @@ EXPECTED = {"pure", "torch", "ranks", "e2e", "interop"}
 def main():
     build = sys.argv[1]
     listing = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))
-    labels = {test["name"]: next((p["value"] for p in test["properties"] if p["name"] == "LABELS"), []) for test in listing["tests"]}
+    labels = {test["name"]: next((p["value"] for p in test["properties"] if p["name"] == "LABELS"), [])
+              for test in listing["tests"]}
     ran, skipped = collections.Counter(), collections.Counter()
     for case in xml.parse(f"{build}/tests.xml").getroot().iter("testcase"):
         for label in labels.get(case.get("name"), []):

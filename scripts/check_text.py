@@ -10,6 +10,9 @@ FORBIDDEN = [(re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b"), "leftover"),
              (re.compile(r"(?<![\w.])/(hom[e]|roo[t]|wor[k]|User[s])/"), "path of one machine"),
              (re.compile(r"^(<{7}|>{7}) "), "merge conflict")]
 BUDGET = {".h": 250, ".cpp": 600, ".cu": 600}
+WIDEST = 120
+NARROW = {".h", ".cpp", ".cu", ".py"}
+WIDE = {"src/megatron/text/unicode_ranges.h"}  # generated
 
 
 def problems_of(path):
@@ -17,24 +20,32 @@ def problems_of(path):
         lines = (ROOT / path).read_text().splitlines()
     except UnicodeDecodeError:
         return
+    suffix = pathlib.PurePath(path).suffix
     for number, line in enumerate(lines, 1):
         for pattern, what in FORBIDDEN:
             if pattern.search(line):
                 yield f"{path}:{number}: {what}: {line.strip()[:100]}"
-    budget = BUDGET.get(pathlib.PurePath(path).suffix)
+        if suffix in NARROW and len(line) > WIDEST and path not in WIDE:
+            yield f"{path}:{number}: {len(line)} columns, more than {WIDEST}"
+    budget = BUDGET.get(suffix)
     if budget and len(lines) > budget:
         yield f"{path}: {len(lines)} lines, more than {budget}: split it by idea"
 
 
 def main():
     tracked = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).split("\n")
-    problems = [p for path in tracked if path and (ROOT / path).is_file() and not path.startswith("tests/golden/") for p in problems_of(path)]
+    checked = [p for p in tracked if p and (ROOT / p).is_file() and not p.startswith("tests/golden/")]
+    problems = [problem for path in checked for problem in problems_of(path)]
     for folder in sorted({p.parent for p in (ROOT / "src/megatron").glob("*/*")}):
         readme = folder / "README.md"
         if not readme.exists():
             problems.append(f"{folder.relative_to(ROOT)}: no README.md")
         elif len(readme.read_text().splitlines()) > 20:
             problems.append(f"{readme.relative_to(ROOT)}: more than 20 lines")
+    explained = (ROOT / "docs/dependencies.md").read_text()
+    for package in (ROOT / "scripts/packages.txt").read_text().splitlines():
+        if not package.startswith("#") and not re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", explained):
+            problems.append(f"scripts/packages.txt: {package}: docs/dependencies.md does not say what it is for")
     print("\n".join(problems + [f"text: {len(tracked)} files, {len(problems)} problems"]))
     return bool(problems)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build needs and is not there yet: the Debian packages of packages.txt, and libtorch into .venv.
 # With --tests also what the interop tests compare with.
-# TORCH_DIR=… (a folder with include/ and lib/ of libtorch 2.11.0) is used instead of .venv. Again with everything there: < 1 s.
+# TORCH_DIR=… (a folder with include/ and lib/ of libtorch 2.11.0) is used instead of .venv.
+# Again with everything there: < 1 s.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,13 +58,14 @@ install_libtorch() {
       stop "TORCH_DIR must hold libtorch $torch_version." "another version in $TORCH_DIR" "unset TORCH_DIR to let setup install it"
     return
   fi
-  local kind=cpu
+  local kind=cpu python
   if has_gpu; then kind=gpu; fi
   local stamp=".venv/libtorch-$torch_version-$kind"  # written last: an interrupted installation is taken up again
   [ -e "$stamp" ] && return
   echo "installing libtorch $torch_version ($kind) into .venv"
   if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-    "$(find_python)" -m venv --clear .venv
+    python=$(find_python)  # by itself, so that its stop ends this script too
+    "$python" -m venv --clear .venv
   fi
   local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore)
   if [ $kind = gpu ]; then
@@ -77,12 +79,13 @@ install_libtorch() {
 
 # The Python packages that tests/interop compares with; without them those tests are skipped, and nothing else is.
 install_interop() {
-  local requirements=tests/interop/requirements.txt stamp
+  local requirements=tests/interop/requirements.txt stamp python
   stamp=.cache/interop/$(cksum <$requirements | tr ' ' -)
   [ -e "$stamp" ] && return
   echo "installing the Python packages of the interop tests into .cache/interop"
-  if "$(find_python)" -m venv --clear .cache/interop &&
-    .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -r $requirements; then
+  if python=$(find_python) && "$python" -m venv --clear .cache/interop &&
+    .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+      -r $requirements; then
     touch "$stamp"
   else
     echo "they could not be installed: the interop tests will be skipped" >&2

@@ -92,7 +92,7 @@ class WordParser {
     const auto more = [&] { return next < words.size() && !words[next].starts_with("--"); };
     if (is_bool(field.value)) {
       if (!negated && more() && (words[next] == "true" || words[next] == "false")) values.push_back(words[next++]);
-      if (values.empty()) values.push_back(negated ? "false" : "true");
+      if (values.empty()) values.emplace_back(negated ? "false" : "true");
     } else if (is_list(field.value)) {
       while (more()) values.push_back(words[next++]);
     } else if (more()) {
@@ -156,7 +156,8 @@ std::string only_recipe(const std::vector<std::string>& positional, const std::s
 
 }  // namespace
 
-std::vector<std::string> parse_words(Fields fields, const std::vector<std::string>& words, const std::string& usage) {
+std::vector<std::string> parse_words(const Fields& fields, const std::vector<std::string>& words,
+                                     const std::string& usage) {
   WordParser parser(fields, false);
   std::vector<std::string> positional = parser.parse(words);
   if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
@@ -165,7 +166,7 @@ std::vector<std::string> parse_words(Fields fields, const std::vector<std::strin
   return positional;
 }
 
-std::string parse_recipe_words(Fields fields, Fields recipe, const std::vector<std::string>& words,
+std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
                                const std::string& usage) {
   WordParser parser(fields, true);
   const std::vector<std::string> positional = parser.parse(words);
@@ -173,7 +174,7 @@ std::string parse_recipe_words(Fields fields, Fields recipe, const std::vector<s
   std::string errors = parser.errors(), path;
   try {
     path = only_recipe(positional, usage);
-    read_toml_file(std::move(recipe), path);
+    read_toml_file(recipe, path);
   } catch (const ConfigError& error) {
     errors += (errors.empty() ? "" : "\n") + std::string(error.what());
   }

@@ -93,14 +93,15 @@ struct HelpRequested : std::runtime_error {
 /// that begins with "--" is an option, not a value (write --path=--value), and all words after a bare "--" are
 /// positional.
 /// @param usage first lines of the help text
-std::vector<std::string> parse_words(Fields fields, const std::vector<std::string>& words, const std::string& usage);
+std::vector<std::string> parse_words(const Fields& fields, const std::vector<std::string>& words,
+                                     const std::string& usage);
 
 /// Sets fields from TOML text. Unknown keys and wrong types are reported together with their line numbers.
 /// @param name what messages call the text: its file name
-void read_toml(Fields fields, std::string_view text, const std::string& name);
+void read_toml(const Fields& fields, std::string_view text, const std::string& name);
 
 /// The same from a file of at most 1 MiB.
-void read_toml_file(Fields fields, const std::string& path);
+void read_toml_file(const Fields& fields, const std::string& path);
 
 /// Every option as TOML: read_toml gives back exactly these values. Throws ConfigError where a string is not UTF-8,
 /// which TOML cannot hold.
@@ -115,7 +116,7 @@ std::string to_markdown(const Fields& fields);
 /// For jobs that take one recipe: sets `recipe`, some or all of `fields`, from the TOML file that the only positional
 /// word names, then `fields` from the other words, and returns the file's path. Wrong words and wrong keys are reported
 /// together; known flags of Megatron-LM that are no option here are answered with what to write instead.
-std::string parse_recipe_words(Fields fields, Fields recipe, const std::vector<std::string>& words,
+std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
                                const std::string& usage);
 
 /// Sets `options` from command-line words; see parse_words.

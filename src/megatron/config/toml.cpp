@@ -153,7 +153,7 @@ bool is_utf8(std::string_view text) {
 
 }  // namespace
 
-void read_toml(Fields fields, std::string_view text, const std::string& name) {
+void read_toml(const Fields& fields, std::string_view text, const std::string& name) {
   if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
     throw ConfigError(
         rule_got_fix(concat(name, ": a recipe has at most ", kLargestFile, " bytes and ", kMostDots, " dots."),
@@ -171,8 +171,8 @@ void read_toml(Fields fields, std::string_view text, const std::string& name) {
   reader.finish();
 }
 
-void read_toml_file(Fields fields, const std::string& path) {
-  read_toml(std::move(fields), read_file(path, kLargestFile), path);
+void read_toml_file(const Fields& fields, const std::string& path) {
+  read_toml(fields, read_file(path, kLargestFile), path);
 }
 
 std::string to_toml(const Fields& fields) {
