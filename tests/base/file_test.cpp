@@ -1,9 +1,11 @@
 #include "megatron/base/file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -29,14 +31,20 @@ class FileTest : public testing::Test {
   fs::path folder_;
 };
 
-using AtomicFileTest = FileTest;
 using MappedFileTest = FileTest;
 
-TEST_F(AtomicFileTest, AppearsWholeAtCommitAndNotBefore) {
+/// As the file system allows, and as where it has no files without a name.
+class AtomicFileTest : public FileTest, public testing::WithParamInterface<AtomicFile::Until> {};
+INSTANTIATE_TEST_SUITE_P(Before, AtomicFileTest, testing::Values(AtomicFile::Until::Unnamed, AtomicFile::Until::Named),
+                         [](const auto& tested) {
+                           return tested.param == AtomicFile::Until::Unnamed ? "CommitUnnamed" : "CommitNamed";
+                         });
+
+TEST_P(AtomicFileTest, AppearsWholeAtCommitAndNotBefore) {
   const fs::path path = folder_ / "out";
   std::string expected;
   {
-    AtomicFile file(path);
+    AtomicFile file(path, GetParam());
     for (int i = 0; i < 300000; ++i) {  // several buffers
       const std::string piece = std::to_string(i);
       file.write(piece);
@@ -55,22 +63,87 @@ TEST_F(AtomicFileTest, AppearsWholeAtCommitAndNotBefore) {
   EXPECT_EQ(files_in_folder(), 1u);
 }
 
-TEST_F(AtomicFileTest, LeavesNothingWithoutCommitAndKeepsTheOldFile) {
+TEST_P(AtomicFileTest, LeavesNothingWithoutCommitAndKeepsTheOldFile) {
   const fs::path path = folder_ / "out";
   write_file(path, "old");
   {
-    AtomicFile file(path);
+    AtomicFile file(path, GetParam());
     file.write("new");
   }
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(files_in_folder(), 1u);
-  write_file(path, "newer");
-  EXPECT_EQ(read_file(path), "newer");
 }
 
-TEST_F(AtomicFileTest, OverwritesOnlyWhatWasWritten) {
+TEST_P(AtomicFileTest, ReplacesTheOldFile) {
   const fs::path path = folder_ / "out";
+  for (const char* text : {"old", "newer"}) {
+    AtomicFile file(path, GetParam());
+    file.write(text);
+    file.commit();
+    EXPECT_EQ(read_file(path), text);
+    EXPECT_EQ(files_in_folder(), 1u);
+  }
+}
+
+TEST_P(AtomicFileTest, LeavesNothingWhereItsNameIsAFolders) {
+  fs::create_directory(folder_ / "out");
+  {
+    AtomicFile file(folder_ / "out", GetParam());
+    EXPECT_THROW(file.commit(), std::runtime_error);
+  }
+  EXPECT_EQ(files_in_folder(), 1u);
+}
+
+TEST_P(AtomicFileTest, CanBeReadBeforeItIsCommitted) {
+  AtomicFile file(folder_ / "out", GetParam());
+  file.write("text");
+  file.flush();
+  EXPECT_EQ(MappedFile(file.temporary_path()).text(), "text");
+}
+
+/// Closes one end of the pipe when it has written; then waits to be killed.
+[[noreturn]] void write_and_wait(const fs::path& path, int written) {
   AtomicFile file(path);
+  file.write(std::string(3 << 20, 'x'));
+  file.flush();
+  close(written);
+  while (true) pause();
+}
+
+TEST_F(FileTest, NothingIsLeftOfAnAtomicFileWhoseProgramWasKilled) {
+  const int probe = open(folder_.c_str(), O_TMPFILE | O_RDWR, 0666);
+  if (probe < 0) GTEST_SKIP() << folder_ << ": the file system has no files without a name";
+  close(probe);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) write_and_wait(folder_ / "out", ends[1]);
+  close(ends[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ends[0], &byte, 1), 0);  // the child has closed its end
+  close(ends[0]);
+  EXPECT_EQ(kill(child, SIGKILL), 0);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(files_in_folder(), 0u);
+}
+
+TEST_F(FileTest, MakesFoldersAndSaysWhichCannotBe) {
+  make_folder(folder_ / "a" / "b");
+  make_folder(folder_ / "a" / "b");
+  make_folder("");
+  EXPECT_TRUE(fs::is_directory(folder_ / "a" / "b"));
+  write_file(folder_ / "file", "");
+  for (const fs::path& path : {folder_ / "file", folder_ / "file" / "below"}) try {
+      make_folder(path, "another folder");
+      ADD_FAILURE() << path;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(HasSubstr(path.string()), HasSubstr("another folder")));
+    }
+}
+
+TEST_P(AtomicFileTest, OverwritesOnlyWhatWasWritten) {
+  const fs::path path = folder_ / "out";
+  AtomicFile file(path, GetParam());
   file.write("....5678");
   file.overwrite(0, std::as_bytes(std::span("1234", 4)));
   file.write("9");
@@ -79,9 +152,9 @@ TEST_F(AtomicFileTest, OverwritesOnlyWhatWasWritten) {
   EXPECT_EQ(read_file(path), "123456789");
 }
 
-TEST_F(AtomicFileTest, CanBeWrittenTwiceAtOnce) {
+TEST_P(AtomicFileTest, CanBeWrittenTwiceAtOnce) {
   const fs::path path = folder_ / "out";
-  AtomicFile first(path), second(path);
+  AtomicFile first(path, GetParam()), second(path, GetParam());
   first.write("first");
   second.write("second");
   second.commit();
@@ -89,16 +162,16 @@ TEST_F(AtomicFileTest, CanBeWrittenTwiceAtOnce) {
   EXPECT_EQ(read_file(path), "first");
 }
 
-TEST_F(AtomicFileTest, NamesAFolderThatIsNotThere) {
+TEST_P(AtomicFileTest, NamesAFolderThatIsNotThere) {
   try {
-    AtomicFile file(folder_ / "none" / "out");
+    AtomicFile file(folder_ / "none" / "out", GetParam());
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("none/out"));
   }
 }
 
-TEST_F(AtomicFileTest, FailsAndLeavesNothingWhenTheFileCannotGrow) {
+TEST_P(AtomicFileTest, FailsAndLeavesNothingWhenTheFileCannotGrow) {
   struct rlimit old {};
   getrlimit(RLIMIT_FSIZE, &old);
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

@@ -50,6 +50,10 @@ std::pair<int, std::uint64_t> open_regular(const std::filesystem::path& path) {
   return {descriptor, static_cast<std::uint64_t>(status.st_size)};
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : ".";
+}
+
 void write_all(int descriptor, std::span<const std::byte> bytes, std::uint64_t offset,
                const std::filesystem::path& path) {
   while (!bytes.empty()) {
@@ -101,36 +105,66 @@ void MappedFile::expect_random_access() const {
   if (data_ != nullptr) madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
-  for (int attempt = 0;; ++attempt) {
-    temporary_path_ = path_;
-    temporary_path_ += concat(".", getpid(), ".", attempt, ".tmp");
-    descriptor_ = open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ >= 0) break;
-    if (errno != EEXIST)
-      throw ConfigError(
-          rule_got_fix("an output's folder must exist and be writable.", path_.string() + ": " + system_message()));
-  }
+AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(std::move(path)) {
+  if (until == Until::Named || !open_unnamed()) open_named();
   buffer_.reserve(kBufferSize);
 }
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
   close(descriptor_);
-  unlink(temporary_path_.c_str());
+  if (is_named_) unlink(temporary_path_.c_str());
+}
+
+/// False where the file system has no unnamed files, or nothing by which one could be named later.
+bool AtomicFile::open_unnamed() {
+  descriptor_ = open(folder_of(path_).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) return false;
+  temporary_path_ = concat("/proc/self/fd/", descriptor_);
+  if (access(temporary_path_.c_str(), F_OK) == 0) return true;
+  close(std::exchange(descriptor_, -1));
+  return false;
+}
+
+void AtomicFile::open_named() {
+  for (int attempt = 0; descriptor_ < 0; ++attempt) {
+    temporary_path_ = other_name(attempt);
+    descriptor_ = open(temporary_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ < 0 && errno != EEXIST)
+      throw ConfigError(
+          rule_got_fix("an output's folder must exist and be writable.", path_.string() + ": " + system_message()));
+  }
+  is_named_ = true;
+}
+
+std::filesystem::path AtomicFile::other_name(int attempt) const {
+  std::filesystem::path name = path_;
+  return name += concat(".", getpid(), ".", attempt, ".tmp");
+}
+
+/// Gives the unnamed file its final name, or a temporary one where another file has that: a link replaces nothing.
+void AtomicFile::give_name() {
+  std::filesystem::path name = path_;
+  for (int attempt = 0; linkat(AT_FDCWD, temporary_path_.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) != 0;
+       ++attempt) {
+    if (errno != EEXIST) fail(path_, "cannot be named");
+    name = other_name(attempt);
+  }
+  temporary_path_ = std::move(name);
+  is_named_ = true;
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (buffer_.size() + bytes.size() > kBufferSize) flush();
   if (bytes.size() >= kBufferSize)
-    write_all(descriptor_, bytes, size_, temporary_path_);
+    write_all(descriptor_, bytes, size_, path_);
   else
     buffer_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   size_ += bytes.size();
 }
 
 void AtomicFile::flush() {
-  write_all(descriptor_, std::as_bytes(std::span(buffer_)), size_ - buffer_.size(), temporary_path_);
+  write_all(descriptor_, std::as_bytes(std::span(buffer_)), size_ - buffer_.size(), path_);
   buffer_.clear();
 }
 
@@ -138,15 +172,17 @@ void AtomicFile::overwrite(std::uint64_t offset, std::span<const std::byte> byte
   if (offset > size_ || bytes.size() > size_ - offset)
     throw std::logic_error("AtomicFile::overwrite: past the bytes written");
   flush();
-  write_all(descriptor_, bytes, offset, temporary_path_);
+  write_all(descriptor_, bytes, offset, path_);
 }
 
 void AtomicFile::commit() {
   flush();
-  if (fsync(descriptor_) != 0) fail(temporary_path_, "cannot be synced");
-  if (rename(temporary_path_.c_str(), path_.c_str()) != 0) fail(path_, "cannot be renamed to");
+  if (fsync(descriptor_) != 0) fail(path_, "cannot be synced");
+  if (!is_named_) give_name();
+  if (temporary_path_ != path_ && rename(temporary_path_.c_str(), path_.c_str()) != 0)
+    fail(path_, "cannot be renamed to");
   close(std::exchange(descriptor_, -1));
-  fsync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+  fsync_folder(folder_of(path_));
 }
 
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
@@ -172,6 +208,16 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
   AtomicFile file(path);
   file.write(text);
   file.commit();
+}
+
+void make_folder(const std::filesystem::path& folder, const std::string& fix) {
+  const std::filesystem::path path = folder.empty() ? "." : folder;
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error && access(path.c_str(), W_OK | X_OK) != 0) error = std::error_code(errno, std::generic_category());
+  if (error)
+    throw ConfigError(
+        rule_got_fix("an output's folder must be writable.", concat(path.string(), ": ", error.message()), fix));
 }
 
 void fsync_folder(const std::filesystem::path& folder) {

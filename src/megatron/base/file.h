@@ -49,12 +49,15 @@ class MappedFile {
   std::uint64_t size_ = 0;
 };
 
-/// A file that appears under its name complete or not at all: written under a temporary name in the same folder, then
-/// fsynced and renamed by commit(). Destroyed without commit() it leaves nothing.
+/// A file that appears under its name complete or not at all. Until commit() it has no name, so that nothing is left of
+/// it however the program ends; where the file system has no such files it has a temporary one in the same folder,
+/// which only a killed program leaves behind.
 class AtomicFile {
  public:
+  enum class Until : std::uint8_t { Unnamed, Named };  ///< what it is before commit(); Unnamed: where that can be
+
   /// Throws ConfigError where the folder does not exist or may not be written.
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(std::filesystem::path path, Until until = Until::Unnamed);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -71,17 +74,23 @@ class AtomicFile {
   std::uint64_t size() const { return size_; }
   /// Hands the buffer to the system, so that what was written can be read at temporary_path().
   void flush();
-  /// The temporary name, for who must write the file by other means; commit() renames whatever is there.
+  /// Where this process can open the file before commit(), to read it or to write it by other means.
   const std::filesystem::path& temporary_path() const { return temporary_path_; }
 
   /// The file and its name are on the disk when this returns.
   void commit();
 
  private:
+  bool open_unnamed();
+  void open_named();
+  std::filesystem::path other_name(int attempt) const;
+  void give_name();
+
   std::filesystem::path path_, temporary_path_;
   std::string buffer_;
   std::uint64_t size_ = 0;
   int descriptor_ = -1;
+  bool is_named_ = false;  // temporary_path_ is a name in the folder
 };
 
 /// The whole file. Throws ConfigError where it cannot be opened or is larger than `limit` bytes.
@@ -89,6 +98,10 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit = s
 
 /// Writes a whole file through an AtomicFile.
 void write_file(const std::filesystem::path& path, std::string_view text);
+
+/// Makes a folder and those above it unless they are there; empty means the current one. Called before long work whose
+/// result goes there: throws ConfigError, with `fix`, where the folder cannot be made or written.
+void make_folder(const std::filesystem::path& folder, const std::string& fix = "name a folder in which you may write");
 
 /// Makes renames and new names in a folder durable.
 void fsync_folder(const std::filesystem::path& folder);
