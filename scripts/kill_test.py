@@ -5,13 +5,13 @@ import sys
 import time
 
 sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e")]
-from program import Workplace  # noqa: E402
+from program import RunFolder  # noqa: E402
 from test_stopping import kill_at_random_moments  # noqa: E402
 
 times = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
 print(f"{times} kills, seed {seed}", flush=True)
-place = Workplace()
+place = RunFolder()
 try:
     kill_at_random_moments(place, "run", times, seed)
 finally:

@@ -5,12 +5,12 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import Workplace, run  # noqa: E402
+from program import RunFolder, run  # noqa: E402
 
 
 class FirstPath(unittest.TestCase):
     def setUp(self):
-        self.place = Workplace()
+        self.place = RunFolder()
         self.addCleanup(self.place.close)
 
     def test_learns_the_text_over_two_ranks_and_writes_like_it(self):

@@ -8,7 +8,7 @@ import time
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, Workplace, run  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
 
 
 def start(words):
@@ -41,7 +41,7 @@ def kill_at_random_moments(place, name, times, seed):
 
 class Stopping(unittest.TestCase):
     def setUp(self):
-        self.place = Workplace()
+        self.place = RunFolder()
         self.addCleanup(self.place.close)
 
     def test_a_resumed_run_is_bit_exact(self):

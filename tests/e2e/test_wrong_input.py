@@ -4,7 +4,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import Workplace, run  # noqa: E402
+from program import RunFolder, run  # noqa: E402
 
 JOBS = ["doctor", "tokenizer", "data", "train", "generate", "checkpoint", "plan", "bench", "docs"]
 
@@ -20,7 +20,7 @@ class WrongInput(unittest.TestCase):
         self.assertIn("tokenizer", run("tokeniser", code=2))
 
     def test_all_broken_rules_are_reported_before_anything_is_written(self):
-        place = Workplace()
+        place = RunFolder()
         self.addCleanup(place.close)
         message = place.train("run", "--hidden-size", 65, "--world-size", 4, "--tp", 3, "--model.gelu", "relu", code=2)
         for word in ["hidden_size", "tp", "gelu"]:
@@ -28,14 +28,14 @@ class WrongInput(unittest.TestCase):
         self.assertFalse((place.path / "run").exists())
 
     def test_an_unknown_option_names_the_nearest(self):
-        place = Workplace()
+        place = RunFolder()
         self.addCleanup(place.close)
         message = place.train("run", "--parallel.tpp", 2, code=2)
         self.assertIn("--parallel.tp", message)
         self.assertFalse((place.path / "run").exists())
 
     def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers(self):
-        place = Workplace()
+        place = RunFolder()
         self.addCleanup(place.close)
         place.train("run", "--train-iters", 1)
         message = run("generate", "--load", place.path / "run", "--prompt", "z" * 100, code=2)

@@ -5,7 +5,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import Workplace, run  # noqa: E402
+from program import RunFolder, run  # noqa: E402
 
 try:
     import numpy
@@ -18,7 +18,7 @@ except ImportError as error:
 class Checkpoint(unittest.TestCase):
     @unittest.skipIf(MISSING, MISSING)
     def test_safetensors_reads_every_tensor_under_its_name(self):
-        place = Workplace()
+        place = RunFolder()
         self.addCleanup(place.close)
         place.train("run", "--train-iters", 3)
         info = json.loads(run("checkpoint", "info", place.path / "run", "--json"))
@@ -33,7 +33,7 @@ class Checkpoint(unittest.TestCase):
 
     @unittest.skipIf(MISSING, MISSING)
     def test_the_slices_of_two_ranks_make_up_the_tensors_of_one(self):
-        place = Workplace()
+        place = RunFolder()
         self.addCleanup(place.close)
         options = ["--train-iters", 1, "--lr", 0]  # the first weights, which are equal in every layout
         place.train("one", *options)

@@ -45,7 +45,7 @@ def text_of_sentences(count, seed=1):
             for _ in range(count)]
 
 
-class Workplace:
+class RunFolder:
     """A folder with a small text, its tokenizer, its tokens and a recipe; removed at the end."""
 
     def __init__(self):
