@@ -83,7 +83,7 @@ TEST(TrainBpe, StopsAtTheVocabularyAndAtTheFrequencyAskedFor) {
 }
 
 TEST(TrainBpe, GivesSpecialTokensTheFirstIds) {
-  const Vocabulary learned = train_bpe(count({"ab ab"}, 1), {.vocab_size = 260, .specials = {"<b>", "<a>", "<b>"}});
+  const Vocabulary learned = train_bpe(count({"ab ab"}, 1), {.vocab_size = 260, .specials = {"<b>", "<a>"}});
   EXPECT_EQ(learned.tokens[0], "<b>");
   EXPECT_EQ(learned.tokens[1], "<a>");
   EXPECT_EQ(learned.specials.size(), 2u);
@@ -93,7 +93,14 @@ TEST(TrainBpe, GivesSpecialTokensTheFirstIds) {
 TEST(TrainBpe, RefusesAVocabularyWithoutRoomForTheBytes) {
   EXPECT_THAT([] { train_bpe(PieceCounter(), {.vocab_size = 256}); },
               testing::ThrowsMessage<ConfigError>(testing::HasSubstr("a vocab_size of 257 or more")));
-  EXPECT_THROW(train_bpe(PieceCounter(), {.vocab_size = 1000, .specials = {""}}), ConfigError);
+}
+
+TEST(TrainBpe, RefusesSpecialTokensThatNoFileCouldHold) {
+  const std::vector<std::vector<std::string>> refused = {
+      {""}, {"a"}, {"<\xFF>"}, {"\xC3"}, {"<\xED\xA0\x80>"}, {"<a>", "<b>", "<a>"}};
+  for (const auto& specials : refused)
+    EXPECT_THROW(train_bpe(PieceCounter(), {.vocab_size = 1000, .specials = specials}), ConfigError) << specials[0];
+  EXPECT_EQ(train_bpe(PieceCounter(), {.vocab_size = 1000, .specials = {"ä"}}).tokens[0], "ä");
 }
 
 }  // namespace

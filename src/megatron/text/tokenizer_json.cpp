@@ -194,7 +194,7 @@ std::string to_tokenizer_json(const Vocabulary& vocabulary) {
 }
 
 void write_tokenizer_json(const Vocabulary& vocabulary, const std::filesystem::path& folder) {
-  std::filesystem::create_directories(folder);
+  make_folder(folder);
   write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
 }
 

@@ -5,16 +5,28 @@
 #include <limits>
 #include <numeric>
 #include <queue>
+#include <set>
 #include <unordered_map>
 
 #include "megatron/base/error.h"
 #include "megatron/text/byte_level.h"
+#include "megatron/text/unicode_classes.h"
 
 namespace megatron::text {
 namespace {
 
 using Id = std::int32_t;
 using Pair = std::uint64_t;  // left << 32 | right: ordered as the pairs of ids are
+
+bool is_utf8(std::string_view bytes) {
+  const char *p = bytes.data(), *const end = p + bytes.size();
+  while (p != end) {
+    const int length = decode_utf8(p, end).length;
+    if (length == 0) return false;
+    p += length;
+  }
+  return true;
+}
 
 Pair pair_of(Id left, Id right) { return static_cast<Pair>(left) << 32 | static_cast<std::uint32_t>(right); }
 
@@ -116,10 +128,8 @@ class Trainer {
 };
 
 void Trainer::add_alphabet() {
-  for (const std::string& content : options_.specials) {
-    if (ids_.contains(content)) continue;
+  for (const std::string& content : options_.specials)
     vocabulary_.specials.push_back({content, add_token(content), true});
-  }
   std::array<int, 256> bytes;
   std::iota(bytes.begin(), bytes.end(), 0);
   std::sort(bytes.begin(), bytes.end(), [](int a, int b) {
@@ -234,8 +244,14 @@ void TrainBpeOptions::check() const {
     throw ConfigError(rule_got_fix(
         concat("vocab_size must hold the 256 bytes and ", specials.size(), " special tokens, and fit 31 bits"),
         concat("vocab_size ", vocab_size), vocab_size < needed ? concat("a vocab_size of ", needed, " or more") : ""));
-  for (const std::string& content : specials)
-    if (content.empty()) throw ConfigError(rule_got_fix("a special token must have at least one byte", "\"\""));
+  std::set<std::string_view> seen;
+  for (const std::string& content : specials) {
+    if (content.size() < 2 || !is_utf8(content))
+      throw ConfigError(rule_got_fix("a special token must be UTF-8 of more than one byte.", printable(content),
+                                     "a name in brackets, such as <|endoftext|>"));
+    if (!seen.insert(content).second)
+      throw ConfigError(rule_got_fix("each special token must be named once.", printable(content) + " twice"));
+  }
 }
 
 Vocabulary train_bpe(const PieceCounter& pieces, const TrainBpeOptions& options,

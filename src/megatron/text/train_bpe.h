@@ -14,7 +14,8 @@ struct TrainBpeOptions {
   std::int64_t min_frequency = 2;  ///< Pairs that occur less often are not merged.
   std::vector<std::string> specials = {"<|endoftext|>"};
 
-  /// Throws ConfigError where vocab_size has no room for specials and bytes, or a special token is empty.
+  /// Throws ConfigError where vocab_size has no room for specials and bytes, or a special token is empty, a single byte
+  /// (which has its token already), not UTF-8 (which tokenizer.json cannot hold) or named twice.
   void check() const;
 };
 
