@@ -38,8 +38,8 @@ Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const
 }
 
 /// Without cache and batch: the whole text through the model for each token.
-std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, std::size_t prompt,
-                                     const GenerateOptions& options) {
+std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, const GenerateOptions& options) {
+  const Draws draws(options.seed, text, 0);
   const auto store = make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4));
   const model::Gpt gpt(kOptions, store, {});
   std::vector<std::int64_t> added;
@@ -47,9 +47,8 @@ std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, std::size_t
     model::Batch batch;
     batch.tokens_bs = at::tensor(text, at::kLong).unsqueeze(0);
     const auto last = gpt.logits(batch)[0][static_cast<std::int64_t>(text.size()) - 1].contiguous();
-    added.push_back(
-        sample({last.const_data_ptr<double>(), 30}, options.sampling,
-               uniform_at(options.seed, static_cast<std::int64_t>(prompt), static_cast<std::int64_t>(text.size()))));
+    added.push_back(sample({last.const_data_ptr<double>(), 30}, options.sampling,
+                           draws.at(static_cast<std::int64_t>(text.size()))));
     text.push_back(added.back());
     if (added.back() == options.eod) break;
   }
@@ -62,8 +61,38 @@ TEST(Generate, GivesEachPromptOfABatchWhatItWouldGiveAloneWithoutACache) {
   for (const double temperature : {0.0, 1.0}) {
     const GenerateOptions options{.max_new_tokens = 8, .sampling = {.temperature = temperature}, .seed = 3};
     const auto texts = run(kPrompts, options);
-    for (std::size_t i = 0; i < kPrompts.size(); ++i) EXPECT_EQ(texts[i], one_by_one(kPrompts[i], i, options)) << i;
+    for (std::size_t i = 0; i < kPrompts.size(); ++i) EXPECT_EQ(texts[i], one_by_one(kPrompts[i], options)) << i;
   }
+}
+
+TEST(Generate, GivesAPromptTheSameTextAloneAndInAnyPlaceOfABatch) {
+  const GenerateOptions options{.max_new_tokens = 7, .sampling = {.temperature = 1.5}, .seed = 8};
+  const auto batch = run(kPrompts, options);
+  const auto reversed = run({kPrompts.rbegin(), kPrompts.rend()}, options);
+  for (std::size_t i = 0; i < kPrompts.size(); ++i) {
+    EXPECT_EQ(run({kPrompts[i]}, options), Texts{batch[i]}) << i;
+    EXPECT_EQ(reversed[kPrompts.size() - 1 - i], batch[i]) << i;
+  }
+}
+
+TEST(Generate, GivesCopiesOfAPromptTextsOfTheirOwnAndTheFirstWhatItGivesAlone) {
+  const GenerateOptions options{.max_new_tokens = 9, .sampling = {.temperature = 1.5}};
+  const auto texts = run({{6}, {7}, {6}}, options);
+  EXPECT_NE(texts[0], texts[2]);
+  EXPECT_EQ(run({{6}}, options), Texts{texts[0]});
+}
+
+TEST(Generate, SaysWhereLogitsAreNotFinite) {
+  auto weights = random_weights(kOptions.shape, 4);
+  weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");
+  const auto store = make_store(kOptions.shape, 1, 0, weights);
+  const model::Gpt gpt(kOptions, store, {});
+  for (const double temperature : {0.0, 1.0})
+    EXPECT_THAT(
+        [&] {
+          generate(gpt, {{3, 14, 15}}, {.sampling = {.temperature = temperature}});
+        },
+        ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("logits are not finite at position 3")));
 }
 
 TEST(Generate, GivesTheSameOnAnyNumberOfRanks) {

@@ -64,18 +64,30 @@ TEST(Sample, SurvivesTheEndsOfTheUnitIntervalAndLargeLogits) {
   EXPECT_EQ(sample(std::vector<double>{-1e4, 1e4}, {}, 0.999), 1);
 }
 
-TEST(UniformAt, IsEvenAndDependsOnSeedPromptAndPosition) {
+TEST(RequireFinite, NamesThePositionOfNanAndInfinity) {
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    const std::vector<double> logits = {1, bad, 2};
+    EXPECT_THAT([&] { require_finite(logits, 17); },
+                ::testing::ThrowsMessage<std::runtime_error>(::testing::AllOf(
+                    ::testing::HasSubstr("logits are not finite at position 17"), ::testing::HasSubstr("token 1"))));
+  }
+  EXPECT_NO_THROW(require_finite(kLogits, 17));
+}
+
+TEST(Draws, AreEvenAndDependOnSeedPromptCopyAndPosition) {
   std::set<double> distinct;
   double mean = 0;
+  const std::vector<std::vector<std::int64_t>> prompts = {{}, {1}, {1, 2}, {2, 1}, {12}};
   for (std::uint64_t seed : {1, 2})
-    for (std::int64_t prompt = 0; prompt < 20; ++prompt)
-      for (std::int64_t position = 0; position < 50; ++position) {
-        const double u = uniform_at(seed, prompt, position);
-        ASSERT_GE(u, 0);
-        ASSERT_LT(u, 1);
-        distinct.insert(u);
-        mean += u / 2000;
-      }
+    for (const auto& prompt : prompts)
+      for (std::int64_t copy : {0, 1, 2, 3})
+        for (std::int64_t position = 0; position < 50; ++position) {
+          const double u = Draws(seed, prompt, copy).at(position);
+          ASSERT_GE(u, 0);
+          ASSERT_LT(u, 1);
+          distinct.insert(u);
+          mean += u / 2000;
+        }
   EXPECT_EQ(distinct.size(), 2000u);
   EXPECT_NEAR(mean, 0.5, 0.03);
 }

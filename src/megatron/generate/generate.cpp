@@ -34,6 +34,7 @@ class Batch {
   const Prompts& prompts_;
   const GenerateOptions& options_;
   std::int64_t context_;
+  std::vector<Draws> draws_;  ///< of each prompt
   std::vector<std::size_t> rows_;
   model::KvCache cache_;
   at::Device device_ = at::kCPU;
@@ -42,6 +43,9 @@ class Batch {
 
 Batch::Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options)
     : model_(model), prompts_(prompts), options_(options), context_(model.options().shape.max_positions) {
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    draws_.emplace_back(options.seed, prompts[i],
+                        std::count(prompts.begin(), prompts.begin() + static_cast<std::ptrdiff_t>(i), prompts[i]));
   std::int64_t longest = 0, capacity = 0;
   for (std::size_t i = 0; i < prompts.size(); ++i)
     if (limit(i) > 0) {
@@ -75,8 +79,8 @@ void Batch::step(Prompts& texts, const OnToken& on_token) {
     const std::size_t i = rows_[r];
     const auto position = static_cast<std::int64_t>(prompts_[i].size() + texts[i].size());
     const std::span<const double> row(logits.const_data_ptr<double>() + r * vocab, vocab);
-    const std::int64_t token =
-        sample(row, options_.sampling, uniform_at(options_.seed, static_cast<std::int64_t>(i), position));
+    require_finite(row, position);
+    const std::int64_t token = sample(row, options_.sampling, draws_[i].at(position));
     texts[i].push_back(token);
     if (on_token) on_token(i, token);
     if (token == options_.eod || static_cast<std::int64_t>(texts[i].size()) == limit(i)) continue;

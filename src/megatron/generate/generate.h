@@ -24,11 +24,12 @@ void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t c
 
 /// New tokens for each prompt, the ending one included. A text ends at `eod`, after max_new_tokens, or where the
 /// context (the model's positions) is full. Prompts of different lengths go through the model together, aligned at
-/// their ends; each gives what it would give alone. Texts that have ended leave the batch.
+/// their ends; each gives what it would give alone, except that copies of one prompt get texts of their own (Draws).
+/// Texts that have ended leave the batch.
 ///
 /// Collective over the model's tensor-parallel group: every rank gets the same logits, draws the same tokens and
 /// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or
-/// options that do not hold.
+/// options that do not hold; std::runtime_error naming the position where logits are not finite.
 std::vector<std::vector<std::int64_t>> generate(const model::Gpt& model,
                                                 const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options, const OnToken& on_token = {});

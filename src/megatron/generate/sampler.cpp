@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,13 @@ void check(const SamplingOptions& options) {
   if (!broken.empty()) throw ConfigError(broken);
 }
 
+void require_finite(std::span<const double> logits, std::int64_t position) {
+  const auto bad = std::find_if_not(logits.begin(), logits.end(), [](double x) { return std::isfinite(x); });
+  if (bad == logits.end()) return;
+  throw std::runtime_error(concat("logits are not finite at position ", position, ": ", *bad, " for token ",
+                                  bad - logits.begin(), " (are the checkpoint's weights?)"));
+}
+
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform) {
   if (options.temperature == 0)
     return std::max_element(logits.begin(), logits.end()) - logits.begin();  // the first of equals
@@ -58,9 +66,15 @@ std::int64_t sample(std::span<const double> logits, const SamplingOptions& optio
   return order[static_cast<std::size_t>(drawn - cumulative.begin())];
 }
 
-double uniform_at(std::uint64_t seed, std::int64_t prompt, std::int64_t position) {
-  const auto words =
-      philox(stream_key(seed, "generate"), static_cast<std::uint64_t>(position), static_cast<std::uint64_t>(prompt));
+Draws::Draws(std::uint64_t seed, std::span<const std::int64_t> prompt, std::int64_t copy)
+    : copy_(static_cast<std::uint64_t>(copy)) {
+  std::string name = "generate";
+  for (const std::int64_t token : prompt) name += "/" + std::to_string(token);
+  key_ = stream_key(seed, name);
+}
+
+double Draws::at(std::int64_t position) const {
+  const auto words = philox(key_, static_cast<std::uint64_t>(position), copy_);
   const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
 }

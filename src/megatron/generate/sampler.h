@@ -13,12 +13,25 @@ struct SamplingOptions {
 /// Throws ConfigError, for all violated rules together, unless temperature >= 0, top_k >= 0 and 0 < top_p <= 1.
 void check(const SamplingOptions& options);
 
+/// Throws std::runtime_error "logits are not finite at position …" where one of them is NaN or infinite.
+void require_finite(std::span<const double> logits, std::int64_t position);
+
 /// The token drawn from softmax(logits / temperature), restricted to top_k and then to top_p, by `uniform` in [0, 1).
-/// Equally likely tokens are ordered by id, so that equal logits give equal tokens on every rank.
+/// Equally likely tokens are ordered by id, so that equal logits give equal tokens on every rank. The logits are finite
+/// (require_finite).
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform);
 
-/// The number in [0, 1) that draws the token at `position` of prompt `prompt`: Philox by what it is for, so that a
-/// batch gives what its prompts would give alone, on any number of ranks.
-double uniform_at(std::uint64_t seed, std::int64_t prompt, std::int64_t position);
+/// The random numbers of one text: Philox by what they are for, so that a batch gives what its prompts would give
+/// alone, in any order and on any number of ranks. `copy` counts the same prompt earlier in the batch: each copy gets a
+/// text of its own, the first (0) what the prompt gives alone.
+class Draws {
+ public:
+  Draws(std::uint64_t seed, std::span<const std::int64_t> prompt, std::int64_t copy);
+  /// The number in [0, 1) that draws the token at `position`.
+  double at(std::int64_t position) const;
+
+ private:
+  std::uint64_t key_, copy_;
+};
 
 }  // namespace megatron::generate
