@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
+#include "as_rank.h"
 #include "megatron/base/error.h"
 #include "megatron/comm/launch.h"
 
@@ -17,12 +16,6 @@ TEST(GpuPlugin, SaysThatThereIsNoGpu) {
   Place place;
   place.world_size = 2;
   EXPECT_THROW(join_nccl(place, std::chrono::seconds(1)), ConfigError);
-}
-
-int num_gpus() {
-  int n = 0;
-  while (std::filesystem::exists(concat("/dev/nvidia", n))) ++n;
-  return n;
 }
 
 // NCCL joins ranks that have a GPU each, as processes.

@@ -155,6 +155,17 @@ TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
 INSTANTIATE_TEST_SUITE_P(Ways, FailureAmongProcesses, testing::Values("throw", "exit", "kill", "stall"),
                          [](const auto& p) { return std::string(p.param); });
 
+TEST(FailureOverNccl, AKilledRankIsNamedOnEveryOtherCudaDevice) {
+  const int n = num_gpus();
+  if (n < 2) GTEST_SKIP() << "two NVIDIA GPUs are needed, here are " << n;
+  const Folder folder;
+  const LaunchResult result =
+      launch_processes(n, {"/proc/self/exe", "--as-rank", "kill-nccl", folder.path()}, {.grace = 2 * kTimeout});
+  for (int r = 0; r + 1 < n; ++r)
+    EXPECT_THAT(text_of(folder.file(r)), HasSubstr(concat("rank ", n - 1))) << "rank " << r;
+  EXPECT_EQ(result.first_failed_rank, n - 1) << result.message;
+}
+
 /// A launcher in a process of its own, and a pipe that it and its ranks hold open.
 struct RunningLauncher {
   pid_t pid = 0;
@@ -211,6 +222,15 @@ TEST(Launch, PassesSigtermOnOnceAndReturnsTheRanksCode) {
   EXPECT_EQ(WEXITSTATUS(status), 3);
 }
 
+TEST(Launch, CallsNoRankFailedThatEndsWithACleanCode) {
+  const std::vector<std::string> command = {"/bin/sh", "-c", "exit $((RANK * 3))"};
+  const LaunchResult clean = launch_processes(2, command, {.clean_codes = {0, 3}});
+  EXPECT_EQ(clean.exit_code, 3);
+  EXPECT_EQ(clean.first_failed_rank, -1);
+  EXPECT_EQ(clean.message, "");
+  EXPECT_EQ(launch_processes(2, command).message, "rank 1 failed first, with exit code 3");
+}
+
 TEST(Launch, SaysThatAProgramCannotBeRun) { EXPECT_THROW(launch_processes(2, {"/no/such/program"}), ConfigError); }
 
 TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
@@ -241,6 +261,21 @@ int run_contract(const Group& world) {
     }
   }
   return 0;
+}
+
+/// The last rank over NCCL dies; the others write what they were told to their file.
+int run_nccl_failure(const std::string& folder, const Environment& environment) {
+  const Place place = *place_from(environment);
+  const Group world(std::make_shared<StagingBackend>(join_nccl(place, kTimeout).backend()));
+  const at::Tensor t = at::ones({1000});
+  world.all_reduce(t);
+  if (place.rank == world.size() - 1) raise(SIGKILL);
+  try {
+    while (true) world.all_reduce(t);
+  } catch (const PeerError& e) {
+    std::ofstream(concat(folder, "/rank", place.rank)) << e.what();
+    _exit(5);
+  }
 }
 
 /// Rank 2 goes the way `how` says; the others write what they were told to their file.
@@ -294,6 +329,7 @@ int as_rank(const std::string& name, const std::vector<std::string>& arguments, 
   if (name == "contract-nccl")
     return run_contract(
         Group(std::make_shared<StagingBackend>(join_nccl(*place_from(environment), seconds(60)).backend())));
+  if (name == "kill-nccl") return run_nccl_failure(arguments.at(0), environment);
   if (name == "launcher") return run_launcher(arguments.at(0), arguments.at(1));
   if (name == "wait" || name == "end-on-sigterm") return run_waiter(name, arguments.at(0));
   return run_failure(name, arguments.at(0), environment);
