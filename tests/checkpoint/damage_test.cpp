@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <random>
 #include <thread>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/safetensors.h"
 #include "megatron/comm/local_backend.h"
 #include "tests/checkpoint/support.h"
 
@@ -124,6 +127,46 @@ TEST_F(DamagedCheckpoint, LatestChangesLast) {
   write_file(temporary / "manifest.json", "{}");
   EXPECT_THROW(publish(folder.path(), temporary, "missing/iter_0000002"), std::exception);  // it cannot get its name
   EXPECT_EQ(load_error(folder.path()), "no error");
+}
+
+TEST_F(DamagedCheckpoint, DeepNestingIsRefusedBeforeItExhaustsTheStack) {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  write_file(iteration / "manifest.json",
+             R"({"format":"megatron-cpp checkpoint","version":1,"xxh3":"0000000000000000","body":)" + deep + "}");
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("manifest.json: must be a whole checkpoint manifest.\n  got:  JSON "
+                                                   "nested deeper than 16 levels"));
+  const std::string header = R"({"w":)" + deep + "}";
+  const ReadAt read = [&](std::uint64_t offset, std::span<std::byte> into) {
+    const std::uint64_t length = header.size();
+    const std::string file = std::string(reinterpret_cast<const char*>(&length), 8) + header;
+    std::memcpy(into.data(), file.data() + offset, into.size());
+  };
+  try {
+    read_safetensors(read, header.size() + 8, "model.safetensors");
+    FAIL() << "read";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("model.safetensors"));
+    EXPECT_THAT(e.what(), HasSubstr("nested deeper than 16 levels"));
+  }
+}
+
+TEST_F(DamagedCheckpoint, AnOldCheckpointThatCannotBeRemovedIsNoFailure) {
+  save_matrix(folder.path(), 2);
+  // Too long for the other name that a folder gets before it is removed.
+  for (const char digit : {'1', '2'}) fs::create_directory(folder.path() / ("iter_" + std::string(248, digit)));
+  EXPECT_ANY_THROW(remove_old(folder.path(), 1));
+  EXPECT_NO_THROW(save_matrix(folder.path(), 3, 1));
+  EXPECT_EQ(load_error(folder.path()), "no error");
+}
+
+TEST_F(DamagedCheckpoint, SavingRemovesNothingButItsOwnLeftovers) {
+  for (const char* name : {".tmp-iter_0000009", ".tmp-mine", ".tmp-iter_0000009x", ".tmp-iter_"})
+    fs::create_directories(folder.path() / name / "deep");
+  write_file(folder.path() / ".tmp-iter_0000008", "a file");
+  save_matrix(folder.path(), 2);
+  EXPECT_FALSE(fs::exists(folder.path() / ".tmp-iter_0000009"));
+  for (const char* name : {".tmp-mine/deep", ".tmp-iter_0000009x/deep", ".tmp-iter_/deep", ".tmp-iter_0000008"})
+    EXPECT_TRUE(fs::exists(folder.path() / name)) << name;
 }
 
 /// Saves 1, 2, 3, … until it is killed.

@@ -24,6 +24,11 @@ bool is_iteration_name(const std::string& name) {
   return name.starts_with("iter_") && name.size() >= 12 && name.find_first_not_of("0123456789", 5) == std::string::npos;
 }
 
+/// Whether save() has made this name: a folder of other programs may begin alike.
+bool is_temporary_name(const std::string& name) {
+  return name.starts_with(kTemporary) && is_iteration_name(name.substr(std::strlen(kTemporary)));
+}
+
 /// What `folder`/latest says.
 std::string latest_name(const fs::path& folder) {
   std::string name = read_file(folder / kLatest, 4096);
@@ -38,7 +43,8 @@ std::string latest_name(const fs::path& folder) {
 void remove_leftovers(const fs::path& folder) {
   std::vector<fs::path> leftovers;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-    if (entry.path().filename().string().starts_with(kTemporary)) leftovers.push_back(entry.path());
+    if (entry.symlink_status().type() == fs::file_type::directory && is_temporary_name(entry.path().filename()))
+      leftovers.push_back(entry.path());
   for (const fs::path& leftover : leftovers) fs::remove_all(leftover);
 }
 

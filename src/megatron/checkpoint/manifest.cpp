@@ -16,6 +16,7 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "megatron-cpp checkpoint";
 constexpr std::uint64_t kVersion = 1;
+constexpr int kMaxDepth = 16;  // a manifest needs 7; what follows parsing may use the stack for each level
 
 [[noreturn]] void damaged(const std::string& file, const std::string& got) {
   throw ConfigError(
@@ -98,6 +99,14 @@ Manifest read_body(const json& body) {
   return manifest;
 }
 
+json parse_json(std::string_view text, const std::string& file) {
+  const json::parser_callback_t limit_depth = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) damaged(file, concat("JSON nested deeper than ", kMaxDepth, " levels"));
+    return true;
+  };
+  return json::parse(text, limit_depth);
+}
+
 }  // namespace
 
 std::string manifest_text(const Manifest& manifest) {
@@ -125,7 +134,7 @@ std::string manifest_text(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   try {
-    const json manifest = json::parse(text);
+    const json manifest = parse_json(text, file);
     if (!manifest.is_object() || manifest.value("format", "") != kFormat) damaged(file, "JSON that is no manifest");
     if (const std::uint64_t version = number(manifest, "version"); version != kVersion)
       throw ConfigError(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),

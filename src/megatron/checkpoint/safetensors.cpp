@@ -18,6 +18,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors and its t
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::uint64_t kAlignment = 64;
+constexpr int kMaxDepth = 16;  // a header needs 3
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
 
 [[noreturn]] void damaged(const std::string& file, std::uint64_t offset, const std::string& got) {
@@ -25,11 +26,13 @@ constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
       rule_got_fix(concat(file, ": must be a whole safetensors file."), concat(got, " at byte ", offset)));
 }
 
-/// Parses the header's JSON; a name given twice is an error, because the second would hide the first.
+/// Parses the header's JSON, which may not be nested deeply; a name given twice is an error, because the second would
+/// hide the first.
 json parse_json(const std::string& text, const std::string& file) {
   std::set<std::string> names;
   std::string twice;
   const json::parser_callback_t note_name = [&](int depth, json::parse_event_t event, json& value) {
+    if (depth > kMaxDepth) damaged(file, kLengthBytes, concat("a header nested deeper than ", kMaxDepth, " levels"));
     if (depth == 1 && event == json::parse_event_t::key && !names.insert(value.get<std::string>()).second)
       twice = value.get<std::string>();
     return true;

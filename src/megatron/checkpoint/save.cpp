@@ -1,5 +1,6 @@
 #include <c10/core/GradMode.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
@@ -118,7 +119,7 @@ class Coordinator {
       parse_manifest(text, (temporary_ / "manifest.json").string());  // what could not be read must not be published
       write_file(temporary_ / "manifest.json", text);
       publish(folder_, temporary_, name_);
-      remove_old(folder_, keep_last);
+      remove_old_ones(keep_last);
       return "";
     });
     std::error_code
@@ -128,6 +129,15 @@ class Coordinator {
   }
 
  private:
+  /// The new checkpoint stands: one that cannot be removed is no reason to end the run.
+  void remove_old_ones(int keep_last) const {
+    try {
+      remove_old(folder_, keep_last);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "warning: an old checkpoint in %s is not removed: %s\n", folder_.c_str(), e.what());
+    }
+  }
+
   fs::path folder_, temporary_;
   std::string name_;
   std::int64_t iteration_;
