@@ -112,9 +112,10 @@ class DenseGpt {
 
 /// A store for rank k of t, its values replaced by slices of `weights` where that names them.
 inline parallel::ParameterStore make_store(const plan::GptShape& shape, int t, int k, const Tensors& weights = {},
-                                           at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234) {
+                                           at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234,
+                                           at::Device device = at::kCPU) {
   const auto specs = plan::gpt_parameters(shape, t, k);
-  parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, at::kCPU, seed);
+  parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, device, seed);
   for (const auto& parameter : store.all()) {
     const auto found = weights.find(parameter->spec.name);
     if (found == weights.end()) continue;

@@ -36,7 +36,8 @@ inline StepResult take_step(const plan::ResolvedRun& run, Engine& engine, std::i
   return engine.step(
       static_cast<int>(samples.size()),
       [&](std::size_t m) {
-        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed, at::kCPU);
+        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed,
+                               engine.parameters.values().device());
       },
       run.learning_rate.at(i * train.global_batch_size));
 }
