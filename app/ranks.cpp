@@ -18,6 +18,7 @@
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/parallel/context.h"
 
 namespace megatron::app {
 namespace {
@@ -30,13 +31,30 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
   return parallel.threads_per_rank > 0 ? parallel.threads_per_rank : std::max(1, usable_cores() / ranks_here);
 }
 
+// Runs the body of one rank. What it throws gets the rank's name, and peers that wait for the rank are told.
+int run_body(const plan::ResolvedRun& run, const RankBody& body, const comm::Group& world, at::Device device) {
+  if (world.size() == 1) return body(world, device);
+  const auto named = [&](const std::exception& error) {
+    const std::string message = concat(parallel::rank_name(run.grid, world.rank()), ": ", error.what());
+    world.abort(message);
+    return message;
+  };
+  try {
+    return body(world, device);
+  } catch (const ConfigError& error) {
+    throw ConfigError(named(error));
+  } catch (const std::exception& error) {
+    throw std::runtime_error(named(error));
+  }
+}
+
 int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const int ranks = run.grid.world_size();
   std::atomic<int> exit_code{0};
-  const auto rank = [&](comm::Group world) {
+  const auto rank = [&](const comm::Group& world) {
     kernels::configure_thread(threads_of_rank(parallel, ranks));
-    const int code = body(std::move(world), at::kCPU);
+    const int code = run_body(run, body, world, at::kCPU);
     for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
   };
   const comm::LocalOptions options{.timeout = timeout_of(parallel), .on_stuck = [](const std::string& message) {
@@ -55,18 +73,11 @@ int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
 
 int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  if (parallel.backend != "auto" && parallel.backend != "nccl")
-    throw ConfigError(
-        rule_got_fix("parallel.device cuda needs parallel.backend nccl.", parallel.backend, "--parallel.backend nccl"));
-  if (!place && run.grid.world_size() > 1)
-    throw ConfigError(rule_got_fix("Ranks on cuda are processes.", "parallel.launch " + parallel.launch,
-                                   "--parallel.launch processes"));
-  comm::load_cuda_plugin();
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
   const c10::DeviceGuard guard(device);
   kernels::configure_thread(threads_of_rank(parallel, place ? place->local_size : 1));
   const bool alone = run.grid.world_size() == 1;
-  return body(alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
+  return run_body(run, body, alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
 }
 
 // The words that this process was started with; the first is replaced by the program's path.
@@ -107,18 +118,33 @@ bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Pl
   return !place && wanted && run.grid.world_size() > 1;
 }
 
+void check_device(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  if (parallel.device != "cuda") return;
+  if (parallel.backend != "auto" && parallel.backend != "nccl")
+    throw ConfigError(
+        rule_got_fix("parallel.device cuda needs parallel.backend nccl.", parallel.backend, "--parallel.backend nccl"));
+  if (!place && !starts_processes(run, place) && run.grid.world_size() > 1)
+    throw ConfigError(rule_got_fix("Ranks on cuda are processes.", "parallel.launch " + parallel.launch,
+                                   "--parallel.launch processes"));
+  comm::load_cuda_plugin();
+}
+
 int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
   const config::ParallelConfig& parallel = run.config.parallel;
+  check_device(run, place);
   if (starts_processes(run, place)) {
-    const comm::LaunchResult result = comm::launch_processes(run.grid.world_size(), own_command());
-    if (!result.message.empty() && result.exit_code != kInterrupted)
-      std::fprintf(stderr, "%s\n", result.message.c_str());
-    return result.exit_code;
+    const comm::LaunchResult result =
+        comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted}});
+    if (result.first_failed_rank < 0) return result.exit_code;
+    std::fprintf(stderr, "%s\n", result.message.c_str());
+    return kFailed;
   }
   if (parallel.device == "cuda") return run_on_gpu(run, place, body);
   if (!place) return run_threads(run, body);
   kernels::configure_thread(threads_of_rank(parallel, place->local_size));
-  return body(place->world_size > 1 ? comm::join_gloo(*place, timeout_of(parallel)) : comm::Group(), at::kCPU);
+  const bool alone = place->world_size == 1;
+  return run_body(run, body, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
 }
 
 }  // namespace megatron::app

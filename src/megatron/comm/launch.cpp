@@ -100,7 +100,7 @@ class Children {
   }
 
   /// Takes note of every rank that has ended.
-  void reap(LaunchResult& result) {
+  void reap(LaunchResult& result, const std::vector<int>& clean_codes) {
     for (std::size_t r = 0; r < pids_.size(); ++r) {
       int status = 0;
       if (pids_[r] <= 0 || waitpid(pids_[r], &status, WNOHANG) != pids_[r]) continue;
@@ -108,7 +108,8 @@ class Children {
       pids_[r] = 0;
       const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       result.exit_code = std::max(result.exit_code, code);
-      if (code == 0 || result.first_failed_rank >= 0) continue;
+      const bool clean = std::find(clean_codes.begin(), clean_codes.end(), code) != clean_codes.end();
+      if (clean || result.first_failed_rank >= 0) continue;
       result.first_failed_rank = static_cast<int>(r);
       result.message = WIFEXITED(status) ? concat("rank ", r, " failed first, with exit code ", code)
                                          : concat("rank ", r, " failed first, ended by signal ", WTERMSIG(status), " (",
@@ -121,16 +122,16 @@ class Children {
 };
 
 /// Waits for all, passes signals on and ends those that stay after one has failed.
-LaunchResult supervise(Children& children, const SignalsHeld& signals, std::chrono::milliseconds grace) {
+LaunchResult supervise(Children& children, const SignalsHeld& signals, const LaunchOptions& options) {
   LaunchResult result;
   bool passed_on[NSIG] = {};
   std::optional<Clock::time_point> first_failure;
   int escalation = 0;
   while (true) {
-    children.reap(result);
+    children.reap(result, options.clean_codes);
     if (!children.any()) return result;
     if (result.first_failed_rank >= 0 && !first_failure) first_failure = Clock::now();
-    if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * grace)
+    if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace)
       children.signal_all(escalation++ == 0 ? SIGTERM : SIGKILL);
     const int signal = signals.wait(std::chrono::milliseconds(100));
     if ((signal == SIGINT || signal == SIGTERM) && !passed_on[signal]) {
@@ -166,7 +167,7 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
     close(error_pipe[0]);
     throw std::runtime_error(concat("launch: cannot start a process: ", std::strerror(errno)));
   }
-  const LaunchResult result = supervise(children, signals, options.grace);
+  const LaunchResult result = supervise(children, signals, options);
   int error = 0;
   const bool not_run = read(error_pipe[0], &error, sizeof error) == sizeof error;
   close(error_pipe[0]);

@@ -9,11 +9,13 @@ struct LaunchOptions {
   /// After the first rank has failed, the others have this long to end by themselves, naming the missing rank; then
   /// they get SIGTERM and, as long again later, SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(10);
+  /// Exit codes that are no failure.
+  std::vector<int> clean_codes = {0};
 };
 
 struct LaunchResult {
   int exit_code = 0;           ///< the highest of all ranks; 128 + n for one ended by signal n
-  int first_failed_rank = -1;  ///< -1: every rank returned 0
+  int first_failed_rank = -1;  ///< -1: every rank returned a clean code
   std::string message;         ///< which rank failed first, and how; empty: none
 };
 

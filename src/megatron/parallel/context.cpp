@@ -18,8 +18,10 @@ ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, 
   model_ = world_.split(grid_.groups({plan::Axis::Tp, plan::Axis::Pp}));
 }
 
-std::string ParallelContext::name() const {
-  return concat("rank ", rank(), " (tp ", index(plan::Axis::Tp), ", cp ", index(plan::Axis::Cp), ", dp ",
+std::string rank_name(const plan::RankGrid& grid, int rank) {
+  const plan::Coord coord = grid.coord_of(rank);
+  const auto index = [&](plan::Axis axis) { return coord[static_cast<std::size_t>(axis)]; };
+  return concat("rank ", rank, " (tp ", index(plan::Axis::Tp), ", cp ", index(plan::Axis::Cp), ", dp ",
                 index(plan::Axis::Dp), ", pp ", index(plan::Axis::Pp), ")");
 }
 

@@ -9,6 +9,9 @@
 
 namespace megatron::parallel {
 
+/// "rank 13 (tp 1, cp 0, dp 2, pp 1)".
+std::string rank_name(const plan::RankGrid& grid, int rank);
+
 /// Where this rank stands and whom it may talk to. Built once, immutable, passed down by const reference to builders;
 /// a module stores only the group it talks to. There is no global instance.
 class ParallelContext {
@@ -27,8 +30,8 @@ class ParallelContext {
   const comm::Group& model() const { return model_; }  ///< tp x pp: the ranks that hold one copy of the model
   at::Device device() const { return device_; }
 
-  /// "rank 13 (tp 1, cp 0, dp 2, pp 1)": the prefix of every log line and error.
-  std::string name() const;
+  /// The prefix of every error that leaves the rank.
+  std::string name() const { return rank_name(grid_, rank()); }
 
  private:
   plan::RankGrid grid_;
