@@ -7,16 +7,17 @@
 namespace megatron::optim {
 namespace {
 
-// Calls visit(flat gradients) on runs of neighbouring parameters that this rank counts: its slices, and on the first
-// rank the parameters that every rank holds whole. Padding between parameters is zero and does no harm.
-void for_counted_runs(const parallel::ParameterStore& parameters, bool first_rank, const auto& visit) {
+// Calls visit(flat gradients) on runs of neighbouring parameters that this rank counts: its slices, and with
+// `counts_whole` the parameters that every tensor-parallel rank holds whole. Padding between parameters is zero and
+// does no harm.
+void for_counted_runs(const parallel::ParameterStore& parameters, bool counts_whole, const auto& visit) {
   std::int64_t begin = 0, end = 0;
   const auto flush = [&] {
     if (end > begin) visit(parameters.gradients().narrow(0, begin, end - begin));
   };
   for (const auto& slot : parameters.layout().slots) {
     const bool counted =
-        first_rank || !parameters.all().at(static_cast<std::size_t>(slot.parameter))->spec.replicated();
+        counts_whole || !parameters.all().at(static_cast<std::size_t>(slot.parameter))->spec.replicated();
     if (counted && end > begin) {
       end = slot.end;
       continue;
@@ -30,10 +31,10 @@ void for_counted_runs(const parallel::ParameterStore& parameters, bool first_ran
 
 }  // namespace
 
-double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& tp, double grad_scale,
-                     NormKind kind) {
+double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& model, bool counts_whole,
+                     double grad_scale, NormKind kind) {
   double local = 0;
-  for_counted_runs(parameters, tp.rank() == 0, [&](const at::Tensor& gradients) {
+  for_counted_runs(parameters, counts_whole, [&](const at::Tensor& gradients) {
     if (kind == NormKind::L2) {
       local += kernels::sum_of_squares(gradients);
     } else {
@@ -43,7 +44,7 @@ double gradient_norm(const parallel::ParameterStore& parameters, const comm::Gro
     }
   });
   const double total =
-      tp.all_reduce_scalars({local}, kind == NormKind::L2 ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
+      model.all_reduce_scalars({local}, kind == NormKind::L2 ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
   return std::abs(grad_scale) * (kind == NormKind::L2 ? std::sqrt(total) : total);
 }
 

@@ -26,6 +26,12 @@ struct GradientReducer::Impl {
     while (overlap && next < buckets.size() && buckets[next].incomplete == 0) start_next();
   }
 
+  // A backward pass outside of a step concerns nobody here.
+  void disarm() const {
+    for (const auto& bucket : buckets)
+      for (const auto& parameter : bucket.parameters) parameter->on_complete(0, [] {});
+  }
+
   void start_next() {
     Bucket& bucket = buckets[next++];
     bucket.work = dp.all_reduce_async(bucket.gradients);
@@ -45,10 +51,7 @@ GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, com
   }
 }
 
-GradientReducer::~GradientReducer() {
-  for (auto& bucket : impl_->buckets)
-    for (const auto& parameter : bucket.parameters) parameter->on_complete(0, [] {});
-}
+GradientReducer::~GradientReducer() { impl_->disarm(); }
 
 void GradientReducer::begin_step(int num_microbatches) {
   impl_->next = 0;
@@ -64,6 +67,7 @@ void GradientReducer::begin_step(int num_microbatches) {
 }
 
 void GradientReducer::finish() {
+  impl_->disarm();
   for (const auto& bucket : impl_->buckets)
     for (const auto& parameter : bucket.parameters)
       if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before

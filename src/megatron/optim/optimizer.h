@@ -17,7 +17,8 @@ class GradientReducer {
   GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, bool overlap);
   /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
   void begin_step(int num_microbatches);
-  /// After the last backward: zeroes gradients that got no contribution, starts what has not started, waits for all.
+  /// After the last backward: asks no more of it, zeroes gradients that got no contribution, starts what has not
+  /// started, waits for all.
   void finish();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -31,10 +32,10 @@ class GradientReducer {
 enum class NormKind { L2, Inf };
 
 /// Norm of `grad_scale` x gradients over the whole model, summed in double. Parameters held whole by every
-/// tensor-parallel rank count once. Collective over `tp`: one number; equal on every rank. Not finite when any gradient
-/// is not.
-double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& tp, double grad_scale,
-                     NormKind kind);
+/// tensor-parallel rank count once: `counts_whole` is true on the first of them alone. Collective over `model`, the
+/// ranks that hold one copy of the model: one number; equal on every rank. Not finite when any gradient is not.
+double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& model, bool counts_whole,
+                     double grad_scale, NormKind kind);
 
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;

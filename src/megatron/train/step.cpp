@@ -80,9 +80,11 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.loss = total.sum * to_mean;
   result.tokens = total.count;
   result.stop = total.stop;
-  result.grad_norm =
-      optim::gradient_norm(parameters_, context_.group(plan::Axis::Tp), to_mean, options_.clip_norm);  // over tp
-  result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  result.grad_norm = optim::gradient_norm(parameters_, context_.model(), context_.is_first(plan::Axis::Tp), to_mean,
+                                          options_.clip_norm);  // over the model
+  const bool broken = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  // Agreed on, so that no rank ever updates alone.
+  result.skipped = context_.world().all_reduce_scalars({broken ? 1.0 : 0.0}, comm::ReduceOp::Max)[0] > 0;
   if (result.skipped) return result;
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
   optimizer_.step(learning_rate, to_mean * clip);
