@@ -74,11 +74,11 @@ std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   return prompts;
 }
 
-/// The tokenizer named, or the run's: in its folder, else where its recipe says.
+/// The tokenizer named, or the run's: its copy in the run's folder, else where its recipe says.
 text::Tokenizer tokenizer_of(const GenerateFlags& flags, const config::RunConfig& recipe) {
   if (!flags.tokenizer.empty()) return text::Tokenizer::load(flags.tokenizer);
-  const fs::path checkpoints = checkpoint::find_checkpoint(flags.load).parent_path();
-  for (const fs::path& folder : {checkpoints, checkpoints.parent_path()})
+  const fs::path checkpoints = fs::absolute(checkpoint::find_checkpoint(flags.load)).parent_path();
+  for (const fs::path& folder : {checkpoints, checkpoints.parent_path(), fs::path(recipe.train.out)})
     if (fs::exists(folder / "tokenizer.json")) return text::Tokenizer::load(folder);
   if (recipe.data.tokenizer.empty())
     throw ConfigError(

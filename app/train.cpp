@@ -1,11 +1,16 @@
+#include <atomic>
 #include <csignal>
+#include <filesystem>
+#include <optional>
 
 #include "app/jobs.h"
 #include "app/ranks.h"
+#include "megatron/base/error.h"
 #include "megatron/config/options.h"
-#include "megatron/data/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/tokenizer.h"
+#include "megatron/train/inputs.h"
+#include "megatron/train/run_folders.h"
 #include "megatron/train/trainer.h"
 
 namespace megatron::app {
@@ -17,7 +22,8 @@ constexpr const char* kUsage =
     "and exit with 3.";
 
 // A signal handler can reach nothing else. Read by every rank through StopRequested.
-volatile std::sig_atomic_t stop_requested = 0;
+std::atomic<int> stop_requested = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch no lock");
 
 // The first signal asks for a stop; the second one ends the program, as it would have without us.
 void stop_on_signals() {
@@ -29,6 +35,13 @@ void stop_on_signals() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+// The run's folder keeps what makes text of its model's tokens, as `data.tokenizer` may change or go.
+void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out) {
+  const bool has_one = std::filesystem::exists(out / "tokenizer.json");
+  if (has_one && text::Tokenizer::load(out).fingerprint() == tokenizer.fingerprint()) return;
+  tokenizer.save(out);
+}
+
 }  // namespace
 
 int train(const Args& args) {
@@ -37,21 +50,33 @@ int train(const Args& args) {
   const auto place = comm::place_from(environment());
   plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .needs_data = true};
   std::int64_t eod = -1;
+  std::optional<text::Tokenizer> tokenizer;  // without one resolve() throws
   if (!config.data.tokenizer.empty()) {
-    const auto tokenizer = text::Tokenizer::load(config.data.tokenizer);
-    facts.tokenizer_vocab = tokenizer.vocab_size();
+    tokenizer = text::Tokenizer::load(config.data.tokenizer);
+    facts.tokenizer_vocab = tokenizer->vocab_size();
     if (config.data.reset_position_ids || config.data.reset_attention_mask || config.data.eod_mask_loss)
-      eod = tokenizer.eod_id();
+      eod = tokenizer->eod_id();
   }
   const plan::ResolvedRun run = plan::resolve(config, facts);
-  (void)data::IndexedDataset(run.config.data.data_path.at(0));  // a wrong prefix is found before ranks start
+  check_device(run, place);
+  train::check_inputs(run);
+  std::optional<train::RunFolders> folders;  // held until the run ends
+  if (!place || place->rank == 0) {
+    folders.emplace(run.config);
+    keep_tokenizer(*tokenizer, run.config.train.out);
+  }
+  if (starts_processes(run, place)) folders.reset();  // the first rank's process holds them
 
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   if (!starts_processes(run, place)) stop_on_signals();
   return run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
-    const auto outcome = train::train(run, eod, std::move(world), device, [] { return stop_requested != 0; });
-    return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
+    try {
+      const auto outcome = train::train(run, eod, std::move(world), device, [] { return stop_requested != 0; });
+      return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
+    } catch (const ConfigError& error) {  // too late for exit code 2: the run has begun and has written files
+      throw std::runtime_error(error.what());
+    }
   });
 }
 

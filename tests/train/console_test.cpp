@@ -34,6 +34,16 @@ TEST(Console, PrintsTheIterationLineOfMegatron) {
             "iterations:   1 | number of nan iterations:   0 |");
 }
 
+TEST(Console, PrintsNumbersOfAnySize) {
+  IterationLine line = example();
+  line.grad_norm = 1e300;  // some 300 digits
+  const std::string text = iteration_line(line, 0);
+  const std::size_t begin = text.find("grad norm: ") + 11, end = text.find(" |", begin);
+  EXPECT_EQ(text.substr(end), " | number of skipped iterations:   1 | number of nan iterations:   0 |");
+  EXPECT_EQ(end - begin, 301u + 4u);
+  EXPECT_EQ(std::strtod(text.c_str() + begin, nullptr), 1e300);
+}
+
 TEST(Console, LeavesOutALossWithoutValueAsMegatronDoes) {
   IterationLine line = example();
   line.loss = 0;

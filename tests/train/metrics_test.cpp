@@ -29,7 +29,7 @@ class MetricsTest : public ::testing::Test {
 };
 
 TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
-  MetricsFile file(folder_ / "metrics.jsonl", 0);
+  MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
   file.write(IterationMetrics{.iteration = 3,
                               .consumed_samples = 24,
                               .loss = 5.5,
@@ -49,7 +49,7 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
 }
 
 TEST_F(MetricsTest, ANanIsNullAndSaysThatTheStepWasSkipped) {
-  MetricsFile file(folder_ / "metrics.jsonl", 0);
+  MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
   file.write(IterationMetrics{.iteration = 1, .loss = std::nan(""), .skipped = true});
   EXPECT_TRUE(lines().at(0)["loss"].is_null());
   EXPECT_EQ(lines().at(0)["skipped"], true);
@@ -57,11 +57,11 @@ TEST_F(MetricsTest, ANanIsNullAndSaysThatTheStepWasSkipped) {
 
 TEST_F(MetricsTest, AResumedRunRewritesTheIterationsAfterItsCheckpoint) {
   {
-    MetricsFile file(folder_ / "metrics.jsonl", 0);
+    MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
     for (std::int64_t i = 1; i <= 5; ++i) file.write(IterationMetrics{.iteration = i, .loss = 1});
   }
   std::ofstream(folder_ / "metrics.jsonl", std::ios::app) << R"({"iteration": 6, "lo)";  // cut off by a crash
-  MetricsFile file(folder_ / "metrics.jsonl", 3);
+  MetricsFile file(folder_ / "metrics.jsonl", 3, 3);
   file.write(IterationMetrics{.iteration = 4, .loss = 2});
   const auto written = lines();
   ASSERT_EQ(written.size(), 4u);
@@ -72,7 +72,7 @@ TEST_F(MetricsTest, AResumedRunRewritesTheIterationsAfterItsCheckpoint) {
 TEST_F(MetricsTest, NamesTheFileThatCannotBeOpened) {
   const auto path = folder_ / "missing" / "metrics.jsonl";
   try {
-    MetricsFile file(path, 0);
+    MetricsFile file(path, 0, 0);
     FAIL() << "opened a file in a folder that does not exist";
   } catch (const std::runtime_error& e) {
     EXPECT_NE(std::string(e.what()).find(path.string()), std::string::npos) << e.what();

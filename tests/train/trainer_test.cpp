@@ -15,6 +15,7 @@
 #include "megatron/config/options.h"
 #include "megatron/data/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/train/inputs.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -105,21 +106,22 @@ TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {
   options.train.eval_interval = 2;
   options.train.eval_iters = 1;
   ASSERT_EQ(run(options), Outcome::Done);
-  options.train.out = (folder_ / "stopped").string();
-  ASSERT_EQ(run(options, 3), Outcome::Interrupted);
-  EXPECT_LT(metrics("stopped").size(), metrics("straight").size());
-  ASSERT_EQ(run(options), Outcome::Done);
-  const auto straight = metrics("straight"), stopped = metrics("stopped");
   const auto timeless = [](const std::vector<json>& lines) {
     std::vector<json> kept;
     for (json line : lines) {
-      if (!line.contains("loss")) continue;  // where the stop came during a validation, that one is not done again
       for (const char* field : {"tokens_per_s", "step_ms", "peak_memory_bytes"}) line.erase(field);
       kept.push_back(line);
     }
     return kept;
   };
-  EXPECT_EQ(timeless(stopped), timeless(straight)) << "not bit for bit";
+  const auto straight = timeless(metrics("straight"));
+  for (int stop = 1; stop <= 9; ++stop) {  // in each of the 6 steps and 3 validations
+    options.train.out = (folder_ / ("stopped" + std::to_string(stop))).string();
+    const Outcome outcome = run(options, stop);
+    EXPECT_EQ(outcome, stop == 9 ? Outcome::Done : Outcome::Interrupted) << stop;
+    ASSERT_EQ(run(options), Outcome::Done);
+    EXPECT_EQ(timeless(metrics("stopped" + std::to_string(stop))), straight) << "not bit for bit; stopped at " << stop;
+  }
 }
 
 TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
@@ -137,7 +139,27 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   }
   options.train.out = (folder_ / "strict").string();
   options.train.exit_on_nan = true;
-  EXPECT_THROW(run(options), std::runtime_error);
+  // On every rank, not through the failure of another.
+  std::atomic<int> refused = 0;
+  options.parallel.tp = options.parallel.world_size = 2;
+  const plan::ResolvedRun split = plan::resolve(options);
+  try {
+    comm::run_ranks(2, [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      try {
+        train(split, /*eod=*/0, world, at::kCPU, [] { return false; });
+      } catch (const comm::PeerError&) {
+        throw;
+      } catch (const std::runtime_error& e) {
+        EXPECT_NE(std::string(e.what()).find("iteration 2: loss"), std::string::npos) << e.what();
+        ++refused;
+        throw;
+      }
+    });
+    FAIL() << "trained";
+  } catch (const std::runtime_error&) {
+    EXPECT_EQ(refused, 2);
+  }
 }
 
 TEST_F(TrainerTest, TheSecondRunOfAFinishedRecipeDoesNothing) {
@@ -160,6 +182,86 @@ TEST_F(TrainerTest, StartsFromTheCheckpointOfAnotherRunInAnotherLayout) {
   ASSERT_EQ(rest.size(), 3u);
   for (std::size_t i = 0; i < rest.size(); ++i)
     EXPECT_NEAR(rest[i]["loss"].get<double>(), whole[i + 3]["loss"].get<double>(), 1e-11);
+}
+
+TEST_F(TrainerTest, ARunThatWasStartedFromAnotherGoesOnFromItsOwnCheckpoint) {
+  auto options = config("other");
+  options.train.train_iters = 2;
+  ASSERT_EQ(run(options), Outcome::Done);
+  options = config("run");
+  options.checkpoint.load = (folder_ / "other").string();
+  ASSERT_EQ(run(options, 2), Outcome::Interrupted);
+  ASSERT_EQ(metrics("run").size(), 2u);
+  const json fourth = metrics("run")[1];
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto lines = metrics("run");
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[1], fourth) << "done again";
+  EXPECT_EQ(lines[3]["iteration"], 6);
+}
+
+TEST_F(TrainerTest, ACheckpointOfAnotherArchitectureIsRefusedNamingEachDifference) {
+  ASSERT_EQ(run(config("run")), Outcome::Done);
+  const auto error = [&](const config::RunConfig& options) -> std::string {
+    try {
+      check_inputs(plan::resolve(options));
+      EXPECT_EQ(run(options), Outcome::Done);
+    } catch (const ConfigError& e) {
+      EXPECT_THROW(run(options), ConfigError) << "only found before ranks start";
+      return e.what();
+    }
+    return "no error";
+  };
+  const auto saved = metrics("run");
+  auto options = config("run");
+  options.model.num_attention_heads = 4;
+  options.model.gelu = "erf";
+  options.model.layernorm_epsilon = 1e-6;
+  const std::string several = error(options);
+  for (const char* line : {"model.num_attention_heads must be 6", "got:  4", "--model.num_attention_heads=6",
+                           "model.gelu must be tanh", "model.layernorm_epsilon must be 1e-05"})
+    EXPECT_NE(several.find(line), std::string::npos) << line << " is missing in\n" << several;
+  options = config("run");
+  options.model.num_layers = 1;
+  EXPECT_NE(error(options).find("\"decoder.layers.1."), std::string::npos) << "the weights that would be lost";
+  options = config("run");
+  options.model.untie_embeddings_and_output_weights = true;
+  EXPECT_NE(error(options).find("model.untie_embeddings_and_output_weights must be false"), std::string::npos);
+  EXPECT_EQ(metrics("run"), saved) << "a refused run has changed files";
+  options = config("run", 2, 2);
+  options.model.hidden_dropout = 0.5;  // how it is trained is free
+  options.train.seed = 7;              // a warning
+  EXPECT_EQ(error(options), "no error");
+  EXPECT_EQ(check_checkpoint(folder_ / "run", plan::resolve(options)).size(), 1u);
+}
+
+TEST_F(TrainerTest, FindsAnEmptySplitAndUnknownTokensBeforeRanksStart) {
+  const auto error = [](const config::RunConfig& options) -> std::string {
+    try {
+      check_inputs(plan::resolve(options));
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  auto options = config("run");
+  EXPECT_EQ(error(options), "no error");
+  options.data.split = "1";
+  EXPECT_EQ(error(options), "no error") << "nobody asks for validation";
+  options.train.eval_interval = 2;
+  EXPECT_NE(error(options), "no error");
+  options = config("run");
+  options.model.vocab_size = 50;
+  const std::string text = options.data.data_path[0];
+  EXPECT_NE(error(options).find(text + ": every token must be one of 0 … 49.\n  got:  token 5"), std::string::npos)
+      << error(options);
+  try {
+    run(options);  // the tokens further back are found when their sample comes
+    FAIL() << "trained";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find(text + ": every token"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("in sample "), std::string::npos) << e.what();
+  }
 }
 
 TEST_F(TrainerTest, NamesTheCheckpointThatIsNotThere) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 
 namespace megatron::train {
@@ -24,6 +25,12 @@ std::span<T> row(const at::Tensor& tensor, std::int64_t b) {
 }
 
 }  // namespace
+
+void fail_for_token(const std::string& prefix, std::int64_t token, const std::string& place, std::int64_t vocab) {
+  throw ConfigError(rule_got_fix(concat(prefix, ": every token must be one of 0 … ", vocab - 1, "."),
+                                 concat("token ", token, " in ", place),
+                                 "give data.tokenizer the tokenizer that made the data"));
+}
 
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device) {
@@ -48,16 +55,23 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
 }
 
 DatasetBatches::DatasetBatches(const data::GptDatasetSpec& spec, const config::DataConfig& data, std::int64_t eod,
-                               at::ScalarType dtype, at::Device device)
+                               std::int64_t vocab, at::ScalarType dtype, at::Device device)
     : dataset_(spec, {.eod = eod,
                       .reset_position_ids = data.reset_position_ids,
                       .reset_attention_mask = data.reset_attention_mask,
                       .eod_mask_loss = data.eod_mask_loss}),
+      prefix_(spec.prefix),
+      vocab_(vocab),
       wants_mask_(data.eod_mask_loss),
       wants_positions_(data.reset_position_ids),
       wants_first_key_(data.reset_attention_mask),
       dtype_(dtype),
       device_(device) {}
+
+void DatasetBatches::check_tokens(std::int64_t sample, std::span<const std::int64_t> tokens) const {
+  for (const std::int64_t token : tokens)
+    if (token < 0 || token >= vocab_) fail_for_token(prefix_, token, concat("sample ", sample), vocab_);
+}
 
 model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const {
   const auto samples = static_cast<std::int64_t>(sample_ids.size()), seq_length = dataset_.seq_length();
@@ -66,13 +80,16 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   };
   const auto tokens = make(true, at::kLong), labels = make(true, at::kLong), mask = make(wants_mask_, at::kFloat),
              positions = make(wants_positions_, at::kLong), first_key = make(wants_first_key_, at::kInt);
-  for (std::int64_t b = 0; b < samples; ++b)
+  for (std::int64_t b = 0; b < samples; ++b) {
     dataset_.get(sample_ids[static_cast<std::size_t>(b)] % dataset_.size(),
                  {.tokens = row<std::int64_t>(tokens, b),
                   .labels = row<std::int64_t>(labels, b),
                   .loss_mask = row<float>(mask, b),
                   .position_ids = row<std::int64_t>(positions, b),
                   .first_key = row<std::int32_t>(first_key, b)});
+    check_tokens(sample_ids[static_cast<std::size_t>(b)], row<std::int64_t>(tokens, b));
+    check_tokens(sample_ids[static_cast<std::size_t>(b)], row<std::int64_t>(labels, b));
+  }
   model::Batch batch;
   batch.tokens_bs = tokens.to(device_);
   batch.labels_bs = labels.to(device_);

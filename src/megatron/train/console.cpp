@@ -9,12 +9,14 @@ namespace megatron::train {
 namespace {
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...) {
-  char text[256];
-  va_list arguments;
+  va_list arguments, again;
   va_start(arguments, pattern);
-  const int length = std::vsnprintf(text, sizeof text, pattern, arguments);
+  va_copy(again, arguments);
+  std::string text(static_cast<std::size_t>(std::vsnprintf(nullptr, 0, pattern, arguments)), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+  va_end(again);
   va_end(arguments);
-  return {text, static_cast<std::size_t>(length)};
+  return text;
 }
 
 std::string time_stamp(std::int64_t time_us) {

@@ -17,8 +17,9 @@ using Json = nlohmann::ordered_json;
   throw std::runtime_error(concat(path.string(), ": cannot ", what, ": ", std::strerror(errno)));
 }
 
-// Keeps the lines of iterations up to `last`. A line that is no whole object was cut off by a crash: it goes too.
-void drop_lines_after(const std::filesystem::path& path, std::int64_t last) {
+// Keeps the lines of iterations up to `last` and of validations up to `validated`. A line that is no whole object was
+// cut off by a crash: it goes too.
+void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std::int64_t validated) {
   std::ifstream in(path);
   if (!in) return;
   std::string kept;
@@ -26,7 +27,8 @@ void drop_lines_after(const std::filesystem::path& path, std::int64_t last) {
     const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!object.is_object()) continue;
     const auto iteration = object.find("iteration");
-    if (iteration != object.end() && iteration->is_number_integer() && iteration->get<std::int64_t>() <= last)
+    if (iteration != object.end() && iteration->is_number_integer() &&
+        iteration->get<std::int64_t>() <= (object.contains("valid_loss") ? validated : last))
       kept += line + "\n";
   }
   write_file(path, kept);
@@ -34,8 +36,9 @@ void drop_lines_after(const std::filesystem::path& path, std::int64_t last) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration) : path_(std::move(path)) {
-  drop_lines_after(path_, resume_iteration);
+MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration)
+    : path_(std::move(path)) {
+  drop_lines_after(path_, resume_iteration, validated_iteration);
   file_.reset(std::fopen(path_.c_str(), "a"));
   if (!file_) fail(path_, "open");
 }

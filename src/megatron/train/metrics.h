@@ -24,9 +24,9 @@ struct ValidationMetrics {
 /// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.
 class MetricsFile {
  public:
-  /// Opens `path` to append. Lines of iterations after `resume_iteration` are taken out first: the resumed run does
-  /// them again. Throws std::runtime_error naming the path.
-  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration);
+  /// Opens `path` to append. What the resumed run does again is taken out first: iterations after `resume_iteration`,
+  /// validations after `validated_iteration`. Throws std::runtime_error naming the path.
+  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration);
   void write(const IterationMetrics& metrics);
   void write(const ValidationMetrics& metrics);
 

@@ -27,7 +27,8 @@ std::int64_t peak_memory_bytes() {
 
 RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start)
     : run_(run),
-      metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration),
+      metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration,
+               start.validated_iteration),
       progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
   progress_.start_at(start.iteration);
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/config/options.h"
 
 namespace megatron::train {
 namespace {
@@ -64,10 +65,24 @@ void save_run(const std::filesystem::path& folder, const RunState& state, const 
       {"consumed_samples", std::to_string(state.consumed_samples)},
       {"schedule_samples", std::to_string(state.schedule_samples)},
       {"skipped_iterations", std::to_string(state.skipped_iterations)},
+      {"validated_iteration", std::to_string(state.validated_iteration)},
       {"optimizer_steps", std::to_string(engine.optimizer.steps())},
       {"recipe", nlohmann::json(recipe).dump()},
   };
   checkpoint::save(folder, state.iteration, sharded_tensors(engine), metadata, engine.context.world(), keep_last);
+}
+
+config::RunConfig saved_recipe(const std::filesystem::path& folder) {
+  const auto found = checkpoint::find_checkpoint(folder);
+  const auto metadata = checkpoint::read_manifest(found).metadata;
+  const auto entry = metadata.find("recipe");
+  const auto recipe = entry == metadata.end() ? nlohmann::json() : nlohmann::json::parse(entry->second, nullptr, false);
+  if (!recipe.is_string())
+    throw ConfigError(
+        rule_got_fix(concat("The checkpoint ", found.string(), " must hold the recipe of its run."), "none"));
+  config::RunConfig config;
+  config::read_toml(config::fields_of(config), recipe.get<std::string>(), "the recipe in " + found.string());
+  return config;
 }
 
 RunState load_run(const std::filesystem::path& folder, Engine& engine) {
@@ -77,7 +92,8 @@ RunState load_run(const std::filesystem::path& folder, Engine& engine) {
   return {.iteration = loaded.iteration,
           .consumed_samples = read("consumed_samples"),
           .schedule_samples = read("schedule_samples"),
-          .skipped_iterations = read("skipped_iterations")};
+          .skipped_iterations = read("skipped_iterations"),
+          .validated_iteration = read("validated_iteration")};
 }
 
 }  // namespace megatron::train

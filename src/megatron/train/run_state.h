@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/config/run_config.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::train {
@@ -15,6 +16,7 @@ struct RunState {
   std::int64_t consumed_samples = 0;  ///< of the training order; skipped iterations consume theirs too
   std::int64_t schedule_samples = 0;  ///< that advanced the learning rate: those of iterations that were not skipped
   std::int64_t skipped_iterations = 0;
+  std::int64_t validated_iteration = 0;  ///< after which the last validation was done; 0: none yet
 };
 
 /// This rank's slices of weights and optimizer state, named and shaped as in the whole model. The rows that pad the
@@ -25,6 +27,10 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 /// configuration as TOML, kept in the metadata.
 void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
               const std::string& recipe, int keep_last);
+
+/// The configuration that the run of the checkpoint `folder` names (as find_checkpoint()) was saved with. Throws
+/// ConfigError where it holds none.
+config::RunConfig saved_recipe(const std::filesystem::path& folder);
 
 /// Fills `engine` from the checkpoint of any layout in `folder`. Every rank calls it. Throws ConfigError where
 /// something is missing or of another shape.

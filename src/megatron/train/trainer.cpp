@@ -12,6 +12,7 @@
 #include "megatron/plan/counts.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
+#include "megatron/train/inputs.h"
 #include "megatron/train/run_log.h"
 #include "megatron/train/run_state.h"
 
@@ -20,36 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-data::GptDatasetSpec dataset_spec(const config::RunConfig& config, data::SplitPart part, std::int64_t samples) {
-  return {.prefix = config.data.data_path.at(0),
-          .split = config.data.split,
-          .part = part,
-          .index = {.seq_length = config.data.seq_length, .seed = config.train.seed, .num_samples = samples},
-          .cache_folder = config.data.data_cache_path};
-}
-
 // Opened by every rank once the first has built the index.
 DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::ResolvedRun& run, std::int64_t eod,
                             const comm::Group& world, at::Device device) {
   if (world.rank() == 0) data::GptDataset::build(spec);
   world.barrier();
-  return {spec, run.config.data, eod, scalar_type(run.config), device};
-}
-
-fs::path save_folder(const config::RunConfig& config) {
-  return config.checkpoint.save.empty() ? fs::path(config.train.out) / "checkpoints" : fs::path(config.checkpoint.save);
-}
-
-// Where the run starts from; nothing: from new weights. checkpoint.load may name a run's folder or its checkpoints.
-std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
-  const fs::path named = config.checkpoint.load;
-  if (named.empty()) {
-    const fs::path own = save_folder(config);
-    return checkpoint::has_checkpoint(own) ? std::optional(own) : std::nullopt;
-  }
-  for (const fs::path& folder : {named / "checkpoints", named})
-    if (checkpoint::has_checkpoint(folder)) return folder;
-  return named;  // an iter_ folder itself; or else an error of checkpoint::load that says what is missing
+  return {spec, run.config.data, eod, run.shape.vocab, scalar_type(run.config), device};
 }
 
 // One rank's run. The collectives of its members are named at their calls.
@@ -60,33 +37,48 @@ class Run {
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
-        train_data_(
-            open_dataset(dataset_spec(config_, data::SplitPart::Train, run.train_samples), run, eod, world, device)),
+        loaded_from_(checkpoint_to_load(config_)),
+        warnings_(loaded_from_ ? check_checkpoint(*loaded_from_, run) : std::vector<std::string>()),
+        train_data_(open_dataset(dataset_spec(run, data::SplitPart::Train), run, eod, world, device)),
         engine_(run, world, device) {
     if (config_.train.eval_interval > 0)
-      valid_data_.emplace(
-          open_dataset(dataset_spec(config_, data::SplitPart::Valid, valid_samples()), run, eod, world, device));
-    const auto folder = checkpoint_to_load(config_);
-    if (folder) state_ = load_run(*folder, engine_);
+      valid_data_.emplace(open_dataset(dataset_spec(run, data::SplitPart::Valid), run, eod, world, device));
+    if (loaded_from_) state_ = load_run(*loaded_from_, engine_);
     world.barrier();  // nobody writes before everybody has read
-    if (world.rank() == 0) open_folder(folder);
+    if (world.rank() == 0) open_folder();
   }
 
   Outcome go() {
-    while (state_.iteration < config_.train.train_iters) {
-      bool stop = iterate();
-      const bool last = state_.iteration == config_.train.train_iters;
-      if (valid_data_ && !stop && (last || state_.iteration % config_.train.eval_interval == 0)) stop = validate();
-      const std::int64_t save_interval = config_.checkpoint.save_interval;
-      if (last || stop || (save_interval > 0 && state_.iteration % save_interval == 0))
-        save_run(save_folder(config_), state_, engine_, recipe_, static_cast<int>(config_.checkpoint.keep_last));
-      if (stop && !last) return Outcome::Interrupted;
+    bool stop = false;
+    if (validation_is_due()) {  // a stop came in between
+      stop = validate();
+      save();
     }
-    return Outcome::Done;
+    while (!stop && !is_done()) {
+      stop = iterate();
+      if (!stop && validation_is_due()) stop = validate();
+      const std::int64_t save_interval = config_.checkpoint.save_interval;
+      if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
+    }
+    return is_done() && !validation_is_due() ? Outcome::Done : Outcome::Interrupted;
   }
 
  private:
-  void open_folder(const std::optional<fs::path>& resumed_from) {
+  // Of the run; a checkpoint that was loaded may be further.
+  bool is_done() const { return state_.iteration >= config_.train.train_iters; }
+
+  // After the iteration that was done last, and not done yet.
+  bool validation_is_due() const {
+    return valid_data_ && state_.iteration > state_.validated_iteration &&
+           (is_done() || state_.iteration % config_.train.eval_interval == 0);
+  }
+
+  // Collective over the world.
+  void save() {
+    save_run(save_folder(config_), state_, engine_, recipe_, static_cast<int>(config_.checkpoint.keep_last));
+  }
+
+  void open_folder() {
     fs::create_directories(config_.train.out);
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
@@ -94,8 +86,10 @@ class Run {
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
                          grid.size(plan::Axis::Tp), " x dp ", grid.size(plan::Axis::Dp), ", ", config_.train.dtype,
                          " on ", config_.parallel.device));
-    if (resumed_from)
-      log_->message(concat(" > resumed from ", resumed_from->string(), " at iteration ", state_.iteration));
+    for (const std::string& warning : warnings_) log_->message(" > " + warning);
+    if (loaded_from_)
+      log_->message(concat(" > resumed from ", loaded_from_->string(), " at iteration ", state_.iteration, ", ",
+                           state_.skipped_iterations, " of them skipped"));
   }
 
   // The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.
@@ -132,19 +126,14 @@ class Run {
     return result.stop;
   }
 
-  // A validation takes the samples after those of the one before it, as Megatron-LM's does.
-  std::int64_t samples_of_a_validation() const { return config_.train.eval_iters * config_.train.global_batch_size; }
-  std::int64_t valid_samples() const {
-    return (config_.train.train_iters / config_.train.eval_interval + 1) * samples_of_a_validation();
-  }
-
   // Loss over eval_iters global batches; whether some rank was asked to stop. Collective over the world.
   bool validate() {
-    const std::int64_t first = (state_.iteration - 1) / config_.train.eval_interval * samples_of_a_validation();
-    const auto samples = microbatches(first, samples_of_a_validation());
+    const std::int64_t first = (state_.iteration - 1) / config_.train.eval_interval * samples_of_a_validation(config_);
+    const auto samples = microbatches(first, samples_of_a_validation(config_));
     const Evaluation evaluation = evaluate(
         engine_.model, engine_.context, samples.size(), [&](std::size_t m) { return valid_data_->get(samples[m]); },
         stop_requested_());
+    state_.validated_iteration = state_.iteration;
     if (log_) log_->validation(state_, evaluation);
     return evaluation.stop;
   }
@@ -153,6 +142,8 @@ class Run {
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
   const std::string recipe_ = config::save_toml(config_);
+  const std::optional<fs::path> loaded_from_;
+  const std::vector<std::string> warnings_;
   DatasetBatches train_data_;
   std::optional<DatasetBatches> valid_data_;
   Engine engine_;

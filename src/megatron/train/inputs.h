@@ -1,0 +1,35 @@
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/data/gpt_dataset.h"
+#include "megatron/plan/rules.h"
+
+// What a run reads: its data and the checkpoint that it goes on from.
+namespace megatron::train {
+
+/// Of `part`; the number of samples is that of the whole run.
+data::GptDatasetSpec dataset_spec(const plan::ResolvedRun& run, data::SplitPart part);
+
+/// Samples of one validation. A validation takes those after the one before it, as Megatron-LM's does.
+std::int64_t samples_of_a_validation(const config::RunConfig& config);
+
+/// Where the run saves: checkpoint.save, or train.out/checkpoints.
+std::filesystem::path save_folder(const config::RunConfig& config);
+
+/// Where the run starts from; nothing: from new weights. Its own checkpoints come first; checkpoint.load, which may
+/// name a run's folder or its checkpoints, is for a run that has none yet.
+std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
+
+/// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
+/// lists each difference in architecture and the weights that the model has no place for. Returns what differs and
+/// changes how the run goes on, one message each.
+std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
+
+/// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know
+/// (among the first few million), a checkpoint of another model. Changes nothing. Throws ConfigError.
+void check_inputs(const plan::ResolvedRun& run);
+
+}  // namespace megatron::train

@@ -1,0 +1,30 @@
+#pragma once
+#include <filesystem>
+#include <vector>
+
+#include "megatron/config/run_config.h"
+
+namespace megatron::train {
+
+/// A run's folders for writing, train.out and that of its checkpoints: made, tried out, and held (by a lock on the file
+/// .lock in each) until destroyed or until the process ends in any way. One process of a run constructs it, before
+/// ranks start. Throws ConfigError where a folder cannot be written or another run holds it.
+class RunFolders {
+ public:
+  explicit RunFolders(const config::RunConfig& config);
+
+ private:
+  class Lock {
+   public:
+    explicit Lock(const std::filesystem::path& folder);
+    ~Lock();
+    Lock(Lock&& other) noexcept;
+    Lock& operator=(Lock&&) = delete;
+
+   private:
+    int descriptor_ = -1;
+  };
+  std::vector<Lock> locks_;
+};
+
+}  // namespace megatron::train

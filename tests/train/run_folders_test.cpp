@@ -1,0 +1,68 @@
+#include "megatron/train/run_folders.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <optional>
+
+#include "megatron/base/error.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunFoldersTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  config::RunConfig config(const std::string& out, const std::string& save = "") const {
+    config::RunConfig config;
+    config.train.out = (folder_ / out).string();
+    if (!save.empty()) config.checkpoint.save = (folder_ / save).string();
+    return config;
+  }
+
+  static std::string error_of(const config::RunConfig& config) {
+    try {
+      const RunFolders folders(config);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+
+  const fs::path folder_ =
+      fs::path(::testing::TempDir()) /
+      (std::string("run_folders_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(RunFoldersTest, MakesWhatTheRunWrites) {
+  const RunFolders folders(config("deep/run", "elsewhere/saved"));
+  EXPECT_TRUE(fs::is_directory(folder_ / "deep/run"));
+  EXPECT_TRUE(fs::is_directory(folder_ / "elsewhere/saved"));
+}
+
+TEST_F(RunFoldersTest, AnotherRunIsRefusedUntilTheFirstHasEnded) {
+  std::optional<RunFolders> first(config("run"));
+  EXPECT_NE(error_of(config("run")).find("another run holds"), std::string::npos);
+  EXPECT_NE(error_of(config("other", "run/checkpoints")).find("another run holds"), std::string::npos)
+      << "the folder of checkpoints alone";
+  EXPECT_NE(error_of(config("run", "saved")).find("another run holds"), std::string::npos) << "that of metrics alone";
+  EXPECT_EQ(error_of(config("other")), "no error");
+  first.reset();
+  EXPECT_EQ(error_of(config("run")), "no error");
+}
+
+TEST_F(RunFoldersTest, OneFolderMayServeForBoth) { EXPECT_EQ(error_of(config("run", "run")), "no error"); }
+
+TEST_F(RunFoldersTest, NamesTheFolderThatCannotBeMade) {
+  fs::create_directories(folder_);
+  std::ofstream(folder_ / "file") << "no folder";
+  EXPECT_NE(error_of(config("run", "file/saved")).find("file/saved"), std::string::npos);
+  EXPECT_NE(error_of(config("file")).find("file"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace megatron::train
