@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ Dropout some_dropout() {
 struct Kernel {
   const char* name;
   std::function<Tensors(Inputs&)> run;  ///< everything that the kernel gives or writes
+
+  friend void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.name; }
 };
 
 Tensors activations(Inputs& in) {
