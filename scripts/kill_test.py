@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Kills a training run 100 times at random moments; after each, what `latest` names must be whole. Usage: kill_test.py [TIMES [SEED]]."""
+"""Kills a training run 100 times at random moments; after each, what `latest` names must be whole.
+
+Usage: kill_test.py [TIMES [SEED]]
+"""
 import pathlib
 import sys
 import time

@@ -31,8 +31,8 @@ BatchSchedule::BatchSchedule(std::int64_t global_batch, std::int64_t unit, const
 std::int64_t BatchSchedule::global_batch(std::int64_t consumed) const {
   if (start_ == full_ || consumed > rampup_samples_) return full_;
   // Megatron-LM divides in floating point: the same expression gives the same step at every boundary.
-  const auto increments = static_cast<double>((full_ - start_) / increment_);
-  const double samples_per_increment = static_cast<double>(rampup_samples_) / increments;
+  const std::int64_t increments = (full_ - start_) / increment_;
+  const double samples_per_increment = static_cast<double>(rampup_samples_) / static_cast<double>(increments);
   return std::min(
       full_, start_ + static_cast<std::int64_t>(static_cast<double>(consumed) / samples_per_increment) * increment_);
 }
