@@ -198,7 +198,9 @@ TEST(GptIndexPlan, RefusesNumbersThatOverflow) {
   EXPECT_THROW(plan_gpt_index({.seq_length = 0}, 10), ConfigError);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = -1}, 10), ConfigError);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = 1}, 0), ConfigError);
-  EXPECT_THROW(plan_gpt_index({.seq_length = INT64_MAX / 2, .num_samples = 3}, 10), ConfigError);
+  EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = INT64_MAX / 4}, 10), ConfigError);
+  EXPECT_THROW(plan_gpt_index({.seq_length = kLongestSample + 1}, 10), ConfigError);
+  EXPECT_EQ(plan_gpt_index({.seq_length = kLongestSample, .num_samples = 1}, 10).samples, 1);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .seed = std::uint64_t{1} << 32}, 10), ConfigError);
 }
 
@@ -276,6 +278,19 @@ TEST(GptDataset, RefusesAnEmptySplitThatSamplesAreAskedOf) {
   spec.part = SplitPart::Test;
   spec.split = "969,30,1";
   EXPECT_THAT(error_of([&] { GptDataset::build(spec); }), HasSubstr("the test part of 969,30,1 over 3 sequences"));
+}
+
+TEST(GptDataset, RefusesAnIndexThatTheDiskCannotHoldBeforeItWritesOne) {
+  TemporaryFolder folder;
+  write_pair(folder / "pair", 50);
+  const GptIndexFiles files{folder / "d.npy", folder / "s.npy", folder / "x.npy"};
+  const GptIndexSpec spec{.seq_length = 1, .num_samples = std::int64_t{1} << 44};
+  EXPECT_THAT(error_of([&] {
+                build_gpt_index(IndexedDataset(folder / "pair"), {0, 50}, spec, files);
+              }),
+              testing::AllOf(HasSubstr("the disk must hold the index"), HasSubstr(folder.path())));
+  for (const std::string& file : {files.document_index, files.sample_index, files.shuffle_index})
+    EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST(GptDataset, ResetsNeedAnEndOfDocumentToken) {

@@ -5,6 +5,8 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <numeric>
+
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -105,6 +107,38 @@ TEST_F(TextReaderTest, GivesTheSameDocumentsForAnyBlockSize) {
     EXPECT_EQ(documents_of(path, {.format = TextFormat::Paragraphs, .block_bytes = block}), expected) << block;
   for (const std::size_t block : {1, 7, 100000})
     EXPECT_EQ(documents_of(path, {.format = TextFormat::Lines, .block_bytes = block}), expected) << block;
+}
+
+TEST_F(TextReaderTest, CutsPiecesAfterLinesElseBlanksElseBetweenCharacters) {
+  const auto pieces = [&](std::string_view text) {
+    return documents_of(file("in.txt", text), {.format = TextFormat::Pieces, .piece_bytes = 8});
+  };
+  EXPECT_THAT(pieces("12345678"), ElementsAre("12345678"));
+  EXPECT_THAT(pieces("one\ntwo three\n"), ElementsAre("one\n", "two ", "three\n"));
+  EXPECT_THAT(pieces("1234567\n\n2"), ElementsAre("1234567\n", "\n2"));
+  EXPECT_THAT(pieces("1234567äöü"), ElementsAre("1234567", "äöü"));
+  EXPECT_THAT(pieces("12345\xF0\x9F\x99\x82."), ElementsAre("12345", "\xF0\x9F\x99\x82."));
+  EXPECT_THAT(pieces(std::string(10, '\x80')), ElementsAre(std::string(8, '\x80'), "\x80\x80"));
+  EXPECT_THAT(pieces("          {}"), ElementsAre("  {}"));
+  EXPECT_THAT(pieces(""), ElementsAre());
+}
+
+TEST_F(TextReaderTest, PiecesJoinedAreTheTextForAnyBlockSizeAndNoneIsTooLong) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += i % 7 == 0 ? "\n" : i % 5 == 0 ? " ä" : concat(i * i % 1013, "ß");
+  const std::string path = file("text", text);
+  TextReaderOptions options{.format = TextFormat::Pieces, .max_document_bytes = 100, .piece_bytes = 100};
+  const std::vector<std::string> expected = documents_of(path, options);
+  EXPECT_EQ(std::accumulate(expected.begin(), expected.end(), std::string()), text);
+  for (const std::string& piece : expected) EXPECT_LE(piece.size(), 100u);
+  for (const std::size_t block : {1, 7, 99, 100, 101, 5000}) {
+    options.block_bytes = block;
+    EXPECT_EQ(documents_of(path, options), expected) << block;
+  }
+  options.piece_bytes = 101;
+  EXPECT_THAT(error_of(path, options), HasSubstr("4 to 100 bytes"));
+  options.piece_bytes = 3;
+  EXPECT_THAT(error_of(path, options), HasSubstr("4 to 100 bytes"));
 }
 
 TEST_F(TextReaderTest, NamesFileLineAndByteOfABadLine) {

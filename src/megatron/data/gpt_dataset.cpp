@@ -61,11 +61,7 @@ void GptDataset::build(const GptDatasetSpec& spec) {
   if (exists(files.document_index) && exists(files.sample_index) && exists(files.shuffle_index)) return;
   const std::string description = description_of(spec, data);
   const std::string text_name = cache_stem(spec, description) + "description.txt";
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(text_name).parent_path(), error);
-  if (error)
-    throw ConfigError(rule_got_fix("the folder of the sample indices must be writable.",
-                                   concat(text_name, ": ", error.message()), "name another: --data-cache-path"));
+  make_folder(std::filesystem::path(text_name).parent_path(), "name another: --data-cache-path");
   write_file(text_name, description);
   build_gpt_index(data, range, spec.index, files);
 }

@@ -1,41 +1,20 @@
 #include "megatron/data/gpt_index.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 
 #include "megatron/base/error.h"
+#include "megatron/base/progress.h"
 #include "megatron/data/numpy_random.h"
+#include "megatron/data/split.h"
 
 namespace megatron::data {
 namespace {
 
-std::vector<double> parse_shares(const std::string& split) {
-  std::vector<double> shares;
-  const auto fail = [&] {
-    throw ConfigError(rule_got_fix("a split is one to three shares >= 0, not all 0, such as 969,30,1.", split));
-  };
-  const char *at = split.data(), *end = at + split.size();
-  while (at != end) {
-    if (*at == ',' || *at == '/' || *at == ' ') {
-      ++at;
-      continue;
-    }
-    double share = 0;
-    const auto [next, error] = std::from_chars(at, end, share, std::chars_format::fixed);
-    if (error != std::errc() || !std::isfinite(share) || share < 0) fail();
-    shares.push_back(share);
-    at = next;
-  }
-  if (shares.empty() || shares.size() > 3) fail();
-  shares.resize(3, 0.0);
-  const double sum = shares[0] + shares[1] + shares[2];
-  if (!(sum > 0) || !std::isfinite(sum)) fail();
-  for (double& share : shares) share /= sum;
-  return shares;
-}
+constexpr std::int64_t kMegatronsBound = (std::int64_t{1} << 32) - 2;  // of samples; above, numpy's uint32 is too small
 
 template <class T>
 void fill_document_index(const SequenceRange& range, const GptIndexPlan& plan, NumpyRandom& random, std::span<T> out) {
@@ -93,6 +72,21 @@ void with_index_type(std::int64_t top, NpyType& type, Use use) {
   }
 }
 
+/// Throws ConfigError where the folder's file system has less room than the three files will take.
+void check_room(const GptIndexFiles& files, std::int64_t positions, const GptIndexPlan& plan) {
+  const auto documents = static_cast<double>(positions), samples = static_cast<double>(plan.samples);
+  const double sample_item = positions <= std::numeric_limits<std::int32_t>::max() ? 4 : 8;
+  const double bytes = 4 * documents + samples * (2 * sample_item + (plan.samples < kMegatronsBound ? 4 : 8));
+  const std::filesystem::path folder = std::filesystem::path(files.document_index).parent_path();
+  std::error_code unknown;
+  const auto space = std::filesystem::space(folder.empty() ? "." : folder, unknown);
+  if (unknown || bytes <= static_cast<double>(space.available)) return;
+  throw ConfigError(rule_got_fix(concat(folder.string(), ": the disk must hold the index."),
+                                 concat(plan.samples, " samples in ", plan.epochs, " passes take ", human_bytes(bytes),
+                                        "; free are ", human_bytes(static_cast<double>(space.available))),
+                                 "ask fewer or shorter samples, or name a folder on another disk"));
+}
+
 }  // namespace
 
 const char* split_part_name(SplitPart part) {
@@ -108,7 +102,7 @@ const char* split_part_name(SplitPart part) {
 }
 
 std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t sequences) {
-  const std::vector<double> shares = parse_shares(split);
+  const std::array<double, 3> shares = split_shares(split);
   std::array<SequenceRange, 3> ranges;
   double begin = 0;
   for (std::size_t i = 0; i < 3; ++i) {
@@ -134,7 +128,8 @@ void check_split(SplitPart part, const std::string& split, const SequenceRange& 
 
 GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch) {
   const std::int64_t seq = spec.seq_length, extra = spec.extra_token ? 1 : 0;
-  if (seq < 1) throw ConfigError(rule_got_fix("the sequence length must be at least 1.", concat(seq)));
+  if (seq < 1 || seq > kLongestSample)
+    throw ConfigError(rule_got_fix(concat("the sequence length must be 1 to ", kLongestSample, "."), concat(seq)));
   if (spec.seed > std::numeric_limits<std::uint32_t>::max())
     throw ConfigError(rule_got_fix("the seed of the sample order must be below 2^32.", concat(spec.seed)));
   const std::int64_t wanted = spec.num_samples.value_or(0);
@@ -196,6 +191,7 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   if (range.last > std::numeric_limits<std::int32_t>::max())
     throw ConfigError(rule_got_fix("a dataset may have at most 2^31 - 1 sequences.", concat(range.last),
                                    "split it into several pairs"));
+  check_room(files, positions, plan);
   NpyWriter document_index(files.document_index, NpyType::I32, {positions});
   const auto documents = document_index.values<std::int32_t>();
   if (positions > 0) fill_document_index(range, plan, random, documents);
@@ -207,7 +203,6 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   });
   document_index.publish();
 
-  constexpr std::int64_t kMegatronsBound = (std::int64_t{1} << 32) - 2;  // above, numpy's uint32 is too small
   const NpyType shuffle_type = plan.samples < kMegatronsBound ? NpyType::U32 : NpyType::I64;
   NpyWriter shuffle_index(files.shuffle_index, shuffle_type, {plan.samples});
   if (shuffle_type == NpyType::U32)

@@ -24,8 +24,11 @@ enum class SplitPart : std::uint8_t { Train, Valid, Test };
 const char* split_part_name(SplitPart part);
 
 /// "969,30,1" -> what each part gets of `sequences`. Missing shares are 0; parts with a share of 0 get nothing; bounds
-/// are rounded half to even. Throws ConfigError for a text without one to three shares >= 0 that sum to more than 0.
+/// are rounded half to even. Throws ConfigError as split_shares() does.
 std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t sequences);
+
+/// Tokens of the longest sample; rules.cpp of plan/ bounds the option data.seq_length by the same.
+inline constexpr std::int64_t kLongestSample = std::int64_t{1} << 22;
 
 /// Everything that decides the order of a split's samples.
 struct GptIndexSpec {
@@ -49,7 +52,7 @@ struct GptIndexPlan {
   std::int64_t samples_before_last = 0;  ///< of these, before the last epoch, where that is separate
 };
 
-/// Throws ConfigError when samples are asked of no tokens, or more than can be counted.
+/// Throws ConfigError when samples are asked of no tokens, more than can be counted, or longer than kLongestSample.
 GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch);
 
 /// The sample index alone: `out` has (plan.samples + 1) x 2 entries, each pair a position in the document index and a
@@ -72,7 +75,8 @@ struct GptIndex {
 };
 
 /// Computes the index and writes its files, the shuffle index last. Memory does not grow with the data: arrays are
-/// built in the mapped files. Throws ConfigError when samples are asked of a range without tokens.
+/// built in the mapped files. Throws ConfigError when samples are asked of a range without tokens, or when the disk has
+/// no room for the files.
 GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec,
                              const GptIndexFiles& files);
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/data/indexed_dataset.h"
 
 namespace megatron::data {
@@ -193,8 +194,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
   BlockReader reader(options.text);
   PreprocessResult result;
   result.prefix = concat(options.output_prefix, "_", options.text.json_key, "_document");
-  if (const auto folder = std::filesystem::path(result.prefix).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder);
+  make_folder(std::filesystem::path(result.prefix).parent_path());
   IndexedDatasetWriter writer(result.prefix, dtype_for_vocabulary(encoder.vocab_size));
 
   // Four blocks a worker keep all busy; the floor lets the longest document pass beside others.

@@ -29,6 +29,16 @@ TextFormat format_of_name(std::string_view name) {
   return name.ends_with(".txt") ? TextFormat::File : TextFormat::Auto;
 }
 
+/// Where a piece that begins `text` ends, which goes on beyond `limit` bytes.
+std::size_t end_of_piece(std::string_view text, std::size_t limit) {
+  for (const char end : {'\n', ' '})
+    if (const std::size_t last = text.rfind(end, limit - 1); last != std::string_view::npos) return last + 1;
+  std::size_t cut = limit;
+  const auto continues = [&] { return (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80; };
+  while (cut > limit - 4 && continues()) --cut;
+  return continues() ? limit : cut;  // what is no UTF-8 is cut anywhere
+}
+
 }  // namespace
 
 TextFormat text_format_of(std::string_view name) {
@@ -37,11 +47,17 @@ TextFormat text_format_of(std::string_view name) {
   if (name == "lines") return TextFormat::Lines;
   if (name == "paragraphs") return TextFormat::Paragraphs;
   if (name == "file") return TextFormat::File;
-  throw ConfigError(rule_got_fix("a text format is auto, jsonl, lines, paragraphs or file.", std::string(name)));
+  if (name == "pieces") return TextFormat::Pieces;
+  throw ConfigError(
+      rule_got_fix("a text format is auto, jsonl, lines, paragraphs, file or pieces.", std::string(name)));
 }
 
 BlockReader::BlockReader(TextReaderOptions options) : options_(std::move(options)) {
   if (options_.inputs.empty()) throw ConfigError(rule_got_fix("there must be an input file.", "none"));
+  const bool fits = options_.piece_bytes >= 4 && options_.piece_bytes <= options_.max_document_bytes;
+  if (options_.format == TextFormat::Pieces && !fits)
+    throw ConfigError(rule_got_fix(concat("a piece must have 4 to ", options_.max_document_bytes, " bytes."),
+                                   concat(options_.piece_bytes)));
   for (const std::string& path : options_.inputs) {
     struct stat info {};
     if (path != "-" && ::stat(path.c_str(), &info) != 0)
@@ -99,7 +115,22 @@ void BlockReader::add_record(TextBlock& block, std::size_t end) {
         {record_begin_, text.size(), record_line_, block_offset_ + static_cast<std::int64_t>(record_begin_)});
 }
 
+/// Each decision sees a whole piece and the byte after it, so that it does not depend on the size of the blocks.
+void BlockReader::split_pieces(TextBlock& block, bool at_end) {
+  const std::string_view bytes = block.bytes;
+  while (bytes.size() - record_begin_ > options_.piece_bytes || (at_end && record_begin_ < bytes.size())) {
+    const std::string_view rest = bytes.substr(record_begin_);
+    const std::size_t size =
+        rest.size() > options_.piece_bytes ? end_of_piece(rest, options_.piece_bytes) : rest.size();
+    add_record(block, record_begin_ + size);
+    record_line_ += std::count(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(size), '\n');
+    record_begin_ += size;
+  }
+  scanned_ = record_begin_;
+}
+
 void BlockReader::split(TextBlock& block, bool at_end) {
+  if (format_ == TextFormat::Pieces) return split_pieces(block, at_end);
   const std::string& bytes = block.bytes;
   const bool by_line = format_ == TextFormat::Jsonl || format_ == TextFormat::Lines;
   while (format_ != TextFormat::File) {

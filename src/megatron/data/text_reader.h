@@ -25,9 +25,11 @@ enum class TextFormat : std::uint8_t {
   Lines,  ///< each line is a document; lines of blanks are passed over
   Paragraphs,  ///< lines of blanks separate documents
   File,        ///< each file is a document
+  Pieces,  ///< each file is cut into documents of at most piece_bytes: after a line, else after a blank, else between
+           ///< characters; pieces of blanks are passed over
 };
 
-/// "auto", "jsonl", "lines", "paragraphs" or "file"; anything else is a ConfigError.
+/// "auto", "jsonl", "lines", "paragraphs", "file" or "pieces"; anything else is a ConfigError.
 TextFormat text_format_of(std::string_view name);
 
 struct TextReaderOptions {
@@ -35,6 +37,7 @@ struct TextReaderOptions {
   TextFormat format = TextFormat::Auto;
   std::string json_key = "text";
   std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is an error
+  std::size_t piece_bytes = 4096;
   std::size_t block_bytes = 1 << 20;
 };
 
@@ -55,7 +58,8 @@ struct TextBlock {
 /// Cuts the inputs into blocks of whole records. One thread at a time.
 class BlockReader {
  public:
-  /// Throws ConfigError when there are no inputs or one does not exist.
+  /// Throws ConfigError when there are no inputs, one does not exist, or pieces are asked for whose
+  /// piece_bytes is not 4 to max_document_bytes.
   explicit BlockReader(TextReaderOptions options);
   /// The same over memory, which the caller keeps alive.
   BlockReader(TextReaderOptions options, std::span<const std::byte> memory, const std::string& name);
@@ -70,6 +74,7 @@ class BlockReader {
   bool open_next();
   void begin_stream(const std::string& name);
   void split(TextBlock& block, bool at_end);
+  void split_pieces(TextBlock& block, bool at_end);
   void add_record(TextBlock& block, std::size_t end);
   [[noreturn]] void too_long() const;
 
