@@ -6,6 +6,7 @@ int bench(const Args& args) {
   return dispatch("megatron bench",
                   {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
                    {"comm", "All-reduce between ranks.", bench_comm},
+                   {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
                    {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
                   args);
 }

@@ -2,6 +2,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <sstream>
 
 #include "app/bench.h"
+#include "app/json_line.h"
 #include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
@@ -37,7 +39,7 @@ struct Options {
   double dropout = 0;
   int world_size = 1, tp = 1, dp = 0, threads_per_rank = 0;
   std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto";
-  std::int64_t loss_chunk_tokens = 256;
+  std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
   bool json = false;
 
@@ -123,6 +125,13 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+// Minor page faults of this process so far.
+std::int64_t page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
 // Waits until the device has done what it was given.
 void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
 
@@ -147,6 +156,7 @@ struct Measured {
   double startup_s = 0, loss = 0;
   std::vector<double> step_s, forward_s, loss_layer_s, backward_s, reduce_s, optimizer_s;
   std::int64_t peak_memory_bytes = 0;
+  double page_faults_per_step = 0;  // minor ones of this process
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
@@ -175,6 +185,7 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   train::Engine engine(run, std::move(world), device);
   Measured measured;
   measured.startup_s = seconds_since_start();
+  std::int64_t faults_before = page_faults();
   for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
     const Stopwatch watch;
     const auto samples = plan::batch_plan(i * config.train.global_batch_size, config.train.global_batch_size,
@@ -189,13 +200,18 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
         1e-4);
     finish(engine.parameters.values());
     measured.loss = result.loss;
-    if (i < options.warmup) continue;
+    if (i < options.warmup) {
+      faults_before = page_faults();
+      continue;
+    }
     measured.step_s.push_back(watch.seconds());
     measured.forward_s.push_back(result.times.forward_s);
     measured.backward_s.push_back(result.times.backward_s);
     measured.reduce_s.push_back(result.times.reduce_s);
     measured.optimizer_s.push_back(result.times.optimizer_s);
   }
+  measured.page_faults_per_step =
+      static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
   measured.loss_layer_s = time_loss_layer(run, engine);
   return measured;
@@ -226,6 +242,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"all_step_ms", steps},
           {"loss", measured.loss},
           {"peak_memory_bytes", measured.peak_memory_bytes},
+          {"page_faults_per_step", measured.page_faults_per_step},
           {"startup_s", measured.startup_s},
           {"breakdown_ms",
            {{"forward", std::max(0.0, ms(measured.forward_s) - loss_layer_ms)},
@@ -276,7 +293,7 @@ int bench_step(const Args& args) {
   const double peak_gflops = matmul_peak_gflops(train::scalar_type(run.config), options.device, threads);
   const Json json = report(run, options, *of_first_rank, peak_gflops, threads);
   if (options.json)
-    std::printf("%s\n", json.dump().c_str());
+    print_json(json);
   else
     print_table(json);
   return code;

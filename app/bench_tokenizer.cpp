@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "app/bench.h"
+#include "app/json_line.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -112,7 +113,7 @@ int bench_tokenizer(const Args& args) {
                                       {"train_threads", options.threads},
                                       {"train_s", train.wall_s}};
   if (options.json)
-    std::printf("%s\n", report.dump().c_str());
+    print_json(report);
   else
     for (const auto& [name, value] : report.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
   return kDone;

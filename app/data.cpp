@@ -2,13 +2,14 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "app/jobs.h"
+#include "app/json_line.h"
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -30,6 +31,7 @@ struct PreprocessFlags {
   std::string output_prefix;
   std::string json_key = "text";
   std::string format = "auto";
+  std::int64_t piece_bytes = 4096;
   bool append_eod = false;
   int workers = 0;
   std::int64_t max_document_mb = 64;
@@ -44,8 +46,8 @@ struct PreprocessFlags {
     v("json_key", json_key, "Key of a JSON line that holds its text.", "json-keys");
     v("format", format,
       "auto (JSONL by name or content, else file), jsonl, lines (one document a line), paragraphs (blank lines "
-      "separate "
-      "documents) or file (one document a file).");
+      "separate documents), file (one document a file) or pieces (each file is cut).");
+    v("piece_bytes", piece_bytes, "Longest document with --format pieces.");
     v("append_eod", append_eod, "End every document with the end-of-text token.");
     v("workers", workers, "Threads that tokenize; 0: one a core.");
     v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
@@ -65,9 +67,15 @@ void reject_words(const std::vector<std::string>& words) {
 data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const text::Tokenizer& tokenizer) {
   if (flags.max_document_mb < 1 || flags.max_document_mb > 2048)
     throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(flags.max_document_mb)));
+  if (flags.workers < 0 || flags.workers > 1024)
+    throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(flags.workers)));
+  if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
+    throw ConfigError(
+        rule_got_fix("--piece-bytes must be 4 to the bytes of --max-document-mb.", concat(flags.piece_bytes)));
   data::PreprocessOptions options;
   options.text.inputs = flags.input;
   options.text.format = data::text_format_of(flags.format);
+  options.text.piece_bytes = static_cast<std::size_t>(flags.piece_bytes);
   options.text.json_key = flags.json_key;
   options.text.max_document_bytes = static_cast<std::size_t>(flags.max_document_mb) << 20;
   options.output_prefix = flags.output_prefix;
@@ -109,7 +117,7 @@ int preprocess(const Args& args) {
     const nlohmann::ordered_json report{{"prefix", result.prefix},         {"documents", result.documents},
                                         {"sequences", result.sequences},   {"tokens", result.tokens},
                                         {"text_bytes", result.text_bytes}, {"seconds", seconds}};
-    std::printf("%s\n", report.dump().c_str());
+    print_json(report);
   } else {
     std::printf("%s: %lld documents, %lld tokens from %s of text in %s (%s/s)\n", result.prefix.c_str(),
                 static_cast<long long>(result.documents), static_cast<long long>(result.tokens),
@@ -152,7 +160,7 @@ int info(const Args& args) {
                                         {"longest_sequence", longest},
                                         {"mean_sequence", mean},
                                         {"modes", pair.has_modes()}};
-    std::printf("%s\n", report.dump().c_str());
+    print_json(report);
     return kDone;
   }
   std::printf(
@@ -204,7 +212,7 @@ int index(const Args& args) {
   };
   constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
   for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
-  std::filesystem::create_directories(flags.output);
+  make_folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < 3; ++i) {
     if (ranges[i].size() == 0) continue;
@@ -222,7 +230,7 @@ int index(const Args& args) {
                   static_cast<long long>(plan.samples), static_cast<long long>(plan.epochs),
                   static_cast<long long>(ranges[i].size()));
   }
-  if (flags.json) std::printf("%s\n", report.dump().c_str());
+  if (flags.json) print_json(report);
   return kDone;
 }
 

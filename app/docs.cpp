@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "app/jobs.h"
+#include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 
@@ -21,7 +22,8 @@ struct NoOptions {
 
 int config_reference(const Args& args) {
   NoOptions none;
-  config::parse_command_line(none, args, "megatron docs config");
+  const auto words = config::parse_command_line(none, args, "megatron docs config");
+  if (!words.empty()) throw ConfigError(rule_got_fix("docs config takes no words.", words[0]));
   config::RunConfig run;
   std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
   return kDone;

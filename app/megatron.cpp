@@ -22,11 +22,9 @@ const std::vector<app::Job> kJobs = {
     {"docs", "Prints the generated parts of docs/.", app::docs},
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(const app::Args& args) {
   try {
-    return app::dispatch("megatron", kJobs, {argv + 1, argv + argc});
+    return app::dispatch("megatron", kJobs, args);
   } catch (const megatron::config::HelpRequested& help) {
     std::fputs(help.what(), stdout);
     return app::kDone;
@@ -37,4 +35,14 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", error.what());
     return app::kFailed;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int code = run({argv + 1, argv + argc});
+  // What is printed waits in a buffer: that the disk is full or the reader gone shows only here.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fputs("standard output could not be written\n", stderr);
+  return code == app::kDone ? app::kFailed : code;
 }

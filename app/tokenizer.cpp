@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "app/jobs.h"
+#include "app/json_line.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -52,7 +53,7 @@ struct TrainFlags {
     v("special_tokens", special_tokens, "Tokens that stand for something outside the text; they get the first ids.");
     v("threads", threads, "Threads that count; 0: one a core. The result does not depend on it.");
     v("json_key", json_key, "Key of a JSON line that holds its text.");
-    v("format", format, "auto, jsonl, lines, paragraphs or file, as in `megatron data preprocess`.");
+    v("format", format, "auto, jsonl, lines, paragraphs, file or pieces, as in `megatron data preprocess`.");
     v("progress", progress, "Progress with rate and ETA: auto, on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
@@ -80,7 +81,7 @@ void reject_words(const std::vector<std::string>& words) {
   if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
 }
 
-/// Counts the pieces of all documents, showing progress.
+/// Counts the pieces of all documents, showing progress. The folder is made when the inputs have been found.
 text::PieceCounter count(const TrainFlags& flags) {
   const auto mode = Progress::mode_of(flags.progress);
   data::TextReaderOptions options;
@@ -89,6 +90,7 @@ text::PieceCounter count(const TrainFlags& flags) {
   options.json_key = flags.json_key;
   options.max_document_bytes = std::size_t{2048} << 20;
   data::TextReader reader(std::move(options));
+  make_folder(flags.output);
   Progress progress("count", "bytes", reader.total_bytes().value_or(0), mode);
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return text::count_pieces(
@@ -117,6 +119,7 @@ int train_vocabulary(const Args& args) {
 
   const Stopwatch since_start;
   const text::PieceCounter pieces = count(flags);
+  if (pieces.distinct() == 0) throw ConfigError(rule_got_fix("the input must hold text.", "no character"));
   Progress progress("merge", "tokens", flags.vocab_size, mode);
   const text::Tokenizer tokenizer(
       text::train_bpe(pieces, options, [&](std::int64_t tokens) { progress.update(tokens); }));
@@ -130,7 +133,7 @@ int train_vocabulary(const Args& args) {
                                         {"merges", tokenizer.vocabulary().merges.size()},
                                         {"distinct_pieces", pieces.distinct()},
                                         {"seconds", seconds}};
-    std::printf("%s\n", report.dump().c_str());
+    print_json(report);
   } else {
     std::printf("%s: %d tokens from %zu different pieces of text in %s\n", file.c_str(), tokenizer.vocab_size(),
                 pieces.distinct(), human_duration(seconds).c_str());
@@ -207,7 +210,7 @@ int encode(const Args& args) {
   std::vector<std::int32_t> ids;
   if (flags.json) {
     encoder.encode_append(reader.rest(), ids, text::Specials::Recognised);
-    output.write(nlohmann::json{{"ids", ids}}.dump() + "\n");
+    output.write(json_line(nlohmann::json{{"ids", ids}}));
   } else {
     std::string line, out;
     while (reader.next(line)) {
@@ -254,9 +257,7 @@ int decode(const Args& args) {
     ids.clear();
     parse_ids(line, concat(flags.input == "-" ? "standard input" : flags.input, " line ", number), ids);
     if (flags.json)
-      output.write(nlohmann::json{{"text", tokenizer.decode(ids)}}.dump(-1, ' ', false,
-                                                                        nlohmann::json::error_handler_t::replace) +
-                   "\n");
+      output.write(json_line(nlohmann::json{{"text", tokenizer.decode(ids)}}));
     else
       output.write(tokenizer.decode(ids) + "\n");
   }

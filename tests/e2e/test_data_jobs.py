@@ -1,0 +1,87 @@
+"""The jobs that make data: what they refuse, and that what they print is true."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import MEGATRON, run, text_of_sentences  # noqa: E402
+
+
+class DataJobs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-data-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+        self.text = self.path / "text.txt"
+        self.text.write_text("\n".join(text_of_sentences(300)))
+
+    def train(self, *options, code=0):
+        return run("tokenizer", "train", "--input", self.text, "--vocab-size", 300, "--output",
+                   self.path / "tokenizer", *options, code=code)
+
+    def preprocess(self, *options, code=0):
+        return run("data", "preprocess", "--input", self.text, "--tokenizer", self.path / "tokenizer",
+                   "--output-prefix", self.path / "tokens", *options, code=code)
+
+    def test_a_standard_output_that_is_full_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([MEGATRON, "docs", "config"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("standard output", result.stderr)
+
+    def test_words_that_mean_nothing_are_refused(self):
+        self.assertIn("stray", run("docs", "config", "stray", code=2))
+
+    def test_outputs_that_cannot_be_written_are_refused_with_rule_got_and_fix(self):
+        self.train()
+        below_a_file = self.text / "folder"
+        for message in (self.train("--output", below_a_file, code=2),
+                        self.preprocess("--output-prefix", below_a_file / "tokens", code=2)):
+            self.assertIn(str(below_a_file), message)
+            self.assertIn("got:", message)
+            self.assertIn("fix:", message)
+
+    def test_wrong_numbers_name_their_option(self):
+        self.train()
+        for option, values in {"--workers": [-1, 1025], "--piece-bytes": [0, 1 << 40]}.items():
+            for value in values:
+                self.assertIn(option, self.preprocess(option, value, code=2))
+        self.assertFalse((self.path / "tokens_text_document.bin").exists())
+        self.assertIn("--sizes", run("bench", "comm", "--sizes", 6, code=2))
+
+    def test_a_vocabulary_is_not_learned_from_nothing(self):
+        self.text.write_text("")
+        self.assertIn("must hold text", self.train(code=2))
+        self.assertFalse((self.path / "tokenizer/tokenizer.json").exists())
+
+    def test_a_sample_longer_than_any_model_is_refused_before_files_are_written(self):
+        self.train()
+        self.preprocess("--format", "lines")
+        message = run("data", "index", self.path / "tokens_text_document", "--seq-length", 99999999999, "--samples",
+                      "1,1,0", "--split", "9,1,0", "--output", self.path / "index", code=2)
+        self.assertIn("99999999999", message)
+        self.assertEqual(list(self.path.glob("index/*")), [])
+
+    def test_a_path_that_is_not_utf8_can_be_reported(self):
+        output = os.fsencode(self.path) + b"/\xff"
+        words = ["tokenizer", "train", "--input", self.text, "--vocab-size", "300", "--output", output, "--json"]
+        result = subprocess.run([MEGATRON, *words], stdout=subprocess.PIPE)
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(json.loads(result.stdout)["vocab_size"], 300)
+
+    def test_the_data_benchmark_measures_every_part(self):
+        self.train()
+        report = json.loads(run("bench", "data", "--input", self.text, "--tokenizer", self.path / "tokenizer",
+                                "--seq-length", 16, "--samples", 100, "--fetches", 10, "--repeats", 1, "--json"))
+        self.assertAlmostEqual(report["text_mb"] * 1e6, self.text.stat().st_size)
+        self.assertGreaterEqual(report["index_samples"], 100)
+        for figure in ("preprocess_mb_per_s", "index_s", "fetch_us_per_sample", "fetch_tokens_per_s"):
+            self.assertGreater(report[figure], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
