@@ -49,8 +49,8 @@ class Quickstart(unittest.TestCase):
         kept.write_text("text")
         (self.path / "empty.txt").touch()
         for text in ("missing.txt", "scripts", "empty.txt", "quickstart/kept.txt", "scripts/../quickstart/kept.txt"):
-            result = subprocess.run(["scripts/quickstart.sh"], cwd=self.path, env={**os.environ, "QUICKSTART_TEXT": text},
-                                    stderr=subprocess.PIPE, text=True)
+            result = subprocess.run(["scripts/quickstart.sh"], cwd=self.path, stderr=subprocess.PIPE, text=True,
+                                    env={**os.environ, "QUICKSTART_TEXT": text})
             self.assertEqual(result.returncode, 2, text)
             for part in ("QUICKSTART_TEXT must", str((self.path / text).resolve()), "got:", "fix:"):
                 self.assertIn(part, result.stderr)

@@ -27,9 +27,10 @@ except ImportError as error:
 
 
 def megatron(*words, stdin=b""):
-    result = subprocess.run([os.environ["MEGATRON"], "tokenizer", *map(str, words)], input=stdin, stdout=subprocess.PIPE)
+    words = [os.environ["MEGATRON"], "tokenizer", *map(str, words)]
+    result = subprocess.run(words, input=stdin, stdout=subprocess.PIPE)
     if result.returncode != 0:
-        raise AssertionError(f"megatron tokenizer {words}: exit code {result.returncode}")
+        raise AssertionError(f"{words}: exit code {result.returncode}")
     return result.stdout
 
 
@@ -65,7 +66,8 @@ def random_texts():
     alphabets = ["ab's tred ml'\n\t 0.!", "\u00a0\u2003\u3000\u2028 x\n", "éßжяŁ ½٣Ⅷ日本한국\u0301'sd "]
     for _ in range(3000):
         if rng.random() < 0.3:
-            yield "".join(chr(rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)])) for _ in range(rng.randrange(40)))
+            yield "".join(chr(rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)]))
+                          for _ in range(rng.randrange(40)))
         else:
             alphabet = rng.choice(alphabets)
             yield "".join(rng.choice(alphabet) for _ in range(rng.randrange(200)))
@@ -81,7 +83,8 @@ class TokenizerInterop(unittest.TestCase):
             self.assertTrue(ids == gpt2_hugging_face().encode(text).ids, f"{what}: differs from tokenizers")
 
     def test_corpora_have_the_same_ids(self):
-        files = sorted(p for folder in ("text", "wikitext") for p in (DATA / folder).iterdir() if p.suffix in {".txt", ".tokens"})
+        files = sorted(p for folder in ("text", "wikitext") for p in (DATA / folder).iterdir()
+                       if p.suffix in {".txt", ".tokens"})
         self.assertTrue(files)
         for file in files:
             self.equal(file.read_bytes().decode(), file.name)
@@ -129,13 +132,15 @@ class TokenizerInterop(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             written = []
             for threads in (1, 3):
-                megatron("train", "--input", *sources, "--format", "file", "--vocab-size", 8000, "--output", folder, "--threads", threads)
+                megatron("train", "--input", *sources, "--format", "file", "--vocab-size", 8000, "--output", folder,
+                         "--threads", threads)
                 written.append(pathlib.Path(folder, "tokenizer.json").read_text(encoding="utf-8"))
             self.assertEqual(written[0], written[1])
             learned = json.loads(written[0])["model"]
             expected = json.loads(theirs.to_str())["model"]
             self.assertTrue(learned["vocab"] == expected["vocab"], "other tokens")
-            self.assertTrue([m.split(" ") for m in learned["merges"]] == [list(m) for m in expected["merges"]], "other merges")
+            self.assertTrue([m.split(" ") for m in learned["merges"]] == [list(m) for m in expected["merges"]],
+                            "other merges")
             read_back = Tokenizer.from_file(f"{folder}/tokenizer.json")
             ids = ours(texts[0].encode(), folder)
             self.assertTrue(ids == theirs.encode(texts[0]).ids == read_back.encode(texts[0]).ids)

@@ -41,8 +41,8 @@ def text_of_sentences(count, seed=1):
     """Sentences of a small grammar: a model of any size learns them."""
     draw = random.Random(seed)
     subjects, verbs = ["the cat", "a dog", "my friend", "the old man"], ["sees", "likes", "follows", "never answers"]
-    return [f"{draw.choice(subjects)} {draw.choice(verbs)} {draw.choice(subjects)} on {draw.choice(['monday', 'friday'])}."
-            for _ in range(count)]
+    return [f"{draw.choice(subjects)} {draw.choice(verbs)} {draw.choice(subjects)} on "
+            f"{draw.choice(['monday', 'friday'])}." for _ in range(count)]
 
 
 class RunFolder:
