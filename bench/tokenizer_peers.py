@@ -36,13 +36,14 @@ def main():
     megatron, gpt2, corpus = sys.argv[1:4]
     rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 5
     with open(corpus, "rb") as file:
-        texts = [json.loads(line)["text"] for line in zstandard.ZstdDecompressor().stream_reader(file).read().splitlines()]
+        lines = zstandard.ZstdDecompressor().stream_reader(file).read().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
     megabytes = sum(len(text.encode()) for text in texts) * 1e-6
     peer = gpt2_tiktoken(gpt2)
     rows = []
     for _ in range(rounds):
-        ours = json.loads(subprocess.check_output([megatron, "bench", "tokenizer", "--tokenizer", gpt2, "--input", corpus,
-                                                   "--threads", "2", "--repeats", "1", "--json"]))
+        words = [megatron, "bench", "tokenizer", "--tokenizer", gpt2, "--input", corpus]
+        ours = json.loads(subprocess.check_output([*words, "--threads", "2", "--repeats", "1", "--json"]))
         start = time.process_time()
         for text in texts:
             peer.encode_ordinary(text)

@@ -94,17 +94,17 @@ TEST(Safetensors, RefusesDamagedHeadersNamingFileAndByte) {
       {file_of(one(R"("dtype":"F32","shape":[2])"), 8), "without the list \"data_offsets\""},
       {file_of(R"({"w":7})", 0), "without the list \"shape\""},
       {file_of(R"({"__metadata__":{"a":1}})", 0), "is not a text"},
-      {file_of(
-           R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"w":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-           3),
+      {file_of(R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+               R"("w":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+               3),
        "a hole or an overlap before tensor \"w\""},
-      {file_of(
-           R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"w":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
-           5),
+      {file_of(R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+               R"("w":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
+               5),
        "a hole or an overlap before tensor \"w\""},
-      {file_of(
-           R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
-           2),
+      {file_of(R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+               R"("v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+               2),
        "names \"v\" twice"},
   };
   for (const auto& [file, message] : damaged) {

@@ -19,7 +19,8 @@ def wait_until(condition, process, timeout=120):
     end = time.monotonic() + timeout
     while not condition():
         if process.poll() is not None or time.monotonic() > end:
-            raise AssertionError(f"it did not happen; the program: {process.poll()}\n{process.stderr.read() if process.poll() is not None else ''}")
+            errors = process.stderr.read() if process.poll() is not None else ""
+            raise AssertionError(f"it did not happen; the program: {process.poll()}\n{errors}")
         time.sleep(0.01)
 
 
@@ -70,7 +71,8 @@ class Stopping(unittest.TestCase):
         _, errors = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 3, errors)
         last = max(self.place.losses("run"))
-        self.assertIn(f'"iteration":{last}', run("checkpoint", "info", self.place.path / "run", "--json").replace(" ", ""))
+        info = run("checkpoint", "info", self.place.path / "run", "--json")
+        self.assertIn(f'"iteration":{last}', info.replace(" ", ""))
 
     def test_killed_at_any_moment_leaves_a_whole_latest(self):
         kill_at_random_moments(self.place, "run", times=4, seed=time.time_ns())

@@ -157,7 +157,7 @@ struct TrainConfig {
   std::uint64_t seed = 1234;
   std::string dtype = "fp32";
   double label_smoothing = 0;
-  std::int64_t loss_chunk_tokens = 256;
+  std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
   std::string kernels = "auto";
   bool exit_on_nan = false;

@@ -3,10 +3,12 @@
 
 namespace megatron::kernels {
 
-/// tanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; erf: exact (Hendrycks & Gimpel 2016).
+/// tanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; erf: exact (Hendrycks & Gimpel
+/// 2016).
 enum class Gelu { Tanh, Erf };
 
-/// y = gelu(x + bias). x [.., f] is overwritten with x + bias, which the backward pass needs; bias [f] may be undefined.
+/// y = gelu(x + bias). x [.., f] is overwritten with x + bias, which the backward pass needs; bias [f] may be
+/// undefined.
 at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form);
 
 /// dx = dy * gelu'(u), with u = x + bias as bias_gelu left it. Overwrites and returns dy.

@@ -3,16 +3,17 @@
 
 #include "megatron/kernels/dropout.h"
 
-// s queries, k keys, b batch, n heads of this rank, d head size. q [s, b, n, d]; k, v [k, b, n, d]: any strides with the
-// last dimension contiguous, so that they can be views of the fused projection.
+// s queries, k keys, b batch, n heads of this rank, d head size. q [s, b, n, d]; k, v [k, b, n, d]: any strides with
+// the last dimension contiguous, so that they can be views of the fused projection.
 namespace megatron::kernels {
 
 struct AttentionOptions {
-  double scale = 0;               ///< softmax(scale q k^T); 0: 1/sqrt(d)
-  bool causal = true;             ///< query i sees keys <= i + (keys - queries): a cache before the queries is seen whole
-  at::Tensor first_key = {};        ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
-  Dropout dropout = {};             ///< on the probabilities; see attention_dropout_mask
-  std::int64_t head_offset = 0;   ///< first head of this rank, for dropout
+  double scale = 0;    ///< softmax(scale q k^T); 0: 1/sqrt(d)
+  bool causal = true;  ///< query i sees keys <= i + (keys - queries): a cache before the queries is seen whole
+  at::Tensor first_key =
+      {};                ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
+  Dropout dropout = {};  ///< on the probabilities; see attention_dropout_mask
+  std::int64_t head_offset = 0;  ///< first head of this rank, for dropout
 };
 
 struct AttentionOutput {
@@ -21,7 +22,8 @@ struct AttentionOutput {
 };
 
 /// Exact attention without storing the scores (Dao et al. 2022): blocks of keys, skipped where causally hidden.
-AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
+AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& options);
 
 /// Writes dq, dk, dv (views shaped as q, k, v; overwritten). Probabilities are computed again block by block.
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

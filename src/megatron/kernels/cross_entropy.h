@@ -21,7 +21,8 @@ struct SoftmaxPieces {
   at::Tensor target;   ///< [n] the label's logit where this rank holds it, else 0
   at::Tensor sum;      ///< [n] sum of the logits; defined only with label smoothing
 };
-SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range, bool smoothing);
+SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
+                             bool smoothing);
 
 /// Overwrites logits with scale[i] * d loss_i / d logits, with loss_i = (1-e) * -log p(label) + e * mean_j(-log p_j).
 /// logsumexp, scale [n]. A label outside [0, vocab) must have scale 0.

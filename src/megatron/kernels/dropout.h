@@ -10,17 +10,18 @@ namespace megatron::kernels {
 /// dropout_threshold(p); kept elements are scaled by 1/(1-p). The mask depends on what the element is, never on the
 /// layout of ranks, and is computed again in the backward pass instead of being stored.
 struct Dropout {
-  double p = 0;                       ///< 0: no dropout, nothing else is read
-  std::uint64_t key = 0;              ///< stream_key(seed, "dropout/…")
-  at::Tensor sample_ids = {};           ///< [b] int64, on the CPU
-  std::int64_t position_offset = 0;   ///< position in the sequence of this rank's first row
-  std::int64_t features = 0;          ///< features of the full activation; 0: those of the tensor given
-  std::int64_t feature_offset = 0;    ///< first feature of this rank's slice
+  double p = 0;                      ///< 0: no dropout, nothing else is read
+  std::uint64_t key = 0;             ///< stream_key(seed, "dropout/…")
+  at::Tensor sample_ids = {};        ///< [b] int64, on the CPU
+  std::int64_t position_offset = 0;  ///< position in the sequence of this rank's first row
+  std::int64_t features = 0;         ///< features of the full activation; 0: those of the tensor given
+  std::int64_t feature_offset = 0;   ///< first feature of this rank's slice
 };
 
 /// The scaled mask (0 or 1/(1-p)) of `dropout` for an activation [s, b, h], in `dtype` on `device`: plain ATen integer
 /// arithmetic, the reference that every fused kernel is tested against, and what runs where there is none.
-at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype, at::Device device);
+at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
+                        at::Device device);
 
 /// The same for attention probabilities [b, n, q, k]: the element index is
 /// ((head_offset + n) * full_queries + q) * full_keys + k.

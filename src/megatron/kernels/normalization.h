@@ -15,9 +15,9 @@ NormOutput layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 
 /// Returns dx. grad_weight and grad_bias [h] are overwritten when `beta` is 0 and added to when it is 1. Where
 /// `residual_gradient` (shape of x) is defined it is added to dx: the gradient that flows past the norm.
-at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
-                               const at::Tensor& weight, const at::Tensor& grad_weight, const at::Tensor& grad_bias,
-                               double beta, const at::Tensor& residual_gradient = {});
+at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                               const at::Tensor& rstd, const at::Tensor& weight, const at::Tensor& grad_weight,
+                               const at::Tensor& grad_bias, double beta, const at::Tensor& residual_gradient = {});
 
 /// sum = residual + dropout(x + bias), the end of a residual branch. `bias` may be undefined. Overwrites and returns x.
 at::Tensor bias_dropout_add(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual, const Dropout& dropout);
@@ -29,8 +29,9 @@ struct AddNormOutput {
   at::Tensor sum, y, mean, rstd;
 };
 /// bias_dropout_add and the layer_norm of its sum in one pass over memory. Overwrites x with the sum.
-AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual, const Dropout& dropout,
-                                    const at::Tensor& weight, const at::Tensor& norm_bias, double eps);
+AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
+                                    const Dropout& dropout, const at::Tensor& weight, const at::Tensor& norm_bias,
+                                    double eps);
 
 /// grad_bias [h] (= or +=, by beta) the sum of dy [.., h] over all but the last dimension, summed in float64 blocks.
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta);

@@ -36,7 +36,7 @@ struct GptOptions {
   double layernorm_epsilon = 1e-5;
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;
-  std::int64_t loss_chunk_tokens = 256;
+  std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
   std::uint64_t seed = 1234;  ///< of dropout
 };
