@@ -89,14 +89,7 @@ void fetch(const data::GptDataset& dataset, std::int64_t samples) {
 
 nlohmann::ordered_json measure(const Options& options) {
   const auto tokenizer = text::Tokenizer::load(options.tokenizer);
-  const data::TextEncoder encoder{.make =
-                                      [&tokenizer] {
-                                        return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
-                                                   std::string_view text, std::vector<std::int32_t>& ids) {
-                                          worker->encode_append(text, ids);
-                                        };
-                                      },
-                                  .vocab_size = tokenizer.vocab_size()};
+  const data::TextEncoder encoder = data::encoder_of(tokenizer);
   const ScratchFolder scratch;
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   data::PreprocessOptions preprocessing{.output_prefix = scratch / "tokens",

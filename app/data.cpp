@@ -95,14 +95,7 @@ int preprocess(const Args& args) {
   const auto mode = Progress::mode_of(flags.progress);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
   const data::PreprocessOptions options = preprocess_options(flags, tokenizer);
-  const data::TextEncoder encoder{.make =
-                                      [&tokenizer] {
-                                        return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
-                                                   std::string_view text, std::vector<std::int32_t>& ids) {
-                                          worker->encode_append(text, ids);
-                                        };
-                                      },
-                                  .vocab_size = tokenizer.vocab_size()};
+  const data::TextEncoder encoder = data::encoder_of(tokenizer);
 
   const Stopwatch since_start;
   std::unique_ptr<Progress> progress;

@@ -11,6 +11,7 @@
 #include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/load.h"
 #include "megatron/generate/stream.h"
@@ -113,7 +114,7 @@ Request prepare(const Args& args) {
   if (flags.load.empty())
     throw ConfigError(rule_got_fix("generate: --load must name a trained run.", "none", "--load runs/default"));
   const auto texts = prompts_of(flags);
-  const auto recipe = generate::trained_recipe(flags.load);
+  const auto recipe = checkpoint::saved_recipe(flags.load);
   auto tokenizer = tokenizer_of(flags, recipe);
   auto run = resolve(flags, recipe, tokenizer);
   const auto eod = tokenizer.token_to_id("<|endoftext|>");

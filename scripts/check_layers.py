@@ -6,7 +6,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "config", "text", "data", "plan", "schedule", "comm", "kernels", "parallel", "model", "pipeline",
+ORDER = ["base", "config", "text", "data", "schedule", "plan", "comm", "kernels", "parallel", "model", "pipeline",
          "optim", "checkpoint", "train", "tasks", "generate"]
 PURE = {"base", "config", "text", "data", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')

@@ -141,14 +141,7 @@ TEST(MegatronPreprocess, WritesMegatronsBytesWithTheGpt2Tokenizer) {
   const std::string tokenizer_folder = shared_folder() + "/data/gpt2", golden = shared_folder() + "/golden/megatron/";
   if (!std::filesystem::exists(tokenizer_folder)) GTEST_SKIP() << "no " << tokenizer_folder;
   const text::Tokenizer tokenizer = text::Tokenizer::load(tokenizer_folder);
-  const TextEncoder encoder{.make =
-                                [&] {
-                                  return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
-                                             std::string_view text, std::vector<std::int32_t>& ids) {
-                                    worker->encode_append(text, ids);
-                                  };
-                                },
-                            .vocab_size = tokenizer.vocab_size()};
+  const TextEncoder encoder = encoder_of(tokenizer);
   TemporaryFolder folder;
   for (const std::string name : {"gpt_a", "gpt_b"}) {
     PreprocessOptions wanted{

@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
 #include "tests/testing/dense_gpt.h"
 
@@ -73,16 +74,16 @@ TEST_F(Load, ReadsTheRecipeThatTheCheckpointKeeps) {
   config.model.gelu = "erf";
   save(random_weights(shape_of(12), 3), {{"recipe", nlohmann::json(config::save_toml(config)).dump()}});
   for (const fs::path& folder : {folder_, folder_ / "checkpoints", folder_ / "checkpoints/iter_0000007"}) {
-    EXPECT_EQ(trained_recipe(folder).model.hidden_size, 48);
-    EXPECT_EQ(trained_recipe(folder).model.gelu, "erf");
+    EXPECT_EQ(checkpoint::saved_recipe(folder).model.hidden_size, 48);
+    EXPECT_EQ(checkpoint::saved_recipe(folder).model.gelu, "erf");
   }
 }
 
 TEST_F(Load, RefusesACheckpointWithoutARecipeAndAFolderWithoutACheckpoint) {
-  EXPECT_THROW(trained_recipe(folder_), ConfigError);
+  EXPECT_THROW(checkpoint::saved_recipe(folder_), ConfigError);
   save(random_weights(shape_of(12), 3), {});
   try {
-    trained_recipe(folder_);
+    checkpoint::saved_recipe(folder_);
     FAIL() << "accepted";
   } catch (const ConfigError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr("must hold the recipe"));

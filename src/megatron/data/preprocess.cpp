@@ -186,6 +186,14 @@ class Crew {
 
 }  // namespace
 
+TextEncoder encoder_of(const text::Tokenizer& tokenizer) {
+  const auto make = [&tokenizer]() -> TextEncoder::Encode {
+    return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
+               std::string_view text, std::vector<std::int32_t>& ids) { worker->encode_append(text, ids); };
+  };
+  return {.make = make, .vocab_size = tokenizer.vocab_size()};
+}
+
 PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder& encoder,
                             const PreprocessProgress& progress) {
   if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));

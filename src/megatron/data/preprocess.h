@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/data/text_reader.h"
+#include "megatron/text/tokenizer.h"
 
 namespace megatron::data {
 
@@ -16,6 +17,9 @@ struct TextEncoder {
   std::function<Encode()> make;  ///< called once in each worker thread
   std::int64_t vocab_size = 0;
 };
+
+/// The encoder of `tokenizer`, which must outlive it. Special tokens written in the text are text.
+TextEncoder encoder_of(const text::Tokenizer& tokenizer);
 
 struct PreprocessOptions {
   TextReaderOptions text = {};

@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/plan/parameters.h"
@@ -103,7 +104,7 @@ std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
 
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
-  const Values saved(saved_recipe(found)), wanted(run.config);
+  const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
   std::string errors;
   const auto add = [&](const std::string& error) { errors += (errors.empty() ? "" : "\n") + error; };
   for (const std::string path : kArchitecture)

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
-#include "megatron/config/run_config.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::train {
@@ -27,10 +26,6 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 /// configuration as TOML, kept in the metadata.
 void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
               const std::string& recipe, int keep_last);
-
-/// The configuration that the run of the checkpoint `folder` names (as find_checkpoint()) was saved with. Throws
-/// ConfigError where it holds none.
-config::RunConfig saved_recipe(const std::filesystem::path& folder);
 
 /// Fills `engine` from the checkpoint of any layout in `folder`. Every rank calls it. Throws ConfigError where
 /// something is missing or of another shape.

@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "megatron/schedule/program.h"
+#include "megatron/schedule/simulate.h"
+
+// Generators: Shape -> Program of computations alone. Pure functions; any number of microbatches >= 1.
+namespace megatron::schedule {
+
+struct Shape {
+  int num_ranks = 1;
+  int num_chunks = 1;  ///< stages a rank
+  int num_microbatches = 1;
+  int microbatch_group = 0;  ///< interleaved: microbatches that one chunk takes before the next does; 0: num_ranks
+};
+
+Program accumulate(const Shape& shape);      ///< no pipeline: forward and backward of each microbatch in turn
+Program gpipe(const Shape& shape);           ///< Huang et al. 2019
+Program one_f_one_b(const Shape& shape);     ///< Narayanan et al. 2019, 2021
+Program interleaved(const Shape& shape);     ///< Narayanan et al. 2021, section 2.2
+Program forward_only(const Shape& shape);    ///< evaluation
+Program zero_bubble_h1(const Shape& shape);  ///< Qi et al. 2023
+Program zero_bubble_v(const Shape& shape);   ///< Qi et al. 2024; two chunks, V-shaped placement
+
+enum class Name : std::uint8_t { Auto, GPipe, OneFOneB, Interleaved, ZeroBubbleH1, ZeroBubbleV };
+
+/// "auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v". Throws ConfigError that lists them.
+Name name_of(const std::string& text);
+std::string to_string(Name name);
+
+/// The program of that name (one rank and one chunk: accumulate). Throws ConfigError where the shape does not suit it.
+Program generate(Name name, const Shape& shape);
+
+struct Choice {
+  Name name;
+  Program program;
+  Timeline timeline;
+};
+/// Name::Auto: of the programs that suit the shape, the one with the least simulated makespan among those whose peak of
+/// activation bytes on every rank is at most `memory_limit_bytes` (0: no limit). Throws ConfigError that lists each
+/// one's peak where none fits.
+Choice choose(const Shape& shape, const Costs& costs, double memory_limit_bytes);
+
+}  // namespace megatron::schedule
