@@ -207,7 +207,9 @@ void BpeModel::merge_short(MergeScratch& scratch) const {
 /// A heap of the pairs and a linked list of the symbols. A heap entry is out of date when its symbol's rank changed.
 void BpeModel::merge_long(MergeScratch& scratch) const {
   const auto n = static_cast<std::uint32_t>(scratch.ids.size());
-  auto& [ids, ranks, previous, next, heap] = scratch;
+  std::vector<std::int32_t>& ids = scratch.ids;
+  std::vector<std::uint32_t>&ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
+  std::vector<std::uint64_t>& heap = scratch.heap;
   previous.resize(n);
   next.resize(n);
   heap.clear();
