@@ -193,10 +193,32 @@ TEST(RunOptions, AnswerToDistinctNamesAndAllHaveHelp) {
 
 TEST(RunOptions, AnswerToMegatronsFlags) {
   RunConfig run;
-  parse_command_line(
-      run, {"--tensor-model-parallel-size", "2", "--num-layers=12", "--micro-batch-size", "4",
-            "--untie-embeddings-and-output-weights", "--lr", "1e-4", "--rampup-batch-size", "16", "8", "1000"});
+  parse_command_line(run, {"--tensor-model-parallel-size",
+                           "2",
+                           "--num-layers=12",
+                           "--micro-batch-size",
+                           "4",
+                           "--untie-embeddings-and-output-weights",
+                           "--lr",
+                           "1e-4",
+                           "--rampup-batch-size",
+                           "16",
+                           "8",
+                           "1000",
+                           "--pipeline-model-parallel-size",
+                           "4",
+                           "--num-virtual-stages-per-pipeline-rank",
+                           "2",
+                           "--sequence-parallel",
+                           "--recompute-granularity",
+                           "full",
+                           "--no-scatter-gather-tensors-in-pipeline"});
   EXPECT_EQ(run.parallel.tp, 2);
+  EXPECT_EQ(run.parallel.pp, 4);
+  EXPECT_EQ(run.parallel.vpp, 2);
+  EXPECT_TRUE(run.parallel.sp);
+  EXPECT_FALSE(run.parallel.scatter_gather);
+  EXPECT_EQ(run.train.recompute, "full");
   EXPECT_EQ(run.model.num_layers, 12);
   EXPECT_EQ(run.train.micro_batch_size, 4);
   EXPECT_TRUE(run.model.untie_embeddings_and_output_weights);
@@ -231,7 +253,8 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   EXPECT_EQ(recipe_error("", {"--lr-warmup-iters", "20"}),
             "this flag of Megatron-LM is not supported.\n  got:  --lr-warmup-iters\n"
             "  fix:  --lr-warmup-samples, iterations x global batch");
-  EXPECT_THAT(recipe_error("", {"--pipeline_model_parallel_size=2"}), HasSubstr("fix:  leave it out; ranks are split"));
+  EXPECT_THAT(recipe_error("", {"--context_parallel_size=2"}), HasSubstr("fix:  leave it out; ranks are split"));
+  EXPECT_THAT(recipe_error("", {"--no-overlap-p2p-communication"}), HasSubstr("--pp-communication batched"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-seconds", "5"}), HasSubstr("an option must be one"));
 }

@@ -6,17 +6,21 @@ namespace megatron::config {
 namespace {
 
 constexpr const char* kLeaveOut = "leave it out";
-constexpr const char* kTensorAndData = "leave it out; ranks are split by --tp and --dp";
+constexpr const char* kOtherAxes = "leave it out; ranks are split by --tp, --pp and --dp";
 constexpr const char* kFullPrecision = "leave it out; --train.dtype is fp32 or fp64";
 constexpr const char* kOneModel = "leave it out; the model is GPT-2's: learned positions, LayerNorm, GELU, biases";
 constexpr const char* kMetrics = "leave it out; metrics.jsonl in --train.out has the figures";
 
 constexpr MegatronFlag kFlags[] = {
-    {"pipeline-model-parallel-size", true, kTensorAndData},
-    {"num-layers-per-virtual-pipeline-stage", true, kTensorAndData},
-    {"context-parallel-size", true, kTensorAndData},
-    {"expert-model-parallel-size", true, kTensorAndData},
-    {"sequence-parallel", false, kTensorAndData},
+    {"context-parallel-size", true, kOtherAxes},
+    {"expert-model-parallel-size", true, kOtherAxes},
+    {"no-overlap-p2p-communication", false, "--pp-communication batched"},
+    {"overlap-p2p-communication", false, "--pp-communication overlapped"},
+    {"overlap-p2p-communication-warmup-flush", false, "--pp-communication overlapped"},
+    {"batch-p2p-communication", false, "--pp-communication batched"},
+    {"pipeline-model-parallel-split-rank", true, "leave it out; the model has a decoder alone"},
+    {"checkpoint-activations", false, "--train.recompute full"},
+    {"virtual-pipeline-model-parallel-size", true, "--vpp"},
     {"use-distributed-optimizer", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
     {"overlap-param-gather", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
     {"bf16", false, kFullPrecision},
@@ -48,8 +52,7 @@ constexpr MegatronFlag kFlags[] = {
     {"use-mcore-models", false, kLeaveOut},
     {"use-flash-attn", false, kLeaveOut},
     {"attention-backend", true, kLeaveOut},
-    {"recompute-activations", false, kLeaveOut},
-    {"recompute-granularity", true, kLeaveOut},
+    {"recompute-activations", false, "--train.recompute selective"},
     {"ckpt-format", true, "leave it out; checkpoints are safetensors in any layout"},
     {"use-checkpoint-args", false, kLeaveOut},
     {"exit-interval", true, "--train-iters; SIGTERM saves and ends a run"},

@@ -19,14 +19,16 @@ BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t
                                    concat("bucket_size ", bucket_size, ", alignment ", alignment)));
   BufferLayout layout;
   for (int parameter = static_cast<int>(specs.size()) - 1; parameter >= 0; --parameter) {
-    if (layout.buckets.empty() || layout.buckets.back().end != 0) layout.buckets.push_back({layout.size, 0, {}});
+    const int stage = specs[static_cast<std::size_t>(parameter)].stage;
+    if (layout.buckets.empty() || layout.buckets.back().end != 0) layout.buckets.push_back({layout.size, 0, {}, stage});
     BufferLayout::Bucket& bucket = layout.buckets.back();
     const std::int64_t end = layout.size + specs[static_cast<std::size_t>(parameter)].local_size();
     layout.slots.push_back({parameter, layout.size, end, static_cast<int>(layout.buckets.size()) - 1});
     bucket.parameters.push_back(parameter);
     layout.size = (end + alignment - 1) / alignment * alignment;  // the gap belongs to the bucket
     const bool full = bucket_size > 0 && layout.size - bucket.begin >= bucket_size;
-    if (full || parameter == 0) bucket.end = layout.size;
+    const bool last = parameter == 0 || specs[static_cast<std::size_t>(parameter) - 1].stage != stage;
+    if (full || last) bucket.end = layout.size;
   }
   return layout;
 }

@@ -18,6 +18,7 @@ struct BufferLayout {
   struct Bucket {
     std::int64_t begin, end;
     std::vector<int> parameters;
+    int stage = 0;  ///< of all its parameters
   };
   std::vector<Slot> slots;      ///< by position in the buffer
   std::vector<Bucket> buckets;  ///< by position: bucket 0 is complete first
@@ -27,7 +28,8 @@ struct BufferLayout {
 };
 
 /// A bucket closes when it holds >= bucket_size elements (formats.md B9; Megatron's default is
-/// max(40 M, 1 M * dp)); 0: one bucket. Each parameter starts at a multiple of `alignment` elements.
+/// max(40 M, 1 M * dp)) and at the end of a pipeline stage; 0: one bucket a stage. Each parameter starts at a multiple
+/// of `alignment` elements.
 BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size,
                            std::int64_t alignment = 16);
 

@@ -1,5 +1,6 @@
 #include "megatron/plan/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -7,6 +8,8 @@
 
 namespace megatron::plan {
 namespace {
+
+constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
 
 std::int64_t product(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -22,6 +25,8 @@ class SpecBuilder {
  public:
   SpecBuilder(int tp, int tp_rank) : tp_(tp), tp_rank_(tp_rank) {}
 
+  void begin_stage(int stage) { stage_ = stage; }
+
   ParameterSpec& add(std::string name, std::vector<std::int64_t> shape, int split, Init init, double std = 0) {
     ParameterSpec spec{
         .name = std::move(name), .shape = std::move(shape), .split_dim = split, .init = init, .init_std = std};
@@ -30,6 +35,8 @@ class SpecBuilder {
       spec.offset = spec.length * tp_rank_;
     }
     spec.weight_decay = spec.shape.size() > 1;
+    spec.stage = stage_;
+    spec.sequence_partial = split < 0;
     return specs_.emplace_back(std::move(spec));
   }
 
@@ -50,9 +57,21 @@ class SpecBuilder {
   std::vector<ParameterSpec> take() { return std::move(specs_); }
 
  private:
-  int tp_, tp_rank_;
+  int tp_, tp_rank_, stage_ = 0;
   std::vector<ParameterSpec> specs_;
 };
+
+void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
+  const std::int64_t h = shape.hidden;
+  const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
+  const std::string prefix = concat("decoder.layers.", layer, ".");
+  build.norm(prefix + "input_layernorm", h);
+  build.column_linear(prefix + "self_attention.linear_qkv", 3 * h, h, shape.init_std);
+  build.row_linear(prefix + "self_attention.linear_proj", h, h, output_std);
+  build.norm(prefix + "pre_mlp_layernorm", h);
+  build.column_linear(prefix + "mlp.linear_fc1", shape.ffn_hidden, h, shape.init_std);
+  build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std);
+}
 
 }  // namespace
 
@@ -70,29 +89,39 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
   return padded % tp == 0 ? padded : round_up(padded, std::lcm(divisible_by, std::int64_t{tp}));
 }
 
-std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank) {
+std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
+                                          const std::vector<StagePart>& parts) {
   check_divides("model.num_attention_heads", shape.num_heads, tp);
   check_divides("model.hidden_size", shape.hidden, tp);
   check_divides("model.ffn_hidden_size", shape.ffn_hidden, tp);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
-  const std::int64_t h = shape.hidden;
-  const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
+  const auto word_embedding = [&](SpecBuilder& build) -> ParameterSpec& {
+    return build.add(kWordEmbedding, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std);
+  };
+  const bool has_embedding = std::any_of(parts.begin(), parts.end(), [](const StagePart& p) { return p.embedding; });
+  const bool has_output = std::any_of(parts.begin(), parts.end(), [](const StagePart& p) { return p.output; });
   SpecBuilder build(tp, tp_rank);
-  build.add("embedding.word_embeddings.weight", {shape.padded_vocab, h}, 0, Init::Normal, shape.init_std)
-      .gradient_uses = shape.tied_output ? 2 : 1;
-  build.add("embedding.position_embeddings.weight", {shape.max_positions, h}, -1, Init::Normal, shape.init_std);
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::string prefix = concat("decoder.layers.", layer, ".");
-    build.norm(prefix + "input_layernorm", h);
-    build.column_linear(prefix + "self_attention.linear_qkv", 3 * h, h, shape.init_std);
-    build.row_linear(prefix + "self_attention.linear_proj", h, h, output_std);
-    build.norm(prefix + "pre_mlp_layernorm", h);
-    build.column_linear(prefix + "mlp.linear_fc1", shape.ffn_hidden, h, shape.init_std);
-    build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std);
+  for (const StagePart& part : parts) {
+    build.begin_stage(part.stage);
+    if (part.embedding) {
+      word_embedding(build).gradient_uses = shape.tied_output && has_output ? 2 : 1;
+      build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
+                shape.init_std);
+    }
+    for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer)
+      add_layer(shape, layer, build);
+    if (!part.output) continue;
+    build.norm("decoder.final_layernorm", shape.hidden);
+    if (!shape.tied_output)
+      build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std);
+    else if (!has_embedding)
+      word_embedding(build).shared_copy = true;
   }
-  build.norm("decoder.final_layernorm", h);
-  if (!shape.tied_output) build.add("output_layer.weight", {shape.padded_vocab, h}, 0, Init::Normal, shape.init_std);
   return build.take();
+}
+
+std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank) {
+  return gpt_parameters(shape, tp, tp_rank, {whole_model(shape.num_layers)});
 }
 
 }  // namespace megatron::plan

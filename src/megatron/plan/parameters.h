@@ -3,12 +3,14 @@
 #include <string>
 #include <vector>
 
+#include "megatron/plan/stages.h"
+
 namespace megatron::plan {
 
 /// How a parameter's first value is drawn, as a function of its name and of each element's index in the full tensor.
 enum class Init : std::uint8_t { Zero, One, Normal };
 
-/// One parameter: what it is in the whole model, and which slice of it a tensor-parallel rank holds.
+/// One parameter: what it is in the whole model, and which slice of it a rank holds.
 struct ParameterSpec {
   std::string name;                 ///< Megatron-Core's name, e.g. "decoder.layers.0.mlp.linear_fc1.weight"
   std::vector<std::int64_t> shape;  ///< of the full tensor
@@ -18,7 +20,14 @@ struct ParameterSpec {
   Init init = Init::Zero;
   double init_std = 0;
   bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
-  int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding)
+  int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding, both uses on this rank)
+  int stage = 0;             ///< the pipeline stage it belongs to; a tied embedding to the first that has it
+  /// The tied word embedding of the output layer, where the embedding is on another rank: same name, same initial
+  /// values; gradients are summed over the embedding group. Norms over the model count the other copy alone.
+  bool shared_copy = false;
+  /// Replicated over the tensor-parallel group and applied to a part of the sequence by each of its ranks where
+  /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
+  bool sequence_partial = false;
 
   std::vector<std::int64_t> local_shape() const;
   std::int64_t local_size() const;  ///< elements of the slice
@@ -39,8 +48,13 @@ struct GptShape {
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
 
-/// Every parameter of a GPT in forward order, sliced for `tp_rank` of `tp`. Names, shapes and the order of rows in
-/// linear_qkv (per head: q, k, v) are Megatron-Core's. Throws ConfigError where a size does not divide by tp.
+/// The parameters of a GPT that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
+/// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per head: q, k, v) are Megatron-Core's.
+/// Throws ConfigError where a size does not divide by tp.
+std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
+                                          const std::vector<StagePart>& parts);
+
+/// The same of the whole model as one stage.
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank);
 
 }  // namespace megatron::plan

@@ -7,9 +7,9 @@
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
 #include "megatron/base/progress.h"
-#include "megatron/data/split.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
+#include "megatron/data/split.h"
 
 namespace megatron::plan {
 namespace {
@@ -17,6 +17,7 @@ namespace {
 // Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
 constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18, kLargestVocab = 1 << 24;
 constexpr std::int64_t kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28, kLargestBatch = 1 << 30;
+constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
 constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
 
 /// Gathers violations, so that the user sees all of them at once.
@@ -117,6 +118,14 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.range("parallel.world_size", parallel.world_size, 0, kMostRanks);
   rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
   rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
+  rules.range("parallel.pp", parallel.pp, 1, kMostStages);
+  rules.range("parallel.vpp", parallel.vpp, 1, kMostStages);
+  rules.range<std::int64_t>("parallel.layers_per_virtual_stage", parallel.layers_per_virtual_stage, 0, kMostLayers);
+  rules.range<std::int64_t>("parallel.first_stage_layers", parallel.first_stage_layers, 0, kMostLayers);
+  rules.range<std::int64_t>("parallel.last_stage_layers", parallel.last_stage_layers, 0, kMostLayers);
+  rules.at_least("parallel.pp_memory_limit", parallel.pp_memory_limit, 0);
+  rules.range("parallel.microbatch_group_size", parallel.microbatch_group_size, 0, kMostGroup);
+  rules.one_of("parallel.pp_communication", parallel.pp_communication, {"unbatched", "batched", "overlapped"});
   rules.range("parallel.threads_per_rank", parallel.threads_per_rank, 0, 1 << 12);
   rules.range("parallel.timeout_s", parallel.timeout_s, 1e-3, 1e7);
   rules.one_of("parallel.launch", parallel.launch, {"auto", "threads", "processes"});
@@ -204,6 +213,11 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
                "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
+  rules.one_of("train.recompute", train.recompute, {"none", "selective", "full"});
+  rules.one_of("train.recompute_method", train.recompute_method, {"uniform", "block"});
+  rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMostLayers);
+  for (const std::string& module : train.recompute_modules)
+    rules.one_of("train.recompute_modules", module, {"core_attn", "layernorm", "mlp"});
   rules.one_of("train.kernels", train.kernels, {"auto", "avx512", "avx2", "reference"});
 }
 
