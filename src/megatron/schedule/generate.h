@@ -19,9 +19,12 @@ Program accumulate(const Shape& shape);      ///< no pipeline: forward and backw
 Program gpipe(const Shape& shape);           ///< Huang et al. 2019
 Program one_f_one_b(const Shape& shape);     ///< Narayanan et al. 2019, 2021
 Program interleaved(const Shape& shape);     ///< Narayanan et al. 2021, section 2.2
-Program forward_only(const Shape& shape);    ///< evaluation
+Program forward_only(const Shape& shape);    ///< evaluation, looped placement
 Program zero_bubble_h1(const Shape& shape);  ///< Qi et al. 2023
 Program zero_bubble_v(const Shape& shape);   ///< Qi et al. 2024; two chunks, V-shaped placement
+
+/// Evaluation of a model that lies on ranks in another way, such as V-shaped.
+Program forward_only(const Placement& placement, int num_microbatches);
 
 enum class Name : std::uint8_t { Auto, GPipe, OneFOneB, Interleaved, ZeroBubbleH1, ZeroBubbleV };
 

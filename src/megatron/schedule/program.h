@@ -2,6 +2,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/schedule/placement.h"
@@ -31,6 +32,17 @@ enum class Kind : std::uint8_t {
   GatherParameters,  ///< have the stage's parameters whole before its first forward
 };
 
+inline constexpr int kNumKinds = 14;
+
+constexpr bool is_computation(Kind kind) { return kind <= Kind::BackwardWeight; }
+constexpr bool is_communication(Kind kind) { return kind >= Kind::SendActivation && kind <= Kind::WaitRecvGradient; }
+constexpr bool is_wait(Kind kind) { return kind >= Kind::WaitSendActivation && kind <= Kind::WaitRecvGradient; }
+constexpr bool is_post(Kind kind) { return is_communication(kind) && !is_wait(kind); }
+/// The wait that ends a post.
+constexpr Kind wait_of(Kind post) { return static_cast<Kind>(static_cast<int>(post) + 4); }
+/// The post that a wait ends.
+constexpr Kind post_of(Kind wait) { return static_cast<Kind>(static_cast<int>(wait) - 4); }
+
 /// One instruction. `stage` is the stage of the rank that executes it.
 struct Op {
   Kind kind = Kind::Forward;
@@ -39,7 +51,9 @@ struct Op {
   auto operator<=>(const Op&) const = default;
 };
 
-/// "F2.5": forward, stage 2, microbatch 5. Kinds in order: F B I W SA RA SG RG wSA wRA wSG wRG R G.
+/// Kinds in order: F B I W SA RA SG RG wSA wRA wSG wRG R G.
+std::string_view to_string(Kind kind);
+/// "F2.5": forward, stage 2, microbatch 5.
 std::string to_string(const Op& op);
 
 struct Program {
@@ -51,5 +65,11 @@ struct Program {
 
   bool operator==(const Program&) const = default;
 };
+
+/// Whether it has messages: false for what generators make, true after insert_communication().
+bool has_communication(const Program& program);
+
+/// What a program may have at most, so that a wrong number is an error and not the end of memory.
+inline constexpr std::int64_t kMaxRanks = 4096, kMaxStages = 16384, kMaxMicrobatches = 1'000'000, kMaxOps = 50'000'000;
 
 }  // namespace megatron::schedule

@@ -1,0 +1,226 @@
+#include "megatron/schedule/passes.h"
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/schedule/execute.h"
+#include "megatron/schedule/validate.h"
+
+namespace megatron::schedule {
+namespace {
+
+/// One end of a message on a rank's way through its computations.
+struct End {
+  std::int64_t message = 0;
+  int position = 0;  ///< how many computations of the rank come before it
+  bool send = false;
+};
+
+/// Where messages come to lie: every rank's ends in one order that all ranks share, that of the times at which the
+/// messages are made when each computation takes one unit (a whole backward two). Whatever a rank waits for, first come
+/// the messages before it in that order; so the first message that is not done can always be done, and no order of
+/// waiting can form a ring. The order is also one of each link, so that it is first in, first out.
+std::vector<std::vector<End>> ends_in_common_order(const Program& program) {
+  struct Made {
+    std::int64_t message, time;
+    int position;  ///< on the sender
+  };
+  const Messages messages(program);
+  const Links links(program.placement);
+  const std::size_t num_ranks = program.ranks.size();
+  std::vector<std::vector<std::int64_t>> starts(num_ranks);  // of each rank's computations
+  std::vector<Made> made;
+  std::int64_t last_time = 0;
+  Execution execution(program, {});
+  const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
+    if (!is_computation(op.kind)) return;
+    std::vector<std::int64_t>& own = starts[static_cast<std::size_t>(rank)];
+    own.push_back(static_cast<std::int64_t>(start));
+    const std::int64_t message = messages.made_by(op);
+    if (message < 0 || links.of(messages.boundary(message), messages.is_gradient(message)) < 0) return;
+    made.push_back({message, static_cast<std::int64_t>(end), static_cast<int>(own.size())});
+    last_time = std::max(last_time, made.back().time);
+  });
+  if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
+
+  std::vector<std::size_t> first(static_cast<std::size_t>(last_time) + 2, 0);  // counting sort by time
+  for (const Made& m : made) ++first[static_cast<std::size_t>(m.time) + 1];
+  for (std::size_t t = 1; t < first.size(); ++t) first[t] += first[t - 1];
+  std::vector<Made> sorted(made.size());
+  for (const Made& m : made) sorted[first[static_cast<std::size_t>(m.time)]++] = m;
+
+  std::vector<std::vector<End>> ends(num_ranks);
+  std::vector<int> cursor(num_ranks, 0);
+  for (const Made& m : sorted) {
+    const int sender = program.placement.rank_of(messages.send(m.message).stage);
+    const auto receiver = static_cast<std::size_t>(program.placement.rank_of(messages.recv(m.message).stage));
+    while (cursor[receiver] < static_cast<int>(starts[receiver].size()) &&
+           starts[receiver][static_cast<std::size_t>(cursor[receiver])] < m.time)
+      ++cursor[receiver];
+    ends[static_cast<std::size_t>(sender)].push_back({m.message, m.position, true});
+    ends[receiver].push_back({m.message, cursor[receiver], false});
+  }
+  return ends;
+}
+
+/// Writes one rank's ops with communication.
+class Lowering {
+ public:
+  Lowering(const Program& program, const Links& links, std::span<const End> ends, std::vector<Op>& out)
+      : messages_(program), links_(links), ends_(ends), out_(out) {}
+
+  void one_by_one(const std::vector<Op>& ops) {
+    each_position(ops, [&](std::span<const End> here, const Op*) {
+      for (const End& end : here) {
+        post(end);
+        wait(end);
+      }
+    });
+  }
+
+  void in_batches(const std::vector<Op>& ops) {
+    each_position(ops, [&](std::span<const End> here, const Op*) {
+      for (const End& end : here) post(end);
+      for (const End& end : here) wait(end);
+    });
+  }
+
+  /// A send is waited for two computations later, so that at most two are under way; a receive is posted one
+  /// computation before its message is made and waited for by the computation that needs it. Posts come no later and
+  /// waits no earlier than their place in the common order, which keeps its proof.
+  void overlapped(const std::vector<Op>& ops) {
+    std::vector<End> sends;
+    std::size_t waited = 0;
+    std::size_t next_recv = 0;
+    int position = 0;
+    each_position(ops, [&](std::span<const End> here, const Op* next) {
+      for (; waited < sends.size() && sends[waited].position + 2 <= position; ++waited) wait(sends[waited]);
+      for (const End& end : here)
+        if (end.send) {
+          post(end);
+          sends.push_back(end);
+        }
+      for (; next_recv < ends_.size() && ends_[next_recv].position <= position + 1; ++next_recv)
+        if (!ends_[next_recv].send) post(ends_[next_recv]);
+      ++position;
+      if (next == nullptr) return;
+      const std::int64_t needed = messages_.needed_by(*next);
+      if (needed >= 0 && links_.of(messages_.boundary(needed), messages_.is_gradient(needed)) >= 0)
+        wait({needed, 0, false});
+    });
+    for (; waited < sends.size(); ++waited) wait(sends[waited]);
+  }
+
+ private:
+  /// Calls put(ends, next) before each computation, and at the end with no next one. What belongs to a stage as a whole
+  /// (reduction, gathering) stays where it is.
+  template <class Put>
+  void each_position(const std::vector<Op>& ops, Put&& put) {
+    int position = 0;
+    std::size_t from = 0;
+    const auto here = [&] {
+      const std::size_t begin = from;
+      while (from < ends_.size() && ends_[from].position <= position) ++from;
+      return ends_.subspan(begin, from - begin);
+    };
+    for (const Op& op : ops) {
+      if (is_computation(op.kind)) {
+        put(here(), &op);
+        ++position;
+      }
+      out_.push_back(op);
+    }
+    put(here(), nullptr);
+  }
+
+  Op op_of(const End& end) const { return end.send ? messages_.send(end.message) : messages_.recv(end.message); }
+  void post(const End& end) { out_.push_back(op_of(end)); }
+  void wait(const End& end) {
+    Op op = op_of(end);
+    op.kind = wait_of(op.kind);
+    out_.push_back(op);
+  }
+
+  const Messages messages_;
+  const Links& links_;
+  std::span<const End> ends_;
+  std::vector<Op>& out_;
+};
+
+bool ends_a_stage(Kind kind) { return kind == Kind::Backward || kind == Kind::BackwardWeight; }
+
+}  // namespace
+
+Communication communication_of(const std::string& text) {
+  if (text == "unbatched") return Communication::Unbatched;
+  if (text == "batched") return Communication::Batched;
+  if (text == "overlapped") return Communication::Overlapped;
+  throw ConfigError(rule_got_fix("pipeline communication is one of: unbatched, batched, overlapped.", text));
+}
+
+Program insert_communication(const Program& computation, Communication how) {
+  if (has_communication(computation)) throw std::logic_error("insert_communication: the program has it already");
+  validate(computation);
+  Program program;
+  program.placement = computation.placement;
+  program.num_microbatches = computation.num_microbatches;
+  program.forward_only = computation.forward_only;
+  program.max_live = computation.max_live;
+  const Links links(program.placement);
+  const std::vector<std::vector<End>> ends = ends_in_common_order(computation);
+  for (std::size_t rank = 0; rank < computation.ranks.size(); ++rank) {
+    const std::vector<Op>& ops = computation.ranks[rank];
+    std::vector<Op>& out = program.ranks.emplace_back();
+    out.reserve(ops.size() + 2 * ends[rank].size());
+    Lowering lowering(program, links, ends[rank], out);
+    switch (how) {
+      case Communication::Unbatched:
+        lowering.one_by_one(ops);
+        break;
+      case Communication::Batched:
+        lowering.in_batches(ops);
+        break;
+      case Communication::Overlapped:
+        lowering.overlapped(ops);
+        break;
+    }
+  }
+  return program;
+}
+
+Program insert_gradient_reduction(Program program) {
+  std::vector<int> left(static_cast<std::size_t>(program.placement.num_stages()), program.num_microbatches);
+  for (std::vector<Op>& ops : program.ranks) {
+    std::vector<Op> out;
+    out.reserve(ops.size() + 16);
+    for (const Op& op : ops) {
+      out.push_back(op);
+      if (ends_a_stage(op.kind) && --left[static_cast<std::size_t>(op.stage)] == 0)
+        out.push_back({Kind::ReduceGradients, op.stage, 0});
+    }
+    ops = std::move(out);
+  }
+  return program;
+}
+
+Program insert_parameter_gathering(Program program) {
+  std::vector<bool> gathered(static_cast<std::size_t>(program.placement.num_stages()), false);
+  for (std::vector<Op>& ops : program.ranks) {
+    std::vector<Op> out;
+    out.reserve(ops.size() + 16);
+    for (const Op& op : ops) {
+      if (op.kind == Kind::Forward && !gathered[static_cast<std::size_t>(op.stage)]) {
+        gathered[static_cast<std::size_t>(op.stage)] = true;
+        out.push_back({Kind::GatherParameters, op.stage, 0});
+      }
+      out.push_back(op);
+    }
+    ops = std::move(out);
+  }
+  return program;
+}
+
+}  // namespace megatron::schedule

@@ -1,0 +1,109 @@
+#include "megatron/schedule/simulate.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "megatron/schedule/execute.h"
+
+namespace megatron::schedule {
+namespace {
+
+/// What lives on one rank, from slot to slot.
+class Memory {
+ public:
+  Memory(const Costs& costs, bool forward_only) : costs_(costs), forward_only_(forward_only) {}
+
+  void execute(const Slot& slot) {
+    const auto stage = static_cast<std::size_t>(slot.op.stage);
+    const double whole = costs_.activation_bytes.empty() ? 1 : costs_.activation_bytes[stage];
+    const double late = costs_.weight_bytes.empty() ? 0 : costs_.weight_bytes[stage];
+    switch (slot.op.kind) {
+      case Kind::Forward:
+        add(slot.start, 1, whole);
+        if (forward_only_) add(slot.end, -1, -whole);
+        return;
+      case Kind::Backward:
+        return add(slot.end, -1, -whole);
+      case Kind::BackwardInput:
+        return add(slot.end, 0, late - whole);
+      case Kind::BackwardWeight:
+        return add(slot.end, -1, -late);
+      default:
+        return;
+    }
+  }
+
+  int peak_live = 0;
+  double peak_bytes = 0;
+  std::vector<MemoryPoint> points;
+
+ private:
+  void add(double time, int live, double bytes) {
+    live_ += live;
+    bytes_ += bytes;
+    if (live_ == 0) bytes_ = 0;  // no rounding is left behind
+    peak_live = std::max(peak_live, live_);
+    peak_bytes = std::max(peak_bytes, bytes_);
+    if (points.empty() || points.back().time < time) points.push_back({time, bytes_});
+    points.back().bytes = bytes_;
+  }
+
+  const Costs& costs_;
+  bool forward_only_;
+  int live_ = 0;
+  double bytes_ = 0;
+};
+
+bool has_backward(const Timeline& timeline) {
+  return std::any_of(timeline.ranks.begin(), timeline.ranks.end(), [](const std::vector<Slot>& slots) {
+    return std::any_of(slots.begin(), slots.end(),
+                       [](const Slot& slot) { return is_computation(slot.op.kind) && slot.op.kind != Kind::Forward; });
+  });
+}
+
+}  // namespace
+
+void summarize(Timeline& timeline, const Costs& costs) {
+  const bool forward_only = !has_backward(timeline);
+  timeline.makespan = 0;
+  timeline.idle.clear();
+  timeline.peak_live.clear();
+  timeline.peak_bytes.clear();
+  timeline.memory.clear();
+  double busy_of_all = 0;
+  for (const std::vector<Slot>& slots : timeline.ranks) {
+    Memory memory(costs, forward_only);
+    double busy = 0;
+    for (const Slot& slot : slots) {
+      timeline.makespan = std::max(timeline.makespan, slot.end);
+      if (!is_computation(slot.op.kind)) continue;
+      busy += slot.end - slot.start;
+      memory.execute(slot);
+    }
+    busy_of_all += busy;
+    timeline.idle.push_back(-busy);
+    timeline.peak_live.push_back(memory.peak_live);
+    timeline.peak_bytes.push_back(memory.peak_bytes);
+    timeline.memory.push_back(std::move(memory.points));
+  }
+  for (double& idle : timeline.idle) idle += timeline.makespan;
+  const double time_of_all = timeline.makespan * static_cast<double>(timeline.ranks.size());
+  timeline.bubble = time_of_all > 0 ? 1 - busy_of_all / time_of_all : 0;
+}
+
+Timeline simulate(const Program& program, const Costs& costs) {
+  Timeline timeline;
+  timeline.placement = program.placement;
+  timeline.num_microbatches = program.num_microbatches;
+  timeline.ranks.resize(program.ranks.size());
+  Execution execution(program, costs);
+  const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
+    if (is_computation(op.kind) || end > start)
+      timeline.ranks[static_cast<std::size_t>(rank)].push_back({op, start, end});
+  });
+  if (!complete) throw std::logic_error("simulate: the program is not valid");
+  summarize(timeline, costs);
+  return timeline;
+}
+
+}  // namespace megatron::schedule
