@@ -15,6 +15,8 @@ namespace {
 using Groups = std::vector<std::vector<int>>;
 using testing::HasSubstr;
 
+schedule::Placement looped(const RankGrid& grid) { return schedule::Placement::looped(grid.size(Axis::Pp), 1); }
+
 /// Calls `check(grid)` for every layout of every world of up to 64 ranks, in the given order of axes.
 template <class F>
 void for_all_small_worlds(const std::string& order, F&& check) {
@@ -31,8 +33,8 @@ TEST(RankGrid, LaysOutTheSixteenRankExample) {
   EXPECT_EQ(grid.groups({Axis::Dp}), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
   EXPECT_EQ(grid.groups({Axis::Pp}), (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
   EXPECT_EQ(grid.groups({Axis::Tp, Axis::Pp}), (Groups{{0, 1, 4, 5, 8, 9, 12, 13}, {2, 3, 6, 7, 10, 11, 14, 15}}));
-  EXPECT_EQ(grid.embedding_groups(), (Groups{{0, 12}, {1, 13}, {2, 14}, {3, 15}}));
-  EXPECT_EQ(grid.position_embedding_groups(), (Groups{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(grid.embedding_groups(looped(grid)), (Groups{{0, 12}, {1, 13}, {2, 14}, {3, 15}}));
+  EXPECT_EQ(grid.position_embedding_groups(looped(grid)), (Groups{{0}, {1}, {2}, {3}}));
 }
 
 TEST(RankGrid, HasTheGroupsThatMegatronCoreBuilds) {
@@ -61,9 +63,22 @@ TEST(RankGrid, HasTheGroupsThatMegatronCoreBuilds) {
     const RankGrid grid(tp, cp, world / (tp * pp * cp), pp, world, order);
     for (const auto& [name, axes] : kinds)
       EXPECT_EQ(grid.groups(axes), sorted(example["groups"][name].get<Groups>())) << layout << " " << name;
-    EXPECT_EQ(sorted(grid.embedding_groups()), sorted(example["groups"]["embedding"].get<Groups>())) << layout;
-    EXPECT_EQ(sorted(grid.position_embedding_groups()), sorted(example["groups"]["position_embedding"].get<Groups>()));
+    EXPECT_EQ(sorted(grid.embedding_groups(looped(grid))), sorted(example["groups"]["embedding"].get<Groups>()))
+        << layout;
+    EXPECT_EQ(sorted(grid.position_embedding_groups(looped(grid))),
+              sorted(example["groups"]["position_embedding"].get<Groups>()));
   }
+}
+
+TEST(RankGrid, SharesTheEmbeddingWithinARankWherePipelinesEndAtTheirStart) {
+  const RankGrid grid(2, 1, 1, 3, 6);
+  const auto v_shaped = schedule::Placement::v_shaped(3);
+  EXPECT_EQ(grid.embedding_groups(v_shaped), (Groups{{0}, {1}}));
+  EXPECT_EQ(grid.position_embedding_groups(v_shaped), (Groups{{0}, {1}}));
+  EXPECT_EQ(grid.embedding_groups(schedule::Placement::looped(3, 4)), (Groups{{0, 4}, {1, 5}}));
+  const schedule::Placement backwards({2, 1, 0});
+  EXPECT_EQ(grid.embedding_groups(backwards), (Groups{{0, 4}, {1, 5}}));
+  EXPECT_EQ(grid.position_embedding_groups(backwards), (Groups{{4}, {5}}));
 }
 
 TEST(RankGrid, NumbersEveryPlaceOnce) {

@@ -115,16 +115,20 @@ std::vector<std::vector<int>> RankGrid::groups(const std::vector<Axis>& axes) co
   return result;
 }
 
-std::vector<std::vector<int>> RankGrid::embedding_groups() const {
+std::vector<std::vector<int>> RankGrid::embedding_groups(const schedule::Placement& placement) const {
+  const auto first = static_cast<std::size_t>(placement.rank_of(0));
+  const auto last = static_cast<std::size_t>(placement.rank_of(placement.num_stages() - 1));
   std::vector<std::vector<int>> result = groups({Axis::Pp});
-  for (std::vector<int>& stages : result)
-    if (stages.size() > 1) stages = {stages.front(), stages.back()};
+  for (std::vector<int>& ranks : result) {
+    const int one = ranks.at(first), other = ranks.at(last);
+    ranks = one == other ? std::vector<int>{one} : std::vector<int>{std::min(one, other), std::max(one, other)};
+  }
   return result;
 }
 
-std::vector<std::vector<int>> RankGrid::position_embedding_groups() const {
+std::vector<std::vector<int>> RankGrid::position_embedding_groups(const schedule::Placement& placement) const {
   std::vector<std::vector<int>> result = groups({Axis::Pp});
-  for (std::vector<int>& stages : result) stages.resize(1);
+  for (std::vector<int>& ranks : result) ranks = {ranks.at(static_cast<std::size_t>(placement.rank_of(0)))};
   return result;
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/schedule/placement.h"
+
 namespace megatron::plan {
 
 /// Axes of the process grid. The default order is "tp-cp-dp-pp", fastest-varying first (tp neighbours share a node).
@@ -32,11 +34,11 @@ class RankGrid {
   std::vector<int> peers(int rank, const std::vector<Axis>& axes) const;
   /// The partition of the world into the groups of `axes`, ordered by their first rank.
   std::vector<std::vector<int>> groups(const std::vector<Axis>& axes) const;
-  /// Ranks of the first and the last pipeline stage of each pipeline: they share the tied embedding. One entry where pp
-  /// is 1.
-  std::vector<std::vector<int>> embedding_groups() const;
-  /// The first pipeline stage of each pipeline: holds the position embedding.
-  std::vector<std::vector<int>> position_embedding_groups() const;
+  /// The ranks of each pipeline that hold its first and its last stage, where `placement` puts them: they share the
+  /// tied embedding. One entry where one rank holds both. Ranks in no group hold neither.
+  std::vector<std::vector<int>> embedding_groups(const schedule::Placement& placement) const;
+  /// The rank of each pipeline that holds its first stage, and so the position embedding.
+  std::vector<std::vector<int>> position_embedding_groups(const schedule::Placement& placement) const;
 
  private:
   std::array<int, kNumAxes> sizes_;

@@ -12,10 +12,14 @@ namespace {
 
 using nlohmann::json;
 
-json groups_of(const RankGrid& grid) {
-  return {{"tensor", grid.groups({Axis::Tp})},    {"pipeline", grid.groups({Axis::Pp})},
-          {"data", grid.groups({Axis::Dp})},      {"model", grid.groups({Axis::Tp, Axis::Pp})},
-          {"embedding", grid.embedding_groups()}, {"position_embedding", grid.position_embedding_groups()}};
+json groups_of(const ResolvedRun& run) {
+  const RankGrid& grid = run.grid;
+  return {{"tensor", grid.groups({Axis::Tp})},
+          {"pipeline", grid.groups({Axis::Pp})},
+          {"data", grid.groups({Axis::Dp})},
+          {"model", grid.groups({Axis::Tp, Axis::Pp})},
+          {"embedding", grid.embedding_groups(run.placement)},
+          {"position_embedding", grid.position_embedding_groups(run.placement)}};
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, along `split_dim`; null where each rank holds
@@ -103,7 +107,7 @@ json report(const ResolvedRun& run) {
             {"cp", run.grid.size(Axis::Cp)},
             {"dp", run.grid.size(Axis::Dp)},
             {"pp", run.grid.size(Axis::Pp)}}},
-          {"groups", groups_of(run.grid)},
+          {"groups", groups_of(run)},
           {"stages", stages},
           {"schedule",
            {{"makespan", 3 * run.microbatches_per_step}, {"bubble", 0.0}, {"peak_activations", json::array({1})}}},

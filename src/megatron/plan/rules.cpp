@@ -242,6 +242,9 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
                 concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
                 concat("--model.vocab-size ", facts.tokenizer_vocab));
   const int tp = config.parallel.tp;
+  rules.require(!config.parallel.sp || config.data.seq_length % tp == 0,
+                "data.seq_length must divide by parallel.tp where parallel.sp is on.",
+                concat(config.data.seq_length, " tokens, tp ", tp));
   rules.require(model.num_attention_heads % tp == 0, "model.num_attention_heads must divide by parallel.tp.",
                 concat(model.num_attention_heads, " heads, tp ", tp));
   rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
@@ -250,10 +253,47 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
 
 RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   const int world = facts.launched_world_size > 0 ? facts.launched_world_size : std::max(1, parallel.world_size);
-  const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, world / parallel.tp);
+  const std::int64_t model = std::int64_t{parallel.tp} * parallel.pp;
+  const int dp = parallel.dp > 0 ? parallel.dp : static_cast<int>(std::max<std::int64_t>(1, world / model));
   std::optional<RankGrid> grid;
-  rules.attempt([&] { grid.emplace(parallel.tp, 1, dp, 1, world); });
+  rules.attempt([&] { grid.emplace(parallel.tp, 1, dp, parallel.pp, world); });
   return grid.value_or(RankGrid());
+}
+
+/// Recomputation options that say nothing together with the others.
+void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
+  const bool full = train.recompute == "full";
+  rules.require(full || train.recompute_num_layers == 0, "train.recompute_num_layers needs train.recompute full.",
+                train.recompute, "--train.recompute full");
+  rules.require(full || !train.distribute_saved_activations,
+                "train.distribute_saved_activations needs train.recompute full.", train.recompute,
+                "--train.recompute full");
+  rules.require(!full || train.recompute_method != "block" || train.recompute_num_layers > 0,
+                "train.recompute_method block needs train.recompute_num_layers.", "0");
+  rules.require(train.recompute != "selective" || !train.recompute_modules.empty(),
+                "train.recompute selective needs train.recompute_modules.", "none",
+                "--train.recompute_modules core_attn");
+}
+
+/// The stages and who holds them.
+void resolve_stages(const config::RunConfig& config, std::vector<StagePart>& parts, schedule::Placement& placement,
+                    Rules& rules) {
+  const config::ParallelConfig& parallel = config.parallel;
+  const auto in_range = [](std::int64_t value, std::int64_t low, std::int64_t high) {
+    return value >= low && value <= high;
+  };
+  const std::int64_t layers = config.model.num_layers;
+  if (!in_range(parallel.pp, 1, kMostStages) || !in_range(parallel.vpp, 1, kMostStages) ||
+      !in_range(parallel.layers_per_virtual_stage, 0, kMostLayers) ||
+      !in_range(parallel.first_stage_layers, 0, kMostLayers) || !in_range(parallel.last_stage_layers, 0, kMostLayers) ||
+      !in_range(layers, 1, kMostLayers))
+    return;  // said already
+  rules.attempt([&] {
+    parts = stage_parts(parallel, config.model.num_layers, {});
+    const int chunks = static_cast<int>(parts.size()) / parallel.pp;
+    placement = parallel.pp_schedule == "zb-v" ? schedule::Placement::v_shaped(parallel.pp)
+                                               : schedule::Placement::looped(parallel.pp, chunks);
+  });
 }
 
 /// The batches of the run and what depends on their number.
@@ -323,16 +363,21 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   check_train(config.train, config.data, rules);
   check_saving(config.checkpoint, config.log, rules);
   RankGrid grid;
-  if (config.parallel.tp >= 1) {
+  std::vector<StagePart> parts;
+  schedule::Placement placement;
+  if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
   }
+  resolve_recomputation(config.train, rules);
+  resolve_stages(config, parts, placement, rules);
   const int dp = grid.size(Axis::Dp);
   const Samples samples = resolve_samples(config, dp, rules);
   rules.finish();
   const GptShape shape = gpt_shape(config);
   const std::int64_t microbatches = config.train.global_batch_size / (config.train.micro_batch_size * dp);
-  return {std::move(config), grid, shape, *samples.batches, samples.rate, samples.total, microbatches};
+  return {std::move(config), grid,         shape,         std::move(parts), std::move(placement),
+          *samples.batches,  samples.rate, samples.total, microbatches};
 }
 
 }  // namespace megatron::plan

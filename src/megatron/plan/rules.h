@@ -1,11 +1,13 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "megatron/config/run_config.h"
 #include "megatron/plan/batch_schedule.h"
 #include "megatron/plan/learning_rate.h"
 #include "megatron/plan/parameters.h"
 #include "megatron/plan/rank_grid.h"
+#include "megatron/plan/stages.h"
 
 namespace megatron::plan {
 
@@ -24,6 +26,8 @@ struct ResolvedRun {
   config::RunConfig config;
   RankGrid grid;
   GptShape shape;
+  std::vector<StagePart> parts;   ///< the model's pipeline stages, in order
+  schedule::Placement placement;  ///< which pipeline rank holds which stage
   BatchSchedule batch_schedule;
   LearningRateSchedule learning_rate;
   std::int64_t train_samples = 0;          ///< of the whole run

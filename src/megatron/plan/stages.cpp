@@ -1,12 +1,209 @@
 #include "megatron/plan/stages.h"
 
+#include <algorithm>
+#include <optional>
+
+#include "megatron/base/error.h"
+
 namespace megatron::plan {
+namespace {
+
+std::string listed(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (const std::int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text;
+}
+
+int num_stages_of(const config::ParallelConfig& parallel, std::int64_t num_layers) {
+  const std::int64_t of_stage = parallel.layers_per_virtual_stage;
+  if (of_stage == 0) return parallel.pp * parallel.vpp;
+  const std::int64_t unit = parallel.pp * of_stage;
+  if (parallel.vpp != 1)
+    throw ConfigError(rule_got_fix("parallel.layers_per_virtual_stage and parallel.vpp must not both be given.",
+                                   concat(of_stage, " and ", parallel.vpp)));
+  if (num_layers % unit != 0)
+    throw ConfigError(
+        rule_got_fix("model.num_layers must divide by parallel.pp x parallel.layers_per_virtual_stage.",
+                     concat(num_layers, " layers, pp ", parallel.pp, ", ", of_stage, " layers a virtual stage")));
+  return static_cast<int>(num_layers / of_stage);
+}
+
+/// `layers` in `stages` equal shares; what the message calls them: `what`.
+std::int64_t share(std::int64_t layers, std::int64_t stages, const std::string& what) {
+  if (stages > 0 && layers >= stages && layers % stages == 0) return layers / stages;
+  throw ConfigError(rule_got_fix(concat(what, " must divide by the stages that share them, with one for each."),
+                                 concat(layers, " layers, ", stages, " stages"),
+                                 layers < stages ? concat("at most ", layers, " stages: parallel.pp x parallel.vpp")
+                                                 : "--pp-layout balanced, or one that names each stage's layers"));
+}
+
+/// parallel.first_stage_layers and last_stage_layers: those ranks have so many, the others share the rest.
+std::vector<std::int64_t> with_ends_given(const config::ParallelConfig& parallel, std::int64_t num_layers,
+                                          int num_stages) {
+  const int pp = parallel.pp, chunks = num_stages / pp;
+  const std::int64_t first = parallel.first_stage_layers, last = parallel.last_stage_layers;
+  const std::int64_t others = pp - (first > 0 ? 1 : 0) - (last > 0 ? 1 : 0);
+  if (pp < 2 || first % chunks != 0 || last % chunks != 0 || first + last > num_layers ||
+      (others == 0 && first + last != num_layers))
+    throw ConfigError(
+        rule_got_fix("parallel.first_stage_layers and last_stage_layers must leave the model's other layers to the "
+                     "ranks between, and divide by the stages of a rank.",
+                     concat(first, " and ", last, " of ", num_layers, " layers, pp ", pp, ", vpp ", chunks)));
+  std::int64_t between = 0;
+  if (others > 0)
+    between = share(num_layers - first - last, others * chunks, "layers between the first and the last pipeline rank");
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(num_stages), between);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    if (first > 0) layers[static_cast<std::size_t>(chunk * pp)] = first / chunks;
+    if (last > 0) layers[static_cast<std::size_t>(chunk * pp + pp - 1)] = last / chunks;
+  }
+  return layers;
+}
+
+std::vector<std::int64_t> even_layers(const config::ParallelConfig& parallel, std::int64_t num_layers, int num_stages) {
+  if (parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0)
+    return with_ends_given(parallel, num_layers, num_stages);
+  const auto stages = static_cast<std::size_t>(num_stages);
+  if (parallel.standalone_embedding_stage) {
+    std::vector<std::int64_t> layers(stages, share(num_layers, num_stages - 1, "model.num_layers"));
+    layers.front() = 0;
+    return layers;
+  }
+  const std::int64_t embedding = parallel.account_for_embedding ? 1 : 0, loss = parallel.account_for_loss ? 1 : 0;
+  std::vector<std::int64_t> layers(
+      stages, share(num_layers + embedding + loss, num_stages,
+                    concat("model.num_layers", embedding ? " + embedding" : "", loss ? " + loss" : "")));
+  layers.front() -= embedding;
+  layers.back() -= loss;
+  if (layers.front() < 0 || layers.back() < 0)
+    throw ConfigError(rule_got_fix("a stage must have more than the embedding and the loss that count as its layers.",
+                                   listed(layers) + " layers by stage"));
+  return layers;
+}
+
+/// Of the ways to say how layers are split, only one.
+void check_one_way(const config::ParallelConfig& parallel) {
+  const bool ends = parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0;
+  const bool accounts = parallel.account_for_embedding || parallel.account_for_loss;
+  std::string given;
+  int ways = 0;
+  const auto way = [&](bool is_given, const char* name) {
+    if (is_given) given += (ways++ > 0 ? " and " : "") + std::string(name);
+  };
+  way(!parallel.pp_layout.empty(), "parallel.pp_layout");
+  way(ends, "parallel.first_stage_layers or last_stage_layers");
+  way(accounts, "parallel.account_for_embedding or account_for_loss");
+  way(parallel.standalone_embedding_stage, "parallel.standalone_embedding_stage");
+  if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given));
+}
+
+void check_layout(const std::vector<StagePart>& parts, const config::ParallelConfig& parallel,
+                  std::int64_t num_layers) {
+  std::int64_t layers = 0;
+  for (const StagePart& part : parts) layers += part.num_layers;
+  if (layers != num_layers)
+    throw ConfigError(rule_got_fix("parallel.pp_layout must place the layers of the model.",
+                                   concat(layers, " layers in the layout, model.num_layers ", num_layers)));
+  const auto stages = static_cast<int>(parts.size());
+  const bool chunks_given = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0;
+  const int wanted = chunks_given ? num_stages_of(parallel, num_layers) : parallel.pp;
+  if (chunks_given ? stages != wanted : stages % parallel.pp != 0)
+    throw ConfigError(rule_got_fix(concat("parallel.pp_layout must have ", chunks_given ? "" : "a multiple of ", wanted,
+                                          " stages, as parallel.pp", chunks_given ? " and vpp" : "", " say."),
+                                   concat(stages, " stages in the layout")));
+}
+
+}  // namespace
+
+std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers) {
+  std::vector<StagePart> parts;
+  std::int64_t first = 0;
+  for (const std::int64_t count : layers) {
+    const auto stage = static_cast<int>(parts.size());
+    parts.push_back({first, count, stage == 0, stage + 1 == static_cast<int>(layers.size()), stage});
+    first += count;
+  }
+  return parts;
+}
 
 std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
                                      int pp_rank) {
   std::vector<StagePart> held;
   for (const int stage : placement.stages_of(pp_rank)) held.push_back(parts[static_cast<std::size_t>(stage)]);
   return held;
+}
+
+std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs) {
+  const std::int64_t inner = std::max(0, num_stages - 2);
+  if (num_layers < inner || num_layers < 1)
+    throw ConfigError(rule_got_fix("every stage between the first and the last must have a layer.",
+                                   concat(num_layers, " layers, ", num_stages, " stages"),
+                                   concat("at most ", num_layers + 2, " stages")));
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(num_stages), 1);
+  std::vector<double> loads(layers.size(), costs.layer);
+  layers.front() = layers.back() = 0;
+  loads.front() = loads.back() = 0;
+  loads.front() += costs.embedding;
+  loads.back() += costs.output;
+  // Layers are equal, so giving each to the stage with the least is the best split.
+  for (std::int64_t left = num_layers - inner; left > 0; --left) {
+    std::size_t least = layers.size() - 1;
+    for (std::size_t stage = least; stage-- > 0;)
+      if (loads[stage] < loads[least]) least = stage;
+    ++layers[least];
+    loads[least] += costs.layer;
+  }
+  return layers;
+}
+
+std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
+                                   const SplitCosts& costs) {
+  check_one_way(parallel);
+  std::vector<StagePart> parts;
+  if (!parallel.pp_layout.empty() && parallel.pp_layout != "balanced") {
+    parts = parse_layout(parallel.pp_layout);
+    check_layout(parts, parallel, num_layers);
+  } else {
+    const int num_stages = num_stages_of(parallel, num_layers);
+    parts = parts_of_layers(parallel.pp_layout.empty() ? even_layers(parallel, num_layers, num_stages)
+                                                       : balanced_layers(num_layers, num_stages, costs));
+  }
+  if (parallel.pp == 1 && parts.size() > 1)
+    throw ConfigError(rule_got_fix("several stages on a rank need a pipeline: parallel.pp of at least 2.",
+                                   concat(parts.size(), " stages, pp 1"), "--vpp 1, or --pp 2"));
+  return parts;
+}
+
+EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int64_t decoder_layers, int num_stages,
+                                          double encoder_cost, double decoder_cost) {
+  const auto most = [](std::int64_t layers, int stages) { return (layers + stages - 1) / stages; };
+  std::optional<int> best;
+  double least = 0;
+  for (int split = 1; split < num_stages; ++split) {
+    if (split > encoder_layers || num_stages - split > decoder_layers) continue;
+    const double largest = std::max(encoder_cost * static_cast<double>(most(encoder_layers, split)),
+                                    decoder_cost * static_cast<double>(most(decoder_layers, num_stages - split)));
+    if (best && largest >= least) continue;
+    best = split;
+    least = largest;
+  }
+  if (!best)
+    throw ConfigError(
+        rule_got_fix("encoder and decoder must each have a stage, and every stage a layer.",
+                     concat(encoder_layers, " and ", decoder_layers, " layers, ", num_stages, " stages")));
+  EncoderDecoderParts result{.split = *best, .parts = {}};
+  for (const bool decoder : {false, true}) {
+    const std::int64_t layers = decoder ? decoder_layers : encoder_layers;
+    const int stages = decoder ? num_stages - *best : *best;
+    std::int64_t first = 0;
+    for (int k = 0; k < stages; ++k) {
+      const std::int64_t next = layers * (k + 1) / stages;
+      const auto stage = static_cast<int>(result.parts.size());
+      result.parts.push_back({first, next - first, k == 0, decoder && k + 1 == stages, stage});
+      first = next;
+    }
+  }
+  return result;
 }
 
 }  // namespace megatron::plan

@@ -1,9 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "megatron/config/run_config.h"
 #include "megatron/schedule/placement.h"
 
+// Layers to pipeline stages.
 namespace megatron::plan {
 
 /// What one pipeline stage has of the model. Stages are numbered in model order, from the embedding to the loss.
@@ -19,8 +22,44 @@ struct StagePart {
 /// The part that is the whole model.
 inline StagePart whole_model(std::int64_t num_layers) { return {.first_layer = 0, .num_layers = num_layers}; }
 
+/// Consecutive stages of so many layers each, the embedding on the first and the output on the last.
+std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers);
+
 /// Those of `parts` (every stage of the model, in order) that pipeline rank `pp_rank` holds.
 std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
                                      int pp_rank);
+
+/// What one layer, the embedding and the output layer with its loss cost, in any unit.
+struct SplitCosts {
+  double layer = 1, embedding = 0, output = 0;
+};
+
+/// Layers of each stage such that the most expensive stage costs least. The first and the last stage may have none,
+/// where embedding and output cost as much; the others have at least one. Of equal splits, later stages have more:
+/// they keep fewer activations. Throws ConfigError where there are too few layers.
+std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs);
+
+/// Stages of a layout as Megatron-LM writes it: E embedding, t transformer layer, L output and loss, '|' between
+/// stages; x*n and (…)*n repeat a letter or a group, commas and blanks mean nothing. "Et*3|(tt|)*2tL" has four stages
+/// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error. Unlike Megatron-LM's, no stage may
+/// be empty.
+std::vector<StagePart> parse_layout(const std::string& layout);
+
+/// Every stage of the model, as parallel.pp, vpp, pp_layout and the options beside them say. `costs` are for pp_layout
+/// "balanced". Throws ConfigError.
+std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
+                                   const SplitCosts& costs);
+
+/// How an encoder–decoder model is cut: stages before `split` hold the encoder, the others the decoder.
+struct EncoderDecoderParts {
+  int split = 0;
+  /// By stage; layers are counted anew in the decoder. Both first stages have the embedding.
+  std::vector<StagePart> parts;
+};
+
+/// The split for which the most expensive stage costs least, given what one layer of each half costs; both halves
+/// balanced by layers. For T5. Throws ConfigError where there are fewer than two stages or too few layers.
+EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int64_t decoder_layers, int num_stages,
+                                          double encoder_cost = 1, double decoder_cost = 1);
 
 }  // namespace megatron::plan
