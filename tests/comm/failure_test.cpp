@@ -40,13 +40,15 @@ struct Transport {
   Runner run;
 };
 
-constexpr milliseconds kTimeout{3000};
+constexpr milliseconds kTimeout{10'000};
+constexpr milliseconds kShortTimeout{3000};  // where it is the timeout that ends the others
 
 class FailureAmongThreads : public testing::TestWithParam<Transport> {
  protected:
   /// Rank 2 of 4 runs `culprit` where the others reduce; returns what each other rank threw.
   std::vector<std::string> others_say(
-      const std::function<void(const Group&)>& culprit, const std::function<void()>& others_have_ended = [] {}) {
+      const std::function<void(const Group&)>& culprit, milliseconds timeout = kTimeout,
+      const std::function<void()>& others_have_ended = [] {}) {
     std::vector<std::string> said(4);
     std::mutex mutex;
     int ended = 0;
@@ -67,7 +69,7 @@ class FailureAmongThreads : public testing::TestWithParam<Transport> {
             const std::lock_guard lock(mutex);
             if (++ended == 3) others_have_ended();
           },
-          LocalOptions{.timeout = kTimeout});
+          LocalOptions{.timeout = timeout});
     } catch (const std::exception& e) {
       said[2] = e.what();
     }
@@ -82,7 +84,7 @@ TEST_P(FailureAmongThreads, ARankThatThrowsIsNamedWithItsReason) {
     EXPECT_THAT(said[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("out of luck")));
   EXPECT_EQ(said[2], "out of luck") << "the first error is the one that the caller gets";
-  EXPECT_LT(Clock::now() - start, 2 * kTimeout);
+  EXPECT_LT(Clock::now() - start, kTimeout);
 }
 
 TEST_P(FailureAmongThreads, ARankThatEndsEarlyIsNamed) {
@@ -96,7 +98,7 @@ TEST_P(FailureAmongThreads, ARankThatStallsIsNamedAfterTheTimeout) {
   std::promise<void> others_have_ended;
   const auto start = Clock::now();
   Clock::duration took{};
-  const auto said = others_say([&](const Group&) { others_have_ended.get_future().wait(); },
+  const auto said = others_say([&](const Group&) { others_have_ended.get_future().wait(); }, kShortTimeout,
                                [&] {
                                  took = Clock::now() - start;
                                  others_have_ended.set_value();
@@ -104,8 +106,34 @@ TEST_P(FailureAmongThreads, ARankThatStallsIsNamedAfterTheTimeout) {
   for (const int r : {0, 1, 3})
     EXPECT_THAT(said[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("did not arrive")));
-  EXPECT_GE(took, kTimeout);
-  EXPECT_LT(took, 3 * kTimeout);
+  EXPECT_GE(took, kShortTimeout);
+  EXPECT_LT(took, 3 * kShortTimeout);
+}
+
+// The group of the work is not the one that the others wait in: neither it nor its end may hold the news up.
+TEST_P(FailureAmongThreads, AnExceptionDoesNotWaitForWorkThatItLeavesUnderWay) {
+  const auto start_all_reduce = [](const Group& pair, const at::Tensor& t) { return pair.all_reduce_async(t); };
+  const auto start_recv = [](const Group& pair, const at::Tensor& t) { return pair.recv_async(t, 0); };
+  for (WorkHandle (*start)(const Group&, const at::Tensor&) : {+start_all_reduce, +start_recv}) {
+    const auto begin = Clock::now();
+    std::string said;
+    const auto body = [&](const Group& world) {
+      const Group pair = world.split({{0, 1}});
+      const at::Tensor t = at::ones({1000});
+      if (world.rank() == 1) {
+        const WorkHandle left = start(pair, t);
+        throw std::runtime_error("out of luck");
+      }
+      try {
+        world.all_reduce(t);
+      } catch (const PeerError& e) {
+        said = e.what();
+      }
+    };
+    EXPECT_THROW(GetParam().run(2, body, LocalOptions{.timeout = kTimeout}), std::runtime_error);
+    EXPECT_THAT(said, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1"), HasSubstr("out of luck")));
+    EXPECT_LT(Clock::now() - begin, kTimeout);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, FailureAmongThreads,
@@ -134,17 +162,21 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+/// What ends the others: the timeout where a rank stalls, and else the news that it is gone.
+milliseconds timeout_of(const std::string& how) { return how == "stall" ? kShortTimeout : kTimeout; }
+
 class FailureAmongProcesses : public testing::TestWithParam<const char*> {};
 
 TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
   const Folder folder;
   const auto start = Clock::now();
-  const LaunchResult result =
-      launch_processes(3, {"/proc/self/exe", "--as-rank", GetParam(), folder.path()}, {.grace = 2 * kTimeout});
   const std::string how = GetParam();
+  const milliseconds timeout = timeout_of(how);
+  const LaunchResult result =
+      launch_processes(3, {"/proc/self/exe", "--as-rank", how, folder.path()}, {.grace = 2 * timeout});
   for (const int r : {0, 1})
     EXPECT_THAT(text_of(folder.file(r)), AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 2"))) << "rank " << r;
-  EXPECT_LT(Clock::now() - start, 6 * kTimeout);
+  EXPECT_LT(Clock::now() - start, how == "stall" ? 6 * timeout : timeout);
   const int code = how == "exit" ? 7 : how == "throw" ? 1 : how == "kill" ? 128 + SIGKILL : 128 + SIGTERM;
   EXPECT_EQ(result.exit_code, std::max(code, 5)) << result.message;
   if (how == "exit" || how == "kill") {  // after "throw" the others hear of it, and may end first
@@ -281,7 +313,7 @@ int run_nccl_failure(const std::string& folder, const Environment& environment) 
 /// Rank 2 goes the way `how` says; the others write what they were told to their file.
 int run_failure(const std::string& how, const std::string& folder, const Environment& environment) {
   const Place place = *place_from(environment);
-  const Group world = join_gloo(place, kTimeout);
+  const Group world = join_gloo(place, timeout_of(how));
   const at::Tensor t = at::ones({1000});
   world.all_reduce(t);
   if (place.rank == 2) {

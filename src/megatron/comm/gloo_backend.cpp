@@ -15,6 +15,7 @@
 
 #include "megatron/comm/c10d_store.h"
 #include "megatron/comm/rank_threads.h"
+#include "megatron/comm/unwinding.h"
 
 namespace megatron::comm {
 namespace {
@@ -52,6 +53,12 @@ struct GlooMember {
   int rank = 0;
   std::size_t watched = 0;  ///< the group's number at the watch
 
+  /// An exception ends the owner of a handle of this work: the group cannot be used further, and must end at once
+  /// although the work waits for peers.
+  void leave(c10d::Work& work) const {
+    if (!work.isCompleted()) group->close();
+  }
+
   std::string ranks() const {
     std::string text;
     for (const int r : world_ranks) text += concat(text.empty() ? "" : ", ", r);
@@ -71,7 +78,11 @@ class GlooWork : public Work {
         finally_(std::move(finally)) {}
   ~GlooWork() override {
     try {
-      wait();
+      if (unwinding_ && work_) {
+        member_->leave(*work_);
+      } else {
+        wait();
+      }
     } catch (...) {  // nobody asked: the group's next collective says it again
     }
   }
@@ -117,6 +128,7 @@ class GlooWork : public Work {
   std::uint64_t sequence_;
   c10::intrusive_ptr<c10d::Work> work_;  ///< null once waited for
   std::function<void()> finally_;
+  Unwinding unwinding_;
   std::exception_ptr error_;
 };
 
@@ -132,7 +144,11 @@ class GlooPeerWork final : public Work {
         tensor_(std::move(tensor)) {}
   ~GlooPeerWork() override {
     try {
-      wait();
+      if (unwinding_ && work_) {
+        member_->leave(*work_);
+      } else {
+        wait();
+      }
     } catch (...) {
     }
   }
@@ -162,6 +178,7 @@ class GlooPeerWork final : public Work {
   int peer_;  ///< world rank
   c10::intrusive_ptr<c10d::Work> work_;
   at::Tensor tensor_;
+  Unwinding unwinding_;
   std::exception_ptr error_;
 };
 

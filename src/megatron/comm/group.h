@@ -17,7 +17,7 @@ struct PeerError : std::runtime_error {
 enum class ReduceOp : std::uint8_t { Sum, Max };
 
 /// A collective under way. `wait()` returns when its result may be read and its inputs may be written; it throws
-/// PeerError. Waiting twice is allowed. Destroying a handle that was not waited for waits for it.
+/// PeerError. Destroying a handle waits too; where an exception does it, the group gives up instead and ends with it.
 class Work {
  public:
   virtual ~Work() = default;

@@ -7,6 +7,7 @@
 
 #include "megatron/comm/local_world.h"
 #include "megatron/comm/rank_threads.h"
+#include "megatron/comm/unwinding.h"
 
 namespace megatron::comm {
 namespace {
@@ -17,9 +18,7 @@ class LocalWork final : public Work {
       : room_(std::move(room)), op_(std::move(op)), members_(std::move(members)), participant_(participant) {}
   ~LocalWork() override {
     try {
-      // A rank that an exception ends does not wait for its peers: they shall hear of it at once.
-      const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
-      if (unwinding && op_) {
+      if (unwinding_ && op_) {
         room_->leave(*op_, members_, participant_);
       } else {
         wait();
@@ -44,7 +43,7 @@ class LocalWork final : public Work {
   std::shared_ptr<LocalOp> op_;  ///< null once waited for
   std::vector<int> members_;
   int participant_;
-  int exceptions_before_ = std::uncaught_exceptions();
+  Unwinding unwinding_;
   std::exception_ptr error_;
 };
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "megatron/comm/c10d_store.h"
+#include "megatron/comm/unwinding.h"
 
 // Part of the CUDA plugin: NCCL behind our interface. See cuda_plugin.h.
 namespace megatron::comm {
@@ -67,6 +68,10 @@ class NcclWorld {
   void abort(const std::string& reason) {
     watch_.fail(reason);
     give_up("this rank gave up: " + reason);
+  }
+  /// An exception ends the owner of a handle of this work: the GPU must not go on waiting for peers.
+  void leave(c10d::Work& work) {
+    if (!work.isCompleted()) give_up("this rank has left work under way");
   }
 
  private:
@@ -127,7 +132,11 @@ class NcclWork final : public Work {
       : world_(std::move(world)), work_(std::move(work)), finally_(std::move(finally)) {}
   ~NcclWork() override {
     try {
-      wait();
+      if (unwinding_ && work_) {
+        world_->leave(*work_);
+      } else {
+        wait();
+      }
     } catch (...) {  // nobody asked: the next call says it again
     }
   }
@@ -144,6 +153,7 @@ class NcclWork final : public Work {
   std::shared_ptr<NcclWorld> world_;
   c10::intrusive_ptr<c10d::Work> work_;
   std::function<void()> finally_;
+  Unwinding unwinding_;
 };
 
 class Done final : public Work {
