@@ -8,16 +8,16 @@ namespace megatron::optim {
 namespace {
 
 // Calls visit(flat gradients) on runs of neighbouring parameters that this rank counts: its slices, and with
-// `counts_whole` the parameters that every tensor-parallel rank holds whole. Padding between parameters is zero and
-// does no harm.
+// `counts_whole` the parameters that every tensor-parallel rank holds whole; but no copy of what another stage counts.
+// Padding between parameters is zero and does no harm.
 void for_counted_runs(const parallel::ParameterStore& parameters, bool counts_whole, const auto& visit) {
   std::int64_t begin = 0, end = 0;
   const auto flush = [&] {
     if (end > begin) visit(parameters.gradients().narrow(0, begin, end - begin));
   };
   for (const auto& slot : parameters.layout().slots) {
-    const bool counted =
-        counts_whole || !parameters.all().at(static_cast<std::size_t>(slot.parameter))->spec.replicated();
+    const auto& spec = parameters.all().at(static_cast<std::size_t>(slot.parameter))->spec;
+    const bool counted = !spec.shared_copy && (counts_whole || !spec.replicated());
     if (counted && end > begin) {
       end = slot.end;
       continue;

@@ -6,24 +6,53 @@
 
 namespace megatron::optim {
 
+// Every rank of the group must start the same buckets in the same order, or their collectives meet the wrong partners.
+//
+// Within a stage buckets start in the order of the buffer alone: what has started is the longest run of complete
+// buckets, whatever the order in which a backward pass wrote their gradients. So it depends on the set of contributions
+// written so far. Across stages: an operation of the program (a forward or backward pass of one microbatch through one
+// stage, or its put-off weight gradients) completes gradients of one stage, and the ranks run the same operations in
+// the same order. After each operation the set of contributions is the same on every rank, hence so is the run of each
+// stage, and the buckets started during the operation are the end of one stage's run. start_stage() and finish() are at
+// the same places of every rank's program.
+//
+// The one parameter that two stages write, a tied embedding with both ends on this rank, keeps to this: the last
+// stage's forward pass writes it and nothing else.
 struct GradientReducer::Impl {
   struct Bucket {
     at::Tensor gradients;  // the bucket's part of the flat buffer
     std::vector<parallel::ParameterPtr> parameters;
+    std::size_t stage = 0;  // index into `stages`
     std::size_t incomplete = 0;
     comm::WorkHandle work;
+  };
+  /// Neighbours in the buffer: buckets [next, end) of the stage have not started.
+  struct Stage {
+    int stage = 0;
+    std::size_t begin = 0, next = 0, end = 0;
   };
 
   comm::Group dp;
   bool overlap;
   std::vector<Bucket> buckets;
-  std::size_t next = 0;  // first bucket whose all-reduce has not started
+  std::vector<Stage> stages;
 
-  // Buckets start in the order of the buffer alone, so that every rank issues the same collectives in the same order
-  // even if one rank's backward finished its gradients in another.
+  void add(const plan::BufferLayout::Bucket& planned, const parallel::ParameterStore& parameters) {
+    if (stages.empty() || stages.back().stage != planned.stage)
+      stages.push_back({planned.stage, buckets.size(), buckets.size(), buckets.size()});
+    ++stages.back().end;
+    Bucket bucket;
+    bucket.stage = stages.size() - 1;
+    bucket.gradients = parameters.gradients().narrow(0, planned.begin, planned.end - planned.begin);
+    for (const int index : planned.parameters)
+      bucket.parameters.push_back(parameters.all().at(static_cast<std::size_t>(index)));
+    buckets.push_back(std::move(bucket));
+  }
+
   void parameter_complete(Bucket& bucket) {
     --bucket.incomplete;
-    while (overlap && next < buckets.size() && buckets[next].incomplete == 0) start_next();
+    Stage& stage = stages[bucket.stage];
+    while (overlap && stage.next < stage.end && buckets[stage.next].incomplete == 0) start_next(stage);
   }
 
   // A backward pass outside of a step concerns nobody here.
@@ -32,9 +61,15 @@ struct GradientReducer::Impl {
       for (const auto& parameter : bucket.parameters) parameter->on_complete(0, [] {});
   }
 
-  void start_next() {
-    Bucket& bucket = buckets[next++];
+  void start_next(Stage& stage) {
+    Bucket& bucket = buckets[stage.next++];
+    for (const auto& parameter : bucket.parameters)
+      if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before
     bucket.work = dp.all_reduce_async(bucket.gradients);
+  }
+
+  void start_all(Stage& stage) {
+    while (stage.next < stage.end) start_next(stage);
   }
 };
 
@@ -42,19 +77,13 @@ GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, com
     : impl_(std::make_unique<Impl>()) {
   impl_->dp = std::move(dp);
   impl_->overlap = overlap;
-  for (const auto& planned : parameters.layout().buckets) {
-    Impl::Bucket bucket;
-    bucket.gradients = parameters.gradients().narrow(0, planned.begin, planned.end - planned.begin);
-    for (const int index : planned.parameters)
-      bucket.parameters.push_back(parameters.all().at(static_cast<std::size_t>(index)));
-    impl_->buckets.push_back(std::move(bucket));
-  }
+  for (const auto& planned : parameters.layout().buckets) impl_->add(planned, parameters);
 }
 
 GradientReducer::~GradientReducer() { impl_->disarm(); }
 
 void GradientReducer::begin_step(int num_microbatches) {
-  impl_->next = 0;
+  for (auto& stage : impl_->stages) stage.next = stage.begin;
   for (auto& bucket : impl_->buckets) {
     bucket.incomplete = bucket.parameters.size();
     bucket.work.reset();
@@ -66,12 +95,14 @@ void GradientReducer::begin_step(int num_microbatches) {
   }
 }
 
+void GradientReducer::start_stage(int stage) {
+  for (auto& candidate : impl_->stages)
+    if (impl_->overlap && candidate.stage == stage) impl_->start_all(candidate);
+}
+
 void GradientReducer::finish() {
   impl_->disarm();
-  for (const auto& bucket : impl_->buckets)
-    for (const auto& parameter : bucket.parameters)
-      if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before
-  while (impl_->next < impl_->buckets.size()) impl_->start_next();
+  for (auto& stage : impl_->stages) impl_->start_all(stage);
   for (auto& bucket : impl_->buckets) {
     bucket.work->wait();
     bucket.work.reset();

@@ -25,20 +25,30 @@ void check_ids(const at::Tensor& ids_sb, std::int64_t num_ids, const std::string
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(ParameterPtr weight, std::int64_t num_ids, std::string name,
-                                               comm::Group tp)
-    : weight_(std::move(weight)), num_ids_(num_ids), name_(std::move(name)), tp_(std::move(tp)) {}
+                                               comm::Group tp, Options options)
+    : weight_(std::move(weight)), num_ids_(num_ids), name_(std::move(name)) {
+  const bool split = !weight_->spec.replicated();
+  if (options.sequence_parallel)
+    (split ? scatter_ : positions_) = std::move(tp);
+  else if (split)
+    sum_ = std::move(tp);
+}
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
   check_ids(ids_sb, num_ids_, name_);
   const std::int64_t begin = weight_->spec.replicated() ? 0 : weight_->spec.offset;
+  const std::int64_t num_own = ids_sb.size(0) / positions_.size();
+  const auto ids = ids_sb.narrow(0, num_own * positions_.rank(), num_own);
   const auto y = without_autograd([&] {
-    auto rows = kernels::embedding(ids_sb, weight_->value, begin);
-    tp_.all_reduce(rows);
-    return rows;
+    auto rows = kernels::embedding(ids, weight_->value, begin);
+    sum_.all_reduce(rows);
+    return scatter_.reduce_scatter(rows);
   });
-  auto backward = [ids_sb, begin, weight = weight_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
+  auto backward = [ids, begin, weight = weight_,
+                   scatter = scatter_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
+    const auto dy = scatter.all_gather(grads[0].contiguous());
     if (weight->beta() == 0) weight->grad.zero_();  // only some rows are added to
-    kernels::embedding_backward(weight->grad, ids_sb, grads[0].contiguous(), begin);
+    kernels::embedding_backward(weight->grad, ids, dy, begin);
     weight->gradient_written();
     return {};
   };

@@ -1,6 +1,7 @@
 #include "megatron/parallel/output_layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
@@ -27,15 +28,21 @@ namespace {
 struct LossPass {
   const ParameterPtr& weight;
   const comm::Group& tp;
+  const comm::Group& sequence;
   const VocabParallelOutput::Options& options;
   kernels::VocabRange range;
   bool with_gradient;
-  at::Tensor loss;     ///< float64 scalar
-  at::Tensor dhidden;  ///< [n, h]; undefined without gradient
+  at::Tensor loss;         ///< float64 scalar
+  at::Tensor dhidden;      ///< [n, h]; undefined without gradient
+  at::Tensor dhidden_own;  ///< [n/t, h] where hidden is split along the sequence, else dhidden
 
   /// Loss of `count` tokens from `begin`, and their gradients.
   void chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, const at::Tensor& mask_n, std::int64_t begin,
              std::int64_t count);
+  /// Starts the sum of d hidden over ranks.
+  comm::WorkHandle reduce_dhidden() const {
+    return sequence.size() > 1 ? sequence.reduce_scatter_async(dhidden_own, dhidden) : tp.all_reduce_async(dhidden);
+  }
 };
 
 /// -> logsumexp [n] over the whole vocabulary, and the loss [n] of each token. Two all-reduces.
@@ -68,7 +75,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, co
   dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value));
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
   const bool last = begin + count == hidden_nh.size(0);
-  const auto reduced = last ? tp.all_reduce_async(dhidden) : nullptr;
+  const auto reduced = last ? reduce_dhidden() : nullptr;
   kernels::linear_weight_gradient(weight->grad, logits, hidden, begin == 0 ? weight->beta() : 1.0);
   if (reduced) reduced->wait();
 }
@@ -91,24 +98,32 @@ kernels::VocabRange range_of(const Parameter& weight, std::int64_t vocab) {
 }  // namespace
 
 VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options)
-    : weight_(std::move(weight)), tp_(std::move(tp)), options_(options) {}
+    : weight_(std::move(weight)),
+      tp_(std::move(tp)),
+      sequence_(options.sequence_parallel ? tp_ : comm::Group()),
+      options_(options) {}
 
 at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Tensor& labels,
                                          const at::Tensor& mask) const {
   check_labels(labels, mask, options_.vocab);
   const bool with_gradient = records_gradient({hidden, weight_->value});
-  LossPass pass{weight_, tp_, options_, range_of(*weight_, options_.vocab), with_gradient, {}, {}};
+  LossPass pass{weight_, tp_, sequence_, options_, range_of(*weight_, options_.vocab), with_gradient, {}, {}, {}};
   without_autograd([&] {
-    const auto hidden_nh = hidden.detach().reshape({-1, hidden.size(-1)});
+    const auto hidden_nh = sequence_.all_gather(hidden.detach()).reshape({-1, hidden.size(-1)});
     const auto labels_n = labels.reshape({-1}), mask_n = mask.reshape({-1});
     pass.loss = at::zeros({}, hidden.options().dtype(at::kDouble));
-    if (with_gradient) pass.dhidden = at::empty_like(hidden_nh);
+    if (with_gradient) {
+      pass.dhidden = at::empty_like(hidden_nh);
+      pass.dhidden_own = sequence_.size() > 1
+                             ? at::empty({hidden_nh.size(0) / sequence_.size(), hidden.size(-1)}, hidden_nh.options())
+                             : pass.dhidden;
+    }
     const std::int64_t n = hidden_nh.size(0), step = options_.chunk_tokens > 0 ? options_.chunk_tokens : n;
     for (std::int64_t begin = 0; begin < n; begin += step)
       pass.chunk(hidden_nh, labels_n, mask_n, begin, std::min(step, n - begin));
     if (with_gradient) weight_->gradient_written();
   });
-  auto backward = [dhidden = pass.dhidden, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
+  auto backward = [dhidden = pass.dhidden_own, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
     if (grads[0].item<double>() != 1)
       throw std::logic_error(
           "go backward from the loss sum as it is: its gradients were written for an upstream gradient of 1");
@@ -119,7 +134,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
 
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
   return without_autograd([&] {
-    const auto local = kernels::linear(hidden.detach(), weight_->value);
+    const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->value);
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
 }

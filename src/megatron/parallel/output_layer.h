@@ -14,16 +14,17 @@ namespace megatron::parallel {
 class VocabParallelOutput {
  public:
   struct Options {
-    std::int64_t vocab = 0;         ///< tokens of the vocabulary
-    double label_smoothing = 0;     ///< e: loss = (1-e) * -log p(label) + e * mean over the vocabulary of -log p
-    std::int64_t chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: all
+    std::int64_t vocab = 0;          ///< tokens of the vocabulary
+    double label_smoothing = 0;      ///< e: loss = (1-e) * -log p(label) + e * mean over the vocabulary of -log p
+    std::int64_t chunk_tokens = 0;   ///< tokens whose logits exist at once; 0: all
+    bool sequence_parallel = false;  ///< hidden is this rank's part of the sequence
   };
 
   VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options);
 
-  /// Sum over tokens of mask * cross entropy, as a float64 scalar. hidden [s, b, h] the same on every rank; labels
-  /// [s, b] int64; mask [s, b] of hidden's dtype. Throws ConfigError for a label outside the vocabulary whose mask is
-  /// not 0.
+  /// Sum over tokens of mask * cross entropy, as a float64 scalar, the same on every rank. hidden [s, b, h] the same on
+  /// every rank, with sequence_parallel [s/t, b, h] positions k*s/t … of rank k; labels [s, b] int64 and mask [s, b] of
+  /// hidden's dtype, both whole. Throws ConfigError for a label outside the vocabulary whose mask is not 0.
   ///
   /// The logits [chunk, rows/t] are never kept nor gathered, nor computed twice: where gradients are on, the forward
   /// pass turns each chunk of them into the gradients of hidden and weight for an upstream gradient of 1, and writes
@@ -31,14 +32,17 @@ class VocabParallelOutput {
   /// throws std::logic_error for any other upstream gradient. Without gradients nothing is written.
   ///
   /// Communication: a chunk: two all-reduces of [chunk]-sized vectors; with gradients one of d hidden in all.
+  /// sequence_parallel: one all-gather of hidden, and a reduce-scatter in place of the all-reduce of d hidden.
   at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask) const;
 
-  /// [.., h] -> [.., vocab]: logits of the whole vocabulary on every rank, without gradient. One all-gather.
+  /// [.., h] -> [.., vocab]: logits of the whole vocabulary on every rank, without gradient. One all-gather. With
+  /// sequence_parallel [s/t, .., h] -> [s, .., vocab], and one more all-gather.
   at::Tensor logits(const at::Tensor& hidden) const;
 
  private:
   ParameterPtr weight_;
   comm::Group tp_;
+  comm::Group sequence_;  ///< over which hidden is split along the sequence
   Options options_;
 };
 
