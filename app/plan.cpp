@@ -2,11 +2,11 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "app/recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
-#include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
 namespace {
@@ -29,11 +29,10 @@ struct PlanOptions {
 
 int plan(const Args& args) {
   PlanOptions options;
-  config::parse_recipe_command(options, &PlanOptions::run, args, kUsage);
-  plan::Facts facts;
-  if (!options.run.data.tokenizer.empty())
-    facts.tokenizer_vocab = text::Tokenizer::load(options.run.data.tokenizer).vocab_size();
-  const plan::ResolvedRun run = plan::resolve(options.run, facts);
+  std::optional<RunAndTokenizer> resolved;
+  config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
+                               [&] { resolved = resolve_with_tokenizer(options.run, {}); });
+  const plan::ResolvedRun& run = resolved->run;
   const std::string text = options.as_json ? plan::report(run).dump() + "\n" : plan::report_text(run);
   std::fputs(text.c_str(), stdout);
   return kDone;

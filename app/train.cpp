@@ -5,6 +5,7 @@
 
 #include "app/jobs.h"
 #include "app/ranks.h"
+#include "app/recipe.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
@@ -46,24 +47,23 @@ void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::pat
 
 int train(const Args& args) {
   config::RunConfig config;
-  config::parse_recipe_command(config, args, kUsage);
   const auto place = comm::place_from(environment());
-  plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .needs_data = true};
-  std::int64_t eod = -1;
-  std::optional<text::Tokenizer> tokenizer;  // without one resolve() throws
-  if (!config.data.tokenizer.empty()) {
-    tokenizer = text::Tokenizer::load(config.data.tokenizer);
-    facts.tokenizer_vocab = tokenizer->vocab_size();
-    if (config.data.reset_position_ids || config.data.reset_attention_mask || config.data.eod_mask_loss)
-      eod = tokenizer->eod_id();
-  }
-  const plan::ResolvedRun run = plan::resolve(config, facts);
+  std::optional<RunAndTokenizer> resolved;
+  config::parse_recipe_command(config, args, kUsage, [&] {
+    resolved =
+        resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0, .needs_data = true});
+  });
+  const plan::ResolvedRun& run = resolved->run;
+  const text::Tokenizer& tokenizer = *resolved->tokenizer;  // without one resolve() has thrown
+  const bool needs_eod =
+      config.data.reset_position_ids || config.data.reset_attention_mask || config.data.eod_mask_loss;
+  const std::int64_t eod = needs_eod ? tokenizer.eod_id() : -1;
   check_device(run, place);
   train::check_inputs(run);
   std::optional<train::RunFolders> folders;  // held until the run ends
   if (!place || place->rank == 0) {
     folders.emplace(run.config);
-    keep_tokenizer(*tokenizer, run.config.train.out);
+    keep_tokenizer(tokenizer, run.config.train.out);
   }
   if (starts_processes(run, place)) folders.reset();  // the first rank's process holds them
 

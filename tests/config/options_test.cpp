@@ -16,8 +16,10 @@
 namespace megatron::config {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using Words = std::vector<std::string>;
 
 struct Inner {
@@ -249,6 +251,29 @@ TEST(Recipe, ReportsWrongWordsAndWrongKeysTogether) {
   EXPECT_EQ(recipe_error("[model]\nnum_layers = 2\n", {"--train.train_iters", "7"}), "no error");
 }
 
+TEST(Recipe, ChecksTheValuesThatAreRightAlsoWhenWordsAndKeysAreWrong) {
+  const std::string path = testing::TempDir() + "options_test_values.toml";
+  RunConfig run;
+  const auto error_of = [&](const std::string& toml, Words words) -> std::string {
+    std::ofstream(path) << toml;
+    words.insert(words.begin(), path);
+    try {
+      parse_recipe_command(run, words, "usage", [&] {
+        throw ConfigError(concat("checked with ", run.model.num_layers, " layers, ", run.train.train_iters, " steps"));
+      });
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_of("[model]\nnum_layers = 7\nhiden = 2\n", {"--train-iters", "9", "--tpp", "2"}),
+              AllOf(HasSubstr("--tpp"), HasSubstr("hiden"), HasSubstr("checked with 7 layers, 9 steps")));
+  EXPECT_THAT(error_of("[model", {"--tpp", "2"}),
+              AllOf(HasSubstr("--tpp"), HasSubstr("must be TOML"), Not(HasSubstr("checked"))))
+      << "values of a recipe that cannot be read are not judged";
+  std::remove(path.c_str());
+}
+
 TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   EXPECT_EQ(recipe_error("", {"--lr-warmup-iters", "20"}),
             "this flag of Megatron-LM is not supported.\n  got:  --lr-warmup-iters\n"
@@ -267,7 +292,7 @@ TEST(Recipe, StaysTheRecipeAfterAFlagOfMegatrons) {
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("--bf16"));
-    EXPECT_THAT(error.what(), testing::Not(HasSubstr("takes one recipe")));
+    EXPECT_THAT(error.what(), Not(HasSubstr("takes one recipe")));
   } catch (const std::runtime_error& error) {
     EXPECT_THAT(error.what(), HasSubstr("absent.toml"));
   }

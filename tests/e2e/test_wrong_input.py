@@ -27,6 +27,15 @@ class WrongInput(unittest.TestCase):
             self.assertIn(word, message)
         self.assertFalse((place.path / "run").exists())
 
+    def test_rules_words_keys_and_a_missing_tokenizer_are_reported_together(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        message = place.train("run", "--hidden-size", 65, "--parallel.tpp", 2, "--data.tokenizer", "nowhere",
+                              "--train-iters", "many", code=2)
+        for word in ["hidden_size", "--parallel.tpp", "nowhere", "--train-iters takes an integer"]:
+            self.assertIn(word, message)
+        self.assertFalse((place.path / "run").exists())
+
     def test_an_unknown_option_names_the_nearest(self):
         place = RunFolder()
         self.addCleanup(place.close)

@@ -1,5 +1,6 @@
 #include <map>
 
+#include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
 #include "megatron/config/megatron_flags.h"
@@ -146,6 +147,10 @@ class WordParser {
   bool help_requested_ = false;
 };
 
+void throw_if_any(const std::string& errors) {
+  if (!errors.empty()) throw ConfigError(errors);
+}
+
 /// The one positional word of a command that takes a recipe. Throws ConfigError with the usage unless there is one.
 std::string only_recipe(const std::vector<std::string>& positional, const std::string& usage) {
   if (positional.size() == 1) return positional[0];
@@ -161,25 +166,30 @@ std::vector<std::string> parse_words(const Fields& fields, const std::vector<std
   WordParser parser(fields, false);
   std::vector<std::string> positional = parser.parse(words);
   if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
-  if (!parser.errors().empty()) throw ConfigError(parser.errors());
+  throw_if_any(parser.errors());
   parser.commit();
   return positional;
 }
 
 std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
-                               const std::string& usage) {
+                               const std::string& usage, const std::function<void()>& check) {
   WordParser parser(fields, true);
   const std::vector<std::string> positional = parser.parse(words);
   if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
-  std::string errors = parser.errors(), path;
-  try {
-    path = only_recipe(positional, usage);
-    read_toml_file(recipe, path);
-  } catch (const ConfigError& error) {
-    errors += (errors.empty() ? "" : "\n") + std::string(error.what());
-  }
-  if (!errors.empty()) throw ConfigError(errors);
-  parser.commit();
+  std::string path;
+  bool is_read = false;
+  attempt_all({[&] { throw_if_any(parser.errors()); },
+               [&] {
+                 path = only_recipe(positional, usage);
+                 const std::string errors = set_from_toml_file(recipe, path);
+                 is_read = true;
+                 throw_if_any(errors);
+               },
+               [&] {
+                 if (!is_read) return;
+                 parser.commit();
+                 if (check) check();
+               }});
   return path;
 }
 

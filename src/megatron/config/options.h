@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -84,8 +85,8 @@ struct HelpRequested : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The parts that need no template. Errors are ConfigError and name every wrong word together; nothing is assigned
-// unless all words are right.
+// The parts that need no template. Errors are ConfigError and name every wrong word together; where nothing else is
+// said, nothing is assigned unless all words are right.
 
 /// Sets fields from command-line words and returns the positional words. An option is `--path value`, `--path=value`
 /// or one of its aliases; '_' and '-' in names are the same. A boolean is `--flag`, `--no-flag` or `--flag true|false`.
@@ -103,6 +104,10 @@ void read_toml(const Fields& fields, std::string_view text, const std::string& n
 /// The same from a file of at most 1 MiB.
 void read_toml_file(const Fields& fields, const std::string& path);
 
+/// Sets what is right and returns what is wrong with the other keys, "" where nothing is. Throws ConfigError where the
+/// file is no TOML.
+std::string set_from_toml_file(const Fields& fields, const std::string& path);
+
 /// Every option as TOML: read_toml gives back exactly these values. Throws ConfigError where a string is not UTF-8,
 /// which TOML cannot hold.
 std::string to_toml(const Fields& fields);
@@ -114,10 +119,11 @@ std::string help_text(const Fields& fields, const std::string& usage);
 std::string to_markdown(const Fields& fields);
 
 /// For jobs that take one recipe: sets `recipe`, some or all of `fields`, from the TOML file that the only positional
-/// word names, then `fields` from the other words, and returns the file's path. Wrong words and wrong keys are reported
-/// together; known flags of Megatron-LM that are no option here are answered with what to write instead.
+/// word names, then `fields` from the other words, and returns the file's path. Wrong words, wrong keys and what
+/// `check` says of the values (also where some are wrong, unless the recipe cannot be read) are reported together;
+/// known flags of Megatron-LM that are no option here are answered with what to write instead.
 std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
-                               const std::string& usage);
+                               const std::string& usage, const std::function<void()>& check);
 
 /// Sets `options` from command-line words; see parse_words.
 template <class Options>
@@ -128,16 +134,17 @@ std::vector<std::string> parse_command_line(Options& options, const std::vector<
 
 /// Sets `options` from a recipe and command-line words; see parse_recipe_words.
 template <class Options>
-std::string parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage) {
-  return parse_recipe_words(fields_of(options), fields_of(options), words, usage);
+std::string parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage,
+                                 const std::function<void()>& check = {}) {
+  return parse_recipe_words(fields_of(options), fields_of(options), words, usage, check);
 }
 
 /// The same for a job with options of its own beside the recipe's: only `options.*recipe` is read from the file.
 ///   parse_recipe_command(options, &PlanOptions::run, args, usage)
 template <class Options, class Recipe>
 std::string parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,
-                                 const std::string& usage) {
-  return parse_recipe_words(fields_of(options), fields_of(options.*recipe), words, usage);
+                                 const std::string& usage, const std::function<void()>& check = {}) {
+  return parse_recipe_words(fields_of(options), fields_of(options.*recipe), words, usage, check);
 }
 
 template <class Options>

@@ -38,8 +38,9 @@ class TomlReader {
     }
   }
 
-  void finish() const {
-    if (!errors_.empty()) throw ConfigError(errors_);
+  const std::string& errors() const { return errors_; }
+
+  void commit() const {
     for (const auto& [index, found] : pending_) assign(fields_.fields[index].value, found);
   }
 
@@ -151,24 +152,34 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-}  // namespace
-
-void read_toml(const Fields& fields, std::string_view text, const std::string& name) {
+toml::table parse_toml(std::string_view text, const std::string& name) {
   if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
     throw ConfigError(
         rule_got_fix(concat(name, ": a recipe has at most ", kLargestFile, " bytes and ", kMostDots, " dots."),
                      concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots")));
-  toml::table table;
   try {
-    table = toml::parse(text, name);
+    return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
     throw ConfigError(rule_got_fix(
         concat(name, ":", error.source().begin.line, ":", error.source().begin.column, ": a recipe must be TOML."),
         std::string(error.description())));
   }
+}
+
+}  // namespace
+
+void read_toml(const Fields& fields, std::string_view text, const std::string& name) {
   TomlReader reader(fields, name);
-  reader.read(table, "");
-  reader.finish();
+  reader.read(parse_toml(text, name), "");
+  if (!reader.errors().empty()) throw ConfigError(reader.errors());
+  reader.commit();
+}
+
+std::string set_from_toml_file(const Fields& fields, const std::string& path) {
+  TomlReader reader(fields, path);
+  reader.read(parse_toml(read_file(path, kLargestFile), path), "");
+  reader.commit();
+  return reader.errors();
 }
 
 void read_toml_file(const Fields& fields, const std::string& path) {

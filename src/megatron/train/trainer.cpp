@@ -1,5 +1,7 @@
 #include "megatron/train/trainer.h"
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 
@@ -7,6 +9,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
+#include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
@@ -24,8 +27,9 @@ namespace fs = std::filesystem;
 // Opened by every rank once the first has built the index.
 DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::ResolvedRun& run, std::int64_t eod,
                             const comm::Group& world, at::Device device) {
-  if (world.rank() == 0) data::GptDataset::build(spec);
-  world.barrier();
+  const double beat_ms = std::clamp(run.config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0);
+  comm::run_on_first_rank(
+      world, [&] { data::GptDataset::build(spec); }, std::chrono::milliseconds(static_cast<std::int64_t>(beat_ms)));
   return {spec, run.config.data, eod, run.shape.vocab, scalar_type(run.config), device};
 }
 
