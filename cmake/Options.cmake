@@ -32,6 +32,6 @@ target_link_libraries(megatron_options INTERFACE Threads::Threads)
 if(MEGATRON_SANITIZE)
   target_compile_options(megatron_options INTERFACE -fsanitize=${MEGATRON_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
     # g++ finds bounds and lifetimes wrongly exceeded in code it has instrumented; the plain build judges them.
-    -Wno-error=array-bounds -Wno-error=maybe-uninitialized -Wno-error=stringop-overflow)
+    "$<$<CXX_COMPILER_ID:GNU>:-Wno-error=array-bounds;-Wno-error=maybe-uninitialized;-Wno-error=stringop-overflow>")
   target_link_options(megatron_options INTERFACE -fsanitize=${MEGATRON_SANITIZE})
 endif()
