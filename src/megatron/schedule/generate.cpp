@@ -182,8 +182,24 @@ Program interleaved(const Shape& shape) {
   return program;
 }
 
+Program forward_only(const Shape& shape) {
+  check(shape);
+  Program program = empty_program(Placement::looped(shape.num_ranks, shape.num_chunks), shape.num_microbatches);
+  program.forward_only = true;
+  const std::vector<Turn> turns = turns_of(group_sizes(shape), shape.num_chunks);
+  for (int rank = 0; rank < shape.num_ranks; ++rank)
+    for (const Turn& turn : turns)
+      program.ranks[static_cast<std::size_t>(rank)].push_back(
+          {Kind::Forward, turn.chunk * shape.num_ranks + rank, turn.microbatch});
+  return program;
+}
+
 Program forward_only(const Placement& placement, int num_microbatches) {
   check_size(placement.num_ranks(), placement.num_stages(), num_microbatches);
+  const Shape shape{.num_ranks = placement.num_ranks(),
+                    .num_chunks = placement.num_stages() / placement.num_ranks(),
+                    .num_microbatches = num_microbatches};
+  if (placement == Placement::looped(shape.num_ranks, shape.num_chunks)) return forward_only(shape);
   Program program = empty_program(placement, num_microbatches);
   program.forward_only = true;
   const auto num_stages = static_cast<std::size_t>(placement.num_stages());
@@ -207,11 +223,6 @@ Program forward_only(const Placement& placement, int num_microbatches) {
     for (const std::size_t stage : passed_on) ++arrived[stage];
   }
   return program;
-}
-
-Program forward_only(const Shape& shape) {
-  check(shape);
-  return forward_only(Placement::looped(shape.num_ranks, shape.num_chunks), shape.num_microbatches);
 }
 
 Program zero_bubble_h1(const Shape& shape) {

@@ -19,52 +19,116 @@ struct End {
   bool send = false;
 };
 
-/// Where messages come to lie: every rank's ends in one order that all ranks share, that of the times at which the
-/// messages are made when each computation takes one unit (a whole backward two). Whatever a rank waits for, first come
-/// the messages before it in that order; so the first message that is not done can always be done, and no order of
-/// waiting can form a ring. The order is also one of each link, so that it is first in, first out.
-std::vector<std::vector<End>> ends_in_common_order(const Program& program) {
-  struct Made {
-    std::int64_t message, time;
-    int position;  ///< on the sender
-  };
-  const Messages messages(program);
-  const Links links(program.placement);
-  const std::size_t num_ranks = program.ranks.size();
-  std::vector<std::vector<std::int64_t>> starts(num_ranks);  // of each rank's computations
-  std::vector<Made> made;
-  std::int64_t last_time = 0;
-  Execution execution(program, {});
-  const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
-    if (!is_computation(op.kind)) return;
-    std::vector<std::int64_t>& own = starts[static_cast<std::size_t>(rank)];
-    own.push_back(static_cast<std::int64_t>(start));
-    const std::int64_t message = messages.made_by(op);
-    if (message < 0 || links.of(messages.boundary(message), messages.is_gradient(message)) < 0) return;
-    made.push_back({message, static_cast<std::int64_t>(end), static_cast<int>(own.size())});
-    last_time = std::max(last_time, made.back().time);
-  });
-  if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
+/// The times of one rank's computations when each takes one unit (a whole backward two) and messages none.
+struct Busy {
+  std::vector<std::int64_t> starts, ends;
 
-  std::vector<std::size_t> first(static_cast<std::size_t>(last_time) + 2, 0);  // counting sort by time
+  /// From time `from`, the first at which the rank is between computations. `i`: a computation not after that.
+  std::int64_t next_gap(std::int64_t from, std::size_t& i) const {
+    while (i < ends.size() && ends[i] <= from) ++i;
+    return i < ends.size() && starts[i] < from ? ends[i] : from;
+  }
+};
+
+struct Made {
+  std::int64_t message, time;
+  int position;  ///< on the sender: how many computations come before
+};
+
+/// Counting sort.
+void sort_by_time(std::vector<Made>& made, std::int64_t last_time) {
+  std::vector<std::size_t> first(static_cast<std::size_t>(last_time) + 2, 0);
   for (const Made& m : made) ++first[static_cast<std::size_t>(m.time) + 1];
   for (std::size_t t = 1; t < first.size(); ++t) first[t] += first[t - 1];
   std::vector<Made> sorted(made.size());
   for (const Made& m : made) sorted[first[static_cast<std::size_t>(m.time)]++] = m;
-
-  std::vector<std::vector<End>> ends(num_ranks);
-  std::vector<int> cursor(num_ranks, 0);
-  for (const Made& m : sorted) {
-    const int sender = program.placement.rank_of(messages.send(m.message).stage);
-    const auto receiver = static_cast<std::size_t>(program.placement.rank_of(messages.recv(m.message).stage));
-    while (cursor[receiver] < static_cast<int>(starts[receiver].size()) &&
-           starts[receiver][static_cast<std::size_t>(cursor[receiver])] < m.time)
-      ++cursor[receiver];
-    ends[static_cast<std::size_t>(sender)].push_back({m.message, m.position, true});
-    ends[receiver].push_back({m.message, cursor[receiver], false});
-  }
-  return ends;
+  made = std::move(sorted);
 }
+
+/// Where messages come to lie: every rank's ends in one order that all ranks share. Whatever a rank waits for, first
+/// come the messages before it in that order; so the first message that is not done can always be done, and no order of
+/// waiting can form a ring. The order is also one of each link, so that it is first in, first out.
+///
+/// Any order does in which a message comes after the computation that makes it and before the one that needs it. This
+/// one goes by the time at which it is made; or, where ranks stand still for a message (`meeting`), by the first time
+/// thereafter, before it is needed, at which both are between computations.
+class CommonOrder {
+ public:
+  /// `message_time`: what a message takes in the order's clock, in units of a computation.
+  CommonOrder(const Program& program, double message_time)
+      : program_(program), messages_(program), busy_(program.ranks.size()) {
+    const Links links(program.placement);
+    needed_.resize(static_cast<std::size_t>(messages_.count()));
+    Execution execution(program, {.latency = message_time});
+    const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
+      if (!is_computation(op.kind)) return;
+      Busy& busy = busy_[static_cast<std::size_t>(rank)];
+      busy.starts.push_back(static_cast<std::int64_t>(start));
+      busy.ends.push_back(static_cast<std::int64_t>(end));
+      last_time_ = std::max(last_time_, busy.ends.back());
+      const std::int64_t needed = messages_.needed_by(op), message = messages_.made_by(op);
+      if (needed >= 0) needed_[static_cast<std::size_t>(needed)] = busy.starts.back();
+      if (message >= 0 && links.of(messages_.boundary(message), messages_.is_gradient(message)) >= 0)
+        made_.push_back({message, busy.ends.back(), static_cast<int>(busy.starts.size())});
+    });
+    if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
+  }
+
+  std::int64_t last_time() const { return last_time_; }
+
+  std::vector<std::vector<End>> ends(bool meeting) {
+    sort_by_time(made_, last_time_);
+    if (meeting) {
+      meet();
+      sort_by_time(made_, last_time_);
+    }
+    std::vector<std::vector<End>> ends(busy_.size());
+    std::vector<int> cursor(busy_.size(), 0);
+    for (const Made& m : made_) {
+      for (const bool send : {true, false}) {
+        const std::size_t rank = rank_of(m, send);
+        const std::vector<std::int64_t>& starts = busy_[rank].starts;
+        int& position = cursor[rank];
+        while (position < static_cast<int>(starts.size()) && starts[static_cast<std::size_t>(position)] < m.time)
+          ++position;
+        ends[rank].push_back({m.message, position, send});
+      }
+    }
+    return ends;
+  }
+
+ private:
+  std::size_t rank_of(const Made& m, bool send) const {
+    const Op op = send ? messages_.send(m.message) : messages_.recv(m.message);
+    return static_cast<std::size_t>(program_.placement.rank_of(op.stage));
+  }
+
+  void meet() {
+    std::vector<std::size_t> cursor(busy_.size(), 0);
+    for (Made& m : made_) {
+      const std::size_t sender = rank_of(m, true), receiver = rank_of(m, false);
+      busy_[receiver].next_gap(m.time, cursor[receiver]);
+      std::size_t sending = static_cast<std::size_t>(m.position), receiving = cursor[receiver];
+      std::int64_t time = m.time;
+      const std::int64_t needed = needed_[static_cast<std::size_t>(m.message)];
+      constexpr int kTries = 8;
+      for (int i = 0; i < kTries && time <= needed; ++i) {
+        const std::int64_t begin = time;
+        time = busy_[sender].next_gap(busy_[receiver].next_gap(time, receiving), sending);
+        if (time > begin) continue;
+        m.time = time;
+        break;
+      }
+    }
+  }
+
+  const Program& program_;
+  const Messages messages_;
+  std::vector<Busy> busy_;
+  std::vector<Made> made_;
+  std::vector<std::int64_t> needed_;  ///< by message: the time of the computation that needs it
+  std::int64_t last_time_ = 0;
+};
 
 /// Writes one rank's ops with communication.
 class Lowering {
@@ -150,27 +214,14 @@ class Lowering {
   std::vector<Op>& out_;
 };
 
-bool ends_a_stage(Kind kind) { return kind == Kind::Backward || kind == Kind::BackwardWeight; }
-
-}  // namespace
-
-Communication communication_of(const std::string& text) {
-  if (text == "unbatched") return Communication::Unbatched;
-  if (text == "batched") return Communication::Batched;
-  if (text == "overlapped") return Communication::Overlapped;
-  throw ConfigError(rule_got_fix("pipeline communication is one of: unbatched, batched, overlapped.", text));
-}
-
-Program insert_communication(const Program& computation, Communication how) {
-  if (has_communication(computation)) throw std::logic_error("insert_communication: the program has it already");
-  validate(computation);
+Program lowered(const Program& computation, CommonOrder& order, Communication how) {
   Program program;
   program.placement = computation.placement;
   program.num_microbatches = computation.num_microbatches;
   program.forward_only = computation.forward_only;
   program.max_live = computation.max_live;
   const Links links(program.placement);
-  const std::vector<std::vector<End>> ends = ends_in_common_order(computation);
+  const std::vector<std::vector<End>> ends = order.ends(how != Communication::Overlapped);
   for (std::size_t rank = 0; rank < computation.ranks.size(); ++rank) {
     const std::vector<Op>& ops = computation.ranks[rank];
     std::vector<Op>& out = program.ranks.emplace_back();
@@ -189,6 +240,39 @@ Program insert_communication(const Program& computation, Communication how) {
     }
   }
   return program;
+}
+
+double makespan_of(const Program& program) {
+  double makespan = 0;
+  Execution execution(program, {});
+  execution.run([&](int, const Op&, double, double end) { makespan = std::max(makespan, end); });
+  return makespan;
+}
+
+bool ends_a_stage(Kind kind) { return kind == Kind::Backward || kind == Kind::BackwardWeight; }
+
+}  // namespace
+
+Communication communication_of(const std::string& text) {
+  if (text == "unbatched") return Communication::Unbatched;
+  if (text == "batched") return Communication::Batched;
+  if (text == "overlapped") return Communication::Overlapped;
+  throw ConfigError(rule_got_fix("pipeline communication is one of: unbatched, batched, overlapped.", text));
+}
+
+Program insert_communication(const Program& computation, Communication how) {
+  if (has_communication(computation)) throw std::logic_error("insert_communication: the program has it already");
+  validate(computation);
+  CommonOrder order(computation, 0);
+  Program program = lowered(computation, order, how);
+  if (how == Communication::Overlapped) return program;
+  // Ranks that stand still for one another may fall out of step (virtual stages do), and then an order in which
+  // messages take time serves them better.
+  const double makespan = makespan_of(program);
+  if (makespan <= static_cast<double>(order.last_time())) return program;
+  CommonOrder slower(computation, 1);
+  Program other = lowered(computation, slower, how);
+  return makespan_of(other) < makespan ? other : program;
 }
 
 Program insert_gradient_reduction(Program program) {

@@ -10,12 +10,13 @@ namespace megatron::schedule {
 ///   # comments and empty lines are skipped
 ///   stages 0 1 1 0          rank of each stage
 ///   microbatches 8
-///   max-live 4 4            optional
+///   forward-only            optional: evaluation
+///   max-live 4 4            optional: bound of live activations by rank
 ///   rank 0: F0.0 SA0.0 wSA0.0 …
 std::string to_text(const Program& program);
 
-/// Reads it back. `name`: the file, for errors. Throws ConfigError naming line and column; the program is not yet
-/// validated.
+/// Reads it back. `name`: the file, for errors. Throws ConfigError naming line and column; takes memory by the text's
+/// size alone. Stages and microbatches of operations exist; beyond that the program is not yet validated.
 Program parse_program(const std::string& text, const std::string& name);
 
 }  // namespace megatron::schedule
