@@ -1,6 +1,7 @@
 #include "megatron/parallel/backward.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -59,6 +60,66 @@ TEST(WithBackward, GivesUndefinedGradientsForOutputsThatNothingUsed) {
   });
   outputs[1].sum().backward();
   EXPECT_EQ(x.grad()[0].item<double>(), 2);
+}
+
+/// A weak handle to x's memory: says when it is gone.
+c10::weak_intrusive_ptr<c10::StorageImpl> memory_of(const at::Tensor& x) {
+  return c10::weak_intrusive_ptr<c10::StorageImpl>(x.storage().getWeakStorageImpl());
+}
+
+TEST(GraphRoot, GoesBackwardFromAnOutputWhoseMemoryIsGone) {
+  const auto data = at::tensor({1.0, 2.0});
+  GraphLeaf leaf(data);
+  auto y = triple(leaf.take(), std::make_shared<int>());
+  GraphRoot root(y);
+  const auto output = memory_of(y);
+  EXPECT_EQ(output.use_count(), 1U);
+  y.reset();
+  EXPECT_EQ(output.use_count(), 0U);
+  root.backward(at::tensor({5.0, 7.0}));
+  EXPECT_TRUE(at::equal(leaf.take_gradient(), at::tensor({15.0, 21.0})));
+}
+
+TEST(GraphRoot, HoldsNothingOnceItHasGoneBackward) {
+  const auto token = std::make_shared<int>();
+  GraphLeaf leaf(at::ones({2}));
+  auto x = leaf.take();
+  const auto input = memory_of(x);
+  GraphRoot root(triple(x, token));
+  x.reset();
+  EXPECT_EQ(input.use_count(), 0U);  // the operator does not keep it, and nor does the leaf
+  EXPECT_EQ(token.use_count(), 2);
+  auto gradient = at::ones({2});
+  root.backward(gradient);
+  EXPECT_EQ(token.use_count(), 1);
+  EXPECT_EQ(gradient.use_count(), 1U);
+  EXPECT_TRUE(leaf.take_gradient().defined());
+  EXPECT_FALSE(leaf.take_gradient().defined());
+  EXPECT_THROW(root.backward(gradient), std::logic_error);
+}
+
+TEST(GraphRoot, GoesThroughGraphsOfWhichAnotherBackwardPassIsAPart) {
+  // As a recomputed part does: its backward makes its own graph and goes backward through that.
+  const auto again = [](const at::Tensor& x) {
+    const auto y = without_autograd([&] { return x.detach() * 3; });
+    return with_backward({x}, y, [x = x.detach()](const std::vector<at::Tensor>& grads) {
+      const c10::AutoGradMode on(true);
+      GraphLeaf inner(x);
+      GraphRoot(triple(inner.take(), std::make_shared<int>())).backward(grads[0]);
+      return std::vector<at::Tensor>{inner.take_gradient()};
+    });
+  };
+  GraphLeaf leaf(at::ones({2}));
+  auto y = leaf.take();
+  for (int k = 0; k < 100; ++k) y = again(y) * (1.0 / 3);
+  GraphRoot(y).backward(at::ones({2}));
+  EXPECT_NEAR(leaf.take_gradient()[0].item<double>(), 1, 1e-4);
+}
+
+TEST(GraphRoot, NeedsAnOutputThatWasRecorded) {
+  const auto y = without_autograd([] { return GraphLeaf(at::ones({2})).take(); });
+  EXPECT_FALSE(y.requires_grad());
+  EXPECT_THROW(GraphRoot(y).backward(at::ones({2})), std::logic_error);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "megatron/comm/local_backend.h"
 #include "tests/testing/tensors.h"
 
@@ -131,6 +133,29 @@ TEST(Linear, AddsTheSecondMicrobatchToTheFirstAndOverwritesAfterClearing) {
   layer.forward(dense.leaf()).backward(dense.dy);
   expect_gradient(w, dense.w.grad(), 1);
   expect_gradient(b, dense.b.grad(), 3);
+}
+
+TEST(Linear, PutsOffItsWeightGradientWhereTheQueueDefersAndAddsItInAnyOrder) {
+  const Dense dense(true);
+  const auto w = make_parameter("w", dense.w, 0, 1, 0), b = make_parameter("b", dense.b, 0, 1, 0);
+  w->queue = std::make_shared<GradientQueue>();
+  const ColumnParallelLinear layer(w, b, {});
+  w->queue->defer(true);
+  std::vector<std::vector<GradientQueue::Work>> microbatches;
+  for (int k = 0; k < 2; ++k) {
+    const auto x = dense.leaf();
+    layer.forward(x).backward(dense.dy * (k + 1));
+    EXPECT_NEAR_TENSOR(x.grad(), dense.x.grad() * (k + 1), 1e-13);
+    microbatches.push_back(w->queue->take());
+    EXPECT_EQ(microbatches.back().size(), 1U);
+  }
+  EXPECT_EQ(w->contributions() + b->contributions(), 0);
+  run_pieces(std::move(microbatches[1]));
+  expect_gradient(w, dense.w.grad(), 2);
+  run_pieces(std::move(microbatches[0]));
+  expect_gradient(w, dense.w.grad(), 3);
+  expect_gradient(b, dense.b.grad(), 3);
+  EXPECT_EQ(w->contributions(), 2);
 }
 
 TEST(Linear, TakesItsRemadeInputForTheWeightGradient) {

@@ -91,5 +91,38 @@ TEST(Parameter, SaysOnceWhenItsGradientIsComplete) {
   EXPECT_EQ(parameter.beta(), 0);
 }
 
+TEST(GradientQueue, ComputesAtOnceUntilItIsAskedToDefer) {
+  const auto store = make(1, 0);
+  const auto& parameter = store.all().front();
+  std::vector<int> done;
+  parameter->contribute([&] { done.push_back(1); });
+  EXPECT_EQ(done, (std::vector<int>{1}));
+  store.gradient_queue().defer(true);
+  for (const int k : {2, 3}) store.all().back()->contribute([&done, k] { done.push_back(k); });
+  auto first = store.gradient_queue().take();
+  parameter->contribute([&] { done.push_back(4); });
+  auto second = store.gradient_queue().take();
+  store.gradient_queue().defer(false);
+  EXPECT_EQ(done.size(), 1U);
+  EXPECT_EQ(first.size(), 2U);
+  EXPECT_EQ(second.size(), 1U);
+  run_pieces(std::move(second));
+  run_pieces(std::move(first));
+  EXPECT_EQ(done, (std::vector<int>{1, 4, 2, 3}));
+  EXPECT_TRUE(store.gradient_queue().take().empty());
+}
+
+TEST(GradientQueue, LetsGoOfEachPieceAsSoonAsItIsDone) {
+  const auto held = std::make_shared<int>();
+  GradientQueue queue;
+  queue.defer(true);
+  long after_first = 0;
+  queue.add([held] {});
+  queue.add([&after_first, watch = std::weak_ptr<int>(held)] { after_first = watch.use_count(); });
+  EXPECT_EQ(held.use_count(), 2);
+  run_pieces(queue.take());
+  EXPECT_EQ(after_first, 1);
+}
+
 }  // namespace
 }  // namespace megatron::parallel

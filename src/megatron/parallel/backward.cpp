@@ -1,6 +1,8 @@
 #include "megatron/parallel/backward.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -64,6 +66,30 @@ std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std
 
 at::Tensor with_backward(const std::vector<at::Tensor>& inputs, const at::Tensor& output, Backward backward) {
   return with_backward(inputs, std::vector<at::Tensor>{output}, std::move(backward)).front();
+}
+
+GraphLeaf::GraphLeaf(const at::Tensor& data) : gradient_(std::make_shared<at::Tensor>()) {
+  // The leaf that autograd asks for is one without elements; the gradient stops in the operator above it.
+  const auto source = at::empty({0}, data.options()).requires_grad_(true);
+  value_ = with_backward({source}, data.detach(),
+                         [slot = gradient_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
+                           *slot = grads[0];
+                           return {};
+                         });
+}
+
+GraphRoot::GraphRoot(const at::Tensor& output) {
+  if (!output.requires_grad()) return;
+  auto edge = torch::autograd::impl::gradient_edge(output);
+  function_ = std::move(edge.function);
+  output_nr_ = edge.input_nr;
+}
+
+void GraphRoot::backward(const at::Tensor& gradient) {
+  const auto function = std::exchange(function_, nullptr);
+  if (!function) throw std::logic_error("this output has no graph, or it has gone backward already");
+  torch::autograd::Engine::get_default_engine().execute({{function, output_nr_}}, {gradient}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
 }  // namespace megatron::parallel

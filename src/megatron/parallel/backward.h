@@ -2,8 +2,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace megatron::parallel {
 
@@ -31,5 +38,37 @@ auto without_autograd(const Compute& compute) {
 
 /// Whether `with_backward` would record: gradients are on and one of `inputs` needs one.
 bool records_gradient(const std::vector<at::Tensor>& inputs);
+
+/// Where a graph begins that is cut off from what came before it: the input of a pipeline stage or of a part that is
+/// computed again. Unlike a leaf of autograd it does not hold the input's memory: only operators that keep it do.
+class GraphLeaf {
+ public:
+  explicit GraphLeaf(const at::Tensor& data);
+
+  /// `data`, to compute on; handed out once.
+  at::Tensor take() { return std::move(value_); }
+  /// Its gradient once the graph has gone backward, handed out once; undefined where none arrived.
+  at::Tensor take_gradient() { return std::move(*gradient_); }
+
+ private:
+  at::Tensor value_;
+  std::shared_ptr<at::Tensor> gradient_;
+};
+
+/// The way back from an output, without the output: its memory can go (a stage's output once it is sent) while the
+/// graph waits for the gradient.
+class GraphRoot {
+ public:
+  GraphRoot() = default;
+  explicit GraphRoot(const at::Tensor& output);
+
+  /// Goes backward from the output's gradient, once; then nothing of the graph is held any more. Throws
+  /// std::logic_error where the output has no graph, or it has gone backward already.
+  void backward(const at::Tensor& gradient);
+
+ private:
+  std::shared_ptr<torch::autograd::Node> function_;
+  std::uint32_t output_nr_ = 0;
+};
 
 }  // namespace megatron::parallel

@@ -26,6 +26,24 @@ void initialize(const at::Tensor& value, const plan::ParameterSpec& spec, std::u
 
 }  // namespace
 
+void GradientQueue::add(Work work) {
+  if (deferring_)
+    waiting_.push_back(std::move(work));
+  else
+    work();
+}
+
+void run_pieces(std::vector<GradientQueue::Work> pieces) {
+  for (auto& piece : pieces) std::exchange(piece, nullptr)();
+}
+
+void Parameter::contribute(GradientQueue::Work write) {
+  if (queue)
+    queue->add(std::move(write));
+  else
+    write();
+}
+
 void Parameter::gradient_written() {
   ++contributions_;
   if (callback_ && contributions_ == expected_) callback_();
@@ -47,6 +65,7 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     const auto& slot = layout_.slot_of(static_cast<int>(i));
     auto parameter = std::make_shared<Parameter>();
     parameter->spec = std::move(specs[i]);
+    parameter->queue = queue_;
     const auto view = [&](const at::Tensor& buffer) {
       return buffer.narrow(0, slot.begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
     };

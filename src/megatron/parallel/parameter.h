@@ -5,12 +5,34 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/parameters.h"
 
 namespace megatron::parallel {
+
+/// Weight gradients that backward passes hand over instead of computing them: a schedule that splits backward puts them
+/// off until a rank would be idle (Qi et al. 2023). A piece holds what it needs: the layer's input, or how to make it
+/// again, and the gradient of its output.
+class GradientQueue {
+ public:
+  using Work = std::function<void()>;
+
+  /// From now on: whether pieces wait (true) or are computed as they come, as at first.
+  void defer(bool on) { deferring_ = on; }
+  bool deferring() const { return deferring_; }
+  void add(Work work);
+  /// The pieces that wait, in the order in which they came.
+  std::vector<Work> take() { return std::exchange(waiting_, {}); }
+
+ private:
+  bool deferring_ = false;
+  std::vector<Work> waiting_;
+};
+/// Computes pieces in order and lets go of each one's tensors as soon as it is done.
+void run_pieces(std::vector<GradientQueue::Work> pieces);
 
 /// One parameter on this rank: views of the contiguous buffers, and the bookkeeping of its gradient. Layers hold a
 /// shared pointer to it; their backward passes write the gradient themselves (no autograd accumulation).
@@ -19,7 +41,13 @@ class Parameter {
   plan::ParameterSpec spec;
   at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward
   at::Tensor grad;   ///< [local_shape], view of the gradient buffer
+  std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
 
+  /// A backward pass hands over what writes a contribution: done now or, where the queue defers, when that is run. So
+  /// `write` asks beta() itself.
+  void contribute(GradientQueue::Work write);
+  /// Whether contribute() would put `write` off.
+  bool deferring() const { return queue && queue->deferring(); }
   /// 0 for the first contribution since clear_gradient() (overwrite: nothing has to be zeroed), 1 afterwards.
   double beta() const { return contributions_ == 0 ? 0.0 : 1.0; }
   /// A backward pass calls this after each contribution it has written.
@@ -50,10 +78,12 @@ class ParameterStore {
   const plan::BufferLayout& layout() const { return layout_; }
   const at::Tensor& values() const { return values_; }        ///< flat [layout.size]
   const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size]
+  GradientQueue& gradient_queue() const { return *queue_; }
 
  private:
   plan::BufferLayout layout_;
   at::Tensor values_, gradients_;
+  std::shared_ptr<GradientQueue> queue_ = std::make_shared<GradientQueue>();
   std::vector<ParameterPtr> parameters_;
   std::unordered_map<std::string, ParameterPtr> by_name_;
 };
