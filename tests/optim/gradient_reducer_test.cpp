@@ -4,6 +4,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "megatron/comm/local_backend.h"
 #include "megatron/optim/optimizer.h"
 #include "tests/optim/hand_made_store.h"
@@ -125,6 +128,116 @@ TEST_F(GradientReducerTest, ADestroyedReducerIsNoLongerCalled) {
   { GradientReducer(store_, comm::Group(recorder_), true).begin_step(1); }
   for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 1);
   EXPECT_TRUE(recorder_->reduced.empty());
+}
+
+/// Two pipeline stages: the first two parameters, and the other three. Backward finishes stage 1 first, as in most
+/// schedules, and so it comes first in the buffer.
+parallel::ParameterStore staged_store() {
+  auto specs = testing::specs();
+  for (std::size_t p = 2; p < specs.size(); ++p) specs[p].stage = 1;
+  const auto layout = plan::buffer_layout(specs, 12);
+  return {std::move(specs), layout, at::kDouble, at::kCPU, 7};
+}
+
+std::vector<std::string> names_of_stage(const parallel::ParameterStore& store, int stage) {
+  std::vector<std::string> names;
+  for (const auto& bucket : store.layout().buckets)
+    for (const int p : bucket.parameters)
+      if (bucket.stage == stage) names.push_back(store.all()[static_cast<std::size_t>(p)]->spec.name);
+  return names;
+}
+
+std::vector<std::int64_t> bucket_sizes(const parallel::ParameterStore& store, const std::vector<int>& stages) {
+  std::vector<std::int64_t> sizes;
+  for (const int stage : stages)
+    for (const auto& bucket : store.layout().buckets)
+      if (bucket.stage == stage) sizes.push_back(bucket.end - bucket.begin);
+  return sizes;
+}
+
+class ReducerByStage : public ::testing::Test {
+ protected:
+  parallel::ParameterStore store_ = staged_store();
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+};
+
+TEST_F(ReducerByStage, AStageDoesNotWaitForAnotherThatLiesBeforeItInTheBuffer) {
+  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  reducer.begin_step(1);
+  for (const auto& name : names_of_stage(store_, 0)) contribute(store_, name, 1);
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {0}));
+  for (const auto& name : names_of_stage(store_, 1)) contribute(store_, name, 1);
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {0, 1}));
+  reducer.finish();
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {0, 1}));
+}
+
+TEST_F(ReducerByStage, StartsTheRestOfAStageOnceWhenAskedTo) {
+  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  store_.gradients().fill_(4);
+  reducer.begin_step(1);
+  const auto names = names_of_stage(store_, 1);
+  for (const auto& name : names)
+    if (name != names.front()) contribute(store_, name, 1);  // the first gets no gradient on this rank
+  EXPECT_TRUE(recorder_->reduced.empty());
+  reducer.start_stage(1);
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {1}));
+  reducer.start_stage(1);
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {1}));
+  EXPECT_TRUE(at::equal(store_.get(names.front())->grad, at::zeros_like(store_.get(names.front())->grad)));
+  EXPECT_TRUE(at::equal(store_.get(names.back())->grad, at::full_like(store_.get(names.back())->grad, 2)));
+  reducer.finish();
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {1, 0}));
+}
+
+TEST_F(ReducerByStage, WithoutOverlapAStageWaitsForTheEndToo) {
+  GradientReducer reducer(store_, comm::Group(recorder_), false);
+  reducer.begin_step(1);
+  for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 1);
+  reducer.start_stage(1);
+  reducer.start_stage(0);
+  EXPECT_TRUE(recorder_->reduced.empty());
+  reducer.finish();
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {1, 0}));
+}
+
+TEST_F(ReducerByStage, WaitsForWeightGradientsThatWerePutOff) {
+  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  reducer.begin_step(2);
+  store_.gradient_queue().defer(true);
+  for (int microbatch = 0; microbatch < 2; ++microbatch)
+    for (const auto& name : names_of_stage(store_, 1))
+      store_.get(name)->contribute([this, name] { contribute(store_, name, 1); });
+  auto pieces = store_.gradient_queue().take();
+  auto last = std::move(pieces.back());
+  pieces.pop_back();
+  parallel::run_pieces(std::move(pieces));
+  EXPECT_NE(recorder_->reduced, bucket_sizes(store_, {1}));
+  last();
+  EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {1}));
+}
+
+TEST(ReducerOrder, IsTheSameOnRanksThatWriteTheGradientsOfAnOperationInAnyOrder) {
+  // Input gradients of both stages, then the weight gradients put off, the first stage's before the second's.
+  const std::vector<std::vector<std::string>> operations = {
+      {"norm.weight", "second.bias"}, {"first.bias"}, {"first.weight"}, {"second.weight"}};
+  std::vector<std::int64_t> expected;
+  std::mt19937 random(5);
+  for (int rank = 0; rank < 20; ++rank) {
+    const auto store = staged_store();
+    const auto recorder = std::make_shared<Recorder>();
+    GradientReducer reducer(store, comm::Group(recorder), true);
+    reducer.begin_step(1);
+    for (auto operation : operations) {
+      std::shuffle(operation.begin(), operation.end(), random);
+      for (const auto& name : operation) contribute(store, name, 1);
+    }
+    reducer.finish();
+    if (rank == 0) expected = recorder->reduced;
+    EXPECT_EQ(recorder->reduced, expected);
+  }
+  EXPECT_NE(expected, bucket_sizes(staged_store(), {1, 0}))
+      << "an order that the buffer alone would give shows nothing";
 }
 
 TEST(GradientReducer, SumsOverTheRanksOfTheGroup) {

@@ -1,5 +1,9 @@
 #include "megatron/parallel/linear.h"
 
+#include <ATen/ops/empty.h>
+
+#include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -11,40 +15,109 @@
 namespace megatron::parallel {
 namespace {
 
-/// Writes the gradients of weight and (where not null) bias.
-void write_gradients(const ParameterPtr& weight, const ParameterPtr& bias, const at::Tensor& dy, const at::Tensor& x) {
-  kernels::linear_weight_gradient(weight->grad, dy, x, weight->beta());
-  weight->gradient_written();
-  if (!bias) return;
-  kernels::accumulate_bias_gradient(bias->grad, dy, bias->beta());
-  bias->gradient_written();
-}
+/// What is sent around the product of a layer. The group of one sends nothing.
+struct Links {
+  comm::Group sum_y, sum_dx;  ///< all-reduce of y forward; of dx backward
+  comm::Group gather_x;       ///< all-gather of x along the sequence forward; reduce-scatter of dx backward
+  comm::Group scatter_y;      ///< reduce-scatter of y along the sequence forward; all-gather of dy backward
+};
 
-/// y = x W^T (+ b). `sum_y`: group over which y is summed, before the bias; `sum_dx`: over which dx is.
-at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const comm::Group& sum_y,
-                  const comm::Group& sum_dx, Remake remake) {
+/// An all-gather along the sequence under way.
+class Gathering {
+ public:
+  Gathering(const at::Tensor& part, const comm::Group& group) : whole_(part) {
+    if (group.size() == 1) return;
+    auto shape = part.sizes().vec();
+    shape[0] *= group.size();
+    whole_ = at::empty(shape, part.options());
+    work_ = group.all_gather_async(whole_, part.contiguous());
+  }
+  const at::Tensor& wait() {
+    if (work_) work_->wait();
+    return whole_;
+  }
+
+ private:
+  at::Tensor whole_;
+  comm::WorkHandle work_;
+};
+
+/// The backward pass of one layer for one microbatch.
+class LinearBackward {
+ public:
+  LinearBackward(const at::Tensor& x, ParameterPtr weight, ParameterPtr bias, Links links, Remake remake)
+      : weight_(std::move(weight)),
+        bias_(std::move(bias)),
+        links_(std::move(links)),
+        kept_(remake ? at::Tensor() : x.detach()),
+        remake_(std::move(remake)),
+        needs_dx_(x.requires_grad()) {}
+
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
+    const at::Tensor dy_part = grads[0].contiguous();
+    const at::Tensor dy = links_.scatter_y.all_gather(dy_part);
+    const bool later = weight_->deferring();
+    // The input comes while the product for dx is computed, and dx goes while that for the weight is.
+    std::optional<Gathering> x;
+    if (!later && links_.gather_x.size() > 1) x.emplace(input(), links_.gather_x);
+    at::Tensor dx, dx_whole;
+    comm::WorkHandle reduced;
+    if (needs_dx_) {
+      dx = dx_whole = kernels::linear_input_gradient(dy, weight_->value);
+      reduced = reduce(dx_whole, dx);
+    }
+    if (later)
+      weight_->contribute([self = *this, dy_part] {
+        const at::Tensor all = self.links_.scatter_y.all_gather(dy_part);
+        self.write_gradients(all, dy_part, Gathering(self.input(), self.links_.gather_x).wait());
+      });
+    else
+      write_gradients(dy, dy_part, x ? x->wait() : input());
+    if (reduced) reduced->wait();
+    return {dx};
+  }
+
+ private:
+  at::Tensor input() const { return remake_ ? remake_() : kept_; }
+
+  /// Starts the sum of `dx_whole` over ranks: in place or, split along the sequence, into a new `dx`.
+  comm::WorkHandle reduce(const at::Tensor& dx_whole, at::Tensor& dx) const {
+    if (links_.gather_x.size() == 1) return links_.sum_dx.all_reduce_async(dx_whole);
+    auto shape = dx_whole.sizes().vec();
+    shape[0] /= links_.gather_x.size();
+    dx = at::empty(shape, dx_whole.options());
+    return links_.gather_x.reduce_scatter_async(dx, dx_whole);
+  }
+
+  /// The weight's gradient from all positions, that of a bias (where not null) from those it was added to here.
+  void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x) const {
+    kernels::linear_weight_gradient(weight_->grad, dy, x, weight_->beta());
+    weight_->gradient_written();
+    if (!bias_) return;
+    kernels::accumulate_bias_gradient(bias_->grad, dy_part, bias_->beta());
+    bias_->gradient_written();
+  }
+
+  ParameterPtr weight_, bias_;
+  Links links_;
+  at::Tensor kept_;
+  Remake remake_;
+  bool needs_dx_;
+};
+
+/// y = x W^T (+ b, added to the sum over ranks).
+at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links,
+                  Remake remake) {
   const auto y = without_autograd([&] {
-    auto product = kernels::linear(x, weight->value);
-    sum_y.all_reduce(product);
+    auto product = kernels::linear(links.gather_x.all_gather(x), weight->value);
+    links.sum_y.all_reduce(product);
+    product = links.scatter_y.reduce_scatter(product);
     if (bias) product.add_(bias->value);
     return product;
   });
-  auto backward = [kept = remake ? at::Tensor() : x.detach(), remake = std::move(remake), weight, bias, sum_dx,
-                   needs_dx = x.requires_grad()](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
-    const at::Tensor dy = grads[0].contiguous();
-    at::Tensor dx;
-    comm::WorkHandle reduced;
-    if (needs_dx) {
-      dx = kernels::linear_input_gradient(dy, weight->value);
-      reduced = sum_dx.all_reduce_async(dx);  // may go on while the weight gradient is computed
-    }
-    write_gradients(weight, bias, dy, remake ? remake() : kept);
-    if (reduced) reduced->wait();
-    return {dx};
-  };
   std::vector<at::Tensor> inputs{x, weight->value};
   if (bias) inputs.push_back(bias->value);
-  return with_backward(inputs, y, std::move(backward));
+  return with_backward(inputs, y, LinearBackward(x, weight, bias, links, std::move(remake)));
 }
 
 }  // namespace
@@ -53,16 +126,23 @@ ColumnParallelLinear::ColumnParallelLinear(ParameterPtr weight, ParameterPtr bia
     : weight_(std::move(weight)), bias_(std::move(bias)), tp_(std::move(tp)), options_(options) {}
 
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, Remake remake) const {
-  const auto y = linear(x, weight_, options_.skip_bias_add ? nullptr : bias_, {}, tp_, std::move(remake));
+  Links links;
+  (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
+  const auto y = linear(x, weight_, options_.skip_bias_add ? nullptr : bias_, links, std::move(remake));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
 }
 
 RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options)
-    : weight_(std::move(weight)), bias_(std::move(bias)), tp_(std::move(tp)), options_(options) {}
+    : weight_(std::move(weight)), bias_(std::move(bias)), tp_(std::move(tp)), options_(options) {
+  if (options_.sequence_parallel && !options_.input_is_parallel)
+    throw std::invalid_argument("RowParallelLinear: with sequence_parallel the input is split by features already");
+}
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& x, Remake remake) const {
   const auto part = options_.input_is_parallel ? x : comm::scatter_to_group(x, tp_, -1).contiguous();
-  return linear(part, weight_, options_.skip_bias_add ? nullptr : bias_, tp_, {}, std::move(remake));
+  Links links;
+  (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
+  return linear(part, weight_, options_.skip_bias_add ? nullptr : bias_, links, std::move(remake));
 }
 
 }  // namespace megatron::parallel

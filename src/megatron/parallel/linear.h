@@ -6,12 +6,21 @@
 #include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
 
-// Linear layers whose matrix is split over a tensor-parallel group (Shoeybi et al. 2019, section 3), t = tp.size().
-// Their backward passes write weight and bias gradients into the parameters' buffers by the matrix product itself.
+// Linear layers whose matrix is split over a tensor-parallel group (Shoeybi et al. 2019, section 3), t = tp.size(),
+// k = tp.rank(). Their backward passes write weight and bias gradients into the parameters' buffers by the matrix
+// product itself, or hand that work to the parameters' queue (parameter.h).
+//
+// With sequence_parallel (Korthikanti et al. 2022, section 4.2.2) what is between a row-parallel and the next
+// column-parallel layer is split along the sequence: rank k has positions k*s/t …. An all-reduce becomes a
+// reduce-scatter one way and an all-gather the other, which together send as much. The gathered input is not kept but
+// gathered again in the backward pass. A transformer layer, two pairs of these, has in a microbatch's forward and
+// backward pass 4 all-gathers and 4 reduce-scatters as in the paper, and 2 all-gathers of inputs gathered again. Where
+// weight gradients are put off, the gradient of a row-parallel layer's output is not kept whole either: 2 more.
 namespace megatron::parallel {
 
 /// Makes a layer's input again for its weight gradient, so that it need not be kept: GELU of the input before it, a
-/// norm of the residual stream. Must give what `forward` got. Empty: the input is kept.
+/// norm of the residual stream. Must give what `forward` got (with sequence_parallel the rank's part, which is then
+/// gathered). Empty: the input is kept.
 using Remake = std::function<at::Tensor()>;
 
 /// y = x W^T + b with W split by output rows.
@@ -19,18 +28,22 @@ using Remake = std::function<at::Tensor()>;
 ///   weight  [out/t, in]       rows k*out/t … of the full weight on rank k
 ///   bias    [out/t], may be null
 ///   x       [s, b, in]        the same on every rank
+///           [s/t, b, in]      with sequence_parallel: this rank's positions
 ///   returns [s, b, out/t]     this rank's output features; [s, b, out] with gather_output
 ///
 /// Communication: forward none (gather_output: one all-gather); backward one all-reduce of dx, which overlaps the
 /// product for the weight gradient, and which is left out where x needs no gradient.
+/// sequence_parallel: forward one all-gather of x; backward the same again, which overlaps the product for dx, and one
+/// reduce-scatter of dx in place of the all-reduce.
 class ColumnParallelLinear {
  public:
   struct Options {
     bool gather_output = false;
     bool skip_bias_add = false;  ///< leave the bias to the caller, who fuses it with what follows
+    bool sequence_parallel = false;
   };
 
-  ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false});
+  ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false, false});
   at::Tensor forward(const at::Tensor& x, Remake remake = {}) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
@@ -47,16 +60,21 @@ class ColumnParallelLinear {
 ///   bias    [out], the same on every rank, may be null; added after the sum over ranks
 ///   x       [s, b, in/t]    this rank's input features; [s, b, in] where input_is_parallel is false
 ///   returns [s, b, out]     the same on every rank
+///           [s/t, b, out]   with sequence_parallel: this rank's positions; s must divide by t
 ///
 /// Communication: forward one all-reduce of y; backward none (an all-gather of dx where input_is_parallel is false).
+/// sequence_parallel: forward one reduce-scatter of y; backward one all-gather of dy, which both products read (one
+/// more where the weight gradient is put off). The bias gradient is that of this rank's positions: a partial sum
+/// (spec.sequence_partial).
 class RowParallelLinear {
  public:
   struct Options {
     bool input_is_parallel = true;
     bool skip_bias_add = false;  ///< leave the bias to the caller, who fuses it with what follows
+    bool sequence_parallel = false;
   };
 
-  RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false});
+  RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
   at::Tensor forward(const at::Tensor& x, Remake remake = {}) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
