@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "megatron/plan/rules.h"
-
 namespace megatron::plan {
 namespace {
 
@@ -46,35 +44,24 @@ TEST(TrainingFlops, CountsEachMatrixProductOfAStep) {
   EXPECT_DOUBLE_EQ(training_flops(gpt(12, 768, 12, 50304), 7, 1024), 7 * (matrices + attention));
 }
 
-TEST(MemoryPlan, SplitsStateOverTensorParallelRanks) {
-  config::RunConfig config;
-  config.model.vocab_size = 4096;
-  config.parallel.tp = config.parallel.world_size = 1;
-  const ResolvedRun whole = resolve(config);
-  const MemoryPlan one = memory_plan(whole.config, whole.shape, 0);
-  EXPECT_EQ(one.parameters, 4 * parameter_count(whole.shape));
-  EXPECT_EQ(one.gradients, one.parameters);
-  EXPECT_EQ(one.optimizer_state, 2 * one.parameters);
-  EXPECT_EQ(one.logits, 4 * 128 * 4096);
-
-  config.parallel.tp = config.parallel.world_size = 2;
-  const ResolvedRun split = resolve(config);
-  std::int64_t replicated = 0, sum = 0;
-  for (const ParameterSpec& spec : gpt_parameters(split.shape, 2, 0))
-    if (spec.replicated()) replicated += 4 * spec.size();
-  for (int rank = 0; rank < 2; ++rank) sum += memory_plan(split.config, split.shape, rank).parameters;
-  EXPECT_EQ(sum, one.parameters + replicated);
-  EXPECT_LT(memory_plan(split.config, split.shape, 0).activations, one.activations);
-  EXPECT_EQ(memory_plan(split.config, split.shape, 0).logits * 2, one.logits);
-}
-
-TEST(MemoryPlan, DoublesInDoublePrecision) {
-  config::RunConfig config;
-  config.model.vocab_size = 4096;
-  const ResolvedRun single = resolve(config);
-  config.train.dtype = "fp64";
-  const ResolvedRun twice = resolve(config);
-  EXPECT_EQ(memory_plan(twice.config, twice.shape, 0).total(), 2 * memory_plan(single.config, single.shape, 0).total());
+TEST(PaperActivationBytes, AreThoseOfTheTable) {
+  constexpr auto kNone = Recomputation::None, kSelective = Recomputation::Selective, kFull = Recomputation::Full;
+  // GPT-3: a = 96, s = 2048, h = 12288, so 5as/h = 80; MT-NLG 530B: a = 128, h = 20480, 64 (section 5).
+  constexpr double kS = 2048, kGpt3 = 12288, kMtNlg = 20480;
+  const double sbh = kS * kGpt3;
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 1, false, kNone), sbh * 114);
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 8, false, kNone), sbh * (10 + 24 / 8.0 + 80 / 8.0));
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 8, true, kNone), sbh * 114 / 8);
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 8, false, kSelective), sbh * 13);
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 8, true, kSelective), sbh * 34 / 8);
+  EXPECT_DOUBLE_EQ(paper_activation_bytes(kS, 1, kGpt3, 96, 8, true, kFull), sbh * 2);
+  // "Selective recomputation saves 70 % for GPT-3 and 65 % for MT-NLG."
+  const auto saved = [&](double h, double a) {
+    return 1 - paper_activation_bytes(kS, 1, h, a, 8, true, kSelective) /
+                   paper_activation_bytes(kS, 1, h, a, 8, true, kNone);
+  };
+  EXPECT_NEAR(saved(kGpt3, 96), 0.70, 0.005);
+  EXPECT_NEAR(saved(kMtNlg, 128), 0.65, 0.005);
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ class BatchSchedule {
   /// Samples of the step that begins when `consumed` samples were trained on.
   std::int64_t global_batch(std::int64_t consumed) const;
 
+  /// The sizes that a step's batch takes over a run, from the smallest: size(0) … size(num_sizes() - 1).
+  std::int64_t num_sizes() const { return increment_ > 0 ? (full_ - start_) / increment_ + 1 : 1; }
+  std::int64_t size(std::int64_t k) const { return start_ + k * increment_; }
+
   /// Samples of the first `steps` steps of a run.
   std::int64_t samples_of(std::int64_t steps) const;
 

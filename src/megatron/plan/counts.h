@@ -15,6 +15,14 @@ std::int64_t parameter_count(const GptShape& shape);
 /// output layer counts its padded rows. What is computed again in backward does not count.
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
 
+/// Floating-point operations of the forward pass, by part; the embedding has none. As training_flops() counts.
+struct ForwardFlops {
+  double layer_matrices = 0;   ///< of one layer: products with weights
+  double layer_attention = 0;  ///< of one layer: products of activations
+  double output = 0;           ///< output layer
+};
+ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
+
 /// Bytes of one element of parameters, gradients and activations: train.dtype.
 std::int64_t element_bytes(const config::RunConfig& config);
 
@@ -22,18 +30,13 @@ std::int64_t element_bytes(const config::RunConfig& config);
 /// default of max(40 M, 1 M x dp). 0, one bucket, without overlap: there is nothing to gain from several reductions.
 std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp);
 
-/// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
-/// tensors that forward keeps for backward, without the workspace of single operators.
-struct MemoryPlan {
-  std::int64_t parameters = 0;
-  std::int64_t gradients = 0;
-  std::int64_t optimizer_state = 0;  ///< two moments
-  std::int64_t activations = 0;      ///< of one microbatch
-  std::int64_t logits = 0;           ///< of the tokens whose logits are held at once
-  std::int64_t total() const { return parameters + gradients + optimizer_state + activations + logits; }
-};
+/// What backward computes again, as Korthikanti et al. 2022 name it: nothing, the attention core, or whole layers.
+enum class Recomputation : std::uint8_t { None, Selective, Full };
 
-/// What tensor-parallel rank `tp_rank` of `config.parallel.tp` holds. `config` is resolved (rules.h).
-MemoryPlan memory_plan(const config::RunConfig& config, const GptShape& shape, int tp_rank);
+/// Bytes of activations that a transformer layer keeps for backward by the formulas of Korthikanti et al. 2022, table
+/// 2: 16-bit elements, one-byte dropout masks, stored attention scores; sequence s, microbatch b, width h, a heads, t
+/// tensor-parallel ranks. What this implementation keeps is in memory.h.
+double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,
+                              Recomputation recomputation);
 
 }  // namespace megatron::plan

@@ -6,6 +6,8 @@
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
 namespace {
@@ -28,7 +30,7 @@ json parameters_of(const ResolvedRun& run) {
   const int tp = run.grid.size(Axis::Tp);
   json all = json::array();
   for (int tp_rank = 0; tp_rank < tp; ++tp_rank) {
-    const std::vector<ParameterSpec> specs = gpt_parameters(run.shape, tp, tp_rank);
+    const std::vector<ParameterSpec> specs = gpt_parameters(run.shape, tp, tp_rank, run.parts);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
       if (tp_rank == 0)
@@ -36,6 +38,7 @@ json parameters_of(const ResolvedRun& run) {
                        {"shape", spec.shape},
                        {"split_dim", spec.replicated() ? json() : json(spec.split_dim)},
                        {"slices", spec.replicated() ? json() : json::array()},
+                       {"stage", spec.stage},
                        {"weight_decay", spec.weight_decay}});
       if (!spec.replicated()) all[i]["slices"].push_back({spec.offset, spec.offset + spec.length});
     }
@@ -43,9 +46,10 @@ json parameters_of(const ResolvedRun& run) {
   return all;
 }
 
-/// The buffer of one rank; all ranks' are alike, since all slices of a parameter have one size.
-json gradient_buffer_of(const ResolvedRun& run) {
-  const auto specs = gpt_parameters(run.shape, run.grid.size(Axis::Tp), 0);
+/// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
+json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
+  const auto specs =
+      gpt_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
   const BufferLayout layout = buffer_layout(specs, bucket_elements(run.config.optimizer, run.grid.size(Axis::Dp)));
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();
@@ -55,7 +59,7 @@ json gradient_buffer_of(const ResolvedRun& run) {
   for (const BufferLayout::Bucket& bucket : layout.buckets) {
     json names = json::array();
     for (const int parameter : bucket.parameters) names.push_back(name_of(parameter));
-    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"parameters", names}});
+    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"stage", bucket.stage}, {"parameters", names}});
   }
   return {{"size", layout.size}, {"element_bytes", element_bytes(run.config)}, {"slots", slots}, {"buckets", buckets}};
 }
@@ -73,15 +77,18 @@ json first_step_of(const ResolvedRun& run) {
   return {{"global_batch_size", batch}, {"microbatches", batch / unit}, {"samples", samples}};
 }
 
-/// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor-parallel group alone.
-json memory_of(const ResolvedRun& run) {
-  std::vector<MemoryPlan> by_tp_rank;
-  for (int tp_rank = 0; tp_rank < run.grid.size(Axis::Tp); ++tp_rank)
-    by_tp_rank.push_back(memory_plan(run.config, run.shape, tp_rank));
+/// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor and pipeline groups alone.
+json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline) {
+  const int tp = run.grid.size(Axis::Tp);
+  std::vector<MemoryPlan> plans;
+  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
+    for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
+      plans.push_back(memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]));
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
-    const auto tp_rank = static_cast<std::size_t>(run.grid.coord_of(rank)[static_cast<std::size_t>(Axis::Tp)]);
-    const MemoryPlan& plan = by_tp_rank[tp_rank];
+    const Coord coord = run.grid.coord_of(rank);
+    const auto place = coord[static_cast<std::size_t>(Axis::Pp)] * tp + coord[static_cast<std::size_t>(Axis::Tp)];
+    const MemoryPlan& plan = plans[static_cast<std::size_t>(place)];
     memory["parameters"].push_back(plan.parameters);
     memory["gradients"].push_back(plan.gradients);
     memory["optimizer_state"].push_back(plan.optimizer_state);
@@ -92,15 +99,48 @@ json memory_of(const ResolvedRun& run) {
   return memory;
 }
 
+/// Every stage: its layers, its pipeline rank, the world's ranks that hold it, and its elements over all tp ranks.
+json stages_of(const ResolvedRun& run) {
+  json stages = json::array();
+  for (const StagePart& part : run.parts) {
+    const int pp_rank = run.placement.rank_of(part.stage);
+    std::int64_t parameters = 0;
+    for (const ParameterSpec& spec : gpt_parameters(run.shape, 1, 0, {part})) parameters += spec.size();
+    json ranks = json::array();
+    for (int rank = 0; rank < run.grid.world_size(); ++rank)
+      if (run.grid.coord_of(rank)[static_cast<std::size_t>(Axis::Pp)] == pp_rank) ranks.push_back(rank);
+    stages.push_back({{"first_layer", part.first_layer},
+                      {"num_layers", part.num_layers},
+                      {"embedding", part.embedding},
+                      {"output", part.output},
+                      {"pipeline_rank", pp_rank},
+                      {"ranks", ranks},
+                      {"parameters", parameters}});
+  }
+  return stages;
+}
+
+/// The step's program with forward, backward of inputs and of weights taking one unit each, as the papers draw it; and
+/// its bubble where they take as long as their arithmetic.
+json schedule_of(const ResolvedRun& run, const schedule::Program& program, const schedule::Timeline& by_arithmetic) {
+  const schedule::Timeline even = schedule::simulate(program);
+  return {{"name", run.schedule_file ? run.config.parallel.pp_schedule : schedule::to_string(run.schedule_name)},
+          {"makespan", even.makespan},
+          {"bubble", even.bubble},
+          {"peak_activations", even.peak_live},
+          {"bubble_by_arithmetic", by_arithmetic.bubble}};
+}
+
 }  // namespace
 
 json report(const ResolvedRun& run) {
   const config::RunConfig& config = run.config;
   const std::int64_t batch = config.train.global_batch_size;
-  json stages = json::array();
-  // Without a pipeline one stage has all layers and runs its microbatches one after the other; backward takes the time
-  // of two forwards, the unit of the schedule.
-  stages.push_back({{"first_layer", 0}, {"num_layers", run.shape.num_layers}});
+  const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
+  const schedule::Timeline timeline = schedule::simulate(program, stage_costs(config, run.shape, run.parts));
+  json gradient_buffers = json::array();
+  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
+    gradient_buffers.push_back(gradient_buffer_of(run, pp_rank));
   return {{"world_size", run.grid.world_size()},
           {"layout",
            {{"tp", run.grid.size(Axis::Tp)},
@@ -108,13 +148,12 @@ json report(const ResolvedRun& run) {
             {"dp", run.grid.size(Axis::Dp)},
             {"pp", run.grid.size(Axis::Pp)}}},
           {"groups", groups_of(run)},
-          {"stages", stages},
-          {"schedule",
-           {{"makespan", 3 * run.microbatches_per_step}, {"bubble", 0.0}, {"peak_activations", json::array({1})}}},
+          {"stages", stages_of(run)},
+          {"schedule", schedule_of(run, program, timeline)},
           {"parameter_slices", parameters_of(run)},
-          {"gradient_buffer", gradient_buffer_of(run)},
+          {"gradient_buffers", gradient_buffers},
           {"first_step", first_step_of(run)},
-          {"memory_bytes", memory_of(run)},
+          {"memory_bytes", memory_of(run, timeline)},
           {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length)},
           {"parameters", parameter_count(run.shape)},
           {"padded_vocab", run.shape.padded_vocab},

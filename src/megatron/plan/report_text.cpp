@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
@@ -50,10 +51,35 @@ std::string step_text(const ResolvedRun& run, const json& all) {
 
 std::string groups_text(const ResolvedRun& run, const json& groups) {
   std::string out = concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), " x dp ",
-                           run.grid.size(Axis::Dp), "\n");
+                           run.grid.size(Axis::Dp), " x pp ", run.grid.size(Axis::Pp), "\n");
   for (const char* name : {"tensor", "pipeline", "data", "model", "embedding", "position_embedding"})
     out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
                             beginning(groups[name], kShown, numbers)));
+  return out;
+}
+
+/// The stages of each pipeline rank, and the schedule over them.
+std::string pipeline_text(const ResolvedRun& run, const json& all) {
+  if (run.parts.size() == 1) return "";
+  const json& schedule = all["schedule"];
+  std::string out =
+      concat("pipeline: ", run.parts.size(), " stages, schedule ", schedule["name"].get<std::string>(), "\n");
+  const auto share = [](const json& part) { return concat(std::round(1000 * part.get<double>()) / 10, " %"); };
+  out += row("bubble", concat(share(schedule["bubble"]), " (by arithmetic ", share(schedule["bubble_by_arithmetic"]),
+                              "), makespan ", schedule["makespan"].get<double>(), " units"));
+  for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
+    std::string stages;
+    for (const int stage : run.placement.stages_of(rank)) {
+      const StagePart& part = run.parts[static_cast<std::size_t>(stage)];
+      stages += concat(stages.empty() ? "" : "; ", "stage ", stage, ":", part.embedding ? " embedding" : "");
+      if (part.num_layers > 0)
+        stages += concat(" layers ", part.first_layer, "-", part.first_layer + part.num_layers - 1);
+      if (part.output) stages += " output";
+    }
+    const auto index = static_cast<std::size_t>(rank);
+    out += row(concat("pp rank ", rank),
+               concat(stages, "; at most ", schedule["peak_activations"][index].get<int>(), " activations"));
+  }
   return out;
 }
 
@@ -81,10 +107,14 @@ std::string parameters_text(const ResolvedRun& run, const json& parameters) {
   return out;
 }
 
-std::string buffer_text(const json& buffer) {
+std::string buffer_text(const json& buffers) {
+  const auto size = [](const json& buffer) { return buffer["size"].get<std::int64_t>(); };
+  const json& buffer = *std::max_element(buffers.begin(), buffers.end(),
+                                         [&](const json& a, const json& b) { return size(a) < size(b); });
   const double bytes = buffer["element_bytes"];
   const json& buckets = buffer["buckets"];
-  std::string out = concat("gradient buffer of a rank: ", buffer["size"].get<std::int64_t>(), " elements, ",
+  std::string out = concat("gradient buffer of a rank", buffers.size() > 1 ? " (the largest): " : ": ",
+                           buffer["size"].get<std::int64_t>(), " elements, ",
                            human_bytes(bytes * buffer["size"].get<double>()), ", filled from bucket 0 on\n");
   for (std::size_t i = 0; i < std::min(2 * kShown, buckets.size()); ++i) {
     const json& bucket = buckets[i];
@@ -125,8 +155,8 @@ std::string memory_text(const json& memory) {
 
 std::string report_text(const ResolvedRun& run) {
   const json all = report(run);
-  return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) +
-         parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffer"]) +
+  return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
+         parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
          first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]);
 }
 

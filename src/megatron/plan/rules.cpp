@@ -10,6 +10,8 @@
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/data/split.h"
+#include "megatron/plan/counts.h"
+#include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
 namespace {
@@ -275,25 +277,44 @@ void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
                 "--train.recompute_modules core_attn");
 }
 
-/// The stages and who holds them.
-void resolve_stages(const config::RunConfig& config, std::vector<StagePart>& parts, schedule::Placement& placement,
-                    Rules& rules) {
+/// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
+struct Pipeline {
+  std::vector<StagePart> parts;
+  schedule::Placement placement;
+  schedule::Name schedule = schedule::Name::OneFOneB;
+};
+
+Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
+  Pipeline pipeline;
   const config::ParallelConfig& parallel = config.parallel;
   const auto in_range = [](std::int64_t value, std::int64_t low, std::int64_t high) {
     return value >= low && value <= high;
   };
-  const std::int64_t layers = config.model.num_layers;
   if (!in_range(parallel.pp, 1, kMostStages) || !in_range(parallel.vpp, 1, kMostStages) ||
       !in_range(parallel.layers_per_virtual_stage, 0, kMostLayers) ||
       !in_range(parallel.first_stage_layers, 0, kMostLayers) || !in_range(parallel.last_stage_layers, 0, kMostLayers) ||
-      !in_range(layers, 1, kMostLayers))
-    return;  // said already
+      !in_range(config.model.num_layers, 1, kMostLayers) || !in_range(parallel.microbatch_group_size, 0, kMostGroup))
+    return pipeline;  // said already
+  SplitCosts costs;
+  if (rules.hold()) {
+    const ForwardFlops flops = forward_flops(gpt_shape(config), config.train.micro_batch_size, config.data.seq_length);
+    // Backward takes twice as long, for layers and output alike.
+    costs = {.layer = flops.layer_matrices + flops.layer_attention, .embedding = 0, .output = flops.output};
+  }
   rules.attempt([&] {
-    parts = stage_parts(parallel, config.model.num_layers, {});
-    const int chunks = static_cast<int>(parts.size()) / parallel.pp;
-    placement = parallel.pp_schedule == "zb-v" ? schedule::Placement::v_shaped(parallel.pp)
-                                               : schedule::Placement::looped(parallel.pp, chunks);
+    pipeline.parts = stage_parts(parallel, config.model.num_layers, costs);
+    const int chunks = static_cast<int>(pipeline.parts.size()) / parallel.pp;
+    pipeline.schedule = chunks > 1 ? schedule::Name::Interleaved : schedule::Name::OneFOneB;
+    pipeline.placement = schedule::Placement::looped(parallel.pp, chunks);
+    if (is_schedule_file(parallel.pp_schedule)) return;
+    if (!parallel.pp_schedule.empty()) pipeline.schedule = schedule::name_of(parallel.pp_schedule);
+    const schedule::Shape shape{.num_ranks = parallel.pp,
+                                .num_chunks = chunks,
+                                .num_microbatches = 1,
+                                .microbatch_group = parallel.microbatch_group_size};
+    pipeline.placement = schedule::generate(pipeline.schedule, shape).placement;
   });
+  return pipeline;
 }
 
 /// The batches of the run and what depends on their number.
@@ -340,6 +361,8 @@ Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
 
 }  // namespace
 
+bool is_schedule_file(const std::string& pp_schedule) { return pp_schedule.find_first_of("./") != std::string::npos; }
+
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
   return {.num_layers = model.num_layers,
@@ -363,21 +386,29 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   check_train(config.train, config.data, rules);
   check_saving(config.checkpoint, config.log, rules);
   RankGrid grid;
-  std::vector<StagePart> parts;
-  schedule::Placement placement;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
   }
   resolve_recomputation(config.train, rules);
-  resolve_stages(config, parts, placement, rules);
+  Pipeline pipeline = resolve_pipeline(config, rules);
   const int dp = grid.size(Axis::Dp);
   const Samples samples = resolve_samples(config, dp, rules);
   rules.finish();
   const GptShape shape = gpt_shape(config);
-  const std::int64_t microbatches = config.train.global_batch_size / (config.train.micro_batch_size * dp);
-  return {std::move(config), grid,         shape,         std::move(parts), std::move(placement),
-          *samples.batches,  samples.rate, samples.total, microbatches};
+  ResolvedRun run{.config = std::move(config),
+                  .grid = grid,
+                  .shape = shape,
+                  .parts = std::move(pipeline.parts),
+                  .placement = std::move(pipeline.placement),
+                  .schedule_name = pipeline.schedule,
+                  .schedule_file = {},
+                  .batch_schedule = *samples.batches,
+                  .learning_rate = samples.rate,
+                  .train_samples = samples.total};
+  run.microbatches_per_step = run.config.train.global_batch_size / (run.config.train.micro_batch_size * dp);
+  resolve_schedule(run);
+  return run;
 }
 
 }  // namespace megatron::plan

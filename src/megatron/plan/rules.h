@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "megatron/config/run_config.h"
@@ -8,6 +10,7 @@
 #include "megatron/plan/parameters.h"
 #include "megatron/plan/rank_grid.h"
 #include "megatron/plan/stages.h"
+#include "megatron/schedule/generate.h"
 
 namespace megatron::plan {
 
@@ -26,8 +29,10 @@ struct ResolvedRun {
   config::RunConfig config;
   RankGrid grid;
   GptShape shape;
-  std::vector<StagePart> parts;   ///< the model's pipeline stages, in order
-  schedule::Placement placement;  ///< which pipeline rank holds which stage
+  std::vector<StagePart> parts;                             ///< the model's pipeline stages, in order
+  schedule::Placement placement;                            ///< which pipeline rank holds which stage
+  schedule::Name schedule_name = schedule::Name::OneFOneB;  ///< never Auto
+  std::optional<schedule::Program> schedule_file;           ///< instead, where parallel.pp_schedule names a file
   BatchSchedule batch_schedule;
   LearningRateSchedule learning_rate;
   std::int64_t train_samples = 0;          ///< of the whole run
@@ -36,6 +41,9 @@ struct ResolvedRun {
 
 /// Checks every rule over the options and reports all that are violated in one ConfigError.
 ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
+
+/// Whether parallel.pp_schedule names a file: the names of schedules have neither '.' nor '/'.
+bool is_schedule_file(const std::string& pp_schedule);
 
 /// The model's sizes; `config` is resolved.
 GptShape gpt_shape(const config::RunConfig& config);

@@ -1,0 +1,137 @@
+#include "megatron/plan/memory.h"
+
+#include <algorithm>
+
+#include "megatron/plan/counts.h"
+
+namespace megatron::plan {
+namespace {
+
+/// Sizes of one token's tensors, in elements of a tensor-parallel rank.
+struct Token {
+  std::int64_t stream;      ///< residual stream and what is as wide outside of the matrices
+  std::int64_t heads;       ///< q, or k, or v, or the attention's output
+  std::int64_t inner;       ///< inside of the MLP
+  std::int64_t statistics;  ///< mean and reciprocal deviation of both norms
+  std::int64_t logsumexp;
+};
+
+Token token_of(const config::RunConfig& config, const GptShape& shape) {
+  const int tp = config.parallel.tp;
+  const bool split = config.parallel.sp && tp > 1;
+  // Statistics are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
+  return {.stream = split ? shape.hidden / tp : shape.hidden,
+          .heads = shape.hidden / tp,
+          .inner = shape.ffn_hidden / tp,
+          .statistics = 4,
+          .logsumexp = shape.num_heads / tp};
+}
+
+std::int64_t tokens_of(const config::RunConfig& config) {
+  return config.train.micro_batch_size * config.data.seq_length;
+}
+
+bool recomputes(const config::RunConfig& config, const char* module) {
+  const std::vector<std::string>& modules = config.train.recompute_modules;
+  return config.train.recompute == "selective" && std::find(modules.begin(), modules.end(), module) != modules.end();
+}
+
+/// Layers of a stage that backward computes again as a whole, and the inputs that are kept for it.
+struct FullRecomputation {
+  std::int64_t layers = 0, inputs = 0, group = 0;
+};
+
+FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers) {
+  if (train.recompute != "full" || layers == 0) return {};
+  if (train.recompute_method == "block") {
+    const std::int64_t first = std::min(train.recompute_num_layers, layers);
+    return {.layers = first, .inputs = first, .group = 1};
+  }
+  const std::int64_t group = std::clamp<std::int64_t>(train.recompute_num_layers, 1, layers);
+  return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
+}
+
+/// Bytes of a group of layers while backward goes through it, beside the stage's own.
+std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& shape,
+                              const std::vector<StagePart>& parts) {
+  std::int64_t most = 0;
+  for (const StagePart& part : parts) most = std::max(most, full_recomputation(config.train, part.num_layers).group);
+  return most * layer_activation_bytes(config, shape);
+}
+
+/// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
+std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape& shape) {
+  const Token token = token_of(config, shape);
+  // Inputs, of the first and the third as the stream before the norm; then gradients of the four outputs.
+  const std::int64_t inputs = 2 * token.stream + token.heads + token.inner;
+  const std::int64_t outputs = 3 * token.heads + token.inner + 2 * shape.hidden;
+  return tokens_of(config) * (inputs + outputs) * element_bytes(config);
+}
+
+}  // namespace
+
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape) {
+  const Token token = token_of(config, shape);
+  const int split = config.parallel.sp ? config.parallel.tp : 1;
+  std::int64_t elements = 2 * token.stream + 3 * token.heads;
+  if (!recomputes(config, "core_attn")) elements += token.heads + token.logsumexp;
+  if (!recomputes(config, "mlp")) elements += (config.train.recompute_gelu ? 1 : 2) * token.inner;
+  return (tokens_of(config) * elements + tokens_of(config) * token.statistics / split) * element_bytes(config);
+}
+
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part) {
+  const Token token = token_of(config, shape);
+  const FullRecomputation full = full_recomputation(config.train, part.num_layers);
+  const std::int64_t stream = tokens_of(config) * token.stream * element_bytes(config);
+  const std::int64_t input = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp
+                                 ? stream / config.parallel.tp
+                                 : stream;
+  std::int64_t bytes = (part.num_layers - full.layers) * layer_activation_bytes(config, shape) + full.inputs * input;
+  // The final norm's input, and the gradient of its output, which the output layer computes beside the loss.
+  if (part.output) bytes += 2 * stream;
+  return bytes;
+}
+
+schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
+                            const std::vector<StagePart>& parts) {
+  const ForwardFlops flops = forward_flops(shape, config.train.micro_batch_size, config.data.seq_length);
+  const double unit = 1e12 * config.parallel.tp;
+  const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
+  const double output = flops.output / unit;
+  schedule::Costs costs;
+  for (const StagePart& part : parts) {
+    const auto layers = static_cast<double>(part.num_layers);
+    const auto again = static_cast<double>(full_recomputation(config.train, part.num_layers).layers);
+    double input = layers * (matrices + 2 * attention) + again * (matrices + attention);
+    if (recomputes(config, "core_attn")) input += layers * attention;
+    if (recomputes(config, "mlp")) input += layers * matrices / 3;  // the first of its two products: a third of all
+    costs.forward.push_back(layers * (matrices + attention) + (part.output ? 3 * output : 0));
+    costs.backward_input.push_back(input);
+    costs.backward_weight.push_back(layers * matrices);
+    costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
+    costs.weight_bytes.push_back(layers * static_cast<double>(layer_weight_bytes(config, shape)));
+  }
+  const bool split = config.parallel.sp || config.parallel.scatter_gather;
+  costs.message_bytes =
+      static_cast<double>(tokens_of(config) * shape.hidden * element_bytes(config)) / (split ? config.parallel.tp : 1);
+  return costs;
+}
+
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes) {
+  const config::RunConfig& config = run.config;
+  const int tp = config.parallel.tp;
+  const std::int64_t element = element_bytes(config);
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : gpt_parameters(run.shape, tp, tp_rank, parts)) elements += spec.local_size();
+  MemoryPlan memory;
+  memory.parameters = memory.gradients = elements * element;
+  memory.optimizer_state = 2 * elements * element;
+  memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
+  if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
+    memory.logits =
+        std::min(config.train.loss_chunk_tokens, tokens_of(config)) * (run.shape.padded_vocab / tp) * element;
+  return memory;
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+
+#include "megatron/plan/rules.h"
+
+// What a rank holds, and what the stages of a pipeline cost.
+namespace megatron::plan {
+
+/// Bytes that one layer keeps for the backward pass of one microbatch on each tensor-parallel rank, as model/ holds
+/// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and the
+/// MLP's inner activation. Outputs of norms and, with train.recompute_gelu, of GELU are computed again; dropout masks
+/// too. `config` is resolved; train.recompute full is not considered here.
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape);
+
+/// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part);
+
+/// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, bytes of
+/// activations, bytes of a message. The output layer's backward is computed in its forward (parallel/output_layer.h).
+schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
+                            const std::vector<StagePart>& parts);
+
+/// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
+/// tensors that forward keeps for backward, without the workspace of single operators.
+struct MemoryPlan {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer_state = 0;  ///< two moments
+  std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
+  std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
+  std::int64_t total() const { return parameters + gradients + optimizer_state + activations + logits; }
+};
+
+/// What the rank at `tp_rank` and `pp_rank` holds. `peak_activation_bytes`: of that pipeline rank, as
+/// schedule::simulate() gives it for the run's program with stage_costs().
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes);
+
+}  // namespace megatron::plan

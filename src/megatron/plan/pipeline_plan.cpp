@@ -1,0 +1,114 @@
+#include "megatron/plan/pipeline_plan.h"
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/plan/memory.h"
+#include "megatron/schedule/passes.h"
+#include "megatron/schedule/text.h"
+#include "megatron/schedule/validate.h"
+
+namespace megatron::plan {
+namespace {
+
+using schedule::Kind;
+using schedule::Program;
+
+schedule::Shape shape_of(const ResolvedRun& run, std::int64_t num_microbatches) {
+  if (num_microbatches < 1 || num_microbatches > schedule::kMaxMicrobatches)
+    throw ConfigError(rule_got_fix(
+        concat("a step must have from 1 to ", schedule::kMaxMicrobatches, " microbatches on each data-parallel rank."),
+        concat(num_microbatches)));
+  const int pp = run.config.parallel.pp;
+  return {.num_ranks = pp,
+          .num_chunks = static_cast<int>(run.parts.size()) / pp,
+          .num_microbatches = static_cast<int>(num_microbatches),
+          .microbatch_group = run.config.parallel.microbatch_group_size};
+}
+
+Program read_program(const ResolvedRun& run) {
+  constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;
+  const std::string& path = run.config.parallel.pp_schedule;
+  const MappedFile file(path);
+  if (file.size() > kLargestFile)
+    throw ConfigError(rule_got_fix("a schedule file has at most 256 MiB.", concat(path, ": ", file.size(), " bytes")));
+  Program program = schedule::parse_program(std::string(file.text()), path);
+  const auto equal = [&](const char* what, std::int64_t in_file, std::int64_t wanted, const char* option) {
+    if (in_file != wanted)
+      throw ConfigError(rule_got_fix(concat("the schedule file ", path, " must have the run's ", what, "."),
+                                     concat(in_file, " in the file, ", wanted, " in the run (", option, ")")));
+  };
+  equal("pipeline ranks", program.placement.num_ranks(), run.config.parallel.pp, "parallel.pp");
+  equal("stages", program.placement.num_stages(), static_cast<std::int64_t>(run.parts.size()),
+        "parallel.pp x vpp, or parallel.pp_layout");
+  equal("microbatches", program.num_microbatches, run.microbatches_per_step,
+        "train.global_batch_size / (micro_batch_size x dp)");
+  schedule::validate(program);
+  return program;
+}
+
+bool has(const Program& program, Kind kind) {
+  return std::any_of(program.ranks.begin(), program.ranks.end(), [kind](const std::vector<schedule::Op>& ops) {
+    return std::any_of(ops.begin(), ops.end(), [kind](const schedule::Op& op) { return op.kind == kind; });
+  });
+}
+
+Program lowered(const ResolvedRun& run, Program program) {
+  if (!schedule::has_communication(program))
+    program = schedule::insert_communication(program, schedule::communication_of(run.config.parallel.pp_communication));
+  if (!program.forward_only && !has(program, Kind::ReduceGradients))
+    program = schedule::insert_gradient_reduction(std::move(program));
+  schedule::validate(program);
+  return program;
+}
+
+/// Makes the program of every batch that the run will have, the smallest first, as long as that takes no time: what
+/// generators make is valid for any number of microbatches, a file is for one.
+void check_programs(const ResolvedRun& run) {
+  constexpr std::int64_t kMostPairs = 1 << 16;  // of stage and microbatch
+  const auto num_stages = static_cast<std::int64_t>(run.parts.size());
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  std::int64_t pairs = 0;
+  for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k) {
+    const std::int64_t microbatches = run.batch_schedule.size(k) / unit;
+    pairs += num_stages * microbatches;
+    if (pairs > kMostPairs) break;
+    pipeline_program(run, microbatches);
+  }
+}
+
+}  // namespace
+
+void resolve_schedule(ResolvedRun& run) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  const schedule::Shape shape = shape_of(run, run.microbatches_per_step);
+  if (is_schedule_file(parallel.pp_schedule)) {
+    run.schedule_file = read_program(run);
+    run.placement = run.schedule_file->placement;
+  } else if (run.schedule_name == schedule::Name::Auto) {
+    schedule::Choice choice = schedule::choose(shape, stage_costs(run.config, run.shape, run.parts),
+                                               static_cast<double>(parallel.pp_memory_limit));
+    run.schedule_name = choice.name;
+    run.placement = std::move(choice.program.placement);
+  }
+  if (shape.num_ranks > 1 || run.schedule_file) check_programs(run);
+}
+
+Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches) {
+  const schedule::Shape shape = shape_of(run, num_microbatches);
+  if (!run.schedule_file) return lowered(run, schedule::generate(run.schedule_name, shape));
+  if (run.schedule_file->num_microbatches != num_microbatches)
+    throw ConfigError(
+        rule_got_fix("every step must have the number of microbatches of the schedule file.",
+                     concat(run.schedule_file->num_microbatches, " in ", run.config.parallel.pp_schedule, ", ",
+                            num_microbatches, " in a step of the growing batch (schedule.rampup_batch_size)")));
+  return lowered(run, *run.schedule_file);
+}
+
+Program evaluation_program(const ResolvedRun& run, std::int64_t num_microbatches) {
+  const schedule::Shape shape = shape_of(run, num_microbatches);
+  return lowered(run, schedule::forward_only(run.placement, shape.num_microbatches));
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,128 @@
+#include "megatron/plan/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "megatron/plan/counts.h"
+#include "megatron/plan/pipeline_plan.h"
+
+namespace megatron::plan {
+namespace {
+
+config::RunConfig small() {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 4096;
+  config.train.global_batch_size = 8;
+  return config;
+}
+
+ResolvedRun with(const std::function<void(config::RunConfig&)>& change) {
+  config::RunConfig config = small();
+  change(config);
+  config.parallel.world_size = config.parallel.tp * config.parallel.pp;
+  return resolve(config);
+}
+
+MemoryPlan memory_of(const ResolvedRun& run, int tp_rank = 0, int pp_rank = 0) {
+  const auto timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                           stage_costs(run.config, run.shape, run.parts));
+  return memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]);
+}
+
+TEST(MemoryPlan, SplitsStateOverTensorParallelRanks) {
+  const ResolvedRun whole = with([](auto&) {});
+  const MemoryPlan one = memory_of(whole);
+  EXPECT_EQ(one.parameters, 4 * parameter_count(whole.shape));
+  EXPECT_EQ(one.gradients, one.parameters);
+  EXPECT_EQ(one.optimizer_state, 2 * one.parameters);
+  EXPECT_EQ(one.logits, 4 * 128 * 4096);
+
+  const ResolvedRun split = with([](auto& c) { c.parallel.tp = 2; });
+  std::int64_t replicated = 0, sum = 0;
+  for (const ParameterSpec& spec : gpt_parameters(split.shape, 2, 0))
+    if (spec.replicated()) replicated += 4 * spec.size();
+  for (int rank = 0; rank < 2; ++rank) sum += memory_of(split, rank).parameters;
+  EXPECT_EQ(sum, one.parameters + replicated);
+  EXPECT_LT(memory_of(split).activations, one.activations);
+  EXPECT_EQ(memory_of(split).logits * 2, one.logits);
+}
+
+TEST(MemoryPlan, SplitsLayersOverPipelineRanksAndHoldsLogitsOnTheLast) {
+  const MemoryPlan one = memory_of(with([](auto&) {}));
+  const ResolvedRun run = with([](auto& c) { c.parallel.pp = 4; });
+  std::int64_t parameters = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    const MemoryPlan memory = memory_of(run, 0, rank);
+    parameters += memory.parameters;
+    EXPECT_EQ(memory.logits, rank == 3 ? one.logits : 0) << rank;
+    // Two layers each, of as many microbatches as are under way: 4, 3, 2, 1. The last also has the output's.
+    const std::int64_t layers = 2 * (4 - rank) * layer_activation_bytes(run.config, run.shape);
+    EXPECT_EQ(memory.activations, layers + (rank == 3 ? 2 * 128 * 256 * 4 : 0)) << rank;
+  }
+  EXPECT_EQ(parameters, one.parameters + 4 * 4096 * 256);  // the tied embedding twice
+}
+
+TEST(MemoryPlan, DoublesInDoublePrecision) {
+  const auto in = [](const char* dtype) { return with([=](auto& c) { c.train.dtype = dtype; }); };
+  EXPECT_EQ(memory_of(in("fp64")).total(), 2 * memory_of(in("fp32")).total());
+}
+
+TEST(LayerActivationBytes, CountEachTensorThatIsKept) {
+  // Width 256, 4 heads, MLP 1024, 128 tokens: two streams, q, k, v, attention's output and logsumexp, MLP, statistics.
+  const auto bytes = [](auto change) {
+    const ResolvedRun run = with(change);
+    return layer_activation_bytes(run.config, run.shape);
+  };
+  EXPECT_EQ(bytes([](auto&) {}), 4 * 128 * (2 * 256 + 3 * 256 + 256 + 4 + 1024 + 4));
+  EXPECT_EQ(bytes([](auto& c) { c.train.recompute_gelu = false; }), 4 * 128 * (2 * 256 + 4 * 256 + 4 + 2 * 1024 + 4));
+  EXPECT_EQ(bytes([](auto& c) { c.parallel.tp = 2; }), 4 * 128 * (2 * 256 + 4 * 128 + 2 + 512 + 4));
+  const auto sequence = [](auto& c) {
+    c.parallel.tp = 2;
+    c.parallel.sp = true;
+  };
+  EXPECT_EQ(bytes(sequence), 4 * 128 * (2 * 128 + 4 * 128 + 2 + 512 + 2));
+  EXPECT_EQ(bytes([](auto& c) {
+              c.train.recompute = "selective";
+              c.train.recompute_modules = {"core_attn", "mlp"};
+            }),
+            4 * 128 * (2 * 256 + 3 * 256 + 4));
+}
+
+TEST(StageActivationBytes, KeepInputsAloneWhereLayersAreRecomputed) {
+  const auto bytes = [](const char* method, std::int64_t layers, bool distribute = false, int tp = 1) {
+    const ResolvedRun run = with([=](auto& c) {
+      c.train.recompute = "full";
+      c.train.recompute_method = method;
+      c.train.recompute_num_layers = layers;
+      c.train.distribute_saved_activations = distribute;
+      c.parallel.pp = 2;
+      c.parallel.tp = tp;
+    });
+    return stage_activation_bytes(run.config, run.shape, run.parts[0]);
+  };
+  const ResolvedRun run = with([](auto&) {});
+  const std::int64_t input = 4 * 128 * 256, layer = layer_activation_bytes(run.config, run.shape);
+  EXPECT_EQ(bytes("uniform", 0), 4 * input);
+  EXPECT_EQ(bytes("uniform", 2), 2 * input);
+  EXPECT_EQ(bytes("uniform", 3), 2 * input);
+  EXPECT_EQ(bytes("uniform", 9), input);
+  EXPECT_EQ(bytes("block", 1), input + 3 * layer);
+  EXPECT_EQ(bytes("block", 9), 4 * input);
+  EXPECT_EQ(bytes("uniform", 1, true, 2), 2 * input);
+}
+
+TEST(StageCosts, AddUpToTheArithmeticOfAStep) {
+  const ResolvedRun run = with([](auto& c) { c.parallel.pp = 4, c.parallel.vpp = 2; });
+  const schedule::Costs costs = stage_costs(run.config, run.shape, run.parts);
+  double sum = 0;
+  for (std::size_t stage = 0; stage < 8; ++stage)
+    sum += costs.forward[stage] + costs.backward_input[stage] + costs.backward_weight[stage];
+  EXPECT_NEAR(sum * 1e12, training_flops(run.shape, 1, 128), 1e-9 * sum * 1e12);
+  EXPECT_GT(costs.forward[7], costs.forward[0]);
+  EXPECT_EQ(costs.message_bytes, 4 * 128 * 256);
+}
+
+}  // namespace
+}  // namespace megatron::plan
