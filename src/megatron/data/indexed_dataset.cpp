@@ -28,7 +28,7 @@ void widen(const std::byte* from, std::span<std::int64_t> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, from + i * sizeof value, sizeof value);
-    out[i] = value;
+    out[i] = value;  // NOLINT(bugprone-signed-char-misuse): Megatron's int8 is a number
   }
 }
 

@@ -135,12 +135,11 @@ void BlockReader::split(TextBlock& block, bool at_end) {
   const bool by_line = format_ == TextFormat::Jsonl || format_ == TextFormat::Lines;
   while (format_ != TextFormat::File) {
     const std::size_t from = std::max(scanned_, searched_);
-    const void* found = std::memchr(bytes.data() + from, '\n', bytes.size() - from);
-    if (found == nullptr) {
+    const std::size_t end = bytes.find('\n', from);
+    if (end == std::string::npos) {
       searched_ = bytes.size();
       break;
     }
-    const auto end = static_cast<std::size_t>(static_cast<const char*>(found) - bytes.data());
     const bool closes = by_line || is_blank(std::string_view(bytes).substr(scanned_, end - scanned_));
     if (closes) {
       std::size_t text_end = by_line ? end : scanned_;
@@ -241,7 +240,7 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
   }
 }
 
-TextReader::TextReader(TextReaderOptions options) : blocks_(options), parser_(options.json_key) {}
+TextReader::TextReader(const TextReaderOptions& options) : blocks_(options), parser_(options.json_key) {}
 
 bool TextReader::next(std::string& document) {
   if (record_ == block_.records.size()) {

@@ -119,7 +119,7 @@ class DocumentParser {
 /// Both halves in one thread.
 class TextReader {
  public:
-  explicit TextReader(TextReaderOptions options);
+  explicit TextReader(const TextReaderOptions& options);
 
   /// The next document; an array of sentences is joined by blanks. False at the end.
   bool next(std::string& document);
