@@ -1,0 +1,63 @@
+#pragma once
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "megatron/schedule/generate.h"
+#include "megatron/schedule/passes.h"
+#include "megatron/schedule/simulate.h"
+#include "megatron/schedule/text.h"
+
+namespace megatron::schedule {
+
+struct Named {
+  std::string name;
+  Program program;
+};
+
+/// Every generator that suits the shape.
+inline std::vector<Named> all_programs(const Shape& shape) {
+  std::vector<Named> all;
+  const Shape whole{.num_ranks = shape.num_ranks, .num_chunks = 1, .num_microbatches = shape.num_microbatches};
+  if (shape.num_ranks == 1) all.push_back({"accumulate", accumulate(shape)});
+  if (shape.num_chunks == 1) {
+    all.push_back({"gpipe", gpipe(whole)});
+    all.push_back({"1f1b", one_f_one_b(whole)});
+    all.push_back({"zb-h1", zero_bubble_h1(whole)});
+  }
+  if (shape.num_chunks == 2) {
+    all.push_back({"zb-v", zero_bubble_v(shape)});
+    all.push_back({"forward-only v", forward_only(Placement::v_shaped(shape.num_ranks), shape.num_microbatches)});
+  }
+  all.push_back({"interleaved", interleaved(shape)});
+  all.push_back({"forward-only", forward_only(shape)});
+  return all;
+}
+
+inline Program lower(const Program& computation, Communication how) {
+  Program program = insert_communication(computation, how);
+  if (!program.forward_only) program = insert_gradient_reduction(std::move(program));
+  return insert_parameter_gathering(std::move(program));
+}
+
+inline constexpr Communication kCommunications[] = {Communication::Unbatched, Communication::Batched,
+                                                    Communication::Overlapped};
+
+/// One line a rank, one column a unit: forward 0 1 2 …, backward a b c …, gradient of weights w.
+inline std::string picture(const Timeline& timeline) {
+  std::string text;
+  for (const std::vector<Slot>& slots : timeline.ranks) {
+    std::string line(static_cast<std::size_t>(std::lround(timeline.makespan)), '.');
+    for (const Slot& slot : slots) {
+      if (!is_computation(slot.op.kind)) continue;
+      const char first = slot.op.kind == Kind::Forward ? '0' : 'a';
+      for (auto t = std::lround(slot.start); t < std::lround(slot.end); ++t)
+        line[static_cast<std::size_t>(t)] =
+            slot.op.kind == Kind::BackwardWeight ? 'w' : static_cast<char>(first + slot.op.microbatch);
+    }
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace megatron::schedule
