@@ -27,10 +27,11 @@ install_packages() {
   done
   [ -z "$missing" ] && return
   line="apt-get update && apt-get install -y --no-install-recommends$missing"
-  echo "installing Debian packages:$missing"
   if [ "$(id -u)" = 0 ]; then
+    echo "installing Debian packages:$missing"
     DEBIAN_FRONTEND=noninteractive sh -c "$line"
   elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+    echo "installing Debian packages by sudo:$missing"
     sudo DEBIAN_FRONTEND=noninteractive sh -c "$line"
   else
     stop "setup needs Debian packages and may not install them." "not root, and no sudo that works here" "as root, run:  $line"
