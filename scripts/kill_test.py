@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills a training run 100 times at random moments; after each, what `latest` names must be whole.
 
-Usage: kill_test.py [TIMES [SEED]]
+Usage: kill_test.py [TIMES [SEED [OPTION…]]]   options of the run, e.g. --world-size 2 --tp 2
 """
 import pathlib
 import sys
@@ -16,7 +16,7 @@ seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
 print(f"{times} kills, seed {seed}", flush=True)
 place = RunFolder()
 try:
-    kill_at_random_moments(place, "run", times, seed)
+    kill_at_random_moments(place, "run", times, seed, sys.argv[3:])
 finally:
     place.close()
 print(f"{times} times killed, {times} times whole")

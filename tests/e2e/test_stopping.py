@@ -24,10 +24,11 @@ def wait_until(condition, process, timeout=120):
         time.sleep(0.01)
 
 
-def kill_at_random_moments(place, name, times, seed):
+def kill_at_random_moments(place, name, times, seed, options=()):
     """Trains with a checkpoint a step and kills it `times` times; after each, what `latest` names must be whole."""
     draw = random.Random(seed)
-    words = place.train_words(name, "--train-iters", 100000, "--save-interval", 1, "--eval-interval", 0)
+    words = place.train_words(name, "--train-iters", 100000, "--save-interval", 1, "--eval-interval", 0,
+                              *options)
     latest = place.path / name / "checkpoints/latest"
     for _ in range(times):
         before = latest.read_text() if latest.exists() else ""
@@ -75,7 +76,8 @@ class Stopping(unittest.TestCase):
         self.assertIn(f'"iteration":{last}', info.replace(" ", ""))
 
     def test_killed_at_any_moment_leaves_a_whole_latest(self):
-        kill_at_random_moments(self.place, "run", times=4, seed=time.time_ns())
+        for name, options in [("one rank", []), ("two ranks", ["--world-size", 2, "--tp", 2])]:
+            kill_at_random_moments(self.place, name, times=2, seed=time.time_ns(), options=options)
 
 
 if __name__ == "__main__":
