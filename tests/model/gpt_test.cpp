@@ -93,7 +93,7 @@ TEST_P(Tp, MatchesTheDenseModelWithAnOutputLayerOfItsOwnExactGeluAndNothingRecom
   auto options = small();
   options.shape.tied_output = false;
   options.gelu = kernels::Gelu::Erf;
-  options.recompute_gelu = false;
+  options.recompute.gelu = false;
   options.loss_chunk_tokens = 0;
   expect_matches_dense(options, random_batch(10), GetParam());
 }

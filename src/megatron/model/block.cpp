@@ -9,13 +9,19 @@ using parallel::ColumnParallelLinear;
 using parallel::RowParallelLinear;
 
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
-                            bool skip_bias_add) {
-  return {
-      p.get(prefix + "weight"), p.get(prefix + "bias"), tp, {.gather_output = false, .skip_bias_add = skip_bias_add}};
+                            bool skip_bias_add, bool sequence_parallel) {
+  return {p.get(prefix + "weight"),
+          p.get(prefix + "bias"),
+          tp,
+          {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = sequence_parallel}};
 }
 
-RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp) {
-  return {p.get(prefix + "weight"), p.get(prefix + "bias"), tp, {.input_is_parallel = true, .skip_bias_add = true}};
+RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
+                      bool sequence_parallel) {
+  return {p.get(prefix + "weight"),
+          p.get(prefix + "bias"),
+          tp,
+          {.input_is_parallel = true, .skip_bias_add = true, .sequence_parallel = sequence_parallel}};
 }
 
 }  // namespace
@@ -24,25 +30,33 @@ Norm norm_of(const parallel::ParameterStore& parameters, const std::string& pref
   return {parameters.get(prefix + "weight"), parameters.get(prefix + "bias"), epsilon};
 }
 
-Block::Block(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, kernels::Gelu gelu,
-             bool recompute_gelu, const comm::Group& tp)
-    : input_norm_(norm_of(parameters, prefix + "input_layernorm.", epsilon)),
-      mlp_norm_(norm_of(parameters, prefix + "pre_mlp_layernorm.", epsilon)),
-      qkv_(column(parameters, prefix + "self_attention.linear_qkv.", tp, false)),
-      fc1_(column(parameters, prefix + "mlp.linear_fc1.", tp, true)),
-      proj_(row(parameters, prefix + "self_attention.linear_proj.", tp)),
-      fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp)),
-      gelu_(gelu),
-      recompute_gelu_(recompute_gelu) {}
+Block::Block(const parallel::ParameterStore& parameters, const std::string& prefix, const Options& options,
+             const comm::Group& tp)
+    : input_norm_(norm_of(parameters, prefix + "input_layernorm.", options.epsilon)),
+      mlp_norm_(norm_of(parameters, prefix + "pre_mlp_layernorm.", options.epsilon)),
+      qkv_(column(parameters, prefix + "self_attention.linear_qkv.", tp, false, options.sequence_parallel)),
+      fc1_(column(parameters, prefix + "mlp.linear_fc1.", tp, true, options.sequence_parallel)),
+      proj_(row(parameters, prefix + "self_attention.linear_proj.", tp, options.sequence_parallel)),
+      fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp, options.sequence_parallel)),
+      options_(options) {}
 
-Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm& next) const {
+Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next) const {
   // Each tensor is let go of as soon as the next is made: what backward needs, the operators hold.
-  auto x = proj_.forward(attend(qkv_.forward(in.y, std::move(in.remake))));
+  at::Tensor x;
+  {
+    auto [y, remake] = attend(qkv_.forward(in.y, std::move(in.remake)));
+    x = proj_.forward(y, std::move(remake));
+  }
   in = add_norm(x, proj_.bias(), in.residual, dropout.attention_output, mlp_norm_);
+  parallel::Remake again;
+  if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };
   x = fc1_.forward(in.y, std::move(in.remake));
-  auto [y, remake] = bias_gelu(x, fc1_.bias(), gelu_);
-  x = fc2_.forward(y, recompute_gelu_ ? std::move(remake) : parallel::Remake());
-  return add_norm(x, fc2_.bias(), in.residual, dropout.mlp_output, next);
+  {
+    auto [y, remake] = bias_gelu(x, fc1_.bias(), options_.gelu, again);
+    x = fc2_.forward(y, options_.keep_gelu ? parallel::Remake() : std::move(remake));
+  }
+  if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output), {}, {}};
+  return add_norm(x, fc2_.bias(), in.residual, dropout.mlp_output, *next);
 }
 
 }  // namespace megatron::model

@@ -12,31 +12,39 @@
 namespace megatron::model {
 
 /// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache.
-using Attend = std::function<at::Tensor(const at::Tensor& qkv)>;
+using Attend = std::function<Remakeable(const at::Tensor& qkv)>;
 
 /// One pre-norm transformer block (Radford et al. 2019) split by heads and by feed-forward features over `tp`:
 /// x + proj(attention(norm(x))), then the same with fc2(gelu(fc1(norm(x)))). The norm that begins the next block (or
-/// ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward.
+/// ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward; with
+/// sequence_parallel see parallel/linear.h.
 class Block {
  public:
+  struct Options {
+    double epsilon = 1e-5;
+    kernels::Gelu gelu = kernels::Gelu::Tanh;
+    bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
+    bool keep_gelu = false;          ///< GELU's output is kept rather than computed again
+    bool recompute_mlp = false;      ///< and its input is computed again too, from the stream
+  };
+
   /// `prefix`: "decoder.layers.3."
-  Block(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, kernels::Gelu gelu,
-        bool recompute_gelu, const comm::Group& tp);
+  Block(const parallel::ParameterStore& parameters, const std::string& prefix, const Options& options,
+        const comm::Group& tp);
 
   const Norm& input_norm() const { return input_norm_; }
 
   struct Sites {
     kernels::Dropout attention_output, mlp_output;
   };
-  /// `in`: the stream and input_norm() of it -> the stream after the block and `next` of it.
-  Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm& next) const;
+  /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
+  Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next) const;
 
  private:
   Norm input_norm_, mlp_norm_;
   parallel::ColumnParallelLinear qkv_, fc1_;
   parallel::RowParallelLinear proj_, fc2_;
-  kernels::Gelu gelu_;
-  bool recompute_gelu_;
+  Options options_;
 };
 
 /// The norm whose parameters are `prefix`weight and `prefix`bias.

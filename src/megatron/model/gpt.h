@@ -7,13 +7,16 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
+#include "megatron/model/recompute.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/parameters.h"
+#include "megatron/plan/stages.h"
 
 // s sequence, b microbatch, h hidden, n heads, d head size, f feed-forward, v vocabulary.
 namespace megatron::model {
 
-/// What a model computes on: one microbatch.
+/// What a model computes on: one microbatch. A stage with embedding reads the tokens and positions, the last one labels
+/// and mask, each the rest; every stage may be given all.
 struct Batch {
   at::Tensor tokens_bs;        ///< [b, s] int64
   at::Tensor labels_bs;        ///< [b, s] int64; undefined for generation
@@ -37,7 +40,10 @@ struct GptOptions {
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;
   std::int64_t loss_chunk_tokens = 1024;
-  bool recompute_gelu = true;
+  /// Between the layers each rank has its part of the sequence, which must divide by the ranks of tp
+  /// (parallel/linear.h).
+  bool sequence_parallel = false;
+  Recompute recompute;
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
@@ -54,24 +60,39 @@ struct KvCache {
   void keep(const at::Tensor& rows);
 };
 
-/// A GPT (pre-norm blocks, learned positions) tensor-parallel over `tp`. Stores only the group and its parameters.
+/// A GPT (pre-norm blocks, learned positions) tensor-parallel over `tp`: one pipeline stage of it, or the whole model
+/// as the one stage. Results do not depend on how layers are split into stages. Stores only the group and its
+/// parameters; must outlive the graphs that it records.
 class Gpt {
  public:
+  /// `parameters`: at least those of `part`. A tied output layer finds its weight in them by the embedding's name.
+  Gpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters, comm::Group tp);
+  /// The whole model.
   Gpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp);
 
-  /// Forward pass with loss. Collective over tp: 2 all-reduces a layer forward, 2 backward, one for the embedding
-  /// forward, one for the gradient of the last hidden state, and two [tokens]-sized ones a chunk of the loss.
-  /// `training` turns dropout on and records for backward (where autograd is on): call `loss.sum.backward()` once, as
-  /// the sum is; gradients arrive in the parameters' buffers, the output layer's already in this call
-  /// (parallel/output_layer.h). Without `training` nothing is kept and nothing written. Throws ConfigError for a token,
-  /// position or counted label outside the model's.
-  LossSum loss(const Batch& batch, bool training) const;
+  /// Forward pass of a stage that is not the last: x [s, b, h] (sequence_parallel: [s/t, b, h]) from the stage before,
+  /// undefined on the first -> the same for the next. The result's memory is the caller's: nothing recorded keeps it.
+  /// Go backward with parallel::GraphLeaf and GraphRoot. Communication and `training` as for loss().
+  at::Tensor forward(at::Tensor x, const Batch& batch, bool training) const;
+
+  /// Forward pass of the last stage, with loss. Collective over tp: 2 all-reduces a layer forward, 2 backward, one for
+  /// the embedding forward, one for the gradient of the last hidden state, and two [tokens]-sized ones a chunk of the
+  /// loss; what is computed again in the backward pass is sent again. `training` turns dropout on and records for
+  /// backward (where autograd is on): go backward from loss.sum once, as the sum is; gradients arrive in the
+  /// parameters' buffers, the output layer's already in this call (parallel/output_layer.h). Without `training` nothing
+  /// is kept and nothing written. Throws ConfigError for a token, position or counted label outside the model's.
+  LossSum loss(at::Tensor x, const Batch& batch, bool training) const;
+
+  /// loss() of the whole model.
+  LossSum loss(const Batch& batch, bool training) const { return loss({}, batch, training); }
+
+  // Of the whole model alone:
 
   /// Logits [b, s, vocab] (full vocabulary gathered, padding cut), no dropout. Collective over tp.
   at::Tensor logits(const Batch& batch) const;
 
   /// Logits [b, vocab] after the last of `tokens_bs` [b, s], which follow the cache's rows; fills the cache, whose
-  /// capacity the caller has seen to. Collective over tp.
+  /// capacity the caller has seen to. Collective over tp. Not for sequence_parallel: one token does not divide.
   at::Tensor next_logits(const at::Tensor& tokens_bs, KvCache& cache) const;
   KvCache make_cache(std::int64_t batch, std::int64_t capacity) const;
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty_like.h>
 
+#include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,9 +29,35 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
   return dx;
 }
 
+/// Gradients of x and residual from that of residual + dropout(x + bias); writes the bias's.
+Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr& bias,
+                            const kernels::Dropout& dropout) {
+  const auto dx = kernels::dropout_backward(dsum, dropout);
+  kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
+  bias->gradient_written();
+  return {dx, dsum};
+}
+
 parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
   return [x, norm] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon).y; };
 }
+
+/// A value that is made when it is first asked for in the backward pass and let go of when it is asked for the last
+/// time. The weight gradient that asks for it may be put off: it is not made twice then, but lives until that is done.
+template <class T>
+class MadeAgain {
+ public:
+  MadeAgain(std::function<T()> make, int uses) : make_(std::move(make)), uses_(uses) {}
+  T get() {
+    if (!value_) value_ = without_autograd(std::exchange(make_, nullptr));
+    return --uses_ > 0 ? *value_ : *std::exchange(value_, std::nullopt);
+  }
+
+ private:
+  std::function<T()> make_;
+  int uses_;
+  std::optional<T> value_;
+};
 
 struct Heads {
   at::Tensor q, k, v;  ///< views [s, b, n, d]
@@ -62,43 +91,74 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
   const auto sum = out.sum.detach();
   auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
     const auto dresidual = norm_backward(norm, grads, sum, mean, rstd);
-    const auto dx = kernels::dropout_backward(dresidual, dropout);
-    kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
-    bias->gradient_written();
-    return {dx, dresidual};
+    return residual_backward(dresidual, bias, dropout);
   };
   const auto outputs = with_backward({x_sbh, residual_sbh, bias->value, norm.weight->value, norm.bias->value},
                                      {out.sum, out.y}, std::move(backward));
   return {outputs[0], outputs[1], remake_norm(sum, norm)};
 }
 
-Activated bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form) {
-  const auto u = x_sbf.detach();
-  const auto y = without_autograd([&] { return kernels::bias_gelu(u, bias->value, form); });
-  auto backward = [u, bias, form](const Gradients& grads) -> Gradients {
-    auto dx = kernels::gelu_backward(grads[0].contiguous(), u, form);
+at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
+                        const kernels::Dropout& dropout) {
+  const auto sum =
+      without_autograd([&] { return kernels::bias_dropout_add(x_sbh.detach(), bias->value, residual_sbh, dropout); });
+  auto backward = [bias, dropout](const Gradients& grads) -> Gradients {
+    return residual_backward(grads[0].contiguous(), bias, dropout);
+  };
+  return with_backward({x_sbh, residual_sbh, bias->value}, sum, std::move(backward));
+}
+
+Remakeable bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form,
+                     const parallel::Remake& x_again) {
+  struct Made {
+    at::Tensor u, y;  // x + bias, gelu of that
+  };
+  const auto activate = [bias, form](const at::Tensor& x) {
+    return Made{x, kernels::bias_gelu(x, bias->value, form)};  // x becomes u
+  };
+  const auto made = without_autograd([&] { return activate(x_sbf.detach()); });
+  std::function<at::Tensor()> u = [kept = made.u] { return kept; };
+  parallel::Remake y = [kept = made.u, form] { return kernels::gelu(kept, form); };
+  if (x_again) {
+    const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); }, 2);
+    u = [again] { return again->get().u; };
+    y = [again] { return again->get().y; };
+  }
+  auto backward = [u = std::move(u), bias, form](const Gradients& grads) -> Gradients {
+    auto dx = kernels::gelu_backward(grads[0].contiguous(), u(), form);
     kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
     bias->gradient_written();
     return {dx};
   };
-  return {with_backward({x_sbf, bias->value}, y, std::move(backward)), [u, form] { return kernels::gelu(u, form); }};
+  return {with_backward({x_sbf, bias->value}, made.y, std::move(backward)), std::move(y)};
 }
 
-at::Tensor self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options) {
+Remakeable self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options,
+                          bool again) {
   const auto kept = qkv.detach();
-  const auto out = without_autograd([&] {
+  const auto attend = [kept, head_size, options] {
     const auto [q, k, v] = heads_of(kept, head_size);
     return kernels::attention(q, k, v, options);
-  });
-  auto backward = [kept, head_size, options, out = kernels::AttentionOutput{out.out.detach(), out.logsumexp}](
-                      const Gradients& grads) -> Gradients {
+  };
+  const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) / 3};
+  const auto made = without_autograd(attend);
+  std::function<kernels::AttentionOutput()> forward =
+      [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
+  parallel::Remake remake;
+  if (again) {
+    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend, 2);
+    forward = [remade] { return remade->get(); };
+    remake = [remade, shape] { return remade->get().out.view(shape); };
+  }
+  auto backward = [kept, head_size, options, forward = std::move(forward)](const Gradients& grads) -> Gradients {
+    const auto out = forward();
     const auto [q, k, v] = heads_of(kept, head_size);
     const auto dqkv = at::empty_like(kept);
     const auto [dq, dk, dv] = heads_of(dqkv, head_size);
     kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), q, k, v, out, options, dq, dk, dv);
     return {dqkv};
   };
-  return with_backward({qkv}, out.out.view({qkv.size(0), qkv.size(1), -1}), std::move(backward));
+  return {with_backward({qkv}, made.out.view(shape), std::move(backward)), std::move(remake)};
 }
 
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {

@@ -36,16 +36,27 @@ Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm);
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm);
 
-struct Activated {
-  at::Tensor y;             ///< [s, b, f]
-  parallel::Remake remake;  ///< y again, from x + bias
+/// residual + dropout(x + bias): the end of a branch where no norm follows. x's memory becomes the sum, which is not
+/// kept. The gradient of `bias` is written.
+at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
+                        const kernels::Dropout& dropout);
+
+/// A value and how to make it again, so that the layer that takes it next need not keep it.
+struct Remakeable {
+  at::Tensor y;
+  parallel::Remake remake;  ///< y again; called at most once. Empty: keep y.
 };
-/// y = gelu(x + bias). x's memory becomes x + bias, which is kept.
-Activated bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form);
+
+/// y [s, b, f] = gelu(x + bias). x's memory becomes x + bias, which is kept; `x_again`, where given, makes x again
+/// instead.
+Remakeable bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form,
+                     const parallel::Remake& x_again = {});
 
 /// Causal attention of the fused projection qkv [s, b, n * 3 * d], rows a head: q, k, v. -> [s, b, n * d]. The heads
-/// are read where they lie and their gradients written where they belong.
-at::Tensor self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options);
+/// are read where they lie and their gradients written where they belong. Keeps qkv and the output; with `again` qkv
+/// alone, and the output is computed again in the backward pass, once.
+Remakeable self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options,
+                          bool again = false);
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);
