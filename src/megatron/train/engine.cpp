@@ -2,11 +2,8 @@
 
 #include <algorithm>
 
-#include <algorithm>
-
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
-#include "megatron/plan/stages.h"
 
 namespace megatron::train {
 namespace {
@@ -26,23 +23,6 @@ model::Recompute recompute_options(const config::TrainConfig& train) {
           .gelu = train.recompute_gelu};
 }
 
-model::Recompute recompute_options(const config::TrainConfig& train) {
-  using Layers = model::Recompute::Layers;
-  model::Recompute recompute;
-  recompute.gelu = train.recompute_gelu;
-  if (train.recompute == "full") {
-    recompute.layers = train.recompute_method == "block" ? Layers::Block : Layers::Uniform;
-    recompute.num_layers = train.recompute_num_layers;
-    recompute.distribute_inputs = train.distribute_saved_activations;
-  } else if (train.recompute == "selective") {
-    const auto& modules = train.recompute_modules;
-    const auto named = [&](const char* module) { return std::count(modules.begin(), modules.end(), module) > 0; };
-    recompute.attention_core = named("core_attn");
-    recompute.mlp = named("mlp");  // and the outputs of norms ("layernorm") are computed again in any case
-  }
-  return recompute;
-}
-
 model::GptOptions model_options(const plan::ResolvedRun& run) {
   const config::RunConfig& config = run.config;
   return {.shape = run.shape,
@@ -60,28 +40,9 @@ model::GptOptions model_options(const plan::ResolvedRun& run) {
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
   const auto bucket_size = plan::bucket_elements(config.optimizer, context.grid().size(plan::Axis::Dp));
-  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
-                                    plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
+  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp));
   auto layout = plan::buffer_layout(specs, bucket_size);
   return {std::move(specs), std::move(layout), scalar_type(config), context.device(), config.train.seed};
-}
-
-std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                                    const parallel::ParameterStore& parameters) {
-  std::vector<model::Gpt> stages;
-  for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)))
-    stages.emplace_back(model_options(run), part, parameters, context.group(plan::Axis::Tp));
-  return stages;
-}
-
-optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                                             const parallel::ParameterStore& parameters) {
-  const auto holders = optim::embedding_group(context.group(plan::Axis::Pp), run.placement.rank_of(0),
-                                              run.placement.rank_of(run.placement.num_stages() - 1));
-  std::vector<optim::SharedParameter> shared;
-  if (run.shape.tied_output && holders.size() > 1)
-    shared.push_back({parameters.get("embedding.word_embeddings.weight"), holders});
-  return {parameters, run.config.parallel.sp ? context.group(plan::Axis::Tp) : comm::Group(), std::move(shared)};
 }
 
 }  // namespace
@@ -93,15 +54,13 @@ at::ScalarType scalar_type(const config::RunConfig& config) {
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
     : context(run.grid, std::move(world), device),
       parameters(make_parameters(run, context)),
-      stages(make_stages(run, context, parameters)),
+      model(model_options(run), parameters, context.group(plan::Axis::Tp)),
       reducer(parameters, context.group(plan::Axis::Dp), run.config.optimizer.overlap_grad_reduce),
-      shared(make_shared_gradients(run, context, parameters)),
       optimizer(parameters, {.beta1 = run.config.optimizer.adam_beta1,
                              .beta2 = run.config.optimizer.adam_beta2,
                              .eps = run.config.optimizer.adam_eps,
                              .weight_decay = run.config.optimizer.weight_decay}),
-      pipeline(run, context, parameters, stages, reducer),
-      step(pipeline, parameters, context, reducer, shared, optimizer,
+      step(model, parameters, context, reducer, optimizer,
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2}) {}
 
