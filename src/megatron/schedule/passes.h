@@ -8,19 +8,28 @@
 namespace megatron::schedule {
 
 enum class Communication : std::uint8_t {
-  Unbatched,   ///< each message alone: posted and waited for at once
-  Batched,     ///< a send and the receive that goes with it (send forward, receive backward, …) as one pair
-  Overlapped,  ///< receives posted early, sends waited for late: messages travel beside computation
+  Unbatched,  ///< each message alone: posted and waited for at once
+  /// What a rank sends and receives between two computations is posted together, then waited for: send forward with
+  /// receive backward, send backward with receive forward, all four with virtual stages.
+  Batched,
+  /// Messages travel beside computation: a receive is posted at least one computation before the one that needs it,
+  /// which waits for it; a send is waited for two computations later, so that a rank has at most two under way.
+  Overlapped,
 };
 
 /// "unbatched", "batched", "overlapped". Throws ConfigError.
 Communication communication_of(const std::string& text);
 
 /// Adds the messages between stages on different ranks. Messages from one rank to another are received in the order in
-/// which they are sent, whatever they carry, so that transports without tags work.
+/// which they are sent, whatever they carry, so that transports without tags work; and no rank waits for ever even
+/// where a send lasts until its receive is posted. A post must not block, whatever its rank has posted before: a
+/// transport that handles its operations one after the other needs a queue (with NCCL, a communicator and stream) for
+/// each ordered pair of ranks. Throws ConfigError where the program is not valid, std::logic_error where it has
+/// messages already.
 Program insert_communication(const Program& computation, Communication how);
 
-/// Adds ReduceGradients after the last backward of each stage.
+/// Adds ReduceGradients right after the last Backward or BackwardWeight of each stage; before or after
+/// insert_communication().
 Program insert_gradient_reduction(Program program);
 
 /// Adds GatherParameters before the first forward of each stage.
