@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint64_t kNoBlock = ~std::uint64_t{0};
 }
 
-HashedWriter::HashedWriter(std::filesystem::path path)
+HashedWriter::HashedWriter(const std::filesystem::path& path)
     : file_(path), record_{.name = path.filename(), .size = 0, .block_hashes = {}}, hash_(XXH3_createState()) {
   XXH3_64bits_reset(hash_.get());
 }

@@ -17,7 +17,7 @@ namespace megatron::checkpoint {
 /// A new file that is checksummed by block while it is written.
 class HashedWriter {
  public:
-  explicit HashedWriter(std::filesystem::path path);
+  explicit HashedWriter(const std::filesystem::path& path);
 
   void write(std::span<const std::byte> bytes);
   /// Makes the file durable under its name. The record's name has no folder.

@@ -1,10 +1,10 @@
 #include "megatron/checkpoint/folder.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -72,7 +72,7 @@ fs::path find_checkpoint(const fs::path& folder) {
   if (fs::exists(folder / kManifest)) return folder;
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
     if (!fs::exists(place / kLatest)) continue;
-    const fs::path found = place / latest_name(place);
+    fs::path found = place / latest_name(place);
     if (!fs::exists(found / kManifest))
       throw ConfigError(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
                                      concat(found.filename().string(), ", which is not there or has no ", kManifest)));
@@ -91,7 +91,7 @@ Manifest read_manifest(const fs::path& iteration_folder) {
 fs::path begin_writing(const fs::path& folder, const std::string& name) {
   fs::create_directories(folder);
   remove_leftovers(folder);
-  const fs::path temporary = folder / (kTemporary + name);
+  fs::path temporary = folder / (kTemporary + name);
   fs::create_directory(temporary);
   return temporary;
 }

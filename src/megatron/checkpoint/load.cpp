@@ -117,11 +117,11 @@ std::vector<std::string> verify(const fs::path& folder) {
       try {
         verify_file(found, manifest, index);
       } catch (const std::exception& e) {
-        problems.push_back(e.what());
+        problems.emplace_back(e.what());
       }
     }
   } catch (const std::exception& e) {
-    problems.push_back(e.what());
+    problems.emplace_back(e.what());
   }
   return problems;
 }
