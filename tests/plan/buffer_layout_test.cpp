@@ -92,6 +92,22 @@ TEST(BufferLayout, ClosesABucketAsSoonAsItIsFull) {
   EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
 }
 
+TEST(BufferLayout, KeepsStagesInBucketsOfTheirOwn) {
+  auto specs = specs_of_sizes({10, 10, 10, 10, 10});
+  specs[2].stage = specs[3].stage = 2;
+  specs[4].stage = 5;
+  for (const std::int64_t bucket_size : {0, 15, 1000}) {
+    const auto layout = buffer_layout(specs, bucket_size, 1);
+    ASSERT_EQ(layout.buckets.size(), 3u) << bucket_size;
+    EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4}));
+    EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{3, 2}));
+    EXPECT_EQ(layout.buckets[0].stage, 5);
+    EXPECT_EQ(layout.buckets[1].stage, 2);
+    EXPECT_EQ(layout.buckets[2].stage, 0);
+    EXPECT_EQ(layout.buckets[2].end, layout.size);
+  }
+}
+
 TEST(BufferLayout, OfNothingIsEmpty) {
   const auto layout = buffer_layout({}, 100);
   EXPECT_EQ(layout.size, 0);

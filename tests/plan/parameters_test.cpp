@@ -98,6 +98,92 @@ TEST(GptParameters, ShareTheEmbeddingWithTheOutputUnlessUntied) {
   EXPECT_EQ(specs.back().shape, (std::vector<std::int64_t>{256, 32}));
 }
 
+/// Calls `check(shape, parts, placement, tp)` for every layout of up to 8 pipeline ranks, 4 stages each, looped and
+/// V-shaped, and up to 4 tensor-parallel ranks, tied and not.
+template <class F>
+void for_all_layouts(F&& check) {
+  for (const bool tied : {true, false})
+    for (const int tp : {1, 2, 4})
+      for (int pp = 1; pp <= 8; ++pp)
+        for (int vpp = 1; vpp <= (pp == 1 ? 1 : 4); ++vpp) {
+          GptShape shape = small_shape();
+          shape.tied_output = tied;
+          shape.num_layers = 2 * pp * vpp + 1;
+          std::vector<std::int64_t> layers(static_cast<std::size_t>(pp * vpp), 2);
+          ++layers.front();
+          const auto parts = parts_of_layers(layers);
+          check(shape, parts, schedule::Placement::looped(pp, vpp), tp);
+          if (vpp == 2) check(shape, parts, schedule::Placement::v_shaped(pp), tp);
+        }
+}
+
+TEST(GptParameters, OfAllRanksAreTheModelOnceButForATiedCopyOnAnotherRank) {
+  int layouts = 0;
+  for_all_layouts([&](const GptShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
+    std::map<std::string, std::int64_t> held, counted;  // elements over one model replica
+    for (int pp_rank = 0; pp_rank < placement.num_ranks(); ++pp_rank)
+      for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
+        for (const auto& spec : gpt_parameters(shape, tp, tp_rank, parts_of_rank(parts, placement, pp_rank))) {
+          ASSERT_EQ(placement.rank_of(spec.stage), pp_rank);
+          held[spec.name] += spec.local_size();
+          if (!spec.shared_copy) counted[spec.name] += spec.local_size();
+        }
+    const bool apart = placement.rank_of(0) != placement.rank_of(placement.num_stages() - 1);
+    const auto whole = gpt_parameters(shape, 1, 0);
+    ASSERT_EQ(held.size(), whole.size());
+    for (const ParameterSpec& spec : whole) {
+      const bool replicated = spec.name.ends_with("position_embeddings.weight") || spec.name.ends_with("norm.weight") ||
+                              spec.name.ends_with("norm.bias") || spec.name.ends_with("linear_proj.bias") ||
+                              spec.name.ends_with("linear_fc2.bias");
+      const std::int64_t once = spec.size() * (replicated ? tp : 1);
+      const bool twice = apart && shape.tied_output && spec.name == "embedding.word_embeddings.weight";
+      ASSERT_EQ(counted[spec.name], once) << spec.name;
+      ASSERT_EQ(held[spec.name], twice ? 2 * once : once) << spec.name;
+    }
+    ++layouts;
+  });
+  EXPECT_EQ(layouts, 2 * 3 * (1 + 7 * 5));
+}
+
+TEST(GptParameters, OfARankAreThoseOfItsStagesInModelOrder) {
+  for_all_layouts([](const GptShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
+    for (int pp_rank = 0; pp_rank < placement.num_ranks(); ++pp_rank) {
+      const auto held = parts_of_rank(parts, placement, pp_rank);
+      int stage = 0;
+      for (const ParameterSpec& spec : gpt_parameters(shape, tp, 0, held)) {
+        ASSERT_GE(spec.stage, stage);
+        stage = spec.stage;
+        const StagePart& part = parts[static_cast<std::size_t>(stage)];
+        if (!spec.name.starts_with("decoder.layers.")) continue;
+        const std::int64_t layer = std::stoll(spec.name.substr(15));
+        ASSERT_GE(layer, part.first_layer);
+        ASSERT_LT(layer, part.first_layer + part.num_layers);
+      }
+    }
+  });
+}
+
+TEST(GptParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
+  const GptShape shape = small_shape();
+  const auto uses = [&](const std::vector<StagePart>& parts) {
+    std::vector<std::pair<int, bool>> found;  // uses, and whether it is a copy
+    for (const ParameterSpec& spec : gpt_parameters(shape, 1, 0, parts))
+      if (spec.name == "embedding.word_embeddings.weight") found.emplace_back(spec.gradient_uses, spec.shared_copy);
+    return found;
+  };
+  using Uses = std::vector<std::pair<int, bool>>;
+  const auto parts = parts_of_layers({1, 0, 1});
+  EXPECT_EQ(uses({parts[0]}), (Uses{{1, false}}));
+  EXPECT_EQ(uses({parts[1]}), Uses());
+  EXPECT_EQ(uses({parts[2]}), (Uses{{1, true}}));
+  EXPECT_EQ(uses({parts[0], parts[2]}), (Uses{{2, false}}));
+}
+
+TEST(GptParameters, AreAppliedToPartsOfTheSequenceWhereReplicated) {
+  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 2, 0))
+    EXPECT_EQ(spec.sequence_partial, spec.split_dim < 0) << spec.name;
+}
+
 TEST(GptParameters, RefuseSizesThatDoNotDivide) {
   EXPECT_THROW(gpt_parameters(small_shape(), 3, 0), ConfigError);
   EXPECT_THROW(gpt_parameters(small_shape(), 8, 0), ConfigError);  // 4 heads

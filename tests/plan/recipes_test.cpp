@@ -22,11 +22,18 @@ std::map<std::string, ResolvedRun> recipes() {
 }
 
 TEST(Recipes, AreOfTheSizesInTheirNames) {
-  const std::map<std::string, std::pair<double, double>> millions = {
-      {"gpt_tiny", {2, 3}},           {"gpt2_124m", {124, 125}},
-      {"megatron_355m", {354, 356}},  {"megatron_1.2b", {1150, 1250}},
-      {"gpt_1.3b", {1300, 1350}},     {"megatron_2.5b", {2450, 2550}},
-      {"megatron_8.3b", {8250, 8350}}};
+  const std::map<std::string, std::pair<double, double>> millions = {{"gpt_tiny", {2, 3}},
+                                                                     {"gpt2_124m", {124, 125}},
+                                                                     {"megatron_355m", {354, 356}},
+                                                                     {"megatron_1.2b", {1150, 1250}},
+                                                                     {"gpt_1.3b", {1300, 1350}},
+                                                                     {"megatron_2.5b", {2450, 2550}},
+                                                                     {"megatron_8.3b", {8250, 8350}},
+                                                                     {"gpt_tiny_pp", {2, 3}},
+                                                                     {"gpt_18.4b", {18300, 18500}},
+                                                                     {"gpt_39.1b", {39000, 39200}},
+                                                                     {"gpt_145.6b", {145500, 145700}},
+                                                                     {"gpt_529.6b", {529500, 529700}}};
   const auto runs = recipes();
   for (const auto& [name, range] : millions) {
     ASSERT_TRUE(runs.contains(name)) << name;

@@ -61,6 +61,21 @@ TEST(Resolve, FollowsTheLauncherRatherThanTheRecipe) {
   EXPECT_EQ(resolve(config, {.launched_world_size = 6}).grid.size(Axis::Dp), 6);
 }
 
+TEST(Resolve, LeavesTheRanksThatTensorAndPipelineDoNotTakeToData) {
+  RunConfig config = valid();
+  config.parallel.world_size = 16;
+  config.parallel.tp = 2;
+  config.parallel.pp = 4;
+  EXPECT_EQ(resolve(config).grid.size(Axis::Dp), 2);
+  EXPECT_EQ(resolve(config).grid.size(Axis::Pp), 4);
+}
+
+TEST(Resolve, TakesSequenceParallelismWithoutTensorParallelism) {
+  RunConfig config = valid();
+  config.parallel.sp = true;
+  EXPECT_EQ(error_of(config), "no error");
+}
+
 TEST(Resolve, StaysResolvedWhenResolvedAgain) {
   RunConfig config = valid();
   config.schedule.rampup_batch_size = {1, 1, 20};
@@ -121,6 +136,40 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
        [](RunConfig& c) {
          c.parallel.backend = "local";
          c.parallel.launch = "processes";
+       }},
+      {"parallel.pp ", [](RunConfig& c) { c.parallel.pp = 0; }},
+      {"parallel.vpp", [](RunConfig& c) { c.parallel.vpp = 0; }},
+      {"parallel.layers_per_virtual_stage", [](RunConfig& c) { c.parallel.layers_per_virtual_stage = -1; }},
+      {"parallel.first_stage_layers", [](RunConfig& c) { c.parallel.first_stage_layers = -1; }},
+      {"parallel.last_stage_layers", [](RunConfig& c) { c.parallel.last_stage_layers = -1; }},
+      {"parallel.pp_memory_limit", [](RunConfig& c) { c.parallel.pp_memory_limit = -1; }},
+      {"parallel.microbatch_group_size", [](RunConfig& c) { c.parallel.microbatch_group_size = -1; }},
+      {"parallel.pp_communication", [](RunConfig& c) { c.parallel.pp_communication = "early"; }},
+      {"data.seq_length must divide by parallel.tp",
+       [](RunConfig& c) {
+         c.parallel.tp = c.parallel.world_size = 4;
+         c.parallel.sp = true;
+         c.data.seq_length = 126;
+       }},
+      {"train.recompute ", [](RunConfig& c) { c.train.recompute = "some"; }},
+      {"train.recompute_method", [](RunConfig& c) { c.train.recompute_method = "all"; }},
+      {"train.recompute_num_layers", [](RunConfig& c) { c.train.recompute_num_layers = -1; }},
+      {"train.recompute_num_layers needs train.recompute full", [](RunConfig& c) { c.train.recompute_num_layers = 2; }},
+      {"train.recompute_method block needs",
+       [](RunConfig& c) {
+         c.train.recompute = "full";
+         c.train.recompute_method = "block";
+       }},
+      {"train.distribute_saved_activations needs", [](RunConfig& c) { c.train.distribute_saved_activations = true; }},
+      {"train.recompute_modules must be one of",
+       [](RunConfig& c) {
+         c.train.recompute = "selective";
+         c.train.recompute_modules = {"moe"};
+       }},
+      {"train.recompute selective needs",
+       [](RunConfig& c) {
+         c.train.recompute = "selective";
+         c.train.recompute_modules = {};
        }},
       {"parallel.threads_per_rank", [](RunConfig& c) { c.parallel.threads_per_rank = -1; }},
       {"parallel.timeout_s", [](RunConfig& c) { c.parallel.timeout_s = 0; }},
@@ -235,6 +284,10 @@ TEST(Resolve, RefusesTheEndsOfEveryIntegerWithoutOverflow) {
                                       &c.model.vocab_size,
                                       &c.model.make_vocab_size_divisible_by,
                                       &c.data.seq_length,
+                                      &c.parallel.layers_per_virtual_stage,
+                                      &c.parallel.first_stage_layers,
+                                      &c.parallel.last_stage_layers,
+                                      &c.train.recompute_num_layers,
                                       &c.schedule.lr_decay_samples,
                                       &c.schedule.lr_warmup_samples,
                                       &c.train.train_iters,

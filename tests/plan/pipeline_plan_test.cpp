@@ -1,0 +1,221 @@
+#include "megatron/plan/pipeline_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/memory.h"
+#include "megatron/schedule/passes.h"
+#include "megatron/schedule/text.h"
+#include "megatron/schedule/validate.h"
+
+namespace megatron::plan {
+namespace {
+
+using config::RunConfig;
+using schedule::Kind;
+using schedule::Name;
+using schedule::Program;
+using testing::HasSubstr;
+
+RunConfig two_ranks() {
+  RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 1000;
+  config.parallel.world_size = config.parallel.pp = 2;
+  config.train.global_batch_size = 6;
+  return config;
+}
+
+ResolvedRun run_of(const std::function<void(RunConfig&)>& change) {
+  RunConfig config = two_ranks();
+  change(config);
+  return resolve(config);
+}
+
+std::string error_of(const std::function<void(RunConfig&)>& change) {
+  try {
+    run_of(change);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::map<Kind, int> count(const Program& program) {
+  std::map<Kind, int> counts;
+  for (const auto& ops : program.ranks)
+    for (const schedule::Op& op : ops) ++counts[op.kind];
+  return counts;
+}
+
+/// A schedule file that goes with the test's run unless told otherwise.
+class ScheduleFile {
+ public:
+  explicit ScheduleFile(const Program& program) : ScheduleFile(schedule::to_text(program)) {}
+  explicit ScheduleFile(const std::string& text) { std::ofstream(path) << text; }
+  ~ScheduleFile() { std::remove(path.c_str()); }
+
+  const std::string path = testing::TempDir() + "pipeline_plan_test.txt";
+};
+
+TEST(PipelineProgram, OfOneRankIsAccumulationWithReduction) {
+  const ResolvedRun run = run_of([](auto& c) { c.parallel.world_size = c.parallel.pp = 1; });
+  const Program program = pipeline_program(run, 3);
+  EXPECT_EQ(count(program), (std::map<Kind, int>{{Kind::Forward, 3}, {Kind::Backward, 3}, {Kind::ReduceGradients, 1}}));
+  EXPECT_EQ(count(evaluation_program(run, 5)), (std::map<Kind, int>{{Kind::Forward, 5}}));
+}
+
+TEST(PipelineProgram, IsLoweredReducedAndValidForEverySchedule) {
+  const std::vector<std::pair<const char*, int>> schedules = {
+      {"", 1}, {"gpipe", 1}, {"1f1b", 1},        {"zb-h1", 1}, {"auto", 1},
+      {"", 2}, {"zb-v", 2},  {"interleaved", 2}, {"auto", 2},  {"", 4}};
+  for (const auto& [name, vpp] : schedules)
+    for (const char* communication : {"unbatched", "batched", "overlapped"}) {
+      const ResolvedRun run = run_of([&, name = name, vpp = vpp](auto& c) {
+        c.parallel.pp_schedule = name;
+        c.parallel.vpp = vpp;
+        c.parallel.pp_communication = communication;
+      });
+      for (const std::int64_t microbatches : {1, 6, 7}) {
+        const Program program = pipeline_program(run, microbatches);
+        EXPECT_NO_THROW(schedule::validate(program));
+        EXPECT_EQ(program.placement, run.placement) << name;
+        auto counts = count(program);
+        EXPECT_EQ(counts[Kind::Forward], 2 * vpp * microbatches);
+        EXPECT_EQ(counts[Kind::Backward] + counts[Kind::BackwardInput], 2 * vpp * microbatches);
+        EXPECT_EQ(counts[Kind::ReduceGradients], 2 * vpp);
+        EXPECT_GT(counts[Kind::SendActivation], 0);
+        const Program evaluation = evaluation_program(run, microbatches);
+        EXPECT_TRUE(evaluation.forward_only);
+        EXPECT_EQ(evaluation.placement, run.placement);
+        EXPECT_EQ(count(evaluation)[Kind::Forward], 2 * vpp * microbatches);
+      }
+    }
+}
+
+TEST(PipelineProgram, FollowsTheNameAndTheStagesOfARank) {
+  const auto name = [](const char* schedule, int vpp) {
+    return run_of([=](auto& c) {
+             c.parallel.pp_schedule = schedule;
+             c.parallel.vpp = vpp;
+           })
+        .schedule_name;
+  };
+  EXPECT_EQ(name("", 1), Name::OneFOneB);
+  EXPECT_EQ(name("", 2), Name::Interleaved);
+  EXPECT_EQ(name("zb-v", 2), Name::ZeroBubbleV);
+  EXPECT_EQ(run_of([](auto& c) { c.parallel.pp_schedule = "zb-v", c.parallel.vpp = 2; }).placement,
+            schedule::Placement::v_shaped(2));
+  EXPECT_NE(name("auto", 1), Name::Auto);
+}
+
+TEST(PipelineProgram, IsChosenWithinTheMemoryLimit) {
+  const auto chosen = [](std::int64_t limit) {
+    return run_of([=](auto& c) {
+      c.parallel.pp_schedule = "auto";
+      c.parallel.pp_memory_limit = limit;
+    });
+  };
+  const ResolvedRun any = chosen(0);
+  const auto peak = [](const ResolvedRun& run) {
+    const auto timeline = schedule::simulate(pipeline_program(run, 6), stage_costs(run.config, run.shape, run.parts));
+    return *std::max_element(timeline.peak_bytes.begin(), timeline.peak_bytes.end());
+  };
+  const ResolvedRun tight = chosen(static_cast<std::int64_t>(peak(run_of([](auto&) {}))));
+  EXPECT_LE(peak(tight), peak(run_of([](auto&) {})));
+  EXPECT_LE(peak(tight), peak(any));
+  EXPECT_THROW(chosen(1000), ConfigError);
+}
+
+TEST(PipelineProgram, ComesFromAFile) {
+  const Program written = schedule::gpipe({.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6});
+  const ScheduleFile file(written);
+  const ResolvedRun run = run_of([&](auto& c) { c.parallel.pp_schedule = file.path; });
+  Program expected =
+      schedule::insert_gradient_reduction(schedule::insert_communication(written, schedule::Communication::Overlapped));
+  EXPECT_EQ(pipeline_program(run, 6).ranks, expected.ranks);
+  EXPECT_EQ(evaluation_program(run, 2).num_microbatches, 2);
+}
+
+TEST(PipelineProgram, FromAFileWithMessagesStaysAsItIs) {
+  const Program written = schedule::insert_gradient_reduction(
+      schedule::insert_communication(schedule::zero_bubble_h1({.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6}),
+                                     schedule::Communication::Unbatched));
+  const ScheduleFile file(written);
+  EXPECT_EQ(pipeline_program(run_of([&](auto& c) { c.parallel.pp_schedule = file.path; }), 6).ranks, written.ranks);
+}
+
+TEST(PipelineProgram, RefusesAFileOfAnotherShapeWithBothNumbers) {
+  const auto error = [](const Program& program, auto more) {
+    const ScheduleFile file(program);
+    return error_of([&](auto& c) {
+      c.parallel.pp_schedule = file.path;
+      more(c);
+    });
+  };
+  const auto nothing = [](auto&) {};
+  EXPECT_THAT(error(schedule::gpipe({2, 1, 5}), nothing),
+              HasSubstr("microbatches.\n  got:  5 in the file, 6 in the run"));
+  EXPECT_THAT(error(schedule::gpipe({3, 1, 6}), nothing), HasSubstr("pipeline ranks.\n  got:  3 in the file, 2 in"));
+  EXPECT_THAT(error(schedule::interleaved({2, 2, 6}), nothing), HasSubstr("stages.\n  got:  4 in the file, 2 in"));
+  const auto growing = [](RunConfig& c) { c.schedule.rampup_batch_size = {2, 2, 100}; };
+  EXPECT_THAT(error(schedule::gpipe({2, 1, 6}), growing), HasSubstr("rampup_batch_size"));
+}
+
+TEST(PipelineProgram, RefusesAFileThatLies) {
+  Program program = schedule::gpipe({2, 1, 6});
+  std::swap(program.ranks[1].front(), program.ranks[1].back());  // a backward before its forward
+  const ScheduleFile file(program);
+  EXPECT_NE(error_of([&](auto& c) { c.parallel.pp_schedule = file.path; }), "no error");
+  const ScheduleFile garbage("stages 0 one\n");
+  EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = garbage.path; }), HasSubstr("pipeline_plan_test.txt"));
+  EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = "/absent/file.txt"; }), HasSubstr("/absent/file.txt"));
+}
+
+TEST(PipelineProgram, IsMadeForEveryBatchOfARampBeforeTheRun) {
+  const ResolvedRun run = run_of([](auto& c) { c.schedule.rampup_batch_size = {1, 1, 100}; });
+  ASSERT_EQ(run.batch_schedule.num_sizes(), 6);
+  for (std::int64_t k = 0; k < 6; ++k) {
+    EXPECT_EQ(run.batch_schedule.size(k), k + 1);
+    EXPECT_EQ(pipeline_program(run, k + 1).num_microbatches, k + 1);
+  }
+}
+
+TEST(PipelineProgram, RefusesSchedulesThatDoNotSuitTheStagesInOneError) {
+  struct Case {
+    std::function<void(RunConfig&)> change;
+    const char* error;
+  };
+  const std::vector<Case> cases = {
+      {[](auto& c) { c.parallel.pp_schedule = "interleaved"; }, "schedule interleaved has at least 2 stages a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "zb-v"; }, "schedule zb-v has 2 stages a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "zb-v", c.parallel.vpp = 4; }, "schedule zb-v has 2 stages a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "1f1b", c.parallel.vpp = 2; }, "schedule 1f1b has 1 stage a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "1b1f"; }, "a pipeline schedule is one of"},
+      {[](auto& c) { c.parallel.vpp = 2, c.parallel.microbatch_group_size = 1; }, "parallel.microbatch_group_size=1"},
+      {[](auto& c) { c.parallel.pp = 3, c.model.num_layers = 9; }, "tp*cp*dp*pp must equal the world size"},
+      {[](auto& c) { c.model.num_layers = 7; }, "must divide by the stages"},
+      {[](auto& c) { c.train.global_batch_size = 1 << 24; }, "microbatches"},
+  };
+  for (const Case& bad : cases) {
+    const std::string error = error_of(bad.change);
+    EXPECT_THAT(error, HasSubstr(bad.error));
+    EXPECT_EQ(error.find("got:"), error.rfind("got:")) << error;
+  }
+  // Together with other violations.
+  EXPECT_THAT(error_of([](auto& c) {
+                c.parallel.pp_schedule = "zb-v";
+                c.train.dtype = "fp8";
+              }),
+              testing::AllOf(HasSubstr("zb-v"), HasSubstr("train.dtype")));
+}
+
+}  // namespace
+}  // namespace megatron::plan
