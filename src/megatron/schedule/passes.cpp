@@ -19,17 +19,6 @@ struct End {
   bool send = false;
 };
 
-/// The times of one rank's computations when each takes one unit (a whole backward two) and messages none.
-struct Busy {
-  std::vector<std::int64_t> starts, ends;
-
-  /// From time `from`, the first at which the rank is between computations. `i`: a computation not after that.
-  std::int64_t next_gap(std::int64_t from, std::size_t& i) const {
-    while (i < ends.size() && ends[i] <= from) ++i;
-    return i < ends.size() && starts[i] < from ? ends[i] : from;
-  }
-};
-
 struct Made {
   std::int64_t message, time;
   int position;  ///< on the sender: how many computations come before
@@ -50,83 +39,52 @@ void sort_by_time(std::vector<Made>& made, std::int64_t last_time) {
 /// waiting can form a ring. The order is also one of each link, so that it is first in, first out.
 ///
 /// Any order does in which a message comes after the computation that makes it and before the one that needs it. This
-/// one goes by the time at which it is made; or, where ranks stand still for a message (`meeting`), by the first time
-/// thereafter, before it is needed, at which both are between computations.
+/// one goes by the time at which it is made, when each computation takes one unit (a whole backward two).
 class CommonOrder {
  public:
   /// `message_time`: what a message takes in the order's clock, in units of a computation.
   CommonOrder(const Program& program, double message_time)
-      : program_(program), messages_(program), busy_(program.ranks.size()) {
+      : program_(program), messages_(program), starts_(program.ranks.size()) {
     const Links links(program.placement);
-    needed_.resize(static_cast<std::size_t>(messages_.count()));
     Execution execution(program, {.latency = message_time});
     const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
       if (!is_computation(op.kind)) return;
-      Busy& busy = busy_[static_cast<std::size_t>(rank)];
-      busy.starts.push_back(static_cast<std::int64_t>(start));
-      busy.ends.push_back(static_cast<std::int64_t>(end));
-      last_time_ = std::max(last_time_, busy.ends.back());
-      const std::int64_t needed = messages_.needed_by(op), message = messages_.made_by(op);
-      if (needed >= 0) needed_[static_cast<std::size_t>(needed)] = busy.starts.back();
+      std::vector<std::int64_t>& starts = starts_[static_cast<std::size_t>(rank)];
+      starts.push_back(static_cast<std::int64_t>(start));
+      const auto time = static_cast<std::int64_t>(end);
+      last_time_ = std::max(last_time_, time);
+      const std::int64_t message = messages_.made_by(op);
       if (message >= 0 && links.of(messages_.boundary(message), messages_.is_gradient(message)) >= 0)
-        made_.push_back({message, busy.ends.back(), static_cast<int>(busy.starts.size())});
+        made_.push_back({message, time, static_cast<int>(starts.size())});
     });
     if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
   }
 
   std::int64_t last_time() const { return last_time_; }
 
-  std::vector<std::vector<End>> ends(bool meeting) {
+  std::vector<std::vector<End>> ends() {
     sort_by_time(made_, last_time_);
-    if (meeting) {
-      meet();
-      sort_by_time(made_, last_time_);
-    }
-    std::vector<std::vector<End>> ends(busy_.size());
-    std::vector<int> cursor(busy_.size(), 0);
+    std::vector<std::vector<End>> ends(starts_.size());
+    std::vector<int> cursor(starts_.size(), 0);  // of each rank's computations, the first that begins later
     for (const Made& m : made_) {
-      for (const bool send : {true, false}) {
-        const std::size_t rank = rank_of(m, send);
-        const std::vector<std::int64_t>& starts = busy_[rank].starts;
-        int& position = cursor[rank];
-        while (position < static_cast<int>(starts.size()) && starts[static_cast<std::size_t>(position)] < m.time)
-          ++position;
-        ends[rank].push_back({m.message, position, send});
-      }
+      const std::size_t sender = rank_of(messages_.send(m.message)), receiver = rank_of(messages_.recv(m.message));
+      const std::vector<std::int64_t>& starts = starts_[receiver];
+      int& position = cursor[receiver];
+      while (position < static_cast<int>(starts.size()) && starts[static_cast<std::size_t>(position)] < m.time)
+        ++position;
+      ends[sender].push_back({m.message, m.position, true});
+      ends[receiver].push_back({m.message, position, false});
     }
     return ends;
   }
 
  private:
-  std::size_t rank_of(const Made& m, bool send) const {
-    const Op op = send ? messages_.send(m.message) : messages_.recv(m.message);
-    return static_cast<std::size_t>(program_.placement.rank_of(op.stage));
-  }
-
-  void meet() {
-    std::vector<std::size_t> cursor(busy_.size(), 0);
-    for (Made& m : made_) {
-      const std::size_t sender = rank_of(m, true), receiver = rank_of(m, false);
-      busy_[receiver].next_gap(m.time, cursor[receiver]);
-      std::size_t sending = static_cast<std::size_t>(m.position), receiving = cursor[receiver];
-      std::int64_t time = m.time;
-      const std::int64_t needed = needed_[static_cast<std::size_t>(m.message)];
-      constexpr int kTries = 8;
-      for (int i = 0; i < kTries && time <= needed; ++i) {
-        const std::int64_t begin = time;
-        time = busy_[sender].next_gap(busy_[receiver].next_gap(time, receiving), sending);
-        if (time > begin) continue;
-        m.time = time;
-        break;
-      }
-    }
-  }
+  std::size_t rank_of(const Op& op) const { return static_cast<std::size_t>(program_.placement.rank_of(op.stage)); }
 
   const Program& program_;
   const Messages messages_;
-  std::vector<Busy> busy_;
+  std::vector<std::vector<std::int64_t>> starts_;  ///< by rank: of its computations
   std::vector<Made> made_;
-  std::vector<std::int64_t> needed_;  ///< by message: the time of the computation that needs it
   std::int64_t last_time_ = 0;
 };
 
@@ -221,7 +179,7 @@ Program lowered(const Program& computation, CommonOrder& order, Communication ho
   program.forward_only = computation.forward_only;
   program.max_live = computation.max_live;
   const Links links(program.placement);
-  const std::vector<std::vector<End>> ends = order.ends(how != Communication::Overlapped);
+  const std::vector<std::vector<End>> ends = order.ends();
   for (std::size_t rank = 0; rank < computation.ranks.size(); ++rank) {
     const std::vector<Op>& ops = computation.ranks[rank];
     std::vector<Op>& out = program.ranks.emplace_back();
