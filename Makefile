@@ -11,7 +11,7 @@ help:
 	@echo 'make build       the program: $(BUILD)/megatron'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
-	@echo 'make docs        write the generated references again (docs/config.md)'
+	@echo 'make docs        write the generated references again (docs/config.md, docs/schedules)'
 	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
 
 setup:
@@ -41,6 +41,7 @@ gpu-check:
 
 docs: build
 	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md
+	@$(BUILD)/megatron docs schedules --output docs/schedules
 
 # Not installed by setup: nothing but these two targets needs them.
 needs = command -v $(1) >/dev/null || { \

@@ -1,5 +1,6 @@
 #include <cstdio>
 
+#include "app/docs.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
@@ -32,7 +33,9 @@ int config_reference(const Args& args) {
 }  // namespace
 
 int docs(const Args& args) {
-  return dispatch("megatron docs", {{"config", "Prints docs/config.md: every option of a recipe.", config_reference}},
+  return dispatch("megatron docs",
+                  {{"config", "Prints docs/config.md: every option of a recipe.", config_reference},
+                   {"schedules", "Writes docs/schedules: every pipeline schedule as a picture.", docs_schedules}},
                   args);
 }
 

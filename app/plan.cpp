@@ -3,27 +3,126 @@
 
 #include "app/jobs.h"
 #include "app/recipe.h"
+#include "app/terminal.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
+#include "megatron/schedule/draw.h"
+#include "megatron/schedule/text.h"
 
 namespace megatron::app {
 namespace {
 
+using schedule::Kind;
+using schedule::Timeline;
+
 constexpr const char* kUsage =
-    "megatron plan RECIPE.toml [--world-size N] [--json] [OPTION]…\n\n"
-    "What a run of this recipe would be: groups of ranks, slices of parameters, buckets of gradients, samples of each\n"
-    "rank, memory, arithmetic. Nothing is run and nothing is written.";
+    "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n\n"
+    "What a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters, buckets of\n"
+    "gradients, samples of each rank, memory, arithmetic. Nothing is run, and nothing but --draw's file is written.";
 
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false;
+  std::string draw, trace;
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.");
+    v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).");
+    v("trace", trace, "Timeline that log.trace has measured, drawn beside a simulation with its operations' times.");
     run.visit(v);
   }
 };
+
+bool draws_picture(const std::string& file) {
+  if (file.ends_with(".svg")) return true;
+  if (file.empty() || file.ends_with(".txt")) return false;
+  throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file));
+}
+
+Timeline read_trace(const std::string& path, const schedule::Program& program) {
+  constexpr std::uint64_t kLargest = std::uint64_t{1} << 28;
+  Timeline measured = schedule::parse_chrome_trace(read_file(path, kLargest), path);
+  if (measured.placement != program.placement || measured.num_microbatches != program.num_microbatches)
+    throw ConfigError(
+        rule_got_fix(concat(path, ": must be measured with the recipe's stages, ranks and microbatches."),
+                     concat(measured.placement.num_stages(), " stages on ", measured.placement.num_ranks(), " ranks, ",
+                            measured.num_microbatches, " microbatches in the trace; ", program.placement.num_stages(),
+                            " on ", program.placement.num_ranks(), ", ", program.num_microbatches, " in the plan"),
+                     "give --trace with the options of the run that wrote it"));
+  return measured;
+}
+
+/// Mean time of each stage's operations. A whole backward counts half for its input, half for its weights.
+schedule::Costs measured_costs(const Timeline& measured) {
+  struct Sum {
+    double seconds = 0, count = 0;
+    void add(double time, double share) {
+      seconds += time * share;
+      count += 1;
+    }
+    double mean() const { return count > 0 ? seconds / count : 0; }
+  };
+  const auto stages = static_cast<std::size_t>(measured.placement.num_stages());
+  std::vector<Sum> forward(stages), input(stages), weight(stages);
+  for (const std::vector<schedule::Slot>& slots : measured.ranks)
+    for (const schedule::Slot& slot : slots) {
+      const auto stage = static_cast<std::size_t>(slot.op.stage);
+      const double time = slot.end - slot.start;
+      const bool whole = slot.op.kind == Kind::Backward;
+      if (slot.op.kind == Kind::Forward) forward[stage].add(time, 1);
+      if (whole || slot.op.kind == Kind::BackwardInput) input[stage].add(time, whole ? 0.5 : 1);
+      if (whole || slot.op.kind == Kind::BackwardWeight) weight[stage].add(time, whole ? 0.5 : 1);
+    }
+  schedule::Costs costs;
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    costs.forward.push_back(forward[stage].mean());
+    costs.backward_input.push_back(input[stage].mean());
+    costs.backward_weight.push_back(weight[stage].mean());
+  }
+  return costs;
+}
+
+/// What is drawn: the program of a step, in units of time or, beside a measured timeline, with its operations' times.
+struct Drawing {
+  schedule::Program program;
+  Timeline simulated;
+  std::optional<Timeline> measured;
+};
+
+Drawing drawing_of(const plan::ResolvedRun& run, const std::string& trace) {
+  Drawing drawing{plan::pipeline_program(run, run.microbatches_per_step), {}, {}};
+  schedule::Costs costs;
+  if (!trace.empty()) {
+    drawing.measured = read_trace(trace, drawing.program);
+    costs = measured_costs(*drawing.measured);
+  }
+  const schedule::Costs planned = plan::stage_costs(run.config, run.shape, run.parts);
+  costs.activation_bytes = planned.activation_bytes;
+  costs.weight_bytes = planned.weight_bytes;
+  drawing.simulated = schedule::simulate(drawing.program, costs);
+  return drawing;
+}
+
+std::string name_of(const plan::ResolvedRun& run) {
+  return run.schedule_file ? run.config.parallel.pp_schedule : schedule::to_string(run.schedule_name);
+}
+
+std::string picture_text(const Drawing& drawing, const std::string& name) {
+  const int width = terminal_width();
+  const bool colour = is_terminal(stdout);
+  if (!drawing.measured)
+    return "schedule " + name + "; forward, backward of inputs and of weights take one unit of time each\n" +
+           schedule::draw_text(drawing.simulated, width, colour);
+  return "schedule " + name + ", simulated with the mean measured time of each stage's operations\n" +
+         schedule::draw_text(drawing.simulated, width, colour) + "schedule " + name + ", measured\n" +
+         schedule::draw_text(*drawing.measured, width, colour);
+}
 
 }  // namespace
 
@@ -33,8 +132,20 @@ int plan(const Args& args) {
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
                                [&] { resolved = resolve_with_tokenizer(options.run, {}); });
   const plan::ResolvedRun& run = resolved->run;
+  const bool as_picture = draws_picture(options.draw);
+  std::optional<Drawing> drawing;
+  if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
   const std::string text = options.as_json ? plan::report(run).dump() + "\n" : plan::report_text(run);
+  if (!options.draw.empty()) {
+    const std::string title = concat(name_of(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
+                                     drawing->program.placement.num_stages(), " stages, ",
+                                     drawing->program.num_microbatches, " microbatches");
+    write_file(options.draw, as_picture ? schedule::draw_svg(drawing->simulated, title,
+                                                             drawing->measured ? &*drawing->measured : nullptr)
+                                        : schedule::to_text(drawing->program));
+  }
   std::fputs(text.c_str(), stdout);
+  if (drawing && !options.as_json) std::fputs(picture_text(*drawing, name_of(run)).c_str(), stdout);
   return kDone;
 }
 
