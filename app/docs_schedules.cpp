@@ -84,8 +84,8 @@ int docs_schedules(const Args& args) {
   for (const Described& each : schedules()) {
     const auto stages = static_cast<std::size_t>(each.program.placement.num_stages());
     schedule::Costs costs;
-    // A rank's layers take one unit of time and of memory, however many stages they are cut into.
-    const double share = static_cast<double>(kRanks) / static_cast<double>(stages);
+    // Half of a rank's layers take one unit of time, however many stages they are cut into.
+    const double share = static_cast<double>(2 * kRanks) / static_cast<double>(stages);
     costs.forward = costs.backward_input = costs.backward_weight = std::vector<double>(stages, share);
     costs.activation_bytes = costs.weight_bytes = std::vector<double>(stages, 1);
     const schedule::Timeline timeline = schedule::simulate(each.program, costs);
@@ -102,12 +102,11 @@ int docs_schedules(const Args& args) {
   write_file(
       folder / "README.md",
       concat("# Pipeline schedules\n\nWritten by `megatron docs schedules`: ", kRanks, " ranks (p), ", kMicrobatches,
-             " microbatches (m). The forward of all layers of a rank, the backward of their\ninputs and that of "
-             "their weights take one unit of time each; messages take none. `megatron plan RECIPE --draw "
-             "schedule.svg`\ndraws a recipe's own. An activation is what one stage keeps of one microbatch: where a "
-             "rank has two "
-             "stages, each is half a rank's\nlayers. A program of your own is a text file: `--draw "
-             "schedule.txt` writes one, `--schedule schedule.txt` runs it.\n\n",
+             " microbatches (m). Forward, backward of inputs and backward of weights take one unit of time each "
+             "for half\nof a rank's layers; messages take none. The peak counts activations, each what one "
+             "stage keeps of one microbatch: where a rank has two\nstages, one is half as large.\n\n`megatron "
+             "plan RECIPE --draw schedule.svg` draws a recipe's own schedule, `--draw schedule.txt` writes it "
+             "as text, and\n`--schedule schedule.txt` runs such a text, of yours too.\n\n",
              table, sections));
   return kDone;
 }
