@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every option declared in config/run_config.h is read, as section.name or config.section.name, by a source file.
+"""Every option declared in config/run_config.h and parallel_config.h is read by a source file, as
+section.name or config.section.name.
 
 What plan/rules.cpp does to an option in its functions check_… is not reading it: an option that is only checked has no
 effect.
@@ -9,7 +10,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DECLARATION = ROOT / "src/megatron/config/run_config.h"
+DECLARATIONS = [ROOT / "src/megatron/config" / name for name in ("run_config.h", "parallel_config.h")]
 WORDS = re.compile(r'"(\\.|[^"\\\n])*"|//[^\n]*')  # texts and comments name options without reading them
 CHECKS = re.compile(r"^void check_\w+\(.*?^}\n", re.MULTILINE | re.DOTALL)
 
@@ -44,8 +45,8 @@ def self_test():
 def main():
     self_test()
     paths = [p for folder in ("src", "app") for p in (ROOT / folder).rglob("*") if p.suffix in {".h", ".cpp", ".cu"}]
-    sources = [CHECKS.sub("", p.read_text()) for p in paths if p != DECLARATION]
-    options = list(declared(DECLARATION.read_text()))
+    sources = [CHECKS.sub("", p.read_text()) for p in paths if p not in DECLARATIONS]
+    options = [option for path in DECLARATIONS for option in declared(path.read_text())]
     missing = unread(options, sources)
     for option in missing:
         print(f"{option}: nothing reads it")

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/parallel_config.h"
+
 // Every option of a training run, declared once: field, default, help text, and Megatron-LM's flag where it has one.
 // Flags, TOML, --help, docs/config.md and the saved recipe are visitors over `visit` (options.h).
 namespace megatron::config {
@@ -42,83 +44,6 @@ struct ModelConfig {
       "init-method-std");
     v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout");
     v("attention_dropout", attention_dropout, "Dropout of attention probabilities.", "attention-dropout");
-  }
-};
-
-struct ParallelConfig {
-  int world_size = 0;
-  int tp = 1;
-  int dp = 0;
-  int pp = 1;
-  int vpp = 1;
-  bool sp = false;
-  std::int64_t layers_per_virtual_stage = 0;
-  std::string pp_layout;
-  std::int64_t first_stage_layers = 0;
-  std::int64_t last_stage_layers = 0;
-  bool account_for_embedding = false;
-  bool account_for_loss = false;
-  bool standalone_embedding_stage = false;
-  std::string pp_schedule;
-  std::int64_t pp_memory_limit = 0;
-  std::string pp_communication = "overlapped";
-  int microbatch_group_size = 0;
-  bool variable_seq_lengths = false;
-  bool scatter_gather = true;
-  std::string launch = "auto";
-  std::string backend = "auto";
-  std::string device = "cpu";
-  int threads_per_rank = 0;
-  double timeout_s = 600;
-
-  void visit(auto& v) {
-    v("world_size", world_size,
-      "Ranks to start on this machine; 0: the launcher's, or one. Under torchrun, mpirun or Slurm theirs holds.",
-      "world-size");
-    v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp");
-    v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp");
-    v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp");
-    v("vpp", vpp, "Stages of each pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp");
-    v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",
-      "sequence-parallel", "sp");
-    v("layers_per_virtual_stage", layers_per_virtual_stage, "Layers of a stage, instead of vpp; 0: vpp holds.",
-      "num-layers-per-virtual-pipeline-stage");
-    v("pp_layout", pp_layout,
-      "Layers by stage: \"Et*3|t*4|t*4|t*3L\" (E embedding, t layer, L loss), balanced (by arithmetic), or empty: "
-      "even.",
-      "pipeline-model-parallel-layout", "pp-layout");
-    v("first_stage_layers", first_stage_layers, "Layers of the first pipeline rank; 0: as the others.",
-      "decoder-first-pipeline-num-layers");
-    v("last_stage_layers", last_stage_layers, "Layers of the last pipeline rank; 0: as the others.",
-      "decoder-last-pipeline-num-layers");
-    v("account_for_embedding", account_for_embedding, "Count the embedding as a layer when layers are split evenly.",
-      "account-for-embedding-in-pipeline-split");
-    v("account_for_loss", account_for_loss, "Count output layer and loss as a layer when layers are split evenly.",
-      "account-for-loss-in-pipeline-split");
-    v("standalone_embedding_stage", standalone_embedding_stage, "Give the first stage the embedding and no layers.",
-      "standalone-embedding-stage");
-    v("pp_schedule", pp_schedule,
-      "gpipe, 1f1b, interleaved, zb-h1, zb-v, auto (the fastest in simulation), or a file; empty: 1f1b, or interleaved "
-      "where vpp > 1.",
-      "schedule", "pp-schedule");
-    v("pp_memory_limit", pp_memory_limit, "Bytes of activations that a schedule chosen by auto may hold; 0: any.");
-    v("pp_communication", pp_communication,
-      "Messages between stages: overlapped (with computation), batched (send and receive as one) or unbatched.",
-      "pp-communication");
-    v("microbatch_group_size", microbatch_group_size,
-      "Interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
-      "microbatch-group-size-per-virtual-pipeline-stage");
-    v("variable_seq_lengths", variable_seq_lengths, "Exchange the shape of each message before it.",
-      "variable-seq-lengths");
-    v("scatter_gather", scatter_gather,
-      "Send each tp rank's share of an activation and gather on arrival; sp does the same by itself.",
-      "scatter-gather-tensors-in-pipeline");
-    v("launch", launch,
-      "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch");
-    v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend");
-    v("device", device, "cpu or cuda.", "device");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.");
-    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.");
   }
 };
 
