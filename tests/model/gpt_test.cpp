@@ -1,48 +1,23 @@
 #include "megatron/model/gpt.h"
 
-#include <ATen/ops/randint.h>
 #include <gmock/gmock.h>
 
 #include "megatron/base/error.h"
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/parallel/backward.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/model/small_gpt.h"
 
 namespace megatron::model {
 namespace {
 
 using megatron::testing::DenseGpt;
 using megatron::testing::make_store;
+using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::slice_of;
+using megatron::testing::small;
 using megatron::testing::Tensors;
-
-/// Two layers of four heads; 12 rows of embedding for 10 tokens, so that padding is there.
-GptOptions small() {
-  GptOptions options;
-  options.shape = {.num_layers = 2,
-                   .hidden = 16,
-                   .num_heads = 4,
-                   .ffn_hidden = 24,
-                   .vocab = 10,
-                   .padded_vocab = 12,
-                   .max_positions = 8};
-  options.loss_chunk_tokens = 5;
-  options.seed = 77;
-  return options;
-}
-
-Batch random_batch(std::int64_t vocab, std::int64_t b = 2, std::int64_t s = 7) {
-  auto generator = at::detail::createCPUGenerator(3);
-  Batch batch;
-  batch.tokens_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
-  batch.labels_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
-  batch.loss_mask_bs = at::ones({b, s}, at::kDouble);
-  batch.loss_mask_bs[0][2] = 0;
-  batch.sample_ids = at::arange(b, at::kLong) * 5 + 11;
-  return batch;
-}
 
 /// Sample 1 holds two documents: the second begins at `start`, with positions and attention of its own.
 void pack_documents(Batch& batch, std::int64_t start) {

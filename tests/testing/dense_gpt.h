@@ -110,11 +110,13 @@ class DenseGpt {
   Tensors w_;
 };
 
-/// A store for rank k of t, its values replaced by slices of `weights` where that names them.
+/// A store for rank k of t of the whole model or of one rank's `parts` of it, its values replaced by slices of
+/// `weights` where that names them.
 inline parallel::ParameterStore make_store(const plan::GptShape& shape, int t, int k, const Tensors& weights = {},
                                            at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234,
-                                           at::Device device = at::kCPU) {
-  const auto specs = plan::gpt_parameters(shape, t, k);
+                                           at::Device device = at::kCPU, std::vector<plan::StagePart> parts = {}) {
+  if (parts.empty()) parts = {plan::whole_model(shape.num_layers)};
+  const auto specs = plan::gpt_parameters(shape, t, k, parts);
   parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, device, seed);
   for (const auto& parameter : store.all()) {
     const auto found = weights.find(parameter->spec.name);
