@@ -107,6 +107,7 @@ class GlooWork : public Work {
     const auto start = Clock::now();
     std::string what;
     while (true) {
+      const bool ended = work.isCompleted();  // then what wait() throws is the work's own error, and not our patience
       try {
         work.wait(milliseconds(250));
         return;
@@ -114,12 +115,11 @@ class GlooWork : public Work {
         what = e.what();
       }
       const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-      const bool broken = work.isCompleted();
-      if (!broken && !watch.troubled() && waited < member_->world->timeout) continue;
+      if (!ended && !watch.troubled() && waited < member_->world->timeout) continue;
       const std::string why = watch.troubled() ? watch.trouble() : watch.explain(member_->watched, sequence_, waited);
       const double seconds = std::chrono::duration<double>(waited).count();
       throw PeerError(concat(name_, " #", sequence_, " of ranks ", member_->ranks(), " failed after ", seconds,
-                             " s: ", why, broken ? concat("\n  transport: ", what.substr(0, what.find('\n'))) : ""));
+                             " s: ", why, ended ? concat("\n  transport: ", what.substr(0, what.find('\n'))) : ""));
     }
   }
 
@@ -248,11 +248,13 @@ class GlooBackend final : public Backend {
 
   WorkHandle send(at::Tensor tensor, int destination, int tag) override {
     std::vector<at::Tensor> tensors{as_bytes(tensor)};
-    return start_peer("send to", destination, tag, m_->group->send(tensors, destination, tag), tensors[0]);
+    return start_peer(
+        "send to", destination, tag, [&] { return m_->group->send(tensors, destination, tag); }, tensors[0]);
   }
   WorkHandle recv(at::Tensor tensor, int source, int tag) override {
     std::vector<at::Tensor> tensors{as_bytes(tensor)};
-    return start_peer("recv from", source, tag, m_->group->recv(tensors, source, tag), tensors[0]);
+    return start_peer(
+        "recv from", source, tag, [&] { return m_->group->recv(tensors, source, tag); }, tensors[0]);
   }
 
   std::shared_ptr<Backend> split(const std::vector<int>& ranks) override;
@@ -273,10 +275,19 @@ class GlooBackend final : public Backend {
     options.reduceOp = to_c10d(op);
     return start(name, m_->group->allreduce(tensors, options), std::move(finally));
   }
-  WorkHandle start_peer(const char* verb, int peer, int tag, c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor) {
+  template <class Post>
+  WorkHandle start_peer(const char* verb, int peer, int tag, const Post& post, at::Tensor tensor) {
     const int world_rank = m_->world_ranks[static_cast<std::size_t>(peer)];
-    return std::make_shared<GlooPeerWork>(m_, concat(verb, " rank ", world_rank, ", tag ", tag), world_rank,
-                                          std::move(work), std::move(tensor));
+    const std::string name = concat(verb, " rank ", world_rank, ", tag ", tag);
+    try {
+      return std::make_shared<GlooPeerWork>(m_, name, world_rank, post(), std::move(tensor));
+    } catch (const std::exception& e) {  // the connection is gone before the message begins
+      const std::string what = e.what();
+      const PeerWatch& watch = *m_->world->watch;
+      throw PeerError(concat(name,
+                             " failed: ", watch.troubled() ? watch.trouble() : concat("rank ", world_rank, " is gone"),
+                             "\n  transport: ", what.substr(0, what.find('\n'))));
+    }
   }
 
   std::shared_ptr<GlooMember> m_;
