@@ -43,7 +43,7 @@ TEST(TrainStep, EveryRankLearnsThatOneWasAskedToStop) {
     };
     EXPECT_FALSE(engine.step(1, batch, 0, false).stop);
     EXPECT_TRUE(engine.step(1, batch, 0, world.rank() == 2).stop) << "rank " << world.rank();
-    EXPECT_TRUE(evaluate(engine.model, engine.context, 1, batch, world.rank() == 1).stop) << "rank " << world.rank();
+    EXPECT_TRUE(evaluate(engine.pipeline, engine.context, 1, batch, world.rank() == 1).stop) << "rank " << world.rank();
   });
 }
 
@@ -79,7 +79,7 @@ TEST(Evaluation, IsTheMeanOverTokensWithoutDropoutInEveryLayout) {
       kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
       const auto samples = plan::batch_plan(0, 4, 1, ranks, engine.context.index(plan::Axis::Dp)).microbatches;
-      const Evaluation evaluation = evaluate(engine.model, engine.context, samples.size(), [&](std::size_t m) {
+      const Evaluation evaluation = evaluate(engine.pipeline, engine.context, samples.size(), [&](std::size_t m) {
         return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, run.config.train.seed,
                                at::kCPU);
       });

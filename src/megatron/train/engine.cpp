@@ -4,6 +4,7 @@
 
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/stages.h"
 
 namespace megatron::train {
 namespace {
@@ -40,9 +41,28 @@ model::GptOptions model_options(const plan::ResolvedRun& run) {
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
   const auto bucket_size = plan::bucket_elements(config.optimizer, context.grid().size(plan::Axis::Dp));
-  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp));
+  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
+                                    plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
   auto layout = plan::buffer_layout(specs, bucket_size);
   return {std::move(specs), std::move(layout), scalar_type(config), context.device(), config.train.seed};
+}
+
+std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                    const parallel::ParameterStore& parameters) {
+  std::vector<model::Gpt> stages;
+  for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)))
+    stages.emplace_back(model_options(run), part, parameters, context.group(plan::Axis::Tp));
+  return stages;
+}
+
+optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                             const parallel::ParameterStore& parameters) {
+  const auto holders = optim::embedding_group(context.group(plan::Axis::Pp), run.placement.rank_of(0),
+                                              run.placement.rank_of(run.placement.num_stages() - 1));
+  std::vector<optim::SharedParameter> shared;
+  if (run.shape.tied_output && holders.size() > 1)
+    shared.push_back({parameters.get("embedding.word_embeddings.weight"), holders});
+  return {parameters, run.config.parallel.sp ? context.group(plan::Axis::Tp) : comm::Group(), std::move(shared)};
 }
 
 }  // namespace
@@ -54,13 +74,15 @@ at::ScalarType scalar_type(const config::RunConfig& config) {
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
     : context(run.grid, std::move(world), device),
       parameters(make_parameters(run, context)),
-      model(model_options(run), parameters, context.group(plan::Axis::Tp)),
+      stages(make_stages(run, context, parameters)),
       reducer(parameters, context.group(plan::Axis::Dp), run.config.optimizer.overlap_grad_reduce),
+      shared(make_shared_gradients(run, context, parameters)),
       optimizer(parameters, {.beta1 = run.config.optimizer.adam_beta1,
                              .beta2 = run.config.optimizer.adam_beta2,
                              .eps = run.config.optimizer.adam_eps,
                              .weight_decay = run.config.optimizer.weight_decay}),
-      step(model, parameters, context, reducer, optimizer,
+      pipeline(run, context, parameters, stages, reducer),
+      step(pipeline, parameters, context, reducer, shared, optimizer,
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2}) {}
 

@@ -1,26 +1,33 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "megatron/model/gpt.h"
 #include "megatron/optim/optimizer.h"
+#include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/pipeline.h"
 #include "megatron/train/step.h"
 
 namespace megatron::train {
 
 /// What one rank computes with. Members are in the order of their construction; later ones refer to earlier ones.
 struct Engine {
-  /// Collective over `world`: builds the groups. Weights need no communication.
+  /// Collective over `world`: builds the groups and connects the pipeline. Weights need no communication. Keeps a
+  /// reference to `run`.
   Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
-  model::Gpt model;
+  std::vector<model::Gpt> stages;  ///< of this pipeline rank, in the placement's order
   optim::GradientReducer reducer;
+  optim::SharedGradients shared;
   optim::AdamW optimizer;
+  Pipeline pipeline;
   TrainStep step;
 };
 

@@ -22,7 +22,7 @@ std::int64_t counter(const checkpoint::Metadata& metadata, const std::string& na
 }  // namespace
 
 std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine) {
-  const auto& shape = engine.model.options().shape;
+  const auto& shape = engine.stages.front().options().shape;
   const auto& store = engine.parameters;
   std::vector<checkpoint::ShardedTensor> tensors;
   for (const auto& slot : store.layout().slots) {

@@ -1,7 +1,5 @@
 #include "megatron/train/step.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -28,11 +26,16 @@ struct LossTotal {
   bool stop = false;
 };
 
-// Sums over all ranks of the world, counting each microbatch once: its tensor-parallel ranks all hold its loss.
-LossTotal total_over_world(const std::vector<at::Tensor>& sums, double count, bool stop,
-                           const parallel::ParallelContext& context) {
+// Adds up the losses of a program; the first wait for the device in a step.
+double sum_of(const pipeline::Result& result) {
   double sum = 0;
-  for (const auto& loss : sums) sum += loss.item<double>();  // the first wait for the device in the step
+  for (const auto& loss : result.loss_sums) sum += loss.item<double>();
+  return sum;
+}
+
+// Sums over all ranks of the world, counting each microbatch once: the tensor-parallel ranks of the last stage all hold
+// its loss, those of the other stages none.
+LossTotal total_over_world(double sum, double count, bool stop, const parallel::ParallelContext& context) {
   const bool counted = context.is_first(plan::Axis::Tp);
   const auto total = context.world().all_reduce_scalars({counted ? sum : 0.0, counted ? count : 0.0, stop ? 1.0 : 0.0});
   return {.sum = total[0], .count = total[1], .stop = total[2] > 0};
@@ -42,38 +45,31 @@ double mean_scale(double count) { return count > 0 ? 1 / count : 0; }
 
 }  // namespace
 
-TrainStep::TrainStep(const model::Gpt& model, const parallel::ParameterStore& parameters,
-                     const parallel::ParallelContext& context, optim::GradientReducer& reducer, optim::AdamW& optimizer,
-                     StepOptions options)
-    : model_(model),
+TrainStep::TrainStep(Pipeline& pipeline, const parallel::ParameterStore& parameters,
+                     const parallel::ParallelContext& context, optim::GradientReducer& reducer,
+                     const optim::SharedGradients& shared, optim::AdamW& optimizer, StepOptions options)
+    : pipeline_(pipeline),
       parameters_(parameters),
       context_(context),
       reducer_(reducer),
+      shared_(shared),
       optimizer_(optimizer),
       options_(options) {}
 
 StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
                                  bool stop) {
   StepResult result;
-  std::vector<at::Tensor> sums;
-  double count = 0;
   reducer_.begin_step(num_microbatches);
-  for (int m = 0; m < num_microbatches; ++m) {
-    model::LossSum loss;
-    {
-      const Timed timed(result.times.forward_s);
-      loss = model_.loss(microbatch(static_cast<std::size_t>(m)), /*training=*/true);
-    }
-    const Timed timed(result.times.backward_s);
-    loss.sum.backward();  // gradients of the sum over tokens; each bucket's reduction over dp starts by itself
-    sums.push_back(loss.sum.detach());
-    count += loss.count;
-  }
+  // Gradients of the sum over tokens; each bucket's reduction over dp starts by itself.
+  const pipeline::Result run = pipeline_.train(num_microbatches, microbatch);
+  result.times.forward_s = run.forward_s;
+  result.times.backward_s = run.backward_s;
   LossTotal total;
   {
     const Timed timed(result.times.reduce_s);
-    reducer_.finish();                                      // over dp
-    total = total_over_world(sums, count, stop, context_);  // three numbers, over the world
+    reducer_.finish();                                                 // over dp
+    shared_.sum();                                                     // over tp, and the holders of copies
+    total = total_over_world(sum_of(run), run.count, stop, context_);  // three numbers, over the world
   }
   const Timed timed(result.times.optimizer_s);
   const double to_mean = mean_scale(total.count);
@@ -93,17 +89,18 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
 
 double Evaluation::perplexity() const { return std::exp(std::min(20.0, loss)); }
 
-Evaluation evaluate(const model::Gpt& model, const parallel::ParallelContext& context, std::size_t num_microbatches,
+Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context, std::size_t num_microbatches,
                     const MicrobatchSource& microbatch, bool stop) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums;
-  double count = 0;
-  for (std::size_t m = 0; m < num_microbatches; ++m) {
-    const auto loss = model.loss(microbatch(m), /*training=*/false);
-    sums.push_back(loss.sum);
-    count += loss.count;
+  // A validation may have any number of microbatches; a program of a few fills the pipeline as well.
+  constexpr std::size_t kMostAtOnce = 256;
+  double sum = 0, count = 0;
+  for (std::size_t first = 0; first < num_microbatches; first += kMostAtOnce) {
+    const auto here = static_cast<int>(std::min(kMostAtOnce, num_microbatches - first));
+    const auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
+    sum += sum_of(result);
+    count += result.count;
   }
-  const auto total = total_over_world(sums, count, stop, context);
+  const auto total = total_over_world(sum, count, stop, context);
   return {.loss = total.sum * mean_scale(total.count), .tokens = total.count, .stop = total.stop};
 }
 

@@ -1,9 +1,8 @@
 #pragma once
-#include <functional>
-
-#include "megatron/model/gpt.h"
 #include "megatron/optim/optimizer.h"
+#include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/train/pipeline.h"
 
 namespace megatron::train {
 
@@ -12,7 +11,7 @@ struct StepOptions {
   optim::NormKind clip_norm = optim::NormKind::L2;
 };
 
-/// Seconds that this rank spent in each part of a step.
+/// Seconds that this rank spent in each part of a step; the rest of it waited for other stages.
 struct StepTimes {
   double forward_s = 0, backward_s = 0;
   double reduce_s = 0;     ///< waiting for gradients after the last backward
@@ -29,15 +28,13 @@ struct StepResult {
   StepTimes times;
 };
 
-/// Microbatch `m` of the step on this rank.
-using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
-
-/// One optimizer step: forward and backward of every microbatch, reduction over dp, clipping over the model, update.
+/// One optimizer step: forward and backward of every microbatch through the pipeline, reduction over dp, sums of what
+/// ranks of one model copy share, clipping over the model, update.
 class TrainStep {
  public:
   /// Keeps references to all but `options`; they must outlive it.
-  TrainStep(const model::Gpt& model, const parallel::ParameterStore& parameters,
-            const parallel::ParallelContext& context, optim::GradientReducer& reducer, optim::AdamW& optimizer,
+  TrainStep(Pipeline& pipeline, const parallel::ParameterStore& parameters, const parallel::ParallelContext& context,
+            optim::GradientReducer& reducer, const optim::SharedGradients& shared, optim::AdamW& optimizer,
             StepOptions options);
 
   /// Collective over the world. `stop`: this rank was asked to stop; told to all ranks in the same message as the loss.
@@ -45,10 +42,11 @@ class TrainStep {
                         bool stop = false);
 
  private:
-  const model::Gpt& model_;
+  Pipeline& pipeline_;
   const parallel::ParameterStore& parameters_;
   const parallel::ParallelContext& context_;
   optim::GradientReducer& reducer_;
+  const optim::SharedGradients& shared_;
   optim::AdamW& optimizer_;
   StepOptions options_;
 };
@@ -62,7 +60,7 @@ struct Evaluation {
 };
 
 /// Loss without dropout or gradients over `num_microbatches` of every data-parallel rank. Collective over the world.
-Evaluation evaluate(const model::Gpt& model, const parallel::ParallelContext& context, std::size_t num_microbatches,
+Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context, std::size_t num_microbatches,
                     const MicrobatchSource& microbatch, bool stop = false);
 
 }  // namespace megatron::train

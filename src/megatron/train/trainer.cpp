@@ -48,6 +48,7 @@ class Run {
     if (config_.train.eval_interval > 0)
       valid_data_.emplace(open_dataset(dataset_spec(run, data::SplitPart::Valid), run, eod, world, device));
     if (loaded_from_) state_ = load_run(*loaded_from_, engine_);
+    engine_.shared.check_copies();
     world.barrier();  // nobody writes before everybody has read
     if (world.rank() == 0) open_folder();
   }
@@ -64,6 +65,7 @@ class Run {
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
     }
+    write_trace();
     return is_done() && !validation_is_due() ? Outcome::Done : Outcome::Interrupted;
   }
 
@@ -82,14 +84,21 @@ class Run {
     save_run(save_folder(config_), state_, engine_, recipe_, static_cast<int>(config_.checkpoint.keep_last));
   }
 
+  // The timeline of the last step. Collective over the pipeline of the ranks that measured it.
+  void write_trace() {
+    if (!engine_.pipeline.measures()) return;
+    const auto timeline = engine_.pipeline.timeline();
+    if (timeline && log_) log_->message(" > " + write_timeline(*timeline, run_, config_.log.trace));
+  }
+
   void open_folder() {
     fs::create_directories(config_.train.out);
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
     const plan::RankGrid& grid = run_.grid;
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
-                         grid.size(plan::Axis::Tp), " x dp ", grid.size(plan::Axis::Dp), ", ", config_.train.dtype,
-                         " on ", config_.parallel.device));
+                         grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
+                         grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
     for (const std::string& warning : warnings_) log_->message(" > " + warning);
     if (loaded_from_)
       log_->message(concat(" > resumed from ", loaded_from_->string(), " at iteration ", state_.iteration, ", ",
@@ -135,7 +144,7 @@ class Run {
     const std::int64_t first = (state_.iteration - 1) / config_.train.eval_interval * samples_of_a_validation(config_);
     const auto samples = microbatches(first, samples_of_a_validation(config_));
     const Evaluation evaluation = evaluate(
-        engine_.model, engine_.context, samples.size(), [&](std::size_t m) { return valid_data_->get(samples[m]); },
+        engine_.pipeline, engine_.context, samples.size(), [&](std::size_t m) { return valid_data_->get(samples[m]); },
         stop_requested_());
     state_.validated_iteration = state_.iteration;
     if (log_) log_->validation(state_, evaluation);

@@ -1,0 +1,184 @@
+#include "megatron/train/pipeline.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/schedule/draw.h"
+
+namespace megatron::train {
+namespace {
+
+using schedule::Kind;
+
+// The microbatches of one program: each is made once and let go when the rank's last stage has had it.
+class Microbatches {
+ public:
+  Microbatches(const MicrobatchSource& source, std::size_t num_microbatches, std::size_t num_stages)
+      : source_(source), batches_(num_microbatches), uses_left_(num_microbatches, num_stages) {}
+
+  const model::Batch& look_at(std::size_t m) {
+    if (!batches_[m]) batches_[m] = source_(m);
+    return *batches_[m];
+  }
+  model::Batch take(std::size_t m) {
+    look_at(m);
+    return --uses_left_[m] == 0 ? std::move(*std::exchange(batches_[m], std::nullopt)) : *batches_[m];
+  }
+
+ private:
+  const MicrobatchSource& source_;
+  std::vector<std::optional<model::Batch>> batches_;
+  std::vector<std::size_t> uses_left_;
+};
+
+// Shape of what goes from stage to stage on one tensor-parallel rank.
+std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t seq_length, std::int64_t micro_batch) {
+  const std::int64_t parts = run.config.parallel.sp ? run.grid.size(plan::Axis::Tp) : 1;
+  return {seq_length / parts, micro_batch, run.shape.hidden};
+}
+
+class GptStage final : public pipeline::Stage {
+ public:
+  GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
+           bool training)
+      : model_(model), run_(run), part_(part), batches_(batches), training_(training) {}
+
+  pipeline::Output forward(int microbatch, at::Tensor x) override {
+    const model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
+    if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
+    auto loss = model_.loss(std::move(x), batch, training_);
+    return {std::move(loss.sum), loss.count};
+  }
+  std::vector<std::int64_t> boundary_shape(int microbatch) const override {
+    const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
+    return boundary(run_, tokens_bs.size(1), tokens_bs.size(0));
+  }
+
+ private:
+  const model::Gpt& model_;
+  const plan::ResolvedRun& run_;
+  const plan::StagePart& part_;
+  Microbatches& batches_;
+  const bool training_;
+};
+
+pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                         const parallel::ParameterStore& parameters) {
+  const comm::Group& pp = context.group(plan::Axis::Pp);
+  if (pp.size() == 1) return {};
+  const config::RunConfig& config = run.config;
+  return {run.placement,
+          pp,
+          context.group(plan::Axis::Tp),
+          {.shape = boundary(run, config.data.seq_length, config.train.micro_batch_size),
+           .tensor = parameters.values().options(),
+           .shapes_vary = config.parallel.variable_seq_lengths,
+           .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};
+}
+
+// Of the values that `seconds` has; 0 where it has none.
+double median(std::vector<double> seconds) {
+  if (seconds.empty()) return 0;
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
+}
+
+// `costs` with the time that each stage's operations took.
+schedule::Costs with_measured_times(schedule::Costs costs, const schedule::Timeline& timeline) {
+  const auto num_stages = static_cast<std::size_t>(timeline.placement.num_stages());
+  std::vector<std::vector<double>> forward(num_stages), whole(num_stages), input(num_stages), weight(num_stages);
+  for (const auto& slots : timeline.ranks) {
+    for (const schedule::Slot& slot : slots) {
+      const auto stage = static_cast<std::size_t>(slot.op.stage);
+      const double seconds = slot.end - slot.start;
+      if (slot.op.kind == Kind::Forward) forward[stage].push_back(seconds);
+      if (slot.op.kind == Kind::Backward) whole[stage].push_back(seconds);
+      if (slot.op.kind == Kind::BackwardInput) input[stage].push_back(seconds);
+      if (slot.op.kind == Kind::BackwardWeight) weight[stage].push_back(seconds);
+    }
+  }
+  costs.forward.resize(num_stages);
+  costs.backward_input.resize(num_stages);
+  costs.backward_weight.resize(num_stages);
+  for (std::size_t stage = 0; stage < num_stages; ++stage) {
+    costs.forward[stage] = median(forward[stage]);
+    // A whole backward takes both.
+    costs.backward_input[stage] = input[stage].empty() ? median(whole[stage]) : median(input[stage]);
+    costs.backward_weight[stage] = median(weight[stage]);
+  }
+  costs.latency = costs.message_bytes = costs.bandwidth = 0;
+  return costs;
+}
+
+}  // namespace
+
+Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                   const parallel::ParameterStore& parameters, const std::vector<model::Gpt>& stages,
+                   optim::GradientReducer& reducer)
+    : run_(run),
+      context_(context),
+      parameters_(parameters),
+      stages_(stages),
+      reducer_(reducer),
+      measures_(!run.config.log.trace.empty() && context.is_first(plan::Axis::Tp) && context.is_first(plan::Axis::Dp)),
+      link_(make_link(run, context, parameters)) {}
+
+pipeline::Result Pipeline::execute(const schedule::Program& program, bool training,
+                                   const MicrobatchSource& microbatch) {
+  const int rank = context_.index(plan::Axis::Pp);
+  Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
+  std::vector<GptStage> stages;
+  std::vector<pipeline::Stage*> pointers;
+  stages.reserve(stages_.size());
+  for (std::size_t k = 0; k < stages_.size(); ++k) {
+    const auto stage = static_cast<std::size_t>(run_.placement.stages_of(rank)[k]);
+    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training));
+  }
+  pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
+                        .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
+  if (training && measures_) {
+    measured_ = &program;
+    recorder_.begin(context_.group(plan::Axis::Pp));
+    hooks.observe = std::ref(recorder_);
+  }
+  return pipeline::run(program, rank, pointers, link_, hooks);
+}
+
+pipeline::Result Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch) {
+  auto found = training_.find(num_microbatches);
+  if (found == training_.end())
+    found = training_.emplace(num_microbatches, plan::pipeline_program(run_, num_microbatches)).first;
+  return execute(found->second, /*training=*/true, microbatch);
+}
+
+pipeline::Result Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {
+  auto found = evaluation_.find(num_microbatches);
+  if (found == evaluation_.end())
+    found = evaluation_.emplace(num_microbatches, plan::evaluation_program(run_, num_microbatches)).first;
+  return execute(found->second, /*training=*/false, microbatch);
+}
+
+std::optional<schedule::Timeline> Pipeline::timeline() const {
+  if (!measured_) return std::nullopt;
+  return recorder_.gather(*measured_, plan::stage_costs(run_.config, run_.shape, run_.parts),
+                          context_.group(plan::Axis::Pp));
+}
+
+std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run,
+                           const std::filesystem::path& path) {
+  const auto costs = with_measured_times(plan::stage_costs(run.config, run.shape, run.parts), measured);
+  const auto simulated = schedule::simulate(plan::pipeline_program(run, measured.num_microbatches), costs);
+  write_file(path, schedule::chrome_trace(measured));
+  write_file(path.string() + ".svg",
+             schedule::draw_svg(simulated, "simulated with the measured times of operations, and measured", &measured));
+  return concat("timeline in ", path.string(), " and .svg: ", 1e3 * measured.makespan, " ms, simulated with the same ",
+                "operations ", 1e3 * simulated.makespan, " ms; bubble ", 100 * measured.bubble, " % and ",
+                100 * simulated.bubble, " %");
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,63 @@
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "megatron/model/gpt.h"
+#include "megatron/optim/optimizer.h"
+#include "megatron/parallel/context.h"
+#include "megatron/pipeline/link.h"
+#include "megatron/pipeline/run.h"
+#include "megatron/pipeline/timeline.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::train {
+
+/// Microbatch `m` of the step on this rank. Asked once for each on every rank, whatever its stages.
+using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
+
+/// Takes the microbatches of a step, or of an evaluation, through the stages of the model: executes the plan's programs
+/// on this rank. With one pipeline rank the program is accumulation; there is no other path.
+class Pipeline {
+ public:
+  /// `stages`: of this rank, in the order of run.placement. Keeps references to all; they must outlive it. Collective
+  /// over the pipeline.
+  Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+           const parallel::ParameterStore& parameters, const std::vector<model::Gpt>& stages,
+           optim::GradientReducer& reducer);
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  /// Forward and backward of every microbatch; the reducer's step has begun. Collective over the model.
+  pipeline::Result train(int num_microbatches, const MicrobatchSource& microbatch);
+  /// Forward without dropout and without gradients. Collective over the model.
+  pipeline::Result evaluate(int num_microbatches, const MicrobatchSource& microbatch);
+
+  /// Whether this rank measures the timeline (log.trace): those of the first pipeline do, in every step.
+  bool measures() const { return measures_; }
+  /// Of the last step; nothing before the first. Collective over the pipeline of a rank that measures.
+  std::optional<schedule::Timeline> timeline() const;
+
+ private:
+  pipeline::Result execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch);
+
+  const plan::ResolvedRun& run_;
+  const parallel::ParallelContext& context_;
+  const parallel::ParameterStore& parameters_;
+  const std::vector<model::Gpt>& stages_;
+  optim::GradientReducer& reducer_;
+  const bool measures_;
+  pipeline::Link link_;
+  pipeline::Recorder recorder_;
+  const schedule::Program* measured_ = nullptr;             // the program of the last step
+  std::map<int, schedule::Program> training_, evaluation_;  // by number of microbatches: the batch may grow
+};
+
+/// Writes the timeline as Chrome trace to `path`, and a drawing of it beside the simulation with the measured times of
+/// its operations to `path`.svg. Returns one line that says what they show.
+std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run,
+                           const std::filesystem::path& path);
+
+}  // namespace megatron::train
