@@ -84,12 +84,12 @@ at::Tensor Group::all_gather(const at::Tensor& local, std::int64_t dim) const {
           concat("dim ", dim, " of ", describe(local)));
   if (dim == 0) {
     shape[0] *= size();
-    const at::Tensor out = at::empty(shape, part.options());
+    at::Tensor out = at::empty(shape, part.options());
     all_gather_async(out, part)->wait();
     return out;
   }
   shape.insert(shape.begin(), size());
-  const at::Tensor out = at::empty(shape, part.options());
+  at::Tensor out = at::empty(shape, part.options());
   all_gather_async(out, part)->wait();
   return at::cat(out.unbind(0), dim);
 }
@@ -112,7 +112,7 @@ at::Tensor Group::reduce_scatter(const at::Tensor& full, std::int64_t dim, Reduc
   std::vector<std::int64_t> shape(full.sizes().begin(), full.sizes().end());
   shape[static_cast<std::size_t>(dim)] /= size();
   const at::Tensor in = dim == 0 ? full.contiguous() : at::cat(full.chunk(size(), dim), 0);
-  const at::Tensor out = at::empty(shape, full.options());
+  at::Tensor out = at::empty(shape, full.options());
   reduce_scatter_async(out, in, op)->wait();
   return out;
 }
@@ -137,7 +137,7 @@ WorkHandle Group::all_to_all_async(const at::Tensor& out, const at::Tensor& in) 
 at::Tensor Group::all_to_all(const at::Tensor& in) const {
   if (size() == 1) return in;
   const c10::NoGradGuard no_grad;
-  const at::Tensor out = at::empty_like(in, in.options(), at::MemoryFormat::Contiguous);
+  at::Tensor out = at::empty_like(in, in.options(), at::MemoryFormat::Contiguous);
   all_to_all_async(out, in.contiguous())->wait();
   return out;
 }

@@ -58,7 +58,7 @@ std::vector<std::string> environment_with(const Environment& changes) {
     const std::string text = *entry;
     if (!changes.contains(text.substr(0, text.find('=')))) result.push_back(text);
   }
-  for (const auto& [name, value] : changes) result.push_back(name + "=" + value);
+  for (const auto& [name, value] : changes) result.push_back(concat(name, "=", value));
   return result;
 }
 
@@ -167,7 +167,7 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
     close(error_pipe[0]);
     throw std::runtime_error(concat("launch: cannot start a process: ", std::strerror(errno)));
   }
-  const LaunchResult result = supervise(children, signals, options);
+  LaunchResult result = supervise(children, signals, options);
   int error = 0;
   const bool not_run = read(error_pipe[0], &error, sizeof error) == sizeof error;
   close(error_pipe[0]);
