@@ -165,7 +165,8 @@ struct TrainConfig {
       "recompute-method");
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
-    v("recompute_modules", recompute_modules, "selective: core_attn, layernorm, mlp.", "recompute-modules");
+    v("recompute_modules", recompute_modules, "selective: core_attn, mlp; layernorm is always computed again.",
+      "recompute-modules");
     v("distribute_saved_activations", distribute_saved_activations,
       "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
     v("kernels", kernels, "Instruction set of the kernels: auto, avx512, avx2 or reference.");
