@@ -151,6 +151,13 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
          c.parallel.sp = true;
          c.data.seq_length = 126;
        }},
+      {"data.seq_length must divide by parallel.tp",
+       [](RunConfig& c) {
+         c.parallel.tp = c.parallel.world_size = 4;
+         c.train.recompute = "full";
+         c.train.distribute_saved_activations = true;
+         c.data.seq_length = 126;
+       }},
       {"train.recompute ", [](RunConfig& c) { c.train.recompute = "some"; }},
       {"train.recompute_method", [](RunConfig& c) { c.train.recompute_method = "all"; }},
       {"train.recompute_num_layers", [](RunConfig& c) { c.train.recompute_num_layers = -1; }},

@@ -244,9 +244,11 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
                 concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
                 concat("--model.vocab-size ", facts.tokenizer_vocab));
   const int tp = config.parallel.tp;
-  rules.require(!config.parallel.sp || config.data.seq_length % tp == 0,
-                "data.seq_length must divide by parallel.tp where parallel.sp is on.",
-                concat(config.data.seq_length, " tokens, tp ", tp));
+  const bool by_sequence = config.parallel.sp || config.train.distribute_saved_activations;
+  rules.require(
+      !by_sequence || config.data.seq_length % tp == 0,
+      "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
+      concat(config.data.seq_length, " tokens, tp ", tp));
   rules.require(model.num_attention_heads % tp == 0, "model.num_attention_heads must divide by parallel.tp.",
                 concat(model.num_attention_heads, " heads, tp ", tp));
   rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
