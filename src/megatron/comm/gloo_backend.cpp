@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -348,6 +349,7 @@ std::string address_towards(const std::string& host, int port) {
 
 Group join_world(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<::gloo::transport::Device> device, int rank,
                  int size, bool keeps_store, milliseconds timeout) {
+  std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to a peer that is gone: that shall be an error, not the end
   auto world = std::make_shared<GlooWorld>();
   world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store), rank, size, keeps_store);
   world->store = std::move(store);
