@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace megatron::train {
+
+/// How one training is spread over ranks.
+struct Layout {
+  int tp = 1, pp = 1, vpp = 1, dp = 1;
+  std::int64_t micro_batch = 1;
+  bool sp = false;
+  std::string schedule = {}, communication = "overlapped", recompute = "none";
+  bool shapes_vary = false, scatter_gather = true, gloo = false;
+
+  int ranks() const { return tp * pp * dp; }
+};
+
+inline std::string name_of(const Layout& layout) {
+  std::string name = "tp" + std::to_string(layout.tp);
+  if (layout.sp) name += "_sp";
+  name += "_pp" + std::to_string(layout.pp);
+  if (layout.vpp > 1) name += "_vpp" + std::to_string(layout.vpp);
+  name += "_dp" + std::to_string(layout.dp) + "_mbs" + std::to_string(layout.micro_batch);
+  if (!layout.schedule.empty()) name += "_" + layout.schedule;
+  if (layout.pp > 1) name += "_" + layout.communication;
+  if (layout.recompute != "none") name += "_" + layout.recompute;
+  if (layout.shapes_vary) name += "_varying";
+  if (!layout.scatter_gather) name += "_whole";
+  if (layout.gloo) name += "_gloo";
+  for (char& c : name)
+    if (c == '-') c = '_';
+  return name;
+}
+
+/// Tensor and data parallelism, each pipeline schedule, each communication, sequence parallelism, recomputation, and
+/// what they are together. Four layers, a global batch of eight.
+inline std::vector<Layout> layouts() {
+  std::vector<Layout> all;
+  for (const int tp : {1, 2, 4})
+    for (const int dp : {1, 2, 4})
+      for (const std::int64_t micro_batch : {1, 2}) all.push_back({.tp = tp, .dp = dp, .micro_batch = micro_batch});
+  all.push_back({.micro_batch = 4});
+  for (const int tp : {2, 4}) all.push_back({.tp = tp, .micro_batch = 2, .sp = true});
+  all.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
+  for (const char* how : {"unbatched", "batched", "overlapped"}) {
+    for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) {
+      all.push_back({.pp = 2, .schedule = schedule, .communication = how});
+      all.push_back({.pp = 4, .micro_batch = 2, .schedule = schedule, .communication = how});
+    }
+    for (const char* schedule : {"interleaved", "zb-v"})
+      all.push_back({.pp = 2, .vpp = 2, .schedule = schedule, .communication = how});
+  }
+  all.push_back({.pp = 2, .micro_batch = 8});  // one microbatch
+  all.push_back({.pp = 4, .micro_batch = 4});  // fewer microbatches than stages
+  all.push_back({.pp = 2, .vpp = 2, .micro_batch = 4});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+  all.push_back({.pp = 2, .dp = 2, .schedule = "auto"});
+  all.push_back({.tp = 2, .pp = 2, .shapes_vary = true});
+  all.push_back({.tp = 2, .pp = 2, .scatter_gather = false});
+  all.push_back({.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .shapes_vary = true});
+  for (const char* recompute : {"selective", "full"}) {
+    all.push_back({.micro_batch = 2, .recompute = recompute});
+    all.push_back({.tp = 2, .pp = 2, .recompute = recompute});
+    all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = recompute});
+    all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = recompute});
+  }
+  for (const bool sp : {false, true}) {
+    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = sp});
+    all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = sp});
+    all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = sp, .schedule = "zb-v"});
+    all.push_back({.tp = 2, .pp = 4, .dp = 2, .sp = sp, .schedule = "zb-h1"});
+    all.push_back({.tp = 4, .pp = 2, .dp = 2, .sp = sp, .schedule = "gpipe", .communication = "batched"});
+  }
+  all.push_back({.pp = 4, .dp = 4, .micro_batch = 1});
+  all.push_back({.tp = 4, .pp = 4, .micro_batch = 1, .sp = true, .recompute = "full"});
+  all.push_back({.tp = 2, .micro_batch = 8, .gloo = true});
+  all.push_back({.dp = 2, .micro_batch = 4, .gloo = true});
+  all.push_back({.tp = 2, .dp = 2, .gloo = true});
+  all.push_back({.pp = 2, .schedule = "zb-h1", .gloo = true});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .gloo = true});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .communication = "batched", .gloo = true});
+  return all;
+}
+
+}  // namespace megatron::train
