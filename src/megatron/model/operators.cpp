@@ -42,20 +42,19 @@ parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
   return [x, norm] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon).y; };
 }
 
-/// A value that is made when it is first asked for in the backward pass and let go of when it is asked for the last
-/// time. The weight gradient that asks for it may be put off: it is not made twice then, but lives until that is done.
+/// A value that is made when it is first asked for in the backward pass. It lives as long as those who may ask: a
+/// weight gradient that is put off does not make it twice.
 template <class T>
 class MadeAgain {
  public:
-  MadeAgain(std::function<T()> make, int uses) : make_(std::move(make)), uses_(uses) {}
-  T get() {
+  explicit MadeAgain(std::function<T()> make) : make_(std::move(make)) {}
+  T& value() {
     if (!value_) value_ = without_autograd(std::exchange(make_, nullptr));
-    return --uses_ > 0 ? *value_ : *std::exchange(value_, std::nullopt);
+    return *value_;
   }
 
  private:
   std::function<T()> make_;
-  int uses_;
   std::optional<T> value_;
 };
 
@@ -120,9 +119,9 @@ Remakeable bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias
   std::function<at::Tensor()> u = [kept = made.u] { return kept; };
   parallel::Remake y = [kept = made.u, form] { return kernels::gelu(kept, form); };
   if (x_again) {
-    const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); }, 2);
-    u = [again] { return again->get().u; };
-    y = [again] { return again->get().y; };
+    const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); });
+    u = [again] { return std::move(again->value().u); };
+    y = [again] { return std::move(again->value().y); };
   }
   auto backward = [u = std::move(u), bias, form](const Gradients& grads) -> Gradients {
     auto dx = kernels::gelu_backward(grads[0].contiguous(), u(), form);
@@ -146,9 +145,9 @@ Remakeable self_attention(const at::Tensor& qkv, std::int64_t head_size, const k
       [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
   parallel::Remake remake;
   if (again) {
-    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend, 2);
-    forward = [remade] { return remade->get(); };
-    remake = [remade, shape] { return remade->get().out.view(shape); };
+    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
+    forward = [remade] { return remade->value(); };
+    remake = [remade, shape] { return remade->value().out.view(shape); };
   }
   auto backward = [kept, head_size, options, forward = std::move(forward)](const Gradients& grads) -> Gradients {
     const auto out = forward();

@@ -64,7 +64,7 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape&
   const Token token = token_of(config, shape);
   // Inputs, of the first and the third as the stream before the norm; then gradients of the four outputs.
   const std::int64_t inputs = 2 * token.stream + token.heads + token.inner;
-  const std::int64_t outputs = 3 * token.heads + token.inner + 2 * shape.hidden;
+  const std::int64_t outputs = 3 * token.heads + token.inner + 2 * token.stream;
   return tokens_of(config) * (inputs + outputs) * element_bytes(config);
 }
 

@@ -1,0 +1,176 @@
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "megatron/comm/local_backend.h"
+#include "megatron/plan/memory.h"
+#include "tests/model/small_gpt.h"
+
+// What the plan says that a stage keeps for its backward pass, against the bytes that it really keeps.
+namespace megatron::model {
+namespace {
+
+using megatron::testing::make_store;
+using megatron::testing::random_batch;
+using Layers = Recompute::Layers;
+
+/// Counts the bytes that tensors on the CPU hold.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t n) override {
+    struct Piece {
+      c10::DataPtr memory;
+      std::size_t size;
+      std::atomic<std::int64_t>* live;
+    };
+    auto* piece = new Piece{below_->allocate(n), n, &live_};
+    live_ += static_cast<std::int64_t>(n);
+    return {piece->memory.get(), piece,
+            [](void* p) {
+              const std::unique_ptr<Piece> owned(static_cast<Piece*>(p));
+              *owned->live -= static_cast<std::int64_t>(owned->size);
+            },
+            c10::DeviceType::CPU};
+  }
+  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+  std::int64_t live() const { return live_; }
+
+  void install() { c10::SetCPUAllocator(this, 1); }
+  void remove() { c10::SetCPUAllocator(below_, 1); }
+
+ private:
+  c10::Allocator* below_ = c10::GetCPUAllocator();
+  std::atomic<std::int64_t> live_ = 0;
+};
+
+CountingAllocator& counter() {
+  static CountingAllocator allocator;  // outlives every tensor
+  return allocator;
+}
+
+struct Mode {
+  const char* name;
+  std::string recompute = "none";
+  std::vector<std::string> modules = {};
+  std::string method = "uniform";
+  std::int64_t num_layers = 0;
+  bool distribute = false;
+  bool gelu = true;
+};
+const Mode kModes[] = {{.name = "none"},
+                       {.name = "GELU kept", .gelu = false},
+                       {.name = "attention core", .recompute = "selective", .modules = {"core_attn"}},
+                       {.name = "mlp", .recompute = "selective", .modules = {"mlp"}},
+                       {.name = "both", .recompute = "selective", .modules = {"core_attn", "mlp", "layernorm"}},
+                       {.name = "uniform", .recompute = "full", .num_layers = 1},
+                       {.name = "uniform 2", .recompute = "full", .num_layers = 2},
+                       {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
+                       {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
+
+config::RunConfig config_of(const Mode& mode, int t, bool sp) {
+  config::RunConfig config;
+  config.parallel.tp = t;
+  config.parallel.sp = sp;
+  config.data.seq_length = 32;
+  config.train.micro_batch_size = 2;
+  config.train.recompute = mode.recompute;
+  config.train.recompute_modules = mode.modules;
+  config.train.recompute_method = mode.method;
+  config.train.recompute_num_layers = mode.num_layers;
+  config.train.distribute_saved_activations = mode.distribute;
+  config.train.recompute_gelu = mode.gelu;
+  return config;
+}
+
+GptOptions options_of(const Mode& mode, bool sp) {
+  GptOptions options;
+  options.shape = {.num_layers = 3,
+                   .hidden = 64,
+                   .num_heads = 4,
+                   .ffn_hidden = 256,
+                   .vocab = 10,
+                   .padded_vocab = 12,
+                   .max_positions = 32};
+  options.hidden_dropout = options.attention_dropout = 0.1;
+  options.sequence_parallel = sp;
+  const auto named = [&](const std::string& module) {
+    return mode.recompute == "selective" &&
+           std::find(mode.modules.begin(), mode.modules.end(), module) != mode.modules.end();
+  };
+  const auto layers = mode.method == "block" ? Layers::Block : Layers::Uniform;
+  options.recompute = {.layers = mode.recompute == "full" ? layers : Layers::None,
+                       .num_layers = mode.num_layers,
+                       .distribute_inputs = mode.distribute,
+                       .attention_core = named("core_attn"),
+                       .mlp = named("mlp"),
+                       .gelu = mode.gelu};
+  return options;
+}
+
+struct Kept {
+  std::int64_t for_backward = 0;  ///< after the forward pass
+  std::int64_t for_weights = 0;   ///< after backward, the weight gradients put off
+};
+
+/// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
+Kept measure(const Mode& mode, int t, bool sp, const plan::StagePart& part) {
+  const auto options = options_of(mode, sp);
+  Kept kept;
+  comm::run_ranks(t, [&](comm::Group tp) {
+    const auto store = make_store(options.shape, t, tp.rank(), {}, at::kFloat, 1, at::kCPU, {part});
+    const Gpt gpt(options, part, store, tp);
+    const auto batch = random_batch(10, 2, 32, at::kFloat);
+    store.gradient_queue().defer(true);
+    tp.barrier();
+    const auto before = counter().live();
+    tp.barrier();
+    at::Tensor gradient;
+    parallel::GraphRoot root;
+    {
+      parallel::GraphLeaf leaf(at::ones({sp ? 32 / t : 32, 2, 64}));
+      const auto y = gpt.forward(leaf.take(), batch, true);
+      root = parallel::GraphRoot(y);
+    }
+    tp.barrier();
+    const auto forward = counter().live() - before;
+    tp.barrier();
+    root.backward(at::ones({sp ? 32 / t : 32, 2, 64}));
+    tp.barrier();
+    const auto weights = counter().live() - before;
+    tp.barrier();
+    if (tp.rank() == 0) kept = {forward / t, weights / t};
+    parallel::run_pieces(store.gradient_queue().take());
+    tp.barrier();
+    EXPECT_EQ(counter().live(), before) << "something is kept for ever";
+    tp.barrier();
+  });
+  return kept;
+}
+
+class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
+ protected:
+  void SetUp() override { counter().install(); }
+  void TearDown() override { counter().remove(); }
+};
+INSTANTIATE_TEST_SUITE_P(TpAndSp, ActivationBytes,
+                         ::testing::Values(std::pair{1, false}, std::pair{2, false}, std::pair{2, true}));
+
+TEST_P(ActivationBytes, AreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  for (const Mode& mode : kModes) {
+    const auto config = config_of(mode, t, sp);
+    const auto shape = options_of(mode, sp).shape;
+    const plan::StagePart part{.first_layer = 0, .num_layers = 3, .embedding = false, .output = false};
+    const auto kept = measure(mode, t, sp, part);
+    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part));
+    EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
+        << mode.name << ": " << kept.for_backward << " bytes for " << planned;
+    const auto weights = plan::stage_costs(config, shape, {part}).weight_bytes[0];
+    EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
+        << mode.name << ", weights: " << kept.for_weights << " bytes for " << weights;
+  }
+}
+
+}  // namespace
+}  // namespace megatron::model

@@ -1,0 +1,105 @@
+#include "megatron/model/recompute.h"
+
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include "megatron/comm/local_backend.h"
+#include "tests/model/small_gpt.h"
+
+namespace megatron::model {
+namespace {
+
+using megatron::testing::random_batch;
+using megatron::testing::random_weights;
+using megatron::testing::small;
+using megatron::testing::StagedGpt;
+using Layers = Recompute::Layers;
+
+std::vector<Recompute> all_modes() {
+  std::vector<Recompute> modes{{.gelu = false}, {.attention_core = true}, {.mlp = true}};
+  modes.push_back({.attention_core = true, .mlp = true, .gelu = false});
+  for (const std::int64_t n : {1, 2, 3, 9}) modes.push_back({.layers = Layers::Uniform, .num_layers = n});
+  for (const std::int64_t n : {0, 1, 3}) modes.push_back({.layers = Layers::Block, .num_layers = n, .mlp = true});
+  modes.push_back({.layers = Layers::Uniform, .num_layers = 2, .distribute_inputs = true, .attention_core = true});
+  return modes;
+}
+
+/// Gradients of two microbatches through two stages, in one tensor.
+at::Tensor gradients(const GptOptions& options, const comm::Group& tp, at::ScalarType dtype,
+                     const megatron::testing::Tensors& weights, bool defer) {
+  const plan::StagePart first{.first_layer = 0, .num_layers = 3, .embedding = true, .output = false};
+  const plan::StagePart last{.first_layer = 3, .num_layers = 1, .embedding = false, .output = true};
+  const StagedGpt gpt(options, {first, last}, tp, weights, dtype);
+  for (const std::int64_t b : {2, 1}) {
+    for (const auto& store : gpt.stores) store.gradient_queue().defer(defer);
+    gpt.step(random_batch(10, b, 6, dtype));
+    for (const auto& store : gpt.stores) parallel::run_pieces(store.gradient_queue().take());
+  }
+  return at::cat({gpt.stores[0].gradients(), gpt.stores[1].gradients()});
+}
+
+void expect_equal_bits(int t, at::ScalarType dtype, bool sequence_parallel) {
+  auto options = small(4);
+  options.hidden_dropout = options.attention_dropout = 0.1;
+  options.sequence_parallel = sequence_parallel;
+  const auto weights = random_weights(options.shape, 9);
+  comm::run_ranks(t, [&](comm::Group tp) {
+    const auto expected = gradients(options, tp, dtype, weights, false);
+    int k = 0;
+    for (const Recompute& mode : all_modes()) {
+      options.recompute = mode;
+      for (const bool defer : {false, true})
+        EXPECT_TRUE(at::equal(gradients(options, tp, dtype, weights, defer), expected))
+            << "mode " << k << (defer ? " deferred" : "");
+      ++k;
+    }
+  });
+}
+
+class Recomputation : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Tp, Recomputation, ::testing::Values(1, 2));
+
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInDoubles) { expect_equal_bits(GetParam(), at::kDouble, false); }
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInFloats) { expect_equal_bits(GetParam(), at::kFloat, false); }
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsWithSequenceParallelism) {
+  expect_equal_bits(GetParam(), at::kFloat, true);
+}
+
+TEST(Recomputed, ComputesAgainInBackwardAloneAndKeepsNothingButItsInput) {
+  int calls = 0;
+  const auto held = std::make_shared<int>();
+  const auto triple = [&calls, held](at::Tensor x) {
+    ++calls;
+    const auto y = parallel::without_autograd([&] { return x.detach() * 3; });
+    return parallel::with_backward(
+        {x}, y, [held](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> { return {grads[0] * 3}; });
+  };
+  parallel::GraphLeaf leaf(at::ones({4}));
+  parallel::GraphRoot root(recomputed(leaf.take(), triple, {}));
+  EXPECT_EQ(calls, 1);
+  const auto before = held.use_count();
+  root.backward(at::ones({4}));
+  EXPECT_EQ(calls, 2);
+  EXPECT_LT(held.use_count(), before);
+  EXPECT_EQ(leaf.take_gradient()[0].item<double>(), 3);
+  recomputed(at::ones({4}), triple, {});
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(LayerGroups, AreEqualButForTheLastOrTheFirstOnesSingly) {
+  const auto text = [](const Recompute& recompute, std::int64_t layers) {
+    std::string all;
+    for (const auto& group : layer_groups(recompute, layers))
+      all += std::to_string(group.first) + "-" + std::to_string(group.last) + (group.again ? "* " : " ");
+    return all;
+  };
+  EXPECT_EQ(text({}, 4), "0-4 ");
+  EXPECT_EQ(text({.layers = Layers::Uniform, .num_layers = 3}, 7), "0-3* 3-6* 6-7* ");
+  EXPECT_EQ(text({.layers = Layers::Uniform, .num_layers = 0}, 2), "0-1* 1-2* ");
+  EXPECT_EQ(text({.layers = Layers::Block, .num_layers = 2}, 4), "0-1* 1-2* 2-4 ");
+  EXPECT_EQ(text({.layers = Layers::Block, .num_layers = 9}, 2), "0-1* 1-2* ");
+  EXPECT_EQ(text({}, 0) + text({.layers = Layers::Uniform}, 0), "");
+}
+
+}  // namespace
+}  // namespace megatron::model
