@@ -6,6 +6,7 @@ namespace megatron::app {
 
 int bench_comm(const Args& args);
 int bench_data(const Args& args);
+int bench_pipeline(const Args& args);
 int bench_step(const Args& args);
 int bench_tokenizer(const Args& args);
 

@@ -19,7 +19,6 @@
 namespace megatron::app {
 namespace {
 
-using schedule::Kind;
 using schedule::Timeline;
 
 constexpr const char* kUsage =
@@ -58,36 +57,6 @@ Timeline read_trace(const std::string& path, const schedule::Program& program) {
   return measured;
 }
 
-/// Mean time of each stage's operations. A whole backward counts half for its input, half for its weights.
-schedule::Costs measured_costs(const Timeline& measured) {
-  struct Sum {
-    double seconds = 0, count = 0;
-    void add(double time, double share) {
-      seconds += time * share;
-      count += 1;
-    }
-    double mean() const { return count > 0 ? seconds / count : 0; }
-  };
-  const auto stages = static_cast<std::size_t>(measured.placement.num_stages());
-  std::vector<Sum> forward(stages), input(stages), weight(stages);
-  for (const std::vector<schedule::Slot>& slots : measured.ranks)
-    for (const schedule::Slot& slot : slots) {
-      const auto stage = static_cast<std::size_t>(slot.op.stage);
-      const double time = slot.end - slot.start;
-      const bool whole = slot.op.kind == Kind::Backward;
-      if (slot.op.kind == Kind::Forward) forward[stage].add(time, 1);
-      if (whole || slot.op.kind == Kind::BackwardInput) input[stage].add(time, whole ? 0.5 : 1);
-      if (whole || slot.op.kind == Kind::BackwardWeight) weight[stage].add(time, whole ? 0.5 : 1);
-    }
-  schedule::Costs costs;
-  for (std::size_t stage = 0; stage < stages; ++stage) {
-    costs.forward.push_back(forward[stage].mean());
-    costs.backward_input.push_back(input[stage].mean());
-    costs.backward_weight.push_back(weight[stage].mean());
-  }
-  return costs;
-}
-
 /// What is drawn: the program of a step, in units of time or, beside a measured timeline, with its operations' times.
 struct Drawing {
   schedule::Program program;
@@ -97,14 +66,12 @@ struct Drawing {
 
 Drawing drawing_of(const plan::ResolvedRun& run, const std::string& trace) {
   Drawing drawing{plan::pipeline_program(run, run.microbatches_per_step), {}, {}};
-  schedule::Costs costs;
+  const schedule::Costs planned = plan::stage_costs(run.config, run.shape, run.parts);
+  schedule::Costs costs{.activation_bytes = planned.activation_bytes, .weight_bytes = planned.weight_bytes};
   if (!trace.empty()) {
     drawing.measured = read_trace(trace, drawing.program);
-    costs = measured_costs(*drawing.measured);
+    costs = schedule::measured_costs(*drawing.measured, planned);
   }
-  const schedule::Costs planned = plan::stage_costs(run.config, run.shape, run.parts);
-  costs.activation_bytes = planned.activation_bytes;
-  costs.weight_bytes = planned.weight_bytes;
   drawing.simulated = schedule::simulate(drawing.program, costs);
   return drawing;
 }

@@ -63,6 +63,40 @@ bool has_backward(const Timeline& timeline) {
 
 }  // namespace
 
+Costs measured_costs(const Timeline& measured, Costs costs) {
+  struct Mean {
+    double sum = 0, count = 0;
+    void add(double time) {
+      sum += time;
+      count += 1;
+    }
+    double value() const { return count > 0 ? sum / count : 0; }
+  };
+  const auto stages = static_cast<std::size_t>(measured.placement.num_stages());
+  std::vector<Mean> forward(stages), input(stages), weight(stages);
+  for (const std::vector<Slot>& slots : measured.ranks)
+    for (const Slot& slot : slots) {
+      const auto stage = static_cast<std::size_t>(slot.op.stage);
+      const double time = slot.end - slot.start;
+      if (slot.op.kind == Kind::Forward) forward[stage].add(time);
+      if (slot.op.kind == Kind::BackwardInput) input[stage].add(time);
+      if (slot.op.kind == Kind::BackwardWeight) weight[stage].add(time);
+      if (slot.op.kind != Kind::Backward) continue;
+      input[stage].add(time / 2);
+      weight[stage].add(time / 2);
+    }
+  const auto values = [](const std::vector<Mean>& means) {
+    std::vector<double> result;
+    for (const Mean& mean : means) result.push_back(mean.value());
+    return result;
+  };
+  costs.forward = values(forward);
+  costs.backward_input = values(input);
+  costs.backward_weight = values(weight);
+  costs.latency = costs.message_bytes = costs.bandwidth = 0;
+  return costs;
+}
+
 void summarize(Timeline& timeline, const Costs& costs) {
   const bool forward_only = !has_backward(timeline);
   timeline.makespan = 0;

@@ -48,6 +48,10 @@ struct Timeline {
 /// an activation only while it is computed. Throws std::logic_error where it cannot go on; validate() says why.
 Timeline simulate(const Program& program, const Costs& costs = {});
 
+/// `costs` with the mean time of each stage's operations in a measured timeline, whose messages took no time of their
+/// own. A whole backward counts half for its input, half for its weights.
+Costs measured_costs(const Timeline& measured, Costs costs);
+
 /// Fills in everything that follows from `placement` and `ranks`: for timelines that were measured.
 void summarize(Timeline& timeline, const Costs& costs);
 

@@ -12,8 +12,6 @@
 namespace megatron::train {
 namespace {
 
-using schedule::Kind;
-
 // The microbatches of one program: each is made once and let go when the rank's last stage has had it.
 class Microbatches {
  public:
@@ -80,41 +78,6 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
            .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};
 }
 
-// Of the values that `seconds` has; 0 where it has none.
-double median(std::vector<double> seconds) {
-  if (seconds.empty()) return 0;
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return *middle;
-}
-
-// `costs` with the time that each stage's operations took.
-schedule::Costs with_measured_times(schedule::Costs costs, const schedule::Timeline& timeline) {
-  const auto num_stages = static_cast<std::size_t>(timeline.placement.num_stages());
-  std::vector<std::vector<double>> forward(num_stages), whole(num_stages), input(num_stages), weight(num_stages);
-  for (const auto& slots : timeline.ranks) {
-    for (const schedule::Slot& slot : slots) {
-      const auto stage = static_cast<std::size_t>(slot.op.stage);
-      const double seconds = slot.end - slot.start;
-      if (slot.op.kind == Kind::Forward) forward[stage].push_back(seconds);
-      if (slot.op.kind == Kind::Backward) whole[stage].push_back(seconds);
-      if (slot.op.kind == Kind::BackwardInput) input[stage].push_back(seconds);
-      if (slot.op.kind == Kind::BackwardWeight) weight[stage].push_back(seconds);
-    }
-  }
-  costs.forward.resize(num_stages);
-  costs.backward_input.resize(num_stages);
-  costs.backward_weight.resize(num_stages);
-  for (std::size_t stage = 0; stage < num_stages; ++stage) {
-    costs.forward[stage] = median(forward[stage]);
-    // A whole backward takes both.
-    costs.backward_input[stage] = input[stage].empty() ? median(whole[stage]) : median(input[stage]);
-    costs.backward_weight[stage] = median(weight[stage]);
-  }
-  costs.latency = costs.message_bytes = costs.bandwidth = 0;
-  return costs;
-}
-
 }  // namespace
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -171,7 +134,7 @@ std::optional<schedule::Timeline> Pipeline::timeline() const {
 
 std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run,
                            const std::filesystem::path& path) {
-  const auto costs = with_measured_times(plan::stage_costs(run.config, run.shape, run.parts), measured);
+  const auto costs = schedule::measured_costs(measured, plan::stage_costs(run.config, run.shape, run.parts));
   const auto simulated = schedule::simulate(plan::pipeline_program(run, measured.num_microbatches), costs);
   write_file(path, schedule::chrome_trace(measured));
   write_file(path.string() + ".svg",

@@ -1,0 +1,224 @@
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "app/bench.h"
+#include "app/json_line.h"
+#include "app/ranks.h"
+#include "app/recipe.h"
+#include "megatron/base/error.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/pipeline/run.h"
+#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/schedule/generate.h"
+#include "megatron/schedule/passes.h"
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+
+// How near real pipeline runs come to their simulation: each schedule in turn, step by step, with the same weights and
+// samples.
+namespace megatron::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using schedule::Timeline;
+
+constexpr const char* kUsage =
+    "megatron bench pipeline RECIPE.toml [--schedules 1f1b,zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
+    "Runs each schedule on synthetic data and compares the time of its program with a simulation that takes the mean\n"
+    "measured time of each stage's operations; compares the schedules with the first of them.";
+
+struct PipelineOptions {
+  config::RunConfig run;
+  std::vector<std::string> schedules = {"1f1b", "zb-h1"};
+  std::int64_t steps = 6, warmup = 2, rounds = 3;
+  bool as_json = false;
+  void visit(auto& v) {
+    v("schedules", schedules, "Schedules to run, the first to compare the others with.");
+    v("steps", steps, "Steps of a schedule in each round.");
+    v("warmup", warmup, "Steps before them.");
+    v("rounds", rounds, "Rounds over all schedules: what the machine does meanwhile meets each of them.");
+    v("json", as_json, "One JSON object on stdout.");
+    run.visit(v);
+  }
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+template <class Of>
+double median_of(const std::vector<Timeline>& steps, const Of& of) {
+  std::vector<double> values;
+  for (const Timeline& step : steps) values.push_back(of(step));
+  return median(values);
+}
+
+std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOptions& options, comm::Group world,
+                              at::Device device) {
+  train::Engine engine(run, std::move(world), device);
+  std::vector<Timeline> timelines;
+  const config::RunConfig& config = run.config;
+  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    const auto samples = plan::batch_plan(i * config.train.global_batch_size, config.train.global_batch_size,
+                                          config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
+                                          engine.context.index(plan::Axis::Dp))
+                             .microbatches;
+    engine.step(
+        static_cast<int>(samples.size()),
+        [&](std::size_t m) {
+          return train::synthetic_batch(samples[m], config.data.seq_length, run.shape.vocab, config.train.seed, device);
+        },
+        1e-4);
+    if (!engine.pipeline.measures()) continue;
+    auto timeline = engine.pipeline.timeline();
+    if (i >= options.warmup) timelines.push_back(std::move(*timeline));
+  }
+  return timelines;
+}
+
+/// An interpreter's own time: a stage that computes nothing, on one rank. Seconds an operation.
+double seconds_per_op() {
+  struct Nothing final : pipeline::Stage {
+    at::Tensor loss;
+    pipeline::Output forward(int, at::Tensor) override { return {loss.clone(), 1}; }
+    std::vector<std::int64_t> boundary_shape(int) const override { return {}; }
+  };
+  constexpr int kMicrobatches = 2000;
+  Nothing nothing;
+  nothing.loss = at::ones({}, at::kDouble).requires_grad_(true);
+  const auto program = schedule::insert_gradient_reduction(schedule::accumulate({.num_microbatches = kMicrobatches}));
+  pipeline::Link link;
+  double best = 1;
+  for (int run = 0; run < 5; ++run) {
+    const Stopwatch watch;
+    pipeline::run(program, 0, {&nothing}, link);
+    best = std::min(best, watch.seconds() / static_cast<double>(program.ranks[0].size()));
+  }
+  return best;
+}
+
+std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
+  if (options.steps < 1 || options.warmup < 0 || options.rounds < 1 || options.schedules.empty())
+    throw ConfigError(rule_got_fix("--steps and --rounds must be at least 1, --warmup 0, and --schedules name one.",
+                                   concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ",
+                                          options.schedules.size(), " schedules")));
+  std::vector<plan::ResolvedRun> runs;
+  for (const std::string& name : options.schedules) {
+    config::RunConfig config = options.run;
+    config.parallel.pp_schedule = name;
+    if (name == "zb-v") config.parallel.vpp = 2;
+    if (name == "gpipe" || name == "1f1b" || name == "zb-h1") config.parallel.vpp = 1;
+    config.log.trace = "measured";  // the first pipeline measures its steps; nothing is written here
+    config.train.train_iters = options.warmup + options.steps;
+    runs.push_back(resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0}).run);
+  }
+  return runs;
+}
+
+/// The mean of each operation's cost over all steps.
+schedule::Costs costs_of(const std::vector<Timeline>& steps, const plan::ResolvedRun& run) {
+  Timeline all = steps.front();
+  for (std::size_t i = 1; i < steps.size(); ++i)
+    for (std::size_t rank = 0; rank < all.ranks.size(); ++rank)
+      all.ranks[rank].insert(all.ranks[rank].end(), steps[i].ranks[rank].begin(), steps[i].ranks[rank].end());
+  return schedule::measured_costs(all, plan::stage_costs(run.config, run.shape, run.parts));
+}
+
+double simulated_s(const schedule::Program& program, const schedule::Costs& costs) {
+  return schedule::simulate(program, costs).makespan;
+}
+
+Json report_of(const plan::ResolvedRun& run, const std::vector<Timeline>& steps) {
+  const auto program = plan::pipeline_program(run, run.microbatches_per_step);
+  const auto costs = costs_of(steps, run);
+  const auto simulated = schedule::simulate(program, costs);
+  // Each step against the simulation with its own costs: what the machine did meanwhile is in both.
+  const double ratio = median_of(
+      steps, [&](const Timeline& step) { return step.makespan / simulated_s(program, costs_of({step}, run)); });
+  const auto ms = [](std::vector<double> seconds) {
+    for (double& s : seconds) s *= 1e3;
+    return seconds;
+  };
+  return {{"schedule", run.config.parallel.pp_schedule},
+          {"measured_ms", 1e3 * median_of(steps, [](const Timeline& step) { return step.makespan; })},
+          {"simulated_ms", 1e3 * simulated.makespan},
+          {"measured_over_simulated", ratio},
+          {"bubble_measured", median_of(steps, [](const Timeline& step) { return step.bubble; })},
+          {"bubble_simulated", simulated.bubble},
+          {"peak_activations", simulated.peak_live},
+          {"forward_ms", ms(costs.forward)},
+          {"backward_input_ms", ms(costs.backward_input)},
+          {"backward_weight_ms", ms(costs.backward_weight)}};
+}
+
+/// How much faster schedule `i` is than the first, and what the simulator makes of both with the costs of `i`, which
+/// alone may tell the halves of a backward apart.
+Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<std::vector<Timeline>>& steps,
+                std::size_t i) {
+  const auto costs = costs_of(steps[i], runs[i]);
+  const auto program = [&](std::size_t k) { return plan::pipeline_program(runs[k], runs[k].microbatches_per_step); };
+  const auto measured_s = [&](std::size_t k) {
+    return median_of(steps[k], [](const Timeline& step) { return step.makespan; });
+  };
+  const double predicted = 1 - simulated_s(program(i), costs) / simulated_s(program(0), costs);
+  const double measured = 1 - measured_s(i) / measured_s(0);
+  return {{"schedule", runs[i].config.parallel.pp_schedule},
+          {"against", runs[0].config.parallel.pp_schedule},
+          {"time_saved_measured", measured},
+          {"time_saved_predicted", predicted},
+          {"measured_over_predicted", measured / predicted}};
+}
+
+void print_table(const Json& json) {
+  for (const char* list : {"schedules", "comparisons"})
+    for (const Json& entry : json[list]) {
+      for (const auto& [name, value] : entry.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+      std::printf("\n");
+    }
+  std::printf("%-24s %s\n", "runtime_us_per_op", json["runtime_us_per_op"].dump().c_str());
+}
+
+}  // namespace
+
+int bench_pipeline(const Args& args) {
+  PipelineOptions options;
+  const auto place = comm::place_from(environment());
+  std::vector<plan::ResolvedRun> runs;
+  config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
+  kernels::install_caching_allocator();
+  std::vector<std::vector<Timeline>> steps(runs.size());
+  for (std::int64_t round = 0; round < options.rounds; ++round)
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const int code = run_on_ranks(runs[i], place, [&](comm::Group world, at::Device device) {
+        const bool first = world.rank() == 0;
+        auto measured = measure(runs[i], options, std::move(world), device);
+        if (first) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
+        return kDone;
+      });
+      if (code != kDone) return code;
+    }
+  if (steps[0].empty()) return kDone;  // not the process of the first rank
+  Json json{{"ranks", runs[0].grid.world_size()}, {"microbatches", runs[0].microbatches_per_step}};
+  json["schedules"] = json["comparisons"] = Json::array();
+  for (std::size_t i = 0; i < runs.size(); ++i) json["schedules"].push_back(report_of(runs[i], steps[i]));
+  for (std::size_t i = 1; i < runs.size(); ++i)
+    if (runs[i].parts == runs[0].parts) json["comparisons"].push_back(comparison(runs, steps, i));
+  json["runtime_us_per_op"] = 1e6 * seconds_per_op();
+  if (options.as_json)
+    print_json(json);
+  else
+    print_table(json);
+  return kDone;
+}
+
+}  // namespace megatron::app
