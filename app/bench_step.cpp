@@ -37,7 +37,9 @@ struct Options {
   std::int64_t micro_batch_size = 1, microbatches = 1, seq_length = 1024;
   std::int64_t steps = 5, warmup = 2;
   double dropout = 0;
-  int world_size = 1, tp = 1, dp = 0, threads_per_rank = 0;
+  int world_size = 1, tp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
+  bool sp = false;
+  std::string schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
   std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto";
   std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
@@ -53,6 +55,14 @@ struct Options {
     v("dropout", dropout, "Hidden and attention dropout.");
     v("world_size", world_size, "Ranks.");
     v("tp", tp, "Tensor-parallel size.");
+    v("pp", pp, "Pipeline-parallel size.");
+    v("vpp", vpp, "Stages of a pipeline rank.");
+    v("sp", sp, "Sequence parallelism.");
+    v("schedule", schedule, "Pipeline schedule, as parallel.pp_schedule.");
+    v("pp_communication", pp_communication, "overlapped, batched or unbatched.");
+    v("pp_layout", pp_layout, "Layers by stage, as parallel.pp_layout.");
+    v("recompute", recompute, "none, selective or full.");
+    v("trace", trace, "File for the measured timeline of the last step.");
     v("dp", dp, "Data-parallel size; 0: derived.");
     v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
     v("launch", launch, "threads, processes or auto.");
@@ -84,6 +94,12 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.data.seq_length = options.seq_length;
   config.parallel.world_size = place ? 0 : options.world_size;
   config.parallel.tp = options.tp;
+  config.parallel.pp = options.pp;
+  config.parallel.vpp = options.vpp;
+  config.parallel.sp = options.sp;
+  config.parallel.pp_schedule = options.schedule;
+  config.parallel.pp_communication = options.pp_communication;
+  config.parallel.pp_layout = options.pp_layout;
   config.parallel.dp = options.dp;
   config.parallel.threads_per_rank = options.threads_per_rank;
   config.parallel.launch = options.launch;
@@ -93,13 +109,15 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.schedule.lr_warmup_samples = 0;
   config.train.micro_batch_size = options.micro_batch_size;
   const int world = place ? place->world_size : options.world_size;
-  const int dp = options.dp > 0 ? options.dp : std::max(1, world / std::max(1, options.tp));
+  const int dp = options.dp > 0 ? options.dp : std::max(1, world / std::max(1, options.tp * options.pp));
   config.train.global_batch_size = options.micro_batch_size * options.microbatches * dp;
   config.train.train_iters = options.warmup + options.steps;
   config.train.dtype = options.dtype;
   config.train.kernels = options.kernels;
   config.train.loss_chunk_tokens = options.loss_chunk_tokens;
   config.train.recompute_gelu = options.recompute_gelu;
+  config.train.recompute = options.recompute;
+  config.log.trace = options.trace;
   if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
   if (options.steps < 1 || options.warmup < 0)
     throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
@@ -157,12 +175,14 @@ struct Measured {
   std::vector<double> step_s, forward_s, loss_layer_s, backward_s, reduce_s, optimizer_s;
   std::int64_t peak_memory_bytes = 0;
   double page_faults_per_step = 0;  // minor ones of this process
+  std::string timeline;             // what --trace says
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
 // tp.
 std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
   const auto& train = run.config.train;
+  if (run.parts.size() > 1) return {0};  // on the ranks of the last stage alone
   const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
   const parallel::VocabParallelOutput output(
       engine.parameters.get(weight), engine.context.group(plan::Axis::Tp),
@@ -214,6 +234,11 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
   measured.loss_layer_s = time_loss_layer(run, engine);
+  if (engine.pipeline.measures()) {
+    const auto timeline = engine.pipeline.timeline();
+    if (timeline && engine.context.rank() == 0)
+      measured.timeline = train::write_timeline(*timeline, run, options.trace);
+  }
   return measured;
 }
 
@@ -235,6 +260,10 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"seq_length", options.seq_length},
           {"dropout", options.dropout},
           {"tp", run.grid.size(plan::Axis::Tp)},
+          {"pp", run.grid.size(plan::Axis::Pp)},
+          {"stages", run.parts.size()},
+          {"schedule", schedule::to_string(run.schedule_name)},
+          {"timeline", measured.timeline},
           {"dp", run.grid.size(plan::Axis::Dp)},
           {"threads", threads},
           {"tokens_per_s", static_cast<double>(samples * run.config.data.seq_length) / step_s},

@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "megatron/base/error.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/manifest.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
@@ -21,10 +23,18 @@ class RunStateTest : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   // Takes steps [first, last) after loading (if first > 0) and saves; returns the losses.
-  std::vector<double> train(int tp, int dp, std::int64_t first, std::int64_t last, bool save = false) const {
-    const plan::ResolvedRun run = plan::resolve(testing::tiny_config(tp, dp));
+  std::vector<double> train(int tp, int dp, std::int64_t first, std::int64_t last, bool save = false, int pp = 1,
+                            const char* schedule = "", bool sp = false) const {
+    auto config = testing::tiny_config(tp, dp);
+    config.parallel.pp = pp;
+    config.parallel.sp = sp;
+    config.parallel.pp_schedule = schedule;
+    config.parallel.vpp = config.parallel.pp_schedule == "zb-v" ? 2 : 1;
+    config.model.num_layers = 4;
+    config.parallel.world_size = tp * pp * dp;
+    const plan::ResolvedRun run = plan::resolve(config);
     std::vector<double> losses;
-    comm::run_ranks(tp * dp, [&](const comm::Group& world) {
+    comm::run_ranks(tp * pp * dp, [&](const comm::Group& world) {
       kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
       RunState state;
@@ -66,6 +76,28 @@ TEST_F(RunStateTest, EveryOtherLayoutGoesOnToRounding) {
     const auto resumed = train(tp, dp, 3, 6);
     for (std::size_t i = 0; i < 3; ++i)
       EXPECT_NEAR(resumed[i], straight[i + 3], 1e-11) << "tp " << tp << " dp " << dp << " step " << i + 4;
+  }
+}
+
+TEST_F(RunStateTest, CheckpointsOfPipelinesGoOnInEveryLayoutAndTheTiedEmbeddingIsSavedOnce) {
+  const auto straight = train(1, 1, 0, 6);
+  struct Pipe {
+    int tp, pp;
+    const char* schedule;
+    bool sp;
+  };
+  for (const Pipe& from : {Pipe{1, 2, "", false}, {2, 2, "zb-v", true}, {1, 4, "zb-h1", false}}) {
+    fs::remove_all(folder_);
+    train(from.tp, 1, 0, 3, /*save=*/true, from.pp, from.schedule, from.sp);
+    const auto manifest = checkpoint::read_manifest(checkpoint::find_checkpoint(folder_));
+    std::int64_t rows = 0;
+    for (const auto& slice : manifest.tensors.at("embedding.word_embeddings.weight").slices) rows += slice.box.shape[0];
+    EXPECT_EQ(rows, 61);
+    for (const Pipe& to : {Pipe{1, 1, "", false}, {2, 2, "", false}, {1, 2, "zb-v", false}}) {
+      const auto resumed = train(to.tp, 1, 3, 6, false, to.pp, to.schedule, to.sp);
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_NEAR(resumed[i], straight[i + 3], 1e-11) << "pp " << from.pp << " to pp " << to.pp << " step " << i + 4;
+    }
   }
 }
 

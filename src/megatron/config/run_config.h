@@ -197,7 +197,8 @@ struct LogConfig {
   void visit(auto& v) {
     v("interval", interval, "Steps between console lines.", "log-interval");
     v("progress", progress, "Progress line with ETA: auto (on a terminal), on, off.");
-    v("trace", trace, "File for the measured timeline of a step, in Chrome's trace format; empty: none.");
+    v("trace", trace, "File for the measured timeline of the run's last step, in Chrome's trace format, and with .svg drawn beside the "
+      "simulated one; empty: none.");
   }
 };
 
