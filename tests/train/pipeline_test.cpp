@@ -1,0 +1,160 @@
+#include "megatron/train/pipeline.h"
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/parallel/backward.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/schedule/draw.h"
+#include "tests/pipeline/live_bytes.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+using schedule::Kind;
+
+// Bytes that each stage keeps of a microbatch, measured on a program of one: after its forward, and after the first
+// half of its backward.
+schedule::Costs measured_bytes(const plan::ResolvedRun& run, double message) {
+  schedule::Costs costs;
+  costs.activation_bytes.assign(run.parts.size(), 0);
+  costs.weight_bytes.assign(run.parts.size(), 0);
+  for (std::size_t k = 0; k < run.parts.size(); ++k) {
+    const plan::StagePart& part = run.parts[k];
+    auto specs = plan::gpt_parameters(run.shape, 1, 0, {part});
+    auto layout = plan::buffer_layout(specs, 0);
+    const parallel::ParameterStore store(std::move(specs), std::move(layout), at::kDouble, at::kCPU, 1);
+    model::GptOptions options;
+    options.shape = run.shape;
+    options.hidden_dropout = options.attention_dropout = 0.1;
+    const model::Gpt stage(options, part, store, {});
+    const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
+    const pipeline::testing::CountAllocations counting(counter);
+    const std::vector<std::int64_t> sample = {0};
+    std::optional<parallel::GraphLeaf> leaf;
+    at::Tensor x;
+    if (!part.embedding) x = leaf.emplace(at::ones({10, 1, run.shape.hidden}, at::kDouble)).take();
+    at::Tensor out;
+    {
+      const auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
+      out = part.output ? stage.loss(std::move(x), batch, true).sum : stage.forward(std::move(x), batch, true);
+    }
+    parallel::GraphRoot root(out);
+    const double out_bytes = part.output ? 8 : message;
+    costs.activation_bytes[k] = static_cast<double>(counter->bytes()) - out_bytes;
+    store.gradient_queue().defer(true);
+    root.backward(at::ones_like(out.detach()));
+    auto waiting = store.gradient_queue().take();
+    const auto dx = leaf ? leaf->take_gradient() : at::Tensor();
+    leaf.reset();
+    costs.weight_bytes[k] = static_cast<double>(counter->bytes()) - out_bytes - (dx.defined() ? message : 0);
+  }
+  return costs;
+}
+
+TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
+    SCOPED_TRACE(name);
+    auto config = testing::tiny_config();
+    config.model.num_layers = 4;
+    config.parallel.pp = config.parallel.world_size = 2;
+    config.parallel.pp_schedule = name;
+    config.parallel.vpp = std::string(name) == "interleaved" || std::string(name) == "zb-v" ? 2 : 1;
+    const plan::ResolvedRun run = plan::resolve(config);
+    const double message = 10 * 24 * 8;
+    const auto costs = measured_bytes(run, message);
+    const auto program = plan::pipeline_program(run, 4);
+    const auto simulated = schedule::simulate(program, costs);
+    comm::run_ranks(2, [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      const Engine engine(run, world, at::kCPU);
+      struct Adapter final : pipeline::Stage {
+        const plan::ResolvedRun& run;
+        const model::Gpt& model;
+        const plan::StagePart& part;
+        Adapter(const plan::ResolvedRun& r, const model::Gpt& m, const plan::StagePart& p)
+            : run(r), model(m), part(p) {}
+        pipeline::Output forward(int microbatch, at::Tensor x) override {
+          const std::vector<std::int64_t> sample = {microbatch};
+          const auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
+          if (!part.output) return {model.forward(std::move(x), batch, true), 0};
+          const auto loss = model.loss(std::move(x), batch, true);
+          return {loss.sum, loss.count};
+        }
+        std::vector<std::int64_t> boundary_shape(int) const override { return {10, 1, 24}; }
+      };
+      std::vector<std::unique_ptr<Adapter>> stages;
+      std::vector<pipeline::Stage*> pointers;
+      for (const int stage : run.placement.stages_of(world.rank())) {
+        stages.push_back(
+            std::make_unique<Adapter>(run, engine.stages[stages.size()], run.parts[static_cast<std::size_t>(stage)]));
+        pointers.push_back(stages.back().get());
+      }
+      pipeline::Link link(run.placement, world, {},
+                          {.shape = {10, 1, 24}, .tensor = engine.parameters.values().options()});
+      pipeline::testing::LiveBytes live(program, world.rank(), costs, message);
+      const pipeline::testing::CountAllocations counting(live.counter());
+      pipeline::run(program, world.rank(), pointers, link,
+                    {.weight_gradients = &engine.parameters.gradient_queue(),
+                     .observe = [&](const schedule::Op& op, auto, auto) { live.after(op); }});
+      EXPECT_EQ(live.peak(), simulated.peak_bytes[static_cast<std::size_t>(world.rank())]);
+    });
+  }
+}
+
+TEST(Pipeline, MeasuresTheTimelineOfItsLastStep) {
+  const auto path = std::filesystem::path(::testing::TempDir()) / "pipeline_trace.json";
+  auto config = testing::tiny_config();
+  config.parallel.pp = config.parallel.world_size = 2;
+  config.log.trace = path.string();
+  const plan::ResolvedRun run = plan::resolve(config);
+  comm::run_ranks(2, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    ASSERT_TRUE(engine.pipeline.measures());
+    EXPECT_FALSE(engine.pipeline.timeline());
+    testing::take_step(run, engine, 0);
+    testing::take_step(run, engine, 1);
+    const auto timeline = engine.pipeline.timeline();
+    ASSERT_TRUE(timeline);
+    for (const auto& slots : timeline->ranks) {
+      std::vector<int> seen(2, 0);
+      double now = 0;
+      for (const auto& slot : slots) {
+        EXPECT_GE(slot.start, now) << "operations of a rank overlap";
+        EXPECT_GE(slot.end, slot.start);
+        now = slot.end;
+        seen[0] += slot.op.kind == Kind::Forward;
+        seen[1] += slot.op.kind == Kind::Backward;
+      }
+      EXPECT_EQ(seen, (std::vector<int>{4, 4}));
+    }
+    // A forward ends before the next stage's begins: the ranks' clocks agree.
+    const auto find = [&](int rank, schedule::Op op) {
+      for (const auto& slot : timeline->ranks[static_cast<std::size_t>(rank)])
+        if (slot.op == op) return slot;
+      return schedule::Slot();
+    };
+    for (int m = 0; m < 4; ++m) {
+      EXPECT_LE(find(0, {Kind::Forward, 0, m}).end, find(1, {Kind::Forward, 1, m}).start);
+      EXPECT_LE(find(1, {Kind::Backward, 1, m}).end, find(0, {Kind::Backward, 0, m}).start);
+    }
+    if (world.rank() != 0) return;
+    write_timeline(*timeline, run, path);
+    std::ifstream file(path);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_EQ(schedule::parse_chrome_trace(text, "trace").ranks.size(), 2U);
+    EXPECT_GT(std::filesystem::file_size(path.string() + ".svg"), 1000U);
+  });
+}
+
+}  // namespace
+}  // namespace megatron::train
