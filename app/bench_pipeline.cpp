@@ -1,5 +1,3 @@
-#include <ATen/ops/ones.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -10,15 +8,11 @@
 #include "app/ranks.h"
 #include "app/recipe.h"
 #include "megatron/base/error.h"
-#include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/pipeline/run.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/schedule/generate.h"
-#include "megatron/schedule/passes.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 
@@ -84,27 +78,6 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
     if (i >= options.warmup) timelines.push_back(std::move(*timeline));
   }
   return timelines;
-}
-
-/// An interpreter's own time: a stage that computes nothing, on one rank. Seconds an operation.
-double seconds_per_op() {
-  struct Nothing final : pipeline::Stage {
-    at::Tensor loss;
-    pipeline::Output forward(int, at::Tensor) override { return {loss.clone(), 1}; }
-    std::vector<std::int64_t> boundary_shape(int) const override { return {}; }
-  };
-  constexpr int kMicrobatches = 2000;
-  Nothing nothing;
-  nothing.loss = at::ones({}, at::kDouble).requires_grad_(true);
-  const auto program = schedule::insert_gradient_reduction(schedule::accumulate({.num_microbatches = kMicrobatches}));
-  pipeline::Link link;
-  double best = 1;
-  for (int run = 0; run < 5; ++run) {
-    const Stopwatch watch;
-    pipeline::run(program, 0, {&nothing}, link);
-    best = std::min(best, watch.seconds() / static_cast<double>(program.ranks[0].size()));
-  }
-  return best;
 }
 
 std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
@@ -185,7 +158,6 @@ void print_table(const Json& json) {
       for (const auto& [name, value] : entry.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
       std::printf("\n");
     }
-  std::printf("%-24s %s\n", "runtime_us_per_op", json["runtime_us_per_op"].dump().c_str());
 }
 
 }  // namespace
@@ -213,7 +185,6 @@ int bench_pipeline(const Args& args) {
   for (std::size_t i = 0; i < runs.size(); ++i) json["schedules"].push_back(report_of(runs[i], steps[i]));
   for (std::size_t i = 1; i < runs.size(); ++i)
     if (runs[i].parts == runs[0].parts) json["comparisons"].push_back(comparison(runs, steps, i));
-  json["runtime_us_per_op"] = 1e6 * seconds_per_op();
   if (options.as_json)
     print_json(json);
   else

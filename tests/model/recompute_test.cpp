@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "tests/model/small_gpt.h"
 
@@ -68,7 +69,8 @@ TEST_P(Recomputation, LeavesEveryBitOfTheGradientsWithSequenceParallelism) {
 TEST(Recomputed, ComputesAgainInBackwardAloneAndKeepsNothingButItsInput) {
   int calls = 0;
   const auto held = std::make_shared<int>();
-  const auto triple = [&calls, held](at::Tensor x) {
+  const auto triple = [&calls, held](at::Tensor x, parallel::Value value) {
+    EXPECT_EQ(value, calls == 1 ? parallel::Value::Unread : parallel::Value::Needed);
     ++calls;
     const auto y = parallel::without_autograd([&] { return x.detach() * 3; });
     return parallel::with_backward(
@@ -84,6 +86,26 @@ TEST(Recomputed, ComputesAgainInBackwardAloneAndKeepsNothingButItsInput) {
   EXPECT_EQ(leaf.take_gradient()[0].item<double>(), 3);
   recomputed(at::ones({4}), triple, {});
   EXPECT_EQ(calls, 3);
+}
+
+// Of a layer that is computed again, the second half's product ends it: only backward goes through that.
+TEST(Recomputed, DoesNotSumTheEndOfAGroupOverRanksAgain) {
+  const auto batch = random_batch(10, 2, 6);
+  const auto all_reduces = [&](const Recompute& recompute) {
+    auto options = small(4);
+    options.recompute = recompute;
+    const auto weights = random_weights(options.shape, 9);
+    std::int64_t calls = 0;
+    comm::run_ranks(2, [&](comm::Group world) {
+      const auto tp = comm::CountingBackend::wrap(world);
+      StagedGpt(options, {plan::whole_model(4)}, tp, weights).step(batch);
+      if (world.rank() == 0) calls = comm::CountingBackend::of(tp).count("all_reduce").calls;
+    });
+    return calls;
+  };
+  const auto kept = all_reduces({});
+  EXPECT_EQ(all_reduces({.layers = Layers::Uniform, .num_layers = 1}), kept + 4);      // the attention's, of each layer
+  EXPECT_EQ(all_reduces({.layers = Layers::Uniform, .num_layers = 2}), kept + 4 + 2);  // and one MLP's of each group
 }
 
 TEST(LayerGroups, AreEqualButForTheLastOrTheFirstOnesSingly) {

@@ -40,7 +40,8 @@ Block::Block(const parallel::ParameterStore& parameters, const std::string& pref
       fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp, options.sequence_parallel)),
       options_(options) {}
 
-Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next) const {
+Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
+                      parallel::Value value) const {
   // Each tensor is let go of as soon as the next is made: what backward needs, the operators hold.
   at::Tensor x;
   {
@@ -53,9 +54,9 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
   x = fc1_.forward(in.y, std::move(in.remake));
   {
     auto [y, remake] = bias_gelu(x, fc1_.bias(), options_.gelu, again);
-    x = fc2_.forward(y, options_.keep_gelu ? parallel::Remake() : std::move(remake));
+    x = fc2_.forward(y, options_.keep_gelu ? parallel::Remake() : std::move(remake), value);
   }
-  if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output), {}, {}};
+  if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output, value), {}, {}};
   return add_norm(x, fc2_.bias(), in.residual, dropout.mlp_output, *next);
 }
 

@@ -38,7 +38,9 @@ class Block {
     kernels::Dropout attention_output, mlp_output;
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
-  Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next) const;
+  /// `value`: whether the stream after the block is read; where it is not, `next` is null.
+  Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
+                 parallel::Value value = parallel::Value::Needed) const;
 
  private:
   Norm input_norm_, mlp_norm_;

@@ -85,15 +85,19 @@ struct Gpt::Impl {
   /// Layers [first, last) of the stage. `attend(l)` and `dropout(l)` say how each goes.
   template <class AttendOf, class SitesOf>
   Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const AttendOf& attend,
-                    const SitesOf& dropout) const {
+                    const SitesOf& dropout, parallel::Value value = parallel::Value::Needed) const {
     const auto block = [&](std::int64_t l) -> const Block& { return blocks[static_cast<std::size_t>(l)]; };
     auto stream = layer_norm(std::exchange(x_sbh, {}), block(group.first).input_norm());
-    for (std::int64_t l = group.first; l < group.last; ++l)
-      stream = block(l).forward(std::move(stream), attend(l), dropout(l),
-                                l + 1 < group.last ? &block(l + 1).input_norm() : next);
+    for (std::int64_t l = group.first; l < group.last; ++l) {
+      const bool last = l + 1 == group.last;
+      stream = block(l).forward(std::move(stream), attend(l), dropout(l), last ? next : &block(l + 1).input_norm(),
+                                last ? value : parallel::Value::Needed);
+    }
     return stream;
   }
-  Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass) const;
+  /// `value`: whether the stream after the last of them is read.
+  Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
+                    parallel::Value value = parallel::Value::Needed) const;
 
   Attend cached_attention(KvCache& cache, std::int64_t layer, const at::Tensor& first_key_bs) const;
 };
@@ -145,7 +149,8 @@ Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
   };
 }
 
-Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass) const {
+Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
+                             parallel::Value value) const {
   const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
   return run_blocks(
       std::move(x_sbh), group, next, [&](std::int64_t l) { return attention(pass, part.first_layer + l); },
@@ -153,7 +158,8 @@ Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const No
         const std::string layer = concat("layer ", part.first_layer + l);
         return Block::Sites{.attention_output = stream_site(pass, layer + "/attention output", rows),
                             .mlp_output = stream_site(pass, layer + "/mlp output", rows)};
-      });
+      },
+      value);
 }
 
 at::Tensor Gpt::Impl::embed(const Batch& batch, const Pass& pass) const {
@@ -173,8 +179,8 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
   for (const LayerGroup& group : groups) {
     if (group.again) {
       const bool split = options.recompute.distribute_inputs && !options.sequence_parallel;
-      const auto compute = [this, group, pass](at::Tensor in) {
-        return run_blocks(std::move(in), group, nullptr, pass).residual;
+      const auto compute = [this, group, pass](at::Tensor in, parallel::Value value) {
+        return run_blocks(std::move(in), group, nullptr, pass, value).residual;
       };
       x = recomputed(x, compute, split ? tp : comm::Group());
     } else if (part.output) {

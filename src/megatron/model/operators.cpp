@@ -98,9 +98,11 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
 }
 
 at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
-                        const kernels::Dropout& dropout) {
-  const auto sum =
-      without_autograd([&] { return kernels::bias_dropout_add(x_sbh.detach(), bias->value, residual_sbh, dropout); });
+                        const kernels::Dropout& dropout, parallel::Value value) {
+  const auto sum = without_autograd([&] {
+    if (value == parallel::Value::Unread) return x_sbh.detach();
+    return kernels::bias_dropout_add(x_sbh.detach(), bias->value, residual_sbh, dropout);
+  });
   auto backward = [bias, dropout](const Gradients& grads) -> Gradients {
     return residual_backward(grads[0].contiguous(), bias, dropout);
   };

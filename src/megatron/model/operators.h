@@ -39,7 +39,7 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
 /// residual + dropout(x + bias): the end of a branch where no norm follows. x's memory becomes the sum, which is not
 /// kept. The gradient of `bias` is written.
 at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
-                        const kernels::Dropout& dropout);
+                        const kernels::Dropout& dropout, parallel::Value value = parallel::Value::Needed);
 
 /// A value and how to make it again, so that the layer that takes it next need not keep it.
 struct Remakeable {

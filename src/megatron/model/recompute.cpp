@@ -20,18 +20,18 @@ std::vector<LayerGroup> layer_groups(const Recompute& recompute, std::int64_t nu
   return groups;
 }
 
-at::Tensor recomputed(const at::Tensor& x, std::function<at::Tensor(at::Tensor)> compute, const comm::Group& split) {
-  const auto y = parallel::without_autograd([&] { return compute(x.detach()); });
+at::Tensor recomputed(const at::Tensor& x, const Compute& compute, const comm::Group& split) {
+  const auto y = parallel::without_autograd([&] { return compute(x.detach(), parallel::Value::Needed); });
   if (!parallel::records_gradient({x})) return y;
   auto kept = x.detach();
   if (split.size() > 1) {
     const std::int64_t rows = x.size(0) / split.size();
     kept = kept.narrow(0, rows * split.rank(), rows).clone();
   }
-  auto backward = [kept, compute = std::move(compute), split](const std::vector<at::Tensor>& grads) {
+  auto backward = [kept, compute, split](const std::vector<at::Tensor>& grads) {
     const c10::AutoGradMode on(true);
     parallel::GraphLeaf leaf(split.size() > 1 ? split.all_gather(kept, 0) : kept);
-    parallel::GraphRoot(compute(leaf.take())).backward(grads[0]);
+    parallel::GraphRoot(compute(leaf.take(), parallel::Value::Unread)).backward(grads[0]);
     return std::vector<at::Tensor>{leaf.take_gradient()};
   };
   return parallel::with_backward({x}, y, std::move(backward));

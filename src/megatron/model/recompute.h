@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
+#include "megatron/parallel/linear.h"
 
 namespace megatron::model {
 
@@ -29,9 +30,12 @@ struct LayerGroup {
 };
 std::vector<LayerGroup> layer_groups(const Recompute& recompute, std::int64_t num_layers);
 
+/// What is computed again: x -> y. The second time y is not read.
+using Compute = std::function<at::Tensor(at::Tensor x, parallel::Value value)>;
+
 /// compute(x), of which only x is kept: the backward pass computes it again and goes backward through that. Parameters'
 /// gradients are written, or put off, as they would be without. `split`: each of its ranks keeps its part of x along
 /// the sequence, which must divide by them, and one all-gather makes it whole again; the group of one keeps x.
-at::Tensor recomputed(const at::Tensor& x, std::function<at::Tensor(at::Tensor)> compute, const comm::Group& split);
+at::Tensor recomputed(const at::Tensor& x, const Compute& compute, const comm::Group& split);
 
 }  // namespace megatron::model

@@ -106,15 +106,17 @@ class LinearBackward {
 };
 
 /// y = x W^T (+ b, added to the sum over ranks).
-at::Tensor linear(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links,
-                  Remake remake) {
-  const auto y = without_autograd([&] {
-    auto product = kernels::linear(links.gather_x.all_gather(x), weight->value);
-    links.sum_y.all_reduce(product);
-    product = links.scatter_y.reduce_scatter(product);
-    if (bias) product.add_(bias->value);
-    return product;
-  });
+at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links) {
+  auto y = kernels::linear(links.gather_x.all_gather(x), weight->value);
+  links.sum_y.all_reduce(y);
+  y = links.scatter_y.reduce_scatter(y);
+  if (bias) y.add_(bias->value);
+  return y;
+}
+
+/// Tells autograd that y is the layer's value for x.
+at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const ParameterPtr& weight,
+                                const ParameterPtr& bias, const Links& links, Remake remake) {
   std::vector<at::Tensor> inputs{x, weight->value};
   if (bias) inputs.push_back(bias->value);
   return with_backward(inputs, y, LinearBackward(x, weight, bias, links, std::move(remake)));
@@ -128,7 +130,9 @@ ColumnParallelLinear::ColumnParallelLinear(ParameterPtr weight, ParameterPtr bia
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, Remake remake) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
-  const auto y = linear(x, weight_, options_.skip_bias_add ? nullptr : bias_, links, std::move(remake));
+  const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
+  auto y = without_autograd([&] { return product(x, weight_, bias, links); });
+  y = with_linear_backward(x, y, weight_, bias, links, std::move(remake));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
 }
 
@@ -138,11 +142,19 @@ RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, com
     throw std::invalid_argument("RowParallelLinear: with sequence_parallel the input is split by features already");
 }
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x, Remake remake) const {
+at::Tensor RowParallelLinear::forward(const at::Tensor& x, Remake remake, Value value) const {
   const auto part = options_.input_is_parallel ? x : comm::scatter_to_group(x, tp_, -1).contiguous();
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
-  return linear(part, weight_, options_.skip_bias_add ? nullptr : bias_, links, std::move(remake));
+  const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
+  const auto y = without_autograd([&] {
+    if (value == Value::Needed) return product(part, weight_, bias, links);
+    auto shape = part.sizes().vec();
+    shape.front() /= links.scatter_y.size();
+    shape.back() = weight_->value.size(0);
+    return at::empty(shape, part.options());
+  });
+  return with_linear_backward(part, y, weight_, bias, links, std::move(remake));
 }
 
 }  // namespace megatron::parallel

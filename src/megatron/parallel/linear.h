@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 
 #include "megatron/comm/group.h"
@@ -22,6 +23,10 @@ namespace megatron::parallel {
 /// norm of the residual stream. Must give what `forward` got (with sequence_parallel the rank's part, which is then
 /// gathered). Empty: the input is kept.
 using Remake = std::function<at::Tensor()>;
+
+/// Whether a layer's value is read. Where it is only gone backward through (the last layer of what is computed again),
+/// it is memory of the value's shape: nothing is computed and nothing sent.
+enum class Value : std::uint8_t { Needed, Unread };
 
 /// y = x W^T + b with W split by output rows.
 ///
@@ -75,7 +80,7 @@ class RowParallelLinear {
   };
 
   RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
-  at::Tensor forward(const at::Tensor& x, Remake remake = {}) const;
+  at::Tensor forward(const at::Tensor& x, Remake remake = {}, Value value = Value::Needed) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
