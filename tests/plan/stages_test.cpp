@@ -211,7 +211,19 @@ TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
   };
   const std::vector<Case> cases = {
       {7, [](auto& p) { p.pp = 2; }, "got:  7 layers, 2 stages\n  fix:  --pp-layout balanced"},
-      {2, [](auto& p) { p.pp = 4; }, "got:  2 layers, 4 stages\n  fix:  at most 2 stages"},
+      {2, [](auto& p) { p.pp = 4; }, "got:  2 layers, 4 stages\n  fix:  --pp 2"},
+      {7, [](auto& p) { p.pp = 2, p.vpp = 4; }, "got:  7 layers, 8 stages\n  fix:  --vpp 3 --pp-layout balanced"},
+      {6, [](auto& p) { p.pp = 2, p.vpp = 4; }, "got:  6 layers, 8 stages\n  fix:  --vpp 3"},
+      {4, [](auto& p) { p.pp = 2, p.first_stage_layers = 4; },
+       "0 layers, 1 stage\n  fix:  --parallel.first_stage_layers 3"},
+      {6, [](auto& p) { p.pp = 3, p.last_stage_layers = 1; },
+       "5 layers, 2 stages\n  fix:  --parallel.last_stage_layers 2"},
+      {4, [](auto& p) { p.pp = p.vpp = 2, p.standalone_embedding_stage = true; },
+       "4 layers, 3 stages\n  fix:  --vpp 1"},
+      {4, [](auto& p) { p.pp = 8, p.standalone_embedding_stage = true; }, "4 layers, 7 stages\n  fix:  --pp 5"},
+      {8, [](auto& p) { p.pp = 2, p.account_for_loss = true; },
+       "9 layers, 2 stages\n  fix:  --parallel.account_for_loss false"},
+      {8, [](auto& p) { p.pp = 3, p.pp_layout = "Et*4|t*4L"; }, "a multiple of 3 stages, as parallel.pp says."},
       {8, [](auto& p) { p.vpp = 2; }, "several stages on a rank need a pipeline"},
       {8, [](auto& p) { p.pp_layout = "Et*4|t*4L"; }, "several stages on a rank need a pipeline"},
       {8, [](auto& p) { p.pp = 2, p.pp_layout = "Et*4|t*3L"; }, "7 layers in the layout, model.num_layers 8"},
@@ -229,7 +241,8 @@ TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
       {1, [](auto& p) { p.pp = 3, p.account_for_loss = p.account_for_embedding = true; }, "no error"},
       {8, [](auto& p) { p.pp = 2, p.account_for_loss = p.standalone_embedding_stage = true; }, "in one way"},
       {8, [](auto& p) { p.pp = 2, p.pp_layout = "balanced", p.last_stage_layers = 3; }, "in one way"},
-      {8, [](auto& p) { p.standalone_embedding_stage = true; }, "8 layers, 0 stages"},
+      {8, [](auto& p) { p.standalone_embedding_stage = true; },
+       "8 layers, 0 stages\n  fix:  --parallel.standalone_embedding_stage false"},
   };
   for (const Case& bad : cases) EXPECT_THAT(error_of([&] { split(bad.layers, bad.options); }), HasSubstr(bad.error));
 }

@@ -28,13 +28,13 @@ int num_stages_of(const config::ParallelConfig& parallel, std::int64_t num_layer
   return static_cast<int>(num_layers / of_stage);
 }
 
+std::string counted(std::int64_t count, const char* what) { return concat(count, " ", what, count == 1 ? "" : "s"); }
+
 /// `layers` in `stages` equal shares; what the message calls them: `what`.
 std::int64_t share(std::int64_t layers, std::int64_t stages, const std::string& what) {
   if (stages > 0 && layers >= stages && layers % stages == 0) return layers / stages;
   throw ConfigError(rule_got_fix(concat(what, " must divide by the stages that share them, with one for each."),
-                                 concat(layers, " layers, ", stages, " stages"),
-                                 layers < stages ? concat("at most ", layers, " stages: parallel.pp x parallel.vpp")
-                                                 : "--pp-layout balanced, or one that names each stage's layers"));
+                                 concat(counted(layers, "layer"), ", ", counted(stages, "stage"))));
 }
 
 /// parallel.first_stage_layers and last_stage_layers: those ranks have so many, the others share the rest.
@@ -81,6 +81,60 @@ std::vector<std::int64_t> even_layers(const config::ParallelConfig& parallel, st
   return layers;
 }
 
+/// The smallest of the changes that make an even split possible, as one types it; "" where none does.
+std::string working_split(const config::ParallelConfig& parallel, std::int64_t num_layers) {
+  const auto works = [&](auto change) {
+    config::ParallelConfig other = parallel;
+    change(other);
+    try {
+      even_layers(other, num_layers, num_stages_of(other, num_layers));
+      return other.pp > 1 || other.vpp == 1;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  };
+  using Option = std::int64_t config::ParallelConfig::*;
+  const auto nearest_layers = [&](Option option, const char* name) -> std::string {
+    if (parallel.*option == 0) return "";
+    for (std::int64_t distance = 1; distance <= num_layers; ++distance)
+      for (const std::int64_t layers : {parallel.*option - distance, parallel.*option + distance})
+        if (layers >= 1 && layers <= num_layers && works([&](auto& other) { other.*option = layers; }))
+          return concat("--parallel.", name, " ", layers);
+    return "";
+  };
+  std::string fix = nearest_layers(&config::ParallelConfig::first_stage_layers, "first_stage_layers");
+  if (fix.empty()) fix = nearest_layers(&config::ParallelConfig::last_stage_layers, "last_stage_layers");
+  if (!fix.empty()) return fix;
+  const bool plain = parallel.first_stage_layers == 0 && parallel.last_stage_layers == 0 &&
+                     !parallel.account_for_embedding && !parallel.account_for_loss &&
+                     !parallel.standalone_embedding_stage;
+  if (plain && parallel.pp > 1 && num_layers >= num_stages_of(parallel, num_layers))
+    return "--pp-layout balanced, or one that names each stage's layers";
+  for (const auto& [option, name] : {std::pair{&config::ParallelConfig::account_for_embedding, "account_for_embedding"},
+                                     std::pair{&config::ParallelConfig::account_for_loss, "account_for_loss"}})
+    if (parallel.*option && works([o = option](auto& other) { other.*o = false; }))
+      return concat("--parallel.", name, " false");
+  for (int vpp = parallel.vpp - 1; vpp >= 1; --vpp)
+    if (works([&](auto& other) { other.vpp = vpp; })) return concat("--vpp ", vpp);
+  for (int pp = parallel.pp - 1; pp >= 1; --pp)
+    if (works([&](auto& other) { other.pp = pp; })) return concat("--pp ", pp);
+  if (parallel.standalone_embedding_stage && works([](auto& other) { other.standalone_embedding_stage = false; }))
+    return "--parallel.standalone_embedding_stage false";
+  if (plain && num_layers >= parallel.pp) return concat("--vpp ", num_layers / parallel.pp, " --pp-layout balanced");
+  return "";
+}
+
+/// Equal numbers of layers, but for what the options about first and last stage say.
+std::vector<std::int64_t> even_layers_or_fix(const config::ParallelConfig& parallel, std::int64_t num_layers,
+                                             int num_stages) {
+  try {
+    return even_layers(parallel, num_layers, num_stages);
+  } catch (const ConfigError& error) {
+    const std::string fix = working_split(parallel, num_layers);
+    throw ConfigError(error.what() + (fix.empty() ? "" : "\n  fix:  " + fix));
+  }
+}
+
 /// Of the ways to say how layers are split, only one.
 void check_one_way(const config::ParallelConfig& parallel) {
   const bool ends = parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0;
@@ -109,8 +163,8 @@ void check_layout(const std::vector<StagePart>& parts, const config::ParallelCon
   const int wanted = chunks_given ? num_stages_of(parallel, num_layers) : parallel.pp;
   if (chunks_given ? stages != wanted : stages % parallel.pp != 0)
     throw ConfigError(rule_got_fix(concat("parallel.pp_layout must have ", chunks_given ? "" : "a multiple of ", wanted,
-                                          " stages, as parallel.pp", chunks_given ? " and vpp" : "", " say."),
-                                   concat(stages, " stages in the layout")));
+                                          " stages, as parallel.pp", chunks_given ? " and vpp say." : " says."),
+                                   concat(counted(stages, "stage"), " in the layout")));
 }
 
 }  // namespace
@@ -137,7 +191,7 @@ std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stage
   const std::int64_t inner = std::max(0, num_stages - 2);
   if (num_layers < inner || num_layers < 1)
     throw ConfigError(rule_got_fix("every stage between the first and the last must have a layer.",
-                                   concat(num_layers, " layers, ", num_stages, " stages"),
+                                   concat(counted(num_layers, "layer"), ", ", counted(num_stages, "stage")),
                                    concat("at most ", num_layers + 2, " stages")));
   std::vector<std::int64_t> layers(static_cast<std::size_t>(num_stages), 1);
   std::vector<double> loads(layers.size(), costs.layer);
@@ -165,7 +219,7 @@ std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::
     check_layout(parts, parallel, num_layers);
   } else {
     const int num_stages = num_stages_of(parallel, num_layers);
-    parts = parts_of_layers(parallel.pp_layout.empty() ? even_layers(parallel, num_layers, num_stages)
+    parts = parts_of_layers(parallel.pp_layout.empty() ? even_layers_or_fix(parallel, num_layers, num_stages)
                                                        : balanced_layers(num_layers, num_stages, costs));
   }
   if (parallel.pp == 1 && parts.size() > 1)
