@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 using schedule::Timeline;
 
 constexpr const char* kUsage =
-    "megatron bench pipeline RECIPE.toml [--schedules 1f1b,zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
+    "megatron bench pipeline RECIPE.toml [--schedules 1f1b zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
     "Runs each schedule on synthetic data and compares the time of its program with a simulation that takes the mean\n"
     "measured time of each stage's operations; compares the schedules with the first of them.";
 
@@ -91,7 +91,7 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
     config.parallel.pp_schedule = name;
     if (name == "zb-v") config.parallel.vpp = 2;
     if (name == "gpipe" || name == "1f1b" || name == "zb-h1") config.parallel.vpp = 1;
-    config.log.trace = "measured";  // the first pipeline measures its steps; nothing is written here
+    config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
     config.train.train_iters = options.warmup + options.steps;
     runs.push_back(resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0}).run);
   }
