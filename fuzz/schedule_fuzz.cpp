@@ -1,5 +1,5 @@
-// Any bytes are either a program that writes and reads back to itself, and is refused or can be lowered and executed, or
-// a ConfigError; never a crash, a hang or a rank that waits for ever.
+// Any bytes are either a program that writes and reads back to itself, and is refused or can be lowered and executed,
+// or a ConfigError; never a crash, a hang or a rank that waits for ever.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

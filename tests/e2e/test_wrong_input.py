@@ -52,5 +52,72 @@ class WrongInput(unittest.TestCase):
         self.assertIn("32", message)
 
 
+PP2 = ["--num-layers", 4, "--micro-batch-size", 2, "--world-size", 2, "--pp", 2]  # 4 microbatches a step
+TP2 = ["--world-size", 2, "--tp", 2]
+
+
+class WrongPipelines(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+
+    def files(self):
+        return sorted(self.place.path.rglob("*"))
+
+    def schedule_file(self, content):
+        path = self.place.path / "schedule.txt"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def planned_program(self):
+        path = self.place.path / "planned.txt"
+        run("plan", self.place.recipe, *PP2, "--vocab-size", 320, "--draw", path)
+        return path.read_text()
+
+    def assert_refused(self, options, *words):
+        """One error that has the words, exit code 2, however ranks would be started; no file made or gone."""
+        before = self.files()
+        for launch in ["threads", "processes"]:
+            message = self.place.train("run", *options, "--launch", launch, code=2)
+            for word in words:
+                self.assertIn(word, message)
+            self.assertEqual(message.count("  got:"), 1, message)
+            self.assertEqual(self.files(), before, message)
+
+    def test_a_schedule_of_another_number_of_microbatches_is_refused(self):
+        path = self.schedule_file(self.planned_program())
+        self.assert_refused([*PP2, "--schedule", path, "--global-batch-size", 12], str(path), "4 in the file", "6 in")
+
+    def test_a_schedule_that_would_hang_is_refused_with_who_waits_for_whom(self):
+        program = self.planned_program()
+        hanging = program.replace("wRG0.0 ", "", 1).replace("RG0.0 ", "", 1)
+        hanging = hanging.replace("rank 0: ", "rank 0: RG0.0 wRG0.0 ")
+        self.assertNotEqual(hanging, program)
+        self.assert_refused([*PP2, "--schedule", self.schedule_file(hanging)], "rank 0 op #1 wRG0.0 waits for SG1.0",
+                            "rank 1 op #2 wRA1.0 waits for SA0.0")
+
+    def test_a_schedule_that_leaves_out_a_backward_pass_is_refused(self):
+        program = self.planned_program()
+        lying = program.replace("B0.2 ", "", 1)
+        self.assertNotEqual(lying, program)
+        self.assert_refused([*PP2, "--schedule", self.schedule_file(lying)], "rank 0 op")
+
+    def test_a_schedule_file_of_garbage_is_refused_at_its_line(self):
+        for content in [bytes(range(256)) * 16, b"", b"stages 0 1\nmicrobatches 99999999999999999999\n",
+                        b"stages 0 1\nmicrobatches 4\nrank 0: F0.0 F-1.0\n", b"stages 0 4000000000\nmicrobatches 4\n"]:
+            path = self.schedule_file(content)
+            self.assert_refused([*PP2, "--schedule", path], str(path))
+        self.assert_refused([*PP2, "--schedule", self.place.path / "missing.txt"], "missing.txt")
+
+    def test_layouts_that_do_not_fit_the_model_are_refused(self):
+        self.assert_refused(["--num-layers", 4, "--world-size", 3, "--pp", 3], "num_layers", "4 layers, 3 stages")
+        self.assert_refused(["--num-layers", 4, "--vpp", 2], "parallel.pp", "pp 1")
+        self.assert_refused([*TP2, "--sp", "--seq-length", 31], "seq_length", "31 tokens, tp 2")
+
+    def test_a_timeline_that_could_not_be_read_again_is_refused(self):
+        self.assert_refused([*PP2, "--log.trace", self.place.path / "trace.txt"], "log.trace", ".json")
+
+
 if __name__ == "__main__":
     unittest.main()
