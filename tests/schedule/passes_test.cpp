@@ -94,8 +94,8 @@ TEST(InsertCommunication, OverlappedPostsEveryReceiveBeforeTheComputationAheadOf
 }
 
 TEST(InsertCommunication, BlockingMessagesCostNothingWhereTheyTakeNoTimeOnTheseSchedules) {
-  for (int p = 2; p <= 8; ++p)
-    for (const int m : {1, p, 4 * p}) {
+  for (int p = 2; p <= 16; ++p)
+    for (const int m : {1, p - 1, p, 2 * p + 1, 4 * p}) {
       const Shape shape{.num_ranks = p, .num_microbatches = m};
       const Shape two{.num_ranks = p, .num_chunks = 2, .num_microbatches = m};
       for (const Program& program : {gpipe(shape), one_f_one_b(shape), zero_bubble_h1(shape), zero_bubble_v(two)})
@@ -104,15 +104,29 @@ TEST(InsertCommunication, BlockingMessagesCostNothingWhereTheyTakeNoTimeOnTheseS
     }
 }
 
-TEST(InsertCommunication, KeepsBlockingRanksInStepWithVirtualStages) {
-  for (const int p : {2, 4, 8})
-    for (const int v : {2, 3})
-      for (const int groups : {2, 4, 8}) {
-        const Program program = interleaved({.num_ranks = p, .num_chunks = v, .num_microbatches = groups * p});
-        EXPECT_LE(simulate(insert_communication(program, Communication::Batched)).makespan,
-                  simulate(program).makespan + 3 * p)
-            << p << v << groups;  // a constant, whatever the length
+TEST(InsertCommunication, KeepsTheLawOfInterleavingWhereRanksStandStillForMessages) {
+  for (int p = 2; p <= 16; ++p)
+    for (int v = 2; v <= 4; ++v)
+      for (int m = p; m <= 4 * p; m += m < 2 * p || m > 4 * p - 3 ? 1 : 3) {
+        const Program program = interleaved({.num_ranks = p, .num_chunks = v, .num_microbatches = m});
+        for (const Communication how : {Communication::Unbatched, Communication::Batched}) {
+          const double beyond = simulate(insert_communication(program, how)).makespan - 3.0 * v * m;
+          EXPECT_DOUBLE_EQ(beyond, 3 * (p - 1)) << p << " " << v << " " << m;
+        }
       }
+}
+
+TEST(InsertCommunication, BlockingMessagesCostNothingInGroupsOfAnySizeAndWithFewMicrobatches) {
+  for (const int p : {2, 3, 5, 7, 8, 14})
+    for (const int v : {2, 3})
+      for (const int m : {1, 2, p - 1, 2 * p + 3, 4 * p + 2})
+        for (const int group : {p, p + 1, p + 3, 2 * p}) {
+          const Shape shape{.num_ranks = p, .num_chunks = v, .num_microbatches = m, .microbatch_group = group};
+          const Program program = interleaved(shape);
+          for (const Communication how : kCommunications)
+            EXPECT_DOUBLE_EQ(simulate(insert_communication(program, how)).makespan, simulate(program).makespan)
+                << p << " " << v << " " << m << " " << group;
+        }
 }
 
 TEST(InsertCommunication, RefusesWhatCannotBeExecuted) {

@@ -39,7 +39,7 @@ std::vector<double> by_stage(const std::vector<double>& costs, double value, std
 
 }  // namespace
 
-Execution::Execution(const Program& program, const Costs& costs)
+Execution::Execution(const Program& program, const Costs& costs, double lag)
     : program_(program), messages_(program), links_(program.placement), lowered_(has_communication(program)) {
   const auto num_stages = static_cast<std::size_t>(program.placement.num_stages());
   cost_[0] = by_stage(costs.forward, 1, num_stages);
@@ -47,6 +47,7 @@ Execution::Execution(const Program& program, const Costs& costs)
   cost_[3] = by_stage(costs.backward_weight, 1, num_stages);
   for (std::size_t stage = 0; stage < num_stages; ++stage) cost_[1].push_back(cost_[2][stage] + cost_[3][stage]);
   message_time_ = costs.latency + (costs.bandwidth > 0 ? costs.message_bytes / costs.bandwidth : 0);
+  lag_ = lag;
   position_.assign(program.ranks.size(), 0);
   clock_.assign(program.ranks.size(), 0);
   link_free_.assign(static_cast<std::size_t>(links_.count()), 0);

@@ -85,7 +85,9 @@ class Links {
 /// is a message posted when it is made. What is to be done before what on one rank is not checked: see validate().
 class Execution {
  public:
-  Execution(const Program& program, const Costs& costs);
+  /// `lag`: without communication, from a gradient's arrival to the backward that needs it where a forward comes before
+  /// that backward.
+  Execution(const Program& program, const Costs& costs, double lag = 0);
 
   /// visit(rank, op, start, end) for every op, in order on each rank. False: some rank cannot go on.
   template <class Visit>
@@ -105,7 +107,7 @@ class Execution {
   const Messages messages_;
   const Links links_;
   const bool lowered_;
-  double message_time_;
+  double message_time_, lag_;
   std::vector<double> cost_[4];  ///< by kind and stage
   std::vector<std::size_t> position_;
   std::vector<double> clock_, link_free_, posted_, ready_;  ///< by rank; link; message; message
@@ -157,8 +159,10 @@ bool Execution::run(Visit&& visit) {
       double start = clock, end = clock;
       if (is_computation(op.kind)) {
         const std::int64_t needed = lowered_ ? -1 : messages_.needed_by(op);
-        const double ready = needed < 0 ? 0 : arrival(rank, needed);
+        double ready = needed < 0 ? 0 : arrival(rank, needed);
         if (ready < 0) break;
+        if (needed >= 0 && op.kind != Kind::Forward && position > 0 && ops[position - 1].kind == Kind::Forward)
+          ready += lag_;
         start = ready > start ? ready : start;
         end = start + duration(op);
         const std::int64_t made = lowered_ ? -1 : messages_.made_by(op);

@@ -19,19 +19,20 @@ struct End {
   bool send = false;
 };
 
-struct Made {
+/// A message in the common order.
+struct Meeting {
   std::int64_t message, time;
-  int position;  ///< on the sender: how many computations come before
+  int sender_position, receiver_position;  ///< how many computations of each come before
 };
 
 /// Counting sort.
-void sort_by_time(std::vector<Made>& made, std::int64_t last_time) {
+void sort_by_time(std::vector<Meeting>& meetings, std::int64_t last_time) {
   std::vector<std::size_t> first(static_cast<std::size_t>(last_time) + 2, 0);
-  for (const Made& m : made) ++first[static_cast<std::size_t>(m.time) + 1];
+  for (const Meeting& m : meetings) ++first[static_cast<std::size_t>(m.time) + 1];
   for (std::size_t t = 1; t < first.size(); ++t) first[t] += first[t - 1];
-  std::vector<Made> sorted(made.size());
-  for (const Made& m : made) sorted[first[static_cast<std::size_t>(m.time)]++] = m;
-  made = std::move(sorted);
+  std::vector<Meeting> sorted(meetings.size());
+  for (const Meeting& m : meetings) sorted[first[static_cast<std::size_t>(m.time)]++] = m;
+  meetings = std::move(sorted);
 }
 
 /// Where messages come to lie: every rank's ends in one order that all ranks share. Whatever a rank waits for, first
@@ -39,53 +40,97 @@ void sort_by_time(std::vector<Made>& made, std::int64_t last_time) {
 /// waiting can form a ring. The order is also one of each link, so that it is first in, first out.
 ///
 /// Any order does in which a message comes after the computation that makes it and before the one that needs it. This
-/// one goes by the time at which it is made, when each computation takes one unit (a whole backward two).
+/// one goes by time, when each computation takes one unit (a whole backward two) and messages take none: the time at
+/// which a message is made; where ranks stand still for messages (`blocking`), the first time from then on at which
+/// neither of its ranks computes. Where every message has such a time, blocking costs none.
 class CommonOrder {
  public:
-  /// `message_time`: what a message takes in the order's clock, in units of a computation.
-  CommonOrder(const Program& program, double message_time)
-      : program_(program), messages_(program), starts_(program.ranks.size()) {
+  /// `lag`: of the gradients in that time (Execution).
+  CommonOrder(const Program& program, bool blocking, double lag)
+      : program_(program),
+        messages_(program),
+        blocking_(blocking),
+        spans_(program.ranks.size()),
+        needed_at_(static_cast<std::size_t>(messages_.count()), -1) {
     const Links links(program.placement);
-    Execution execution(program, {.latency = message_time});
+    const auto travels = [&](std::int64_t message) {
+      return message >= 0 && links.of(messages_.boundary(message), messages_.is_gradient(message)) >= 0;
+    };
+    Execution execution(program, {}, lag);
     const bool complete = execution.run([&](int rank, const Op& op, double start, double end) {
       if (!is_computation(op.kind)) return;
-      std::vector<std::int64_t>& starts = starts_[static_cast<std::size_t>(rank)];
-      starts.push_back(static_cast<std::int64_t>(start));
-      const auto time = static_cast<std::int64_t>(end);
-      last_time_ = std::max(last_time_, time);
-      const std::int64_t message = messages_.made_by(op);
-      if (message >= 0 && links.of(messages_.boundary(message), messages_.is_gradient(message)) >= 0)
-        made_.push_back({message, time, static_cast<int>(starts.size())});
+      std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
+      const std::int64_t needed = messages_.needed_by(op), made = messages_.made_by(op);
+      if (travels(needed)) needed_at_[static_cast<std::size_t>(needed)] = static_cast<int>(spans.size());
+      spans.push_back({static_cast<std::int64_t>(start), static_cast<std::int64_t>(end)});
+      last_time_ = std::max(last_time_, spans.back().end);
+      if (travels(made)) meetings_.push_back({made, spans.back().end, static_cast<int>(spans.size()), 0});
     });
     if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
   }
 
-  std::int64_t last_time() const { return last_time_; }
-
   std::vector<std::vector<End>> ends() {
-    sort_by_time(made_, last_time_);
-    std::vector<std::vector<End>> ends(starts_.size());
-    std::vector<int> cursor(starts_.size(), 0);  // of each rank's computations, the first that begins later
-    for (const Made& m : made_) {
-      const std::size_t sender = rank_of(messages_.send(m.message)), receiver = rank_of(messages_.recv(m.message));
-      const std::vector<std::int64_t>& starts = starts_[receiver];
+    sort_by_time(meetings_, last_time_);
+    std::vector<int> cursor(spans_.size(), 0);  // of each rank's computations, the first that begins later
+    for (Meeting& m : meetings_) {
+      const std::size_t receiver = rank_of(messages_.recv(m.message));
       int& position = cursor[receiver];
-      while (position < static_cast<int>(starts.size()) && starts[static_cast<std::size_t>(position)] < m.time)
-        ++position;
-      ends[sender].push_back({m.message, m.position, true});
-      ends[receiver].push_back({m.message, position, false});
+      while (position < static_cast<int>(spans_[receiver].size()) && begin_of(receiver, position) < m.time) ++position;
+      m.receiver_position = position;
+      if (blocking_) meet(m);
+    }
+    if (blocking_) sort_by_time(meetings_, last_time_);
+    std::vector<std::vector<End>> ends(spans_.size());
+    for (const Meeting& m : meetings_) {
+      ends[rank_of(messages_.send(m.message))].push_back({m.message, m.sender_position, true});
+      ends[rank_of(messages_.recv(m.message))].push_back({m.message, m.receiver_position, false});
     }
     return ends;
   }
 
+  /// After ends(): for every message there is a time at which neither of its ranks computes.
+  bool in_step() const { return in_step_; }
+
  private:
+  struct Span {
+    std::int64_t begin, end;
+  };
+
   std::size_t rank_of(const Op& op) const { return static_cast<std::size_t>(program_.placement.rank_of(op.stage)); }
+
+  /// Before its computation `position`, a rank stands still from end_before() to begin_of().
+  std::int64_t begin_of(std::size_t rank, int position) const {
+    const std::vector<Span>& spans = spans_[rank];
+    return position < static_cast<int>(spans.size()) ? spans[static_cast<std::size_t>(position)].begin : last_time_;
+  }
+  std::int64_t end_before(std::size_t rank, int position) const {
+    return position == 0 ? 0 : spans_[rank][static_cast<std::size_t>(position) - 1].end;
+  }
+
+  /// Puts a message off until both of its ranks stand still, where that is before it is needed.
+  void meet(Meeting& m) {
+    const std::size_t sender = rank_of(messages_.send(m.message)), receiver = rank_of(messages_.recv(m.message));
+    const int needed_at = needed_at_[static_cast<std::size_t>(m.message)];
+    for (int from = m.sender_position, to = m.receiver_position; to <= needed_at;) {
+      const std::int64_t both = std::max({m.time, end_before(sender, from), end_before(receiver, to)});
+      const std::int64_t sender_until = begin_of(sender, from), receiver_until = begin_of(receiver, to);
+      if (both <= sender_until && both <= receiver_until) {
+        m = {m.message, both, from, to};
+        return;
+      }
+      ++(sender_until < receiver_until ? from : to);
+    }
+    in_step_ = false;
+  }
 
   const Program& program_;
   const Messages messages_;
-  std::vector<std::vector<std::int64_t>> starts_;  ///< by rank: of its computations
-  std::vector<Made> made_;
+  const bool blocking_;
+  std::vector<std::vector<Span>> spans_;  ///< by rank: its computations
+  std::vector<int> needed_at_;            ///< by message: the receiver's computation that needs it
+  std::vector<Meeting> meetings_;
   std::int64_t last_time_ = 0;
+  bool in_step_ = true;
 };
 
 /// Writes one rank's ops with communication.
@@ -221,16 +266,16 @@ Communication communication_of(const std::string& text) {
 Program insert_communication(const Program& computation, Communication how) {
   if (has_communication(computation)) throw std::logic_error("insert_communication: the program has it already");
   validate(computation);
-  CommonOrder order(computation, 0);
+  const bool blocking = how != Communication::Overlapped;
+  CommonOrder order(computation, blocking, 0);
   Program program = lowered(computation, order, how);
-  if (how == Communication::Overlapped) return program;
-  // Ranks that stand still for one another may fall out of step (virtual stages do), and then an order in which
-  // messages take time serves them better.
-  const double makespan = makespan_of(program);
-  if (makespan <= static_cast<double>(order.last_time())) return program;
-  CommonOrder slower(computation, 1);
-  Program other = lowered(computation, slower, how);
-  return makespan_of(other) < makespan ? other : program;
+  if (!blocking || order.in_step()) return program;
+  // In the steady state each rank is ahead of the next by a backward, 2 of the 3 units of a pair, and around the ring
+  // of virtual stages that may leave ranks that are never between computations together. With a lag it is a whole pair,
+  // and all ranks are in step; interleaving has that much room.
+  CommonOrder paced(computation, blocking, 1);
+  Program other = lowered(computation, paced, how);
+  return makespan_of(other) < makespan_of(program) ? other : program;
 }
 
 Program insert_gradient_reduction(Program program) {

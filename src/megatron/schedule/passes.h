@@ -8,9 +8,12 @@
 namespace megatron::schedule {
 
 enum class Communication : std::uint8_t {
-  Unbatched,  ///< each message alone: posted and waited for at once
-  /// What a rank sends and receives between two computations is posted together, then waited for: send forward with
-  /// receive backward, send backward with receive forward, all four with virtual stages.
+  /// Each message alone: posted and waited for at once. A message made while its receiver computes is put off until
+  /// both ranks are between computations, if that is before it is needed: with equal stages whose backward takes twice
+  /// a forward, and messages that take no time, blocking costs no schedule of generate.h any time.
+  Unbatched,
+  /// The same, but what a rank sends and receives between two computations is posted together, then waited for: send
+  /// forward with receive backward, send backward with receive forward, all four with virtual stages.
   Batched,
   /// Messages travel beside computation: a receive is posted at least one computation before the one that needs it,
   /// which waits for it; a send is waited for two computations later, so that a rank has at most two under way.
