@@ -12,8 +12,9 @@ import xml.etree.ElementTree
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import MEGATRON, RunFolder, run  # noqa: E402
 
+# One thread a rank: on busy cores several would wait for one another.
 MODEL = ["--num-layers", 4, "--hidden-size", 32, "--hidden-dropout", 0.1, "--attention-dropout", 0.1,
-         "--micro-batch-size", 2, "--train.dtype", "fp64"]
+         "--micro-batch-size", 2, "--train.dtype", "fp64", "--parallel.threads_per_rank", 1]
 SHORT = [*MODEL, "--train-iters", 6]
 PP2 = ["--world-size", 2, "--pp", 2]
 # More steps than a test waits for: every run of this length draws the same samples.
@@ -25,9 +26,13 @@ class Pipeline(unittest.TestCase):
     def setUpClass(cls):
         cls.place = RunFolder()
         cls.addClassCleanup(cls.place.close)
-        cls.place.train("one rank", *SHORT)
 
-    def assert_same_losses(self, name, of="one rank", at_least=6):
+    def assert_losses_of_one_rank(self, name):
+        if not (self.place.path / "one rank").exists():
+            self.place.train("one rank", *SHORT)
+        self.assert_same_losses(name, "one rank", at_least=6)
+
+    def assert_same_losses(self, name, of, at_least):
         losses, expected = self.place.losses(name), self.place.losses(of)
         self.assertEqual(sorted(losses), list(range(1, len(losses) + 1)))
         self.assertGreaterEqual(len(losses), at_least)
@@ -56,13 +61,13 @@ class Pipeline(unittest.TestCase):
         run("plan", self.place.recipe, *SHORT, *PP2, "--schedule", "zb-h1", "--vocab-size", 320, "--draw", program)
         self.assertIn("rank 1:", program.read_text())
         self.place.train("file", *SHORT, *PP2, "--schedule", program)
-        self.assert_same_losses("file")
+        self.assert_losses_of_one_rank("file")
         self.place.train("zb-v", *SHORT, *PP2, "--vpp", 2, "--schedule", "zb-v")
-        self.assert_same_losses("zb-v")
+        self.assert_losses_of_one_rank("zb-v")
 
     def test_processes_compute_what_one_rank_computes(self):
         self.place.train("processes", *SHORT, *PP2, "--launch", "processes")
-        self.assert_same_losses("processes")
+        self.assert_losses_of_one_rank("processes")
 
     def test_the_measured_timeline_has_every_operation_and_a_picture(self):
         layout = [*SHORT, *PP2, "--vpp", 2, "--schedule", "zb-v"]
@@ -92,7 +97,7 @@ class Pipeline(unittest.TestCase):
         last = max(self.place.losses("moved"))
         self.assertGreaterEqual(last, first + 3)
         self.train_until("unbroken", last)
-        self.assert_same_losses("moved", of="unbroken", at_least=last)
+        self.assert_same_losses("moved", "unbroken", at_least=last)
 
 
 if __name__ == "__main__":
