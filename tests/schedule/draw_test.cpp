@@ -37,29 +37,39 @@ long columns_of(const std::string& line) {
 TEST(DrawText, DrawsTheTextbookPictureOf1F1B) {
   EXPECT_EQ(draw_text(textbook_1f1b(), 0, false),
             "rank 0 |012....aa3bb.cc.dd|   33 %     3\n"
+            "memory |▃▆██████████▆▆▆▃▃▃|\n"
             "rank 1 |.01..aa2bb3cc.dd..|   33 %     2\n"
+            "memory | ▃▆▆▆▆▆▆▆▆▆▆▆▃▃▃  |\n"
             "rank 2 |..0aa1bb2cc3dd....|   33 %     1\n"
+            "memory |  ▃▃▃▃▃▃▃▃▃▃▃▃    |\n"
             "        0         10          idle  peak\n"
             "makespan 18 units, bubble 33.3 %, a column is 1 unit\n"
-            "0 forward, a backward of microbatch 0, . idle; idle: share of the rank's time; peak: live activations\n");
+            "0 forward, a backward of microbatch 0, . idle; idle: share of the rank's time; peak: live activations; "
+            "memory: planned bytes of activations, █ the most that a rank holds\n");
 }
 
 TEST(DrawText, DrawsTheTextbookPictureOfZeroBubbleH1) {
   EXPECT_EQ(draw_text(textbook_zb_h1(), 80, false),
             "rank 0 |0123...aw4bw5cw6dw7ewfwgwhw|   11 %     4\n"
+            "memory |▂▄▆██████████████████▆▆▄▄▂▂|\n"
             "rank 1 |.012..a3bw4cw5dw6ew7fwgwhww|   11 %     4\n"
+            "memory | ▂▄▆▆▆▆███████████████▆▆▄▄▂|\n"
             "rank 2 |..01.a2b3cw4dw5ew6fw7gwhwww|   11 %     4\n"
+            "memory |  ▂▄▄▄▆▆███████████████▆▆▄▂|\n"
             "rank 3 |...0a1b2c3dw4ew5fw6gw7hwwww|   11 %     4\n"
+            "memory |   ▂▂▄▄▆▆███████████████▆▄▂|\n"
             "        0         10        20         idle  peak\n"
             "makespan 27 units, bubble 11.1 %, a column is 1 unit\n"
             "0 forward, a backward of microbatch 0, w gradients of weights, . idle; idle:\n"
-            "  share of the rank's time; peak: live activations\n");
+            "  share of the rank's time; peak: live activations; memory: planned bytes of\n"
+            "  activations, █ the most that a rank holds\n");
 }
 
 TEST(DrawText, DrawsWhatTheGeneratorsMakeAsTheTextbooksDo) {
   EXPECT_EQ(draw_text(simulate(one_f_one_b({.num_ranks = 3, .num_microbatches = 4})), 0, false),
             draw_text(textbook_1f1b(), 0, false));
-  EXPECT_EQ(draw_text(simulate(zero_bubble_h1({.num_ranks = 4, .num_microbatches = 8})), 0, false),
+  const Costs all_until_weights{.weight_bytes = {1, 1, 1, 1}};
+  EXPECT_EQ(draw_text(simulate(zero_bubble_h1({.num_ranks = 4, .num_microbatches = 8}), all_until_weights), 0, false),
             draw_text(textbook_zb_h1(), 0, false));
 }
 
@@ -96,6 +106,21 @@ TEST(DrawText, ScalesTimeDownToTheWidth) {
     // 64 columns less "rank 0 |", "|" and 13 for idle and peak: 42 columns of 9.05 units for operations of 10 and 20.
     EXPECT_THAT(lines_of(text)[0], HasSubstr("|0aa1bbb2cc3dd4eee5ff6gg7hhh8ii9jj0aa11bb..|"));
   }
+}
+
+TEST(DrawText, ShowsTheMostThatARankHoldsInAColumnAgainstTheMostOfAllRanks) {
+  Timeline t = long_timeline(2, 1, 100);  // 301 units in 45 columns
+  t.memory = {{{0, 1}, {100, 0}, {150, 8}, {150.5, 2}, {301, 0}}, {{0, 0}, {200, 3}}};
+  const std::vector<std::string> lines = lines_of(draw_text(t, 67, false));
+  const auto times = [](int n, const char* bar) {
+    std::string row;
+    for (int i = 0; i < n; ++i) row += bar;
+    return row;
+  };
+  EXPECT_EQ(lines[1], "memory |" + times(15, "▁") + times(7, " ") + "█" + times(22, "▂") + "|");
+  EXPECT_EQ(lines[3], "memory |" + times(29, " ") + times(16, "▃") + "|");
+  EXPECT_EQ(draw_text(t, 67, false, false).find("memory"), std::string::npos);
+  EXPECT_EQ(lines_of(draw_text(t, 67, false, false))[1], lines[2]);
 }
 
 TEST(DrawText, IsNeverWiderThanAsked) {

@@ -72,17 +72,17 @@ std::string style() {
   std::string rules =
       "text{font:11px sans-serif;fill:#222}.h{font-size:16px;font-weight:bold}.s{font-weight:bold;font-size:12px}"
       ".e{text-anchor:end}.m{text-anchor:middle}.n{font-size:10px;text-anchor:middle}.d{fill:#fff}.g{fill:#666}"
-      ".k{paint-order:stroke;stroke:#fff;stroke-width:2.5px;stroke-opacity:.85}.i{fill:#e4e4e4}.c{fill:#a9a9a9}.a{fill:"
+      ".k{fill:#000;font-weight:bold}.i{fill:#e4e4e4}.c{fill:#a9a9a9}.a{fill:"
       "#d5dde8;stroke:#52698a;stroke-width:1}"
       ".p{fill:#b00020}.l{stroke:#000;stroke-opacity:.13}.x{stroke:#444}\n";
   std::string patterns;
   for (int hue = 0; hue < kNumHues; ++hue) {
     rules += concat(".f", hue, "{fill:", hex(colour(hue, Tone::Light)), "}.b", hue,
                     "{fill:", hex(colour(hue, Tone::Dark)), "}.w", hue, "{fill:url(#w", hue, ")}\n");
-    patterns +=
-        concat("<pattern id=\"w", hue, "\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" ",
-               "patternTransform=\"rotate(45)\"><rect width=\"4\" height=\"4\" fill=\"", hex(colour(hue, Tone::Light)),
-               "\"/><rect width=\"1.6\" height=\"4\" fill=\"", hex(colour(hue, Tone::Middle)), "\"/></pattern>\n");
+    patterns += concat("<pattern id=\"w", hue, "\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" ",
+                       "patternTransform=\"rotate(45)\"><rect width=\"4\" height=\"4\" fill=\"",
+                       hex(colour(hue, Tone::Light)), "\"/><rect width=\"1.6\" height=\"4\" fill=\"",
+                       hex(colour(hue, Tone::Middle)), "\" fill-opacity=\".45\"/></pattern>\n");
   }
   return "<style>" + rules + "</style>\n<defs>" + patterns + "</defs>\n";
 }
@@ -122,10 +122,10 @@ class Panel {
   double bottom() const { return bottom_ + 34; }
   int microbatches_a_hue() const { return group_; }
 
-  std::string draw(const std::string& heading) const {
-    std::string out = text_at(
-        kLeft, rows_top_ - 10, "s",
-        concat(heading, "makespan ", axis_.text(timeline_.makespan, true), ", bubble ", percent(timeline_.bubble, 1)));
+  std::string draw(const std::string& heading, const std::string& remark = "") const {
+    std::string out = text_at(kLeft, rows_top_ - 10, "s",
+                              concat(heading, "makespan ", axis_.text(timeline_.makespan, true), ", bubble ",
+                                     percent(timeline_.bubble, 1), remark));
     for (int rank = 0; rank < timeline_.placement.num_ranks(); ++rank) out += row(rank);
     return out + axis();
   }
@@ -311,7 +311,7 @@ std::string draw_svg(const Timeline& timeline, const std::string& title, const T
   double height = first.bottom();
   if (measured) {
     const Panel second(*measured, until, most_bytes(*measured), height + 22, whole);
-    body += second.draw("measured: ");
+    body += second.draw("measured: ", "; bytes of activations as planned, at the measured times");
     height = second.bottom();
   }
   return concat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", px(kWidth), "\" height=\"", px(height),

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "megatron/base/error.h"
@@ -33,8 +34,11 @@ std::string wrapped(const std::string& text, std::size_t width) {
 
 class TextPicture {
  public:
-  TextPicture(const Timeline& timeline, int width, bool colour)
+  TextPicture(const Timeline& timeline, int width, bool colour, bool memory)
       : timeline_(timeline), coloured_(colour), whole_(in_whole_units(timeline)) {
+    if (memory)
+      for (const std::vector<MemoryPoint>& points : timeline.memory)
+        for (const MemoryPoint& point : points) most_bytes_ = std::max(most_bytes_, point.bytes);
     const int ranks = timeline.placement.num_ranks();
     rank_digits_ = concat(ranks - 1).size();
     stage_digits_ = concat(timeline.placement.num_stages() - 1).size();
@@ -80,6 +84,28 @@ class TextPicture {
     std::string out;
     for (std::size_t chunk = 0; chunk < stages.size(); ++chunk)
       out += head(rank, chunk) + row(cells, stages[chunk]) + "|" + (chunk == 0 ? side(rank) : "") + "\n";
+    if (most_bytes_ > 0 && static_cast<std::size_t>(rank) < timeline_.memory.size())
+      out += right_aligned("memory |", prefix_) + memory_row(rank) + "|\n";
+    return out;
+  }
+
+  /// The most that the rank holds in each column, in eighths of what any holds; blank: nothing.
+  std::string memory_row(int rank) const {
+    static constexpr std::array<const char*, 9> kBars = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+    const auto index = static_cast<std::size_t>(rank);
+    const std::vector<MemoryPoint>& points = timeline_.memory[index];
+    const double width = until_ / columns_, rounding = 1e-9 * width;
+    std::string out;
+    double held = 0;  // at the column's end
+    std::size_t next = 0;
+    for (int column = 0; column < columns_; ++column) {
+      for (; next < points.size() && points[next].time <= column * width + rounding; ++next) held = points[next].bytes;
+      double most = held;
+      for (; next < points.size() && points[next].time < (column + 1) * width - rounding; ++next)
+        most = std::max(most, held = points[next].bytes);
+      const double eighths = std::ceil(8 * most / most_bytes_ - 1e-9);
+      out += kBars[static_cast<std::size_t>(std::clamp(eighths, 0.0, 8.0))];
+    }
     return out;
   }
 
@@ -136,7 +162,9 @@ class TextPicture {
       signs += timeline_.num_microbatches > kSigns ? concat(" of microbatch 0, ", kSigns, ", …") : " of microbatch 0";
     if (splits) signs += ", w gradients of weights";
     signs += ", . idle";
-    return out + wrapped(signs + "; idle: share of the rank's time; peak: live activations", total_width_);
+    signs += "; idle: share of the rank's time; peak: live activations";
+    if (most_bytes_ > 0) signs += "; memory: planned bytes of activations, █ the most that a rank holds";
+    return out + wrapped(signs, total_width_);
   }
 
   bool splits_backward() const {
@@ -151,13 +179,13 @@ class TextPicture {
   bool lanes_named_ = false;
   std::size_t rank_digits_ = 1, stage_digits_ = 1, prefix_ = 0, peak_width_ = 4, total_width_ = 0;
   int columns_ = 1, group_ = 1;
-  double until_ = 0;
+  double until_ = 0, most_bytes_ = 0;
 };
 
 }  // namespace
 
-std::string draw_text(const Timeline& timeline, int width, bool colour) {
-  return TextPicture(timeline, width, colour).draw();
+std::string draw_text(const Timeline& timeline, int width, bool colour, bool memory) {
+  return TextPicture(timeline, width, colour, memory).draw();
 }
 
 }  // namespace megatron::schedule
