@@ -119,9 +119,33 @@ TEST(StageCosts, AddUpToTheArithmeticOfAStep) {
   double sum = 0;
   for (std::size_t stage = 0; stage < 8; ++stage)
     sum += costs.forward[stage] + costs.backward_input[stage] + costs.backward_weight[stage];
-  EXPECT_NEAR(sum * 1e12, training_flops(run.shape, 1, 128), 1e-9 * sum * 1e12);
+  // The embedding beside it: 8 rows of 256 floats a token, 16 operations a byte.
+  EXPECT_NEAR(sum * 1e12, training_flops(run.shape, 1, 128) + 16.0 * 8 * 128 * 256 * 4, 1e-9 * sum * 1e12);
   EXPECT_GT(costs.forward[7], costs.forward[0]);
-  EXPECT_EQ(costs.message_bytes, 4 * 128 * 256);
+  EXPECT_EQ(costs.message_bytes, 0) << "messages take no time";
+}
+
+TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
+  const auto costs = [](auto change) {
+    const ResolvedRun run = with(change);
+    return split_costs(run.config, run.shape, 4);
+  };
+  const SplitCosts plain = costs([](auto&) {});
+  const ForwardFlops flops = forward_flops(with([](auto&) {}).shape, 1, 128);
+  EXPECT_NEAR(plain.layer * 1e12, 3 * (flops.layer_matrices + flops.layer_attention), 1);
+  EXPECT_NEAR(plain.output * 1e12, 3 * flops.output, 1);
+  EXPECT_GT(plain.embedding, 0);
+  EXPECT_LT(plain.embedding, plain.layer);
+  const SplitCosts again = costs([](auto& c) { c.train.recompute = "full"; });
+  EXPECT_NEAR(again.layer, plain.layer * 4 / 3, 1e-9 * plain.layer);
+  EXPECT_EQ(again.output, plain.output);
+  // Two layers a stage, one of them again.
+  const SplitCosts half = costs([](auto& c) {
+    c.train.recompute = "full";
+    c.train.recompute_method = "block";
+    c.train.recompute_num_layers = 1;
+  });
+  EXPECT_NEAR(half.layer, plain.layer * 7 / 6, 1e-9 * plain.layer);
 }
 
 }  // namespace

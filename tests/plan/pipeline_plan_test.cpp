@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -83,19 +84,21 @@ TEST(PipelineProgram, IsLoweredReducedAndValidForEverySchedule) {
         c.parallel.vpp = vpp;
         c.parallel.pp_communication = communication;
       });
+      const auto stages = static_cast<std::int64_t>(run.parts.size());
+      EXPECT_TRUE(stages == 2 * vpp || name == std::string("auto")) << name;
       for (const std::int64_t microbatches : {1, 6, 7}) {
         const Program program = pipeline_program(run, microbatches);
         EXPECT_NO_THROW(schedule::validate(program));
         EXPECT_EQ(program.placement, run.placement) << name;
         auto counts = count(program);
-        EXPECT_EQ(counts[Kind::Forward], 2 * vpp * microbatches);
-        EXPECT_EQ(counts[Kind::Backward] + counts[Kind::BackwardInput], 2 * vpp * microbatches);
-        EXPECT_EQ(counts[Kind::ReduceGradients], 2 * vpp);
+        EXPECT_EQ(counts[Kind::Forward], stages * microbatches);
+        EXPECT_EQ(counts[Kind::Backward] + counts[Kind::BackwardInput], stages * microbatches);
+        EXPECT_EQ(counts[Kind::ReduceGradients], stages);
         EXPECT_GT(counts[Kind::SendActivation], 0);
         const Program evaluation = evaluation_program(run, microbatches);
         EXPECT_TRUE(evaluation.forward_only);
         EXPECT_EQ(evaluation.placement, run.placement);
-        EXPECT_EQ(count(evaluation)[Kind::Forward], 2 * vpp * microbatches);
+        EXPECT_EQ(count(evaluation)[Kind::Forward], stages * microbatches);
       }
     }
 }
@@ -116,22 +119,101 @@ TEST(PipelineProgram, FollowsTheNameAndTheStagesOfARank) {
   EXPECT_NE(name("auto", 1), Name::Auto);
 }
 
-TEST(PipelineProgram, IsChosenWithinTheMemoryLimit) {
-  const auto chosen = [](std::int64_t limit) {
+TEST(PipelineProgram, IsChosenAmongOneAndTwoStagesARankWhereTheLayersDivide) {
+  const auto chosen = [](std::int64_t layers, auto more) {
     return run_of([=](auto& c) {
+      c.model.num_layers = layers;
       c.parallel.pp_schedule = "auto";
-      c.parallel.pp_memory_limit = limit;
+      more(c);
     });
   };
-  const ResolvedRun any = chosen(0);
-  const auto peak = [](const ResolvedRun& run) {
-    const auto timeline = schedule::simulate(pipeline_program(run, 6), stage_costs(run.config, run.shape, run.parts));
-    return *std::max_element(timeline.peak_bytes.begin(), timeline.peak_bytes.end());
+  const auto nothing = [](auto&) {};
+  const ResolvedRun two = chosen(8, nothing);
+  EXPECT_EQ(two.schedule_name, Name::ZeroBubbleV);
+  EXPECT_EQ(two.parts.size(), 4u);
+  EXPECT_EQ(two.parts[3].first_layer, 6);
+  EXPECT_EQ(two.placement, schedule::Placement::v_shaped(2));
+  EXPECT_EQ(two.config.parallel.pp_schedule, "auto") << "the recipe chooses again";
+  const ResolvedRun one = chosen(6, nothing);
+  EXPECT_EQ(one.parts.size(), 2u);
+  EXPECT_EQ(chosen(8, [](auto& c) { c.parallel.layers_per_virtual_stage = 4; }).parts.size(), 2u);
+  EXPECT_EQ(chosen(8, [](auto& c) { c.parallel.pp_layout = "Et*4|t*4L"; }).parts.size(), 2u);
+  EXPECT_EQ(chosen(8, [](auto& c) { c.parallel.pp = c.parallel.world_size = 1; }).parts.size(), 1u);
+  // No other schedule takes less, whatever the stages of a rank.
+  const auto time = [](const ResolvedRun& run) {
+    return schedule::simulate(pipeline_program(run, 6), stage_costs(run.config, run.shape, run.parts)).makespan;
   };
-  const ResolvedRun tight = chosen(static_cast<std::int64_t>(peak(run_of([](auto&) {}))));
-  EXPECT_LE(peak(tight), peak(run_of([](auto&) {})));
-  EXPECT_LE(peak(tight), peak(any));
-  EXPECT_THROW(chosen(1000), ConfigError);
+  const std::vector<std::pair<const char*, int>> others = {
+      {"1f1b", 1}, {"gpipe", 1}, {"zb-h1", 1}, {"interleaved", 2}, {"zb-v", 2}};
+  for (const char* how : {"unbatched", "batched", "overlapped"}) {
+    const ResolvedRun best = chosen(8, [=](auto& c) { c.parallel.pp_communication = how; });
+    for (const auto& [name, vpp] : others)
+      EXPECT_LE(time(best) * (1 - 1e-9), time(run_of([&, name = name, vpp = vpp](auto& c) {
+                  c.parallel.pp_communication = how;
+                  c.parallel.pp_schedule = name;
+                  c.parallel.vpp = vpp;
+                })))
+          << how << " " << name;
+  }
+}
+
+TEST(PipelineProgram, IsChosenWithItsMessages) {
+  const schedule::Candidate candidate{{.num_ranks = 4, .num_microbatches = 8}, {.latency = 0.25}};
+  const auto makespan = [&](schedule::Communication how) {
+    return schedule::choose({candidate}, how, 0).timeline.makespan;
+  };
+  EXPECT_LT(makespan(schedule::Communication::Overlapped), makespan(schedule::Communication::Unbatched));
+}
+
+TEST(PipelineProgram, IsChosenWithinTheMemoryLimitWithWhatIsComputedAgain) {
+  for (const char* recompute : {"none", "full"}) {
+    const auto chosen = [=](std::int64_t limit) {
+      return [=](RunConfig& c) {
+        c.train.recompute = recompute;
+        c.parallel.pp_schedule = "auto";
+        c.parallel.pp_memory_limit = limit;
+      };
+    };
+    const auto planned = [](const ResolvedRun& run) {
+      const auto timeline = schedule::simulate(pipeline_program(run, 6), stage_costs(run.config, run.shape, run.parts));
+      std::int64_t most = 0;
+      for (int rank = 0; rank < 2; ++rank)
+        most =
+            std::max(most, memory_plan(run, 0, rank, timeline.peak_bytes[static_cast<std::size_t>(rank)]).activations);
+      return most;
+    };
+    const std::string error = error_of(chosen(1000));
+    const std::string option = "fix:  --parallel.pp_memory_limit ";
+    ASSERT_THAT(error, HasSubstr(option));
+    EXPECT_EQ(error.find("e+"), std::string::npos) << "whole numbers: " << error;
+    const std::int64_t least = std::stoll(error.substr(error.find(option) + option.size()));
+    EXPECT_LE(planned(run_of(chosen(least))), least) << recompute;
+    EXPECT_THAT(error_of(chosen(least - 1)), HasSubstr(option));
+    EXPECT_LE(planned(run_of(chosen(least + least / 8))), least + least / 8);
+  }
+}
+
+TEST(PipelineProgram, SaysTheNearestNameOfASchedule) {
+  const auto error = [](const char* name) { return error_of([=](auto& c) { c.parallel.pp_schedule = name; }); };
+  EXPECT_THAT(error("zb_h1"), HasSubstr("got:  'zb_h1'\n  fix:  --schedule zb-h1"));
+  EXPECT_THAT(error("1F1B"), HasSubstr("fix:  --schedule 1f1b"));
+  EXPECT_THAT(error("interleave"), HasSubstr("fix:  --schedule interleaved"));
+  EXPECT_THAT(error("mine"), HasSubstr("is one of: auto, gpipe, 1f1b, interleaved, zb-h1, zb-v; or a file"));
+}
+
+TEST(PipelineProgram, ComesFromAFileOfAnyName) {
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
+  std::ofstream("mine") << schedule::to_text(schedule::gpipe({.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6}));
+  const bool is_read = run_of([](auto& c) { c.parallel.pp_schedule = "mine"; }).schedule_file.has_value();
+  std::filesystem::remove("mine");
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(is_read);
+}
+
+TEST(PipelineProgram, IsCalledNoneWhereThereIsNoPipeline) {
+  EXPECT_EQ(schedule_text(run_of([](auto& c) { c.parallel.pp = c.parallel.world_size = 1; })), "none");
+  EXPECT_EQ(schedule_text(run_of([](auto&) {})), "1f1b");
 }
 
 TEST(PipelineProgram, ComesFromAFile) {
@@ -174,6 +256,11 @@ TEST(PipelineProgram, RefusesAFileThatLies) {
   std::swap(program.ranks[1].front(), program.ranks[1].back());  // a backward before its forward
   const ScheduleFile file(program);
   EXPECT_NE(error_of([&](auto& c) { c.parallel.pp_schedule = file.path; }), "no error");
+  Program evaluation = schedule::forward_only({.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6});
+  const ScheduleFile trains_nothing(evaluation);
+  EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = trains_nothing.path; }),
+              testing::AllOf(HasSubstr("must have the backward of every microbatch"), HasSubstr("forward-only"),
+                             HasSubstr("fix:")));
   const ScheduleFile garbage("stages 0 one\n");
   EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = garbage.path; }), HasSubstr("pipeline_plan_test.txt"));
   EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = "/absent/file.txt"; }), HasSubstr("/absent/file.txt"));

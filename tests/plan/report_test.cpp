@@ -108,5 +108,20 @@ TEST(Report, StaysSmallWhereTheBatchIsHuge) {
   EXPECT_EQ(step["samples"][3][1], json({7}));
 }
 
+TEST(Report, SaysWhatEachPipelineRankWaitsAndHolds) {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 500;
+  config.parallel.world_size = config.parallel.pp = 4;
+  config.train.global_batch_size = 8;
+  const json all = report(resolve(config));
+  const json& schedule = all["schedule"];
+  EXPECT_EQ(schedule["makespan"], 33);
+  EXPECT_EQ(schedule["idle"], (std::vector<double>{9, 9, 9, 9})) << "(p - 1)(F + B)";
+  EXPECT_EQ(schedule["peak_bytes"], all["memory_bytes"]["activations"]);
+  config.parallel.world_size = config.parallel.pp = 1;
+  EXPECT_EQ(report(resolve(config))["schedule"]["name"], "none");
+}
+
 }  // namespace
 }  // namespace megatron::plan

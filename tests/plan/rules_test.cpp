@@ -144,6 +144,11 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"parallel.last_stage_layers", [](RunConfig& c) { c.parallel.last_stage_layers = -1; }},
       {"parallel.pp_memory_limit", [](RunConfig& c) { c.parallel.pp_memory_limit = -1; }},
       {"parallel.microbatch_group_size", [](RunConfig& c) { c.parallel.microbatch_group_size = -1; }},
+      {"parallel.pp_memory_limit needs the schedule auto", [](RunConfig& c) { c.parallel.pp_memory_limit = 1 << 20; }},
+      {"parallel.microbatch_group_size needs", [](RunConfig& c) { c.parallel.microbatch_group_size = 4; }},
+      {"a schedule needs a pipeline", [](RunConfig& c) { c.parallel.pp_schedule = "1f1b"; }},
+      {"parallel.variable_seq_lengths needs a pipeline", [](RunConfig& c) { c.parallel.variable_seq_lengths = true; }},
+      {"log.trace must be a file that ends in .json", [](RunConfig& c) { c.log.trace = "trace"; }},
       {"parallel.pp_communication", [](RunConfig& c) { c.parallel.pp_communication = "early"; }},
       {"data.seq_length must divide by parallel.tp",
        [](RunConfig& c) {

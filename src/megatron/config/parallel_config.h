@@ -58,15 +58,18 @@ struct ParallelConfig {
     v("standalone_embedding_stage", standalone_embedding_stage, "Give the first stage the embedding and no layers.",
       "standalone-embedding-stage");
     v("pp_schedule", pp_schedule,
-      "gpipe, 1f1b, interleaved, zb-h1, zb-v, auto (the fastest in simulation), or a file; empty: 1f1b, or interleaved "
-      "where vpp > 1.",
+      "gpipe, 1f1b, interleaved, zb-h1, zb-v, auto, or a file; empty: 1f1b, or interleaved where vpp > 1. auto: the "
+      "fastest in simulation, of 1f1b, zb-h1 and gpipe (vpp 1), of interleaved and zb-v (vpp 2; also where vpp is 1 "
+      "and "
+      "the layers divide), or interleaved (vpp > 2).",
       "schedule", "pp-schedule");
-    v("pp_memory_limit", pp_memory_limit, "Bytes of activations that a schedule chosen by auto may hold; 0: any.");
+    v("pp_memory_limit", pp_memory_limit,
+      "auto: bytes of activations that a rank may hold, with what recomputation needs; 0: any.");
     v("pp_communication", pp_communication,
       "Messages between stages: overlapped (with computation), batched (send and receive as one) or unbatched.",
       "pp-communication");
     v("microbatch_group_size", microbatch_group_size,
-      "Interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
+      "interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
       "microbatch-group-size-per-virtual-pipeline-stage");
     v("variable_seq_lengths", variable_seq_lengths, "Exchange the shape of each message before it.",
       "variable-seq-lengths");

@@ -197,8 +197,9 @@ struct LogConfig {
   void visit(auto& v) {
     v("interval", interval, "Steps between console lines.", "log-interval");
     v("progress", progress, "Progress line with ETA: auto (on a terminal), on, off.");
-    v("trace", trace, "File for the measured timeline of the run's last step, in Chrome's trace format, and with .svg drawn beside the "
-      "simulated one; empty: none.");
+    v("trace", trace,
+      "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it beside "
+      "the simulated one has the same name with .svg. Empty: none.");
   }
 };
 

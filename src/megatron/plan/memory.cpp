@@ -51,12 +51,16 @@ FullRecomputation full_recomputation(const config::TrainConfig& train, std::int6
   return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
 }
 
-/// Bytes of a group of layers while backward goes through it, beside the stage's own.
-std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& shape,
-                              const std::vector<StagePart>& parts) {
-  std::int64_t most = 0;
-  for (const StagePart& part : parts) most = std::max(most, full_recomputation(config.train, part.num_layers).group);
-  return most * layer_activation_bytes(config, shape);
+/// What the embedding's forward and backward cost: of rows of the hidden width, forward reads two and writes one for
+/// each token, backward reads its gradient, and reads and writes two.
+struct EmbeddingOperations {
+  double forward, backward;
+};
+
+EmbeddingOperations embedding_operations(const config::RunConfig& config, const GptShape& shape) {
+  constexpr double kOperationsOfByte = 16;
+  const double row = kOperationsOfByte * static_cast<double>(tokens_of(config) * shape.hidden * element_bytes(config));
+  return {.forward = 3 * row, .backward = 5 * row};
 }
 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
@@ -92,12 +96,20 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptSh
   return bytes;
 }
 
+std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& shape,
+                              const std::vector<StagePart>& parts) {
+  std::int64_t most = 0;
+  for (const StagePart& part : parts) most = std::max(most, full_recomputation(config.train, part.num_layers).group);
+  return most * layer_activation_bytes(config, shape);
+}
+
 schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
                             const std::vector<StagePart>& parts) {
   const ForwardFlops flops = forward_flops(shape, config.train.micro_batch_size, config.data.seq_length);
   const double unit = 1e12 * config.parallel.tp;
   const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
   const double output = flops.output / unit;
+  const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
     const auto layers = static_cast<double>(part.num_layers);
@@ -105,16 +117,30 @@ schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& sha
     double input = layers * (matrices + 2 * attention) + again * (matrices + attention);
     if (recomputes(config, "core_attn")) input += layers * attention;
     if (recomputes(config, "mlp")) input += layers * matrices / 3;  // the first of its two products: a third of all
-    costs.forward.push_back(layers * (matrices + attention) + (part.output ? 3 * output : 0));
+    double forward = layers * (matrices + attention) + (part.output ? 3 * output : 0);
+    if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
+      forward += embedding.forward / 1e12;
+      input += embedding.backward / 1e12;
+    }
+    costs.forward.push_back(forward);
     costs.backward_input.push_back(input);
     costs.backward_weight.push_back(layers * matrices);
     costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
     costs.weight_bytes.push_back(layers * static_cast<double>(layer_weight_bytes(config, shape)));
   }
-  const bool split = config.parallel.sp || config.parallel.scatter_gather;
-  costs.message_bytes =
-      static_cast<double>(tokens_of(config) * shape.hidden * element_bytes(config)) / (split ? config.parallel.tp : 1);
   return costs;
+}
+
+SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, int num_stages) {
+  const std::int64_t layers = std::max<std::int64_t>(1, (shape.num_layers + num_stages - 1) / std::max(1, num_stages));
+  const schedule::Costs costs = stage_costs(config, shape,
+                                            {{.num_layers = layers, .embedding = false, .output = false},
+                                             {.num_layers = 0, .embedding = true, .output = false},
+                                             {.num_layers = 0, .embedding = false, .output = true}});
+  const auto sum = [&](std::size_t part) {
+    return costs.forward[part] + costs.backward_input[part] + costs.backward_weight[part];
+  };
+  return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
 }
 
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes) {

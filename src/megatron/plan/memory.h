@@ -15,10 +15,21 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptSh
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part);
 
-/// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, bytes of
-/// activations, bytes of a message. The output layer's backward is computed in its forward (parallel/output_layer.h).
+/// The most bytes of a group of layers while backward goes through it again (train.recompute full), beside what the
+/// stages of one rank, `parts`, keep.
+std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& shape,
+                              const std::vector<StagePart>& parts);
+
+/// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, and bytes of
+/// activations; messages take no time. The output layer's backward is computed in its forward
+/// (parallel/output_layer.h). The embedding multiplies nothing: each byte that it moves counts as 16 operations, about
+/// what processors compute in the time in which memory brings a byte.
 schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
                             const std::vector<StagePart>& parts);
+
+/// For balanced_layers(): the sums of stage_costs() over forward and backward. Of a layer with those of
+/// train.recompute, as the mean of a stage of ceil(num_layers / num_stages) layers.
+SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, int num_stages);
 
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
 /// tensors that forward keeps for backward, without the workspace of single operators.

@@ -1,6 +1,7 @@
 #include "megatron/plan/pipeline_plan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
@@ -34,6 +35,11 @@ Program read_program(const ResolvedRun& run) {
   if (file.size() > kLargestFile)
     throw ConfigError(rule_got_fix("a schedule file has at most 256 MiB.", concat(path, ": ", file.size(), " bytes")));
   Program program = schedule::parse_program(std::string(file.text()), path);
+  if (program.forward_only)
+    throw ConfigError(rule_got_fix(
+        "a schedule file must have the backward of every microbatch.",
+        path + ", which is forward-only: a run would train nothing",
+        "without the line forward-only, with backward operations, as `megatron plan --draw schedule.txt` writes them"));
   const auto equal = [&](const char* what, std::int64_t in_file, std::int64_t wanted, const char* option) {
     if (in_file != wanted)
       throw ConfigError(rule_got_fix(concat("the schedule file ", path, " must have the run's ", what, "."),
@@ -78,21 +84,56 @@ void check_programs(const ResolvedRun& run) {
   }
 }
 
+/// The model in `chunks` stages a rank; nothing where its layers do not divide so.
+std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, const GptShape& shape, int chunks) {
+  config::ParallelConfig parallel = config.parallel;
+  parallel.vpp = chunks;
+  try {
+    return stage_parts(parallel, shape.num_layers, split_costs(config, shape, parallel.pp * chunks));
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
+void choose_schedule(ResolvedRun& run) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  std::vector<std::vector<StagePart>> cuts = {run.parts};
+  // Where the options leave it open, two stages a rank as well: less bubble for more messages.
+  if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0)
+    if (auto two = parts_in(run.config, run.shape, 2)) cuts.push_back(std::move(*two));
+  std::vector<schedule::Candidate> candidates;
+  for (const std::vector<StagePart>& parts : cuts) {
+    schedule::Shape shape = shape_of(run, run.microbatches_per_step);
+    shape.num_chunks = static_cast<int>(parts.size()) / parallel.pp;
+    schedule::Candidate candidate{shape, stage_costs(run.config, run.shape, parts), {}};
+    for (const StagePart& part : parts)
+      candidate.backward_bytes.push_back(static_cast<double>(recomputed_bytes(run.config, run.shape, {part})));
+    candidates.push_back(std::move(candidate));
+  }
+  schedule::Choice choice = schedule::choose(candidates, schedule::communication_of(parallel.pp_communication),
+                                             static_cast<double>(parallel.pp_memory_limit));
+  run.schedule_name = choice.name;
+  run.placement = std::move(choice.program.placement);
+  for (std::vector<StagePart>& parts : cuts)
+    if (static_cast<int>(parts.size()) == run.placement.num_stages()) run.parts = std::move(parts);
+}
+
 }  // namespace
 
 void resolve_schedule(ResolvedRun& run) {
-  const config::ParallelConfig& parallel = run.config.parallel;
   const schedule::Shape shape = shape_of(run, run.microbatches_per_step);
-  if (is_schedule_file(parallel.pp_schedule)) {
+  if (is_schedule_file(run.config.parallel.pp_schedule)) {
     run.schedule_file = read_program(run);
     run.placement = run.schedule_file->placement;
   } else if (run.schedule_name == schedule::Name::Auto) {
-    schedule::Choice choice = schedule::choose(shape, stage_costs(run.config, run.shape, run.parts),
-                                               static_cast<double>(parallel.pp_memory_limit));
-    run.schedule_name = choice.name;
-    run.placement = std::move(choice.program.placement);
+    choose_schedule(run);
   }
   if (shape.num_ranks > 1 || run.schedule_file) check_programs(run);
+}
+
+std::string schedule_text(const ResolvedRun& run) {
+  if (run.schedule_file) return run.config.parallel.pp_schedule;
+  return run.parts.size() == 1 ? "none" : schedule::to_string(run.schedule_name);
 }
 
 Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches) {

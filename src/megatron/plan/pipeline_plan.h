@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "megatron/plan/rules.h"
 
@@ -7,10 +8,14 @@
 namespace megatron::plan {
 
 /// The schedule that parallel.pp_schedule names, for a pipeline of run.parts. Reads a file where it names one and
-/// validates it; simulates where it is auto, at the full batch. Sets run.schedule_name, run.schedule_file and
-/// run.placement. Throws ConfigError where the schedule does not suit the run: stages a rank, ranks, stages or
-/// microbatches.
+/// validates it. Where it is auto, simulates at the full batch what suits parallel.vpp stages a rank and, where that is
+/// 1 and the layers divide, what suits two; the same options always give the same choice. Sets run.parts,
+/// run.schedule_name, run.schedule_file and run.placement. Throws ConfigError where the schedule does not suit the run:
+/// stages a rank, ranks, stages, microbatches or parallel.pp_memory_limit.
 void resolve_schedule(ResolvedRun& run);
+
+/// What to call the run's schedule: its name, its file, or "none" for a single stage, which accumulates.
+std::string schedule_text(const ResolvedRun& run);
 
 /// A step's program of `num_microbatches` microbatches on each data-parallel rank: computation, messages as
 /// parallel.pp_communication says, reduction of gradients. Validated. Throws ConfigError where a schedule file is of

@@ -121,13 +121,15 @@ json stages_of(const ResolvedRun& run) {
 }
 
 /// The step's program with forward, backward of inputs and of weights taking one unit each, as the papers draw it; and
-/// its bubble where they take as long as their arithmetic.
+/// its bubble and bytes of activations by rank where they take as long as their arithmetic.
 json schedule_of(const ResolvedRun& run, const schedule::Program& program, const schedule::Timeline& by_arithmetic) {
   const schedule::Timeline even = schedule::simulate(program);
-  return {{"name", run.schedule_file ? run.config.parallel.pp_schedule : schedule::to_string(run.schedule_name)},
+  return {{"name", schedule_text(run)},
           {"makespan", even.makespan},
           {"bubble", even.bubble},
+          {"idle", even.idle},
           {"peak_activations", even.peak_live},
+          {"peak_bytes", by_arithmetic.peak_bytes},
           {"bubble_by_arithmetic", by_arithmetic.bubble}};
 }
 

@@ -1,6 +1,7 @@
 #include "megatron/plan/rules.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
 
@@ -11,6 +12,7 @@
 #include "megatron/config/value.h"
 #include "megatron/data/split.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
@@ -228,6 +230,9 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
   rules.at_least("log.interval", log.interval, 1);
   rules.attempt([&] { Progress::mode_of(log.progress); });
+  rules.require(log.trace.empty() || log.trace.ends_with(".json"),
+                "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
+                "'" + log.trace + "'", "--log.trace trace.json");
 }
 
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
@@ -279,6 +284,27 @@ void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
                 "--train.recompute_modules core_attn");
 }
 
+/// Options of the pipeline that do nothing together with the others.
+void check_pipeline_options(const config::ParallelConfig& parallel, Rules& rules) {
+  const std::string& name = parallel.pp_schedule;
+  const std::string schedule = name.empty() ? "the default schedule" : name;
+  rules.require(parallel.pp_memory_limit <= 0 || name == "auto", "parallel.pp_memory_limit needs the schedule auto.",
+                schedule, "--schedule auto");
+  const bool chunks = parallel.vpp > 1 || parallel.layers_per_virtual_stage > 0 || !parallel.pp_layout.empty();
+  rules.require(parallel.microbatch_group_size <= 0 || name == "auto" || name == "interleaved" ||
+                    (name.empty() && parallel.pp > 1 && chunks),
+                "parallel.microbatch_group_size needs the schedule interleaved or auto.", schedule,
+                "--parallel.microbatch_group_size 0 (the default)");
+  if (parallel.pp != 1) return;
+  rules.require(name.empty() || name == "auto" || !schedule::is_name(name),
+                "a schedule needs a pipeline: parallel.pp of at least 2.", concat("--schedule ", name, ", pp 1"),
+                "--schedule auto, or --pp 2");
+  rules.require(
+      !parallel.variable_seq_lengths,
+      "parallel.variable_seq_lengths needs a pipeline, whose messages it is about: parallel.pp of at least 2.", "pp 1",
+      "--parallel.variable_seq_lengths false (the default), or --pp 2");
+}
+
 /// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
 struct Pipeline {
   std::vector<StagePart> parts;
@@ -298,11 +324,10 @@ Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
       !in_range(config.model.num_layers, 1, kMostLayers) || !in_range(parallel.microbatch_group_size, 0, kMostGroup))
     return pipeline;  // said already
   SplitCosts costs;
-  if (rules.hold()) {
-    const ForwardFlops flops = forward_flops(gpt_shape(config), config.train.micro_batch_size, config.data.seq_length);
-    // Backward takes twice as long, for layers and output alike.
-    costs = {.layer = flops.layer_matrices + flops.layer_attention, .embedding = 0, .output = flops.output};
-  }
+  if (rules.hold())
+    costs = split_costs(
+        config, gpt_shape(config),
+        static_cast<int>(std::min<std::int64_t>(std::int64_t{parallel.pp} * parallel.vpp, config.model.num_layers)));
   rules.attempt([&] {
     pipeline.parts = stage_parts(parallel, config.model.num_layers, costs);
     const int chunks = static_cast<int>(pipeline.parts.size()) / parallel.pp;
@@ -310,6 +335,7 @@ Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
     pipeline.placement = schedule::Placement::looped(parallel.pp, chunks);
     if (is_schedule_file(parallel.pp_schedule)) return;
     if (!parallel.pp_schedule.empty()) pipeline.schedule = schedule::name_of(parallel.pp_schedule);
+    if (pipeline.schedule == schedule::Name::Auto) return;  // resolve_schedule() chooses
     const schedule::Shape shape{.num_ranks = parallel.pp,
                                 .num_chunks = chunks,
                                 .num_microbatches = 1,
@@ -363,7 +389,12 @@ Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
 
 }  // namespace
 
-bool is_schedule_file(const std::string& pp_schedule) { return pp_schedule.find_first_of("./") != std::string::npos; }
+bool is_schedule_file(const std::string& pp_schedule) {
+  if (pp_schedule.find_first_of("./") != std::string::npos) return true;
+  std::error_code error;  // what cannot be looked at is no file
+  return !pp_schedule.empty() && !schedule::is_name(pp_schedule) &&
+         std::filesystem::is_regular_file(pp_schedule, error);
+}
 
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
@@ -393,6 +424,7 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
     grid = resolve_grid(config.parallel, facts, rules);
   }
   resolve_recomputation(config.train, rules);
+  check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, rules);
   const int dp = grid.size(Axis::Dp);
   const Samples samples = resolve_samples(config, dp, rules);

@@ -42,7 +42,7 @@ struct ResolvedRun {
 /// Checks every rule over the options and reports all that are violated in one ConfigError.
 ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
 
-/// Whether parallel.pp_schedule names a file: the names of schedules have neither '.' nor '/'.
+/// Whether parallel.pp_schedule names a file: it has a '.' or a '/', or is no schedule's name and a file is so called.
 bool is_schedule_file(const std::string& pp_schedule);
 
 /// The model's sizes; `config` is resolved.

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <cmath>
 #include <optional>
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
 
 namespace megatron::schedule {
 namespace {
@@ -291,23 +294,45 @@ void rank_of_zero_bubble_v(std::vector<Op>& ops, int rank, int num_ranks, int nu
   while (weight_down.done < rounds) weight_down.next(Kind::BackwardWeight, down);
 }
 
+/// At most 2p; fewer where the microbatches end before ranks are full.
+int most_live(const std::vector<Op>& ops) {
+  int live = 0, most = 0;
+  for (const Op& op : ops) {
+    if (op.kind == Kind::Forward) most = std::max(most, ++live);
+    if (op.kind == Kind::BackwardWeight) --live;
+  }
+  return most;
+}
+
 }  // namespace
 
 Program zero_bubble_v(const Shape& shape) {
   check_chunks(shape, 2, "zb-v");
   Program program = empty_program(Placement::v_shaped(shape.num_ranks), shape.num_microbatches);
   for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    rank_of_zero_bubble_v(program.ranks[static_cast<std::size_t>(rank)], rank, shape.num_ranks, shape.num_microbatches);
-    program.max_live.push_back(2 * std::min(shape.num_ranks, shape.num_microbatches));
+    std::vector<Op>& ops = program.ranks[static_cast<std::size_t>(rank)];
+    rank_of_zero_bubble_v(ops, rank, shape.num_ranks, shape.num_microbatches);
+    program.max_live.push_back(most_live(ops));
   }
   return program;
 }
 
 Name name_of(const std::string& text) {
-  for (const auto& [name, known] : kNames)
+  std::vector<std::string> known_names;
+  for (const auto& [name, known] : kNames) {
     if (text == known) return name;
+    known_names.push_back(known);
+  }
+  std::string plain;  // as ours are written
+  for (const char c : text) plain += c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string near = nearest_name(plain, known_names);
   throw ConfigError(
-      rule_got_fix("a pipeline schedule is one of: auto, gpipe, 1f1b, interleaved, zb-h1, zb-v; or a file.", text));
+      rule_got_fix("a pipeline schedule is one of: auto, gpipe, 1f1b, interleaved, zb-h1, zb-v; or a file that exists.",
+                   "'" + text + "'", near.empty() ? "" : "--schedule " + near));
+}
+
+bool is_name(const std::string& text) {
+  return std::any_of(kNames.begin(), kNames.end(), [&](const auto& known) { return text == known.second; });
 }
 
 std::string to_string(Name name) {
@@ -339,29 +364,56 @@ Program generate(Name name, const Shape& shape) {
   return choose(shape, {}, 0).program;
 }
 
-Choice choose(const Shape& shape, const Costs& costs, double memory_limit_bytes) {
-  check(shape);
-  std::vector<Name> names = {Name::OneFOneB, Name::ZeroBubbleH1, Name::GPipe};
-  if (shape.num_ranks == 1 && shape.num_chunks == 1)
-    names = {Name::OneFOneB};
-  else if (shape.num_chunks == 2)
-    names = {Name::Interleaved, Name::ZeroBubbleV};
-  else if (shape.num_chunks > 2)
-    names = {Name::Interleaved};
+namespace {
+
+std::vector<Name> names_for(const Shape& shape) {
+  if (shape.num_ranks == 1 && shape.num_chunks == 1) return {Name::OneFOneB};
+  if (shape.num_chunks == 1) return {Name::OneFOneB, Name::ZeroBubbleH1, Name::GPipe};
+  if (shape.num_chunks == 2) return {Name::Interleaved, Name::ZeroBubbleV};
+  return {Name::Interleaved};
+}
+
+/// The most bytes that a rank holds.
+double peak_of(const Timeline& timeline, const std::vector<double>& backward_bytes) {
+  double peak = 0;
+  for (int rank = 0; rank < timeline.placement.num_ranks(); ++rank) {
+    double beside = 0;
+    if (!backward_bytes.empty())
+      for (const int stage : timeline.placement.stages_of(rank))
+        beside = std::max(beside, backward_bytes[static_cast<std::size_t>(stage)]);
+    peak = std::max(peak, timeline.peak_bytes[static_cast<std::size_t>(rank)] + beside);
+  }
+  return peak;
+}
+
+std::string whole(double bytes) { return std::to_string(static_cast<std::int64_t>(std::ceil(bytes))); }
+
+}  // namespace
+
+Choice choose(const std::vector<Candidate>& candidates, Communication how, double memory_limit_bytes) {
   std::optional<Choice> best;
+  std::optional<double> least_peak;
   std::string peaks;
-  for (const Name name : names) {
-    Choice choice{name, generate(name, shape), {}};
-    choice.timeline = simulate(choice.program, costs);
-    const std::vector<double>& bytes = choice.timeline.peak_bytes;
-    const double peak = *std::max_element(bytes.begin(), bytes.end());
-    peaks += concat(peaks.empty() ? "" : ", ", to_string(name), " ", peak);
-    if (memory_limit_bytes > 0 && peak > memory_limit_bytes) continue;
-    if (!best || choice.timeline.makespan < best->timeline.makespan * (1 - 1e-9)) best = std::move(choice);
+  for (const Candidate& candidate : candidates) {
+    check(candidate.shape);
+    for (const Name name : names_for(candidate.shape)) {
+      Choice choice{name, generate(name, candidate.shape), {}};
+      choice.timeline = simulate(insert_communication(choice.program, how), candidate.costs);
+      const double peak = peak_of(choice.timeline, candidate.backward_bytes);
+      peaks += concat(peaks.empty() ? "" : ", ", to_string(name), " ", whole(peak));
+      least_peak = std::min(least_peak.value_or(peak), peak);
+      if (memory_limit_bytes > 0 && peak > memory_limit_bytes) continue;
+      if (!best || choice.timeline.makespan < best->timeline.makespan * (1 - 1e-9)) best = std::move(choice);
+    }
   }
   if (best) return *std::move(best);
-  throw ConfigError(rule_got_fix("activations do not fit in parallel.pp_memory_limit with any schedule.",
-                                 concat("limit ", memory_limit_bytes, " bytes; peaks: ", peaks)));
+  throw ConfigError(rule_got_fix("activations must fit in parallel.pp_memory_limit with some schedule.",
+                                 concat("limit ", whole(memory_limit_bytes), " bytes; peaks: ", peaks),
+                                 "--parallel.pp_memory_limit " + whole(least_peak.value_or(0))));
+}
+
+Choice choose(const Shape& shape, const Costs& costs, double memory_limit_bytes) {
+  return choose({{shape, costs}}, Communication::Overlapped, memory_limit_bytes);
 }
 
 }  // namespace megatron::schedule

@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "megatron/schedule/passes.h"
 #include "megatron/schedule/program.h"
 #include "megatron/schedule/simulate.h"
 
@@ -28,21 +30,34 @@ Program forward_only(const Placement& placement, int num_microbatches);
 
 enum class Name : std::uint8_t { Auto, GPipe, OneFOneB, Interleaved, ZeroBubbleH1, ZeroBubbleV };
 
-/// "auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v". Throws ConfigError that lists them.
+/// "auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v". Throws ConfigError that lists them and names the nearest.
 Name name_of(const std::string& text);
+bool is_name(const std::string& text);
 std::string to_string(Name name);
 
 /// The program of that name (one rank and one chunk: accumulate). Throws ConfigError where the shape does not suit it.
 Program generate(Name name, const Shape& shape);
 
+/// A way to cut the model that choose() may take.
+struct Candidate {
+  Shape shape;
+  Costs costs;
+  /// By stage: bytes beside the activations while its backward runs (recomputed layers); empty: none. A rank needs the
+  /// most of its stages' at its peak.
+  std::vector<double> backward_bytes = {};
+};
+
 struct Choice {
   Name name;
-  Program program;
-  Timeline timeline;
+  Program program;    ///< computations alone
+  Timeline timeline;  ///< of the program with its messages
 };
-/// Name::Auto: of the programs that suit the shape, the one with the least simulated makespan among those whose peak of
-/// activation bytes on every rank is at most `memory_limit_bytes` (0: no limit). Throws ConfigError that lists each
-/// one's peak where none fits.
+/// Name::Auto: of the programs that suit a candidate's shape (one stage a rank: 1f1b, zb-h1, gpipe; two: interleaved,
+/// zb-v; more: interleaved), the one with the least simulated makespan with messages as `how` says, among those whose
+/// peak of bytes on every rank is at most `memory_limit_bytes` (0: no limit); the first of equals. Throws ConfigError
+/// that lists each one's peak, and the least as the fix, where none fits.
+Choice choose(const std::vector<Candidate>& candidates, Communication how, double memory_limit_bytes);
+/// Of one shape, with overlapped messages.
 Choice choose(const Shape& shape, const Costs& costs, double memory_limit_bytes);
 
 }  // namespace megatron::schedule
