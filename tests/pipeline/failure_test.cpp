@@ -76,7 +76,7 @@ TEST_P(Failure, AStalledNeighbourEndsInATimeoutThatNamesOperationStageAndMicroba
           // Alive and silent.
           EXPECT_EQ(patience_over_.get_future().wait_for(60s), std::future_status::ready);
         },
-        300ms);
+        1s);
     EXPECT_TRUE(contains(messages[1], "(stage 1, microbatch 2, with pipeline rank 0)")) << messages[1];
     EXPECT_TRUE(contains(messages[1], "pipeline operation wRA1.2")) << messages[1];
     EXPECT_TRUE(contains(messages[1], "rank 0")) << messages[1];
@@ -84,7 +84,6 @@ TEST_P(Failure, AStalledNeighbourEndsInATimeoutThatNamesOperationStageAndMicroba
 }
 
 TEST_P(Failure, AnExceptionInOneStageEndsAllRanksAtOnce) {
-  const auto start = std::chrono::steady_clock::now();
   for (const auto how :
        {schedule::Communication::Unbatched, schedule::Communication::Batched, schedule::Communication::Overlapped}) {
     const auto program = lowered(schedule::Name::OneFOneB, 4, 6, how);
@@ -106,11 +105,12 @@ TEST_P(Failure, AnExceptionInOneStageEndsAllRanksAtOnce) {
         },
         60s);
     EXPECT_EQ(messages[2], "no memory left");
-    for (const int rank : {0, 1, 3})
-      EXPECT_TRUE(contains(messages[static_cast<std::size_t>(rank)], "pipeline operation"))
-          << "rank " << rank << ": " << messages[static_cast<std::size_t>(rank)];
+    for (const int rank : {0, 1, 3}) {
+      const std::string& message = messages[static_cast<std::size_t>(rank)];
+      EXPECT_TRUE(contains(message, "pipeline operation")) << "rank " << rank << ": " << message;
+      EXPECT_FALSE(contains(message, "within 60")) << "waited until its patience was at its end: " << message;
+    }
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 50s) << "the ranks waited until their patience was at its end";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Failure,

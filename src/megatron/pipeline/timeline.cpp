@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace megatron::pipeline {
@@ -52,7 +53,16 @@ at::Tensor packed(const std::vector<Slot>& slots, std::int64_t rows) {
 void Recorder::begin(const comm::Group& pp) {
   slots_.clear();
   pp.barrier();
-  zero_ = Clock::now();
+  const auto now = Clock::now();
+  const auto since_boot = [](Clock::time_point t) { return std::chrono::duration<double>(t.time_since_epoch()); };
+  std::vector<double> readings(static_cast<std::size_t>(pp.size()), 0);
+  readings[static_cast<std::size_t>(pp.rank())] = since_boot(now).count();
+  readings = pp.all_reduce_scalars(readings);
+  // Ranks leave a barrier at different times, by as much as their machine is busy; but on one host they read one clock,
+  // and hosts were hardly started in the same second.
+  const double from_first = readings[0] - since_boot(now).count();
+  const bool one_clock = std::abs(from_first) < 1;
+  zero_ = one_clock ? now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(from_first)) : now;
 }
 
 void Recorder::operator()(const schedule::Op& op, Clock::time_point start, Clock::time_point end) {

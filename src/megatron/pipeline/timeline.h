@@ -10,7 +10,8 @@ namespace megatron::pipeline {
 /// Measures when each operation of a program ran: computations, and communication while it was waited for.
 class Recorder {
  public:
-  /// Time 0, the same on every rank, and nothing measured yet. Collective over `pp`.
+  /// Time 0, the same on every rank of a host (on others, the end of a barrier), and nothing measured yet. Collective
+  /// over `pp`.
   void begin(const comm::Group& pp);
   /// Hooks::observe of the program that follows.
   void operator()(const schedule::Op& op, Clock::time_point start, Clock::time_point end);
