@@ -108,6 +108,17 @@ TEST(ZeroBubbleV, RunsWithFewMicrobatchesAndIsFasterThanInterleaved) {
     }
 }
 
+TEST(Generate, DeclaresThePeakOfLiveActivationsExactly) {
+  for (int p = 1; p <= 12; ++p)
+    for (int v = 1; v <= 3; ++v)
+      for (const int m : kCounts)
+        for (const Named& named : all_programs({.num_ranks = p, .num_chunks = v, .num_microbatches = m}))
+          if (!named.program.forward_only) {
+            EXPECT_EQ(named.program.max_live, simulate(named.program).peak_live)
+                << named.name << " " << p << " " << v << " " << m;
+          }
+}
+
 TEST(OneFOneB, LooksLikeTheTextbook) {
   EXPECT_EQ(picture(simulate(one_f_one_b({.num_ranks = 4, .num_microbatches = 8}))),
             "0123......aa4bb5cc6dd7ee.ff.gg.hh\n"

@@ -125,7 +125,32 @@ class Mutator {
  public:
   explicit Mutator(unsigned seed) : random_(seed) {}
 
-  Program mutate(Program program) {
+  Program mutate(Program program) { return below(6) == 0 ? claim(std::move(program)) : change(std::move(program)); }
+
+  /// Changes what the program says of itself rather than what it does.
+  Program claim(Program program) {
+    switch (below(4)) {
+      case 0:
+        if (!program.max_live.empty()) --program.max_live[below(program.max_live.size())];
+        break;
+      case 1: {  // two stages change ranks
+        std::vector<int> ranks;
+        for (int stage = 0; stage < program.placement.num_stages(); ++stage)
+          ranks.push_back(program.placement.rank_of(stage));
+        std::swap(ranks[below(ranks.size())], ranks[below(ranks.size())]);
+        program.placement = Placement(ranks);
+        break;
+      }
+      case 2:
+        program.forward_only = !program.forward_only;
+        break;
+      default:
+        program.num_microbatches += below(2) == 0 ? 1 : -1;
+    }
+    return program;
+  }
+
+  Program change(Program program) {
     std::vector<Op>& ops = program.ranks[below(program.ranks.size())];
     if (ops.empty()) return program;
     const std::size_t i = below(ops.size()), j = below(ops.size());
@@ -172,16 +197,28 @@ class Mutator {
   std::mt19937 random_;
 };
 
+TEST(Validate, RefusesAClaimOfOneLiveActivationLess) {
+  for (const Shape& shape : {Shape{4, 1, 7}, Shape{8, 1, 3}, Shape{5, 2, 4}, Shape{3, 3, 6}, Shape{16, 4, 33}})
+    for (const Named& named : all_programs(shape))
+      for (std::size_t rank = 0; rank < named.program.max_live.size(); ++rank) {
+        Program program = named.program;
+        --program.max_live[rank];
+        EXPECT_THAT([&] { validate(program); }, ThrowsMessage<ConfigError>(HasSubstr("than declared (max-live)")))
+            << named.name << " " << rank;
+      }
+}
+
 TEST(Validate, AgreesWithANaiveExecutionOnMutatedPrograms) {
   Mutator mutator(2);
   int refused = 0, accepted = 0;
-  for (const Shape& shape :
-       {Shape{2, 1, 3}, Shape{3, 1, 4}, Shape{2, 2, 3}, Shape{3, 2, 4}, Shape{2, 3, 2}, Shape{1, 2, 2}})
+  for (const Shape& shape : {Shape{2, 1, 3}, Shape{3, 1, 4}, Shape{2, 2, 3}, Shape{3, 2, 4}, Shape{2, 3, 2},
+                             Shape{1, 2, 2}, Shape{8, 1, 9}, Shape{5, 2, 6}, Shape{4, 4, 5}, Shape{8, 4, 8}}) {
+    const int mutants = shape.num_ranks > 3 ? 5 : 40;
     for (const Named& named : all_programs(shape))
       for (int how = -1; how < 3; ++how) {
         const Program program = how < 0 ? named.program : lower(named.program, static_cast<Communication>(how));
         ASSERT_TRUE(BruteForce(program).runs()) << named.name;
-        for (int i = 0; i < 40; ++i) {
+        for (int i = 0; i < mutants; ++i) {
           const Program mutant = mutator.mutate(program);
           bool valid = true;
           std::string why;
@@ -195,6 +232,7 @@ TEST(Validate, AgreesWithANaiveExecutionOnMutatedPrograms) {
           ++(valid ? accepted : refused);
         }
       }
+  }
   EXPECT_GT(refused, 2000);
   EXPECT_GT(accepted, 300);  // of two neighbours that do not depend on one another the order does not matter
 }

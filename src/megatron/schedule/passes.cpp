@@ -67,9 +67,29 @@ class CommonOrder {
       if (travels(made)) meetings_.push_back({made, spans.back().end, static_cast<int>(spans.size()), 0});
     });
     if (!complete) throw std::logic_error("insert_communication: a program that validate() accepts cannot be executed");
+    place();
   }
 
-  std::vector<std::vector<End>> ends() {
+  /// For every message there is a time at which neither of its ranks computes.
+  bool in_step() const { return in_step_; }
+  /// The end of the last computation; with blocking it cannot come earlier.
+  std::int64_t last_time() const { return last_time_; }
+
+  std::vector<std::vector<End>> ends() const {
+    std::vector<std::vector<End>> ends(spans_.size());
+    for (const Meeting& m : meetings_) {
+      ends[rank_of(messages_.send(m.message))].push_back({m.message, m.sender_position, true});
+      ends[rank_of(messages_.recv(m.message))].push_back({m.message, m.receiver_position, false});
+    }
+    return ends;
+  }
+
+ private:
+  struct Span {
+    std::int64_t begin, end;
+  };
+
+  void place() {
     sort_by_time(meetings_, last_time_);
     std::vector<int> cursor(spans_.size(), 0);  // of each rank's computations, the first that begins later
     for (Meeting& m : meetings_) {
@@ -80,21 +100,7 @@ class CommonOrder {
       if (blocking_) meet(m);
     }
     if (blocking_) sort_by_time(meetings_, last_time_);
-    std::vector<std::vector<End>> ends(spans_.size());
-    for (const Meeting& m : meetings_) {
-      ends[rank_of(messages_.send(m.message))].push_back({m.message, m.sender_position, true});
-      ends[rank_of(messages_.recv(m.message))].push_back({m.message, m.receiver_position, false});
-    }
-    return ends;
   }
-
-  /// After ends(): for every message there is a time at which neither of its ranks computes.
-  bool in_step() const { return in_step_; }
-
- private:
-  struct Span {
-    std::int64_t begin, end;
-  };
 
   std::size_t rank_of(const Op& op) const { return static_cast<std::size_t>(program_.placement.rank_of(op.stage)); }
 
@@ -107,11 +113,12 @@ class CommonOrder {
     return position == 0 ? 0 : spans_[rank][static_cast<std::size_t>(position) - 1].end;
   }
 
-  /// Puts a message off until both of its ranks stand still, where that is before it is needed.
+  /// Puts a message off until both of its ranks stand still, where that is before it is needed and not far.
   void meet(Meeting& m) {
     const std::size_t sender = rank_of(messages_.send(m.message)), receiver = rank_of(messages_.recv(m.message));
     const int needed_at = needed_at_[static_cast<std::size_t>(m.message)];
-    for (int from = m.sender_position, to = m.receiver_position; to <= needed_at;) {
+    for (int from = m.sender_position, to = m.receiver_position, steps = 0; to <= needed_at && steps < kMostSteps;
+         ++steps) {
       const std::int64_t both = std::max({m.time, end_before(sender, from), end_before(receiver, to)});
       const std::int64_t sender_until = begin_of(sender, from), receiver_until = begin_of(receiver, to);
       if (both <= sender_until && both <= receiver_until) {
@@ -122,6 +129,8 @@ class CommonOrder {
     }
     in_step_ = false;
   }
+
+  static constexpr int kMostSteps = 64;  // over computations: no program takes time by the square of its length
 
   const Program& program_;
   const Messages messages_;
@@ -217,7 +226,7 @@ class Lowering {
   std::vector<Op>& out_;
 };
 
-Program lowered(const Program& computation, CommonOrder& order, Communication how) {
+Program lowered(const Program& computation, const CommonOrder& order, Communication how) {
   Program program;
   program.placement = computation.placement;
   program.num_microbatches = computation.num_microbatches;
@@ -267,15 +276,17 @@ Program insert_communication(const Program& computation, Communication how) {
   if (has_communication(computation)) throw std::logic_error("insert_communication: the program has it already");
   validate(computation);
   const bool blocking = how != Communication::Overlapped;
-  CommonOrder order(computation, blocking, 0);
-  Program program = lowered(computation, order, how);
-  if (!blocking || order.in_step()) return program;
+  const CommonOrder order(computation, blocking, 0);
+  if (!blocking || order.in_step()) return lowered(computation, order, how);
   // In the steady state each rank is ahead of the next by a backward, 2 of the 3 units of a pair, and around the ring
   // of virtual stages that may leave ranks that are never between computations together. With a lag it is a whole pair,
   // and all ranks are in step; interleaving has that much room.
-  CommonOrder paced(computation, blocking, 1);
-  Program other = lowered(computation, paced, how);
-  return makespan_of(other) < makespan_of(program) ? other : program;
+  const CommonOrder paced(computation, blocking, 1);
+  Program program = lowered(computation, paced, how);
+  const double makespan = makespan_of(program);
+  if (makespan <= static_cast<double>(order.last_time())) return program;
+  Program other = lowered(computation, order, how);
+  return makespan_of(other) <= makespan ? other : program;
 }
 
 Program insert_gradient_reduction(Program program) {
