@@ -17,7 +17,7 @@ train() { # NAME DTYPE TP PP DP MICRO_BATCH LAUNCH [OPTION]...
   out=$1 of=$2 t=$3 p=$4 d=$5 b=$6 l=$7
   shift 7
   "$program" train "$here/../configs/gpt_tiny.toml" --data.data-path "$data" --data.tokenizer "$tokenizer" \
-    --data.data-cache-path "$runs/index" --data.seq-length 64 --model.num-layers 4 --model.hidden-size 64 \
+    --data.data-cache-path "$runs/index" --data.seq-length 32 --model.num-layers 4 --model.hidden-size 64 \
     --model.num-attention-heads 4 --model.hidden-dropout 0.1 --model.attention-dropout 0.1 \
     --train.train-iters "$steps" --train.global-batch-size 16 --train.micro-batch-size "$b" --train.eval-interval 0 \
     --schedule.lr 5e-4 --parallel.threads-per-rank 1 --train.dtype "$of" --parallel.world-size "$((t * p * d))" --parallel.tp "$t" --parallel.pp "$p" \
