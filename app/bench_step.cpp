@@ -22,6 +22,7 @@
 #include "megatron/parallel/output_layer.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/pipeline_plan.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/run_log.h"
@@ -237,7 +238,7 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   if (engine.pipeline.measures()) {
     const auto timeline = engine.pipeline.timeline();
     if (timeline && engine.context.rank() == 0)
-      measured.timeline = train::write_timeline(*timeline, run, options.trace);
+      measured.timeline = train::write_timeline(*timeline, run, run.config.train.train_iters, options.trace);
   }
   return measured;
 }
@@ -262,7 +263,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"tp", run.grid.size(plan::Axis::Tp)},
           {"pp", run.grid.size(plan::Axis::Pp)},
           {"stages", run.parts.size()},
-          {"schedule", schedule::to_string(run.schedule_name)},
+          {"schedule", plan::schedule_text(run)},
           {"timeline", measured.timeline},
           {"dp", run.grid.size(plan::Axis::Dp)},
           {"threads", threads},

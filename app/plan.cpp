@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -44,6 +45,24 @@ bool draws_picture(const std::string& file) {
   throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file));
 }
 
+/// Throws ConfigError unless each rank has computed what the plan's program says, in its order.
+void check_operations(const Timeline& measured, const schedule::Program& program, const std::string& path) {
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    std::vector<std::string> done, planned;
+    for (const schedule::Slot& slot : measured.ranks[rank])
+      if (schedule::is_computation(slot.op.kind)) done.push_back(schedule::to_string(slot.op));
+    for (const schedule::Op& op : program.ranks[rank])
+      if (schedule::is_computation(op.kind)) planned.push_back(schedule::to_string(op));
+    const auto [ours, theirs] = std::mismatch(planned.begin(), planned.end(), done.begin(), done.end());
+    if (ours == planned.end() && theirs == done.end()) continue;
+    const auto shown = [](auto op, const auto& all) { return op == all.end() ? "nothing" : *op; };
+    throw ConfigError(rule_got_fix(concat(path, ": must be measured with the recipe's schedule."),
+                                   concat("pp rank ", rank, ", operation ", ours - planned.begin() + 1, ": ",
+                                          shown(theirs, done), " in the trace, ", shown(ours, planned), " in the plan"),
+                                   "give --trace with --schedule and --vpp of the run that wrote it"));
+  }
+}
+
 Timeline read_trace(const std::string& path, const schedule::Program& program) {
   constexpr std::uint64_t kLargest = std::uint64_t{1} << 28;
   Timeline measured = schedule::parse_chrome_trace(read_file(path, kLargest), path);
@@ -54,6 +73,7 @@ Timeline read_trace(const std::string& path, const schedule::Program& program) {
                             measured.num_microbatches, " microbatches in the trace; ", program.placement.num_stages(),
                             " on ", program.placement.num_ranks(), ", ", program.num_microbatches, " in the plan"),
                      "give --trace with the options of the run that wrote it"));
+  check_operations(measured, program, path);
   return measured;
 }
 
@@ -74,10 +94,6 @@ Drawing drawing_of(const plan::ResolvedRun& run, const std::string& trace) {
   }
   drawing.simulated = schedule::simulate(drawing.program, costs);
   return drawing;
-}
-
-std::string name_of(const plan::ResolvedRun& run) {
-  return run.schedule_file ? run.config.parallel.pp_schedule : schedule::to_string(run.schedule_name);
 }
 
 std::string picture_text(const Drawing& drawing, const std::string& name) {
@@ -104,7 +120,7 @@ int plan(const Args& args) {
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
   const std::string text = options.as_json ? plan::report(run).dump() + "\n" : plan::report_text(run);
   if (!options.draw.empty()) {
-    const std::string title = concat(name_of(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
+    const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",
                                      drawing->program.num_microbatches, " microbatches");
     write_file(options.draw, as_picture ? schedule::draw_svg(drawing->simulated, title,
@@ -112,7 +128,7 @@ int plan(const Args& args) {
                                         : schedule::to_text(drawing->program));
   }
   std::fputs(text.c_str(), stdout);
-  if (drawing && !options.as_json) std::fputs(picture_text(*drawing, name_of(run)).c_str(), stdout);
+  if (drawing && !options.as_json) std::fputs(picture_text(*drawing, plan::schedule_text(run)).c_str(), stdout);
   return kDone;
 }
 

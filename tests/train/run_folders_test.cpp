@@ -64,5 +64,18 @@ TEST_F(RunFoldersTest, NamesTheFolderThatCannotBeMade) {
   EXPECT_NE(error_of(config("file")).find("file"), std::string::npos);
 }
 
+TEST_F(RunFoldersTest, RefuseATraceThatCannotBeWritten) {
+  auto options = config("run");
+  options.log.trace = (folder_ / "run" / "traces" / "trace.json").string();
+  EXPECT_EQ(error_of(options), "no error");
+  EXPECT_TRUE(fs::is_directory(folder_ / "run" / "traces")) << "made as train.out is";
+  std::ofstream(folder_ / "file") << "x";
+  options.log.trace = (folder_ / "file" / "trace.json").string();
+  EXPECT_NE(error_of(options).find("fix:  name another: --log.trace"), std::string::npos) << error_of(options);
+  fs::create_directories(folder_ / "folder.json");
+  options.log.trace = (folder_ / "folder.json").string();
+  EXPECT_NE(error_of(options).find("log.trace must name a file"), std::string::npos) << error_of(options);
+}
+
 }  // namespace
 }  // namespace megatron::train

@@ -9,12 +9,14 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/base/philox.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/data/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/schedule/text.h"
 #include "megatron/train/inputs.h"
 #include "tests/train/tiny_run.h"
 
@@ -274,6 +276,44 @@ TEST_F(TrainerTest, NamesTheCheckpointThatIsNotThere) {
     EXPECT_NE(std::string(e.what()).find("nowhere"), std::string::npos) << e.what();
   }
   EXPECT_FALSE(fs::exists(folder_ / "run")) << "a wrong configuration has written files";
+}
+
+TEST_F(TrainerTest, KeepsTheScheduleFileThatItRuns) {
+  fs::create_directories(folder_);
+  const fs::path named = folder_ / "mine.txt";
+  const auto program = schedule::gpipe({.num_ranks = 1, .num_chunks = 1, .num_microbatches = 4});
+  write_file(named, schedule::to_text(program));
+  auto options = config("run", 1, 1);
+  options.parallel.pp_schedule = named.string();
+  options.train.train_iters = 2;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const fs::path copy = folder_ / "run" / "schedule.txt";
+  EXPECT_EQ(schedule::parse_program(read_file(copy), "copy"), program);
+  fs::remove(named);
+  config::RunConfig saved;
+  config::load_toml(saved, (folder_ / "run" / "recipe.toml").string());
+  EXPECT_EQ(saved.parallel.pp_schedule, fs::absolute(copy).string());
+  saved.train.train_iters = 3;
+  EXPECT_EQ(run(saved), Outcome::Done) << "without the file that was named";
+  EXPECT_EQ(metrics("run").size(), 3u);
+  // Another program under the same name is said.
+  auto other = options;
+  other.train.train_iters = 4;
+  write_file(named, schedule::to_text(schedule::accumulate({.num_ranks = 1, .num_chunks = 1, .num_microbatches = 4})));
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(run(other), Outcome::Done);
+  EXPECT_NE(::testing::internal::GetCapturedStdout().find("no longer the schedule"), std::string::npos);
+}
+
+TEST_F(TrainerTest, SaysWhereNoStepWasRunForATrace) {
+  auto options = config("run", 1, 1);
+  options.log.trace = (folder_ / "run" / "trace.json").string();
+  ASSERT_EQ(run(options), Outcome::Done);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "trace.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "trace.svg"));
+  ::testing::internal::CaptureStdout();
+  ASSERT_EQ(run(options), Outcome::Done);
+  EXPECT_NE(::testing::internal::GetCapturedStdout().find("no step was run"), std::string::npos);
 }
 
 }  // namespace

@@ -132,16 +132,21 @@ std::optional<schedule::Timeline> Pipeline::timeline() const {
                           context_.group(plan::Axis::Pp));
 }
 
-std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run,
+std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run, std::int64_t iteration,
                            const std::filesystem::path& path) {
   const auto costs = schedule::measured_costs(measured, plan::stage_costs(run.config, run.shape, run.parts));
   const auto simulated = schedule::simulate(plan::pipeline_program(run, measured.num_microbatches), costs);
   write_file(path, schedule::chrome_trace(measured));
-  write_file(path.string() + ".svg",
-             schedule::draw_svg(simulated, "simulated with the measured times of operations, and measured", &measured));
-  return concat("timeline in ", path.string(), " and .svg: ", 1e3 * measured.makespan, " ms, simulated with the same ",
-                "operations ", 1e3 * simulated.makespan, " ms; bubble ", 100 * measured.bubble, " % and ",
-                100 * simulated.bubble, " %");
+  std::filesystem::path picture = path;
+  picture.replace_extension(".svg");
+  const std::string title =
+      concat(plan::schedule_text(run), ", ", measured.placement.num_ranks(), " ranks, ",
+             measured.placement.num_stages(), " stages, ", measured.num_microbatches, " microbatches, iteration ",
+             iteration, "; simulated with its operations' times, and measured; bytes as planned");
+  write_file(picture, schedule::draw_svg(simulated, title, &measured));
+  return concat("timeline in ", path.string(), " and ", picture.string(), ": ", 1e3 * measured.makespan,
+                " ms, simulated with the same operations ", 1e3 * simulated.makespan, " ms; bubble ",
+                100 * measured.bubble, " % and ", 100 * simulated.bubble, " %");
 }
 
 }  // namespace megatron::train

@@ -48,6 +48,12 @@ RunFolders::RunFolders(const config::RunConfig& config) {
   }
   if (folders[0] == folders[1]) folders.pop_back();
   for (const fs::path& folder : folders) locks_.emplace_back(folder);
+  if (const fs::path trace = config.log.trace; !trace.empty()) {
+    constexpr const char* kTraceFix = "name another: --log.trace";
+    make_folder(trace.parent_path(), kTraceFix);
+    if (fs::is_directory(trace))
+      throw ConfigError(rule_got_fix("log.trace must name a file.", trace.string() + ", a folder", kTraceFix));
+  }
 }
 
 }  // namespace megatron::train

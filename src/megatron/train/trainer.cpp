@@ -13,6 +13,7 @@
 #include "megatron/config/options.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
+#include "megatron/schedule/text.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
@@ -31,6 +32,17 @@ DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::Resolv
   comm::run_on_first_rank(
       world, [&] { data::GptDataset::build(spec); }, std::chrono::milliseconds(static_cast<std::int64_t>(beat_ms)));
   return {spec, run.config.data, eod, run.shape.vocab, scalar_type(run.config), device};
+}
+
+fs::path schedule_copy(const config::RunConfig& config) {
+  return fs::absolute(fs::path(config.train.out) / "schedule.txt").lexically_normal();
+}
+
+// What the run's folder and its checkpoints keep: a run of it elsewhere has the same schedule.
+std::string recipe_of(const plan::ResolvedRun& run) {
+  config::RunConfig config = run.config;
+  if (run.schedule_file) config.parallel.pp_schedule = schedule_copy(config).string();
+  return config::save_toml(config);
 }
 
 // One rank's run. The collectives of its members are named at their calls.
@@ -88,11 +100,25 @@ class Run {
   void write_trace() {
     if (!engine_.pipeline.measures()) return;
     const auto timeline = engine_.pipeline.timeline();
-    if (timeline && log_) log_->message(" > " + write_timeline(*timeline, run_, config_.log.trace));
+    if (!log_) return;
+    log_->message(" > " + (timeline ? write_timeline(*timeline, run_, state_.iteration, config_.log.trace)
+                                    : "no step was run: log.trace has nothing to write"));
+  }
+
+  // The recipe goes on with this copy, whatever becomes of the file that was named.
+  void keep_schedule() {
+    if (!run_.schedule_file) return;
+    const fs::path copy = schedule_copy(config_);
+    const std::string text = schedule::to_text(*run_.schedule_file);
+    if (loaded_from_ && fs::exists(copy) && read_file(copy) != text)
+      warnings_.push_back("warning: parallel.pp_schedule is no longer the schedule that " + copy.string() +
+                          " had: the run goes on with the new one");
+    write_file(copy, text);
   }
 
   void open_folder() {
     fs::create_directories(config_.train.out);
+    keep_schedule();
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
     const plan::RankGrid& grid = run_.grid;
@@ -154,9 +180,9 @@ class Run {
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
-  const std::string recipe_ = config::save_toml(config_);
+  const std::string recipe_ = recipe_of(run_);
   const std::optional<fs::path> loaded_from_;
-  const std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_;
   DatasetBatches train_data_;
   std::optional<DatasetBatches> valid_data_;
   Engine engine_;
