@@ -62,6 +62,9 @@ class Pipeline(unittest.TestCase):
         self.assertIn("rank 1:", program.read_text())
         self.place.train("file", *SHORT, *PP2, "--schedule", program)
         self.assert_losses_of_one_rank("file")
+        program.unlink()  # the run's folder has its own
+        run("train", self.place.path / "file/recipe.toml", "--train.out", self.place.path / "again")
+        self.assert_losses_of_one_rank("again")
         self.place.train("zb-v", *SHORT, *PP2, "--vpp", 2, "--schedule", "zb-v")
         self.assert_losses_of_one_rank("zb-v")
 

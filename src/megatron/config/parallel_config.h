@@ -71,8 +71,8 @@ struct ParallelConfig {
     v("microbatch_group_size", microbatch_group_size,
       "interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
       "microbatch-group-size-per-virtual-pipeline-stage");
-    v("variable_seq_lengths", variable_seq_lengths, "Exchange the shape of each message before it.",
-      "variable-seq-lengths");
+    v("variable_seq_lengths", variable_seq_lengths,
+      "Shapes differ by microbatch: the first stage's rank tells the others before each step.", "variable-seq-lengths");
     v("scatter_gather", scatter_gather,
       "Send each tp rank's share of an activation and gather on arrival; sp does the same by itself.",
       "scatter-gather-tensors-in-pipeline");
