@@ -62,7 +62,8 @@ void Recorder::begin(const comm::Group& pp) {
   // and hosts were hardly started in the same second.
   const double from_first = readings[0] - since_boot(now).count();
   const bool one_clock = std::abs(from_first) < 1;
-  zero_ = one_clock ? now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(from_first)) : now;
+  zero_ =
+      one_clock ? now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(from_first)) : now;
 }
 
 void Recorder::operator()(const schedule::Op& op, Clock::time_point start, Clock::time_point end) {
