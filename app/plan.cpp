@@ -66,12 +66,14 @@ void check_operations(const Timeline& measured, const schedule::Program& program
 Timeline read_trace(const std::string& path, const schedule::Program& program) {
   constexpr std::uint64_t kLargest = std::uint64_t{1} << 28;
   Timeline measured = schedule::parse_chrome_trace(read_file(path, kLargest), path);
-  if (measured.placement != program.placement || measured.num_microbatches != program.num_microbatches)
+  const schedule::Placement &of_trace = measured.placement, &of_plan = program.placement;
+  if (of_trace.num_ranks() != of_plan.num_ranks() || of_trace.num_stages() != of_plan.num_stages() ||
+      measured.num_microbatches != program.num_microbatches)
     throw ConfigError(
         rule_got_fix(concat(path, ": must be measured with the recipe's stages, ranks and microbatches."),
-                     concat(measured.placement.num_stages(), " stages on ", measured.placement.num_ranks(), " ranks, ",
-                            measured.num_microbatches, " microbatches in the trace; ", program.placement.num_stages(),
-                            " on ", program.placement.num_ranks(), ", ", program.num_microbatches, " in the plan"),
+                     concat(of_trace.num_stages(), " stages on ", of_trace.num_ranks(), " ranks, ",
+                            measured.num_microbatches, " microbatches in the trace; ", of_plan.num_stages(), " on ",
+                            of_plan.num_ranks(), ", ", program.num_microbatches, " in the plan"),
                      "give --trace with the options of the run that wrote it"));
   check_operations(measured, program, path);
   return measured;
