@@ -220,6 +220,8 @@ TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
        "5 layers, 2 stages\n  fix:  --parallel.last_stage_layers 2"},
       {4, [](auto& p) { p.pp = p.vpp = 2, p.standalone_embedding_stage = true; },
        "4 layers, 3 stages\n  fix:  --vpp 1"},
+      {4, [](auto& p) { p.pp = p.vpp = 2, p.standalone_embedding_stage = true, p.pp_schedule = "zb-v"; },
+       "4 layers, 3 stages\n  fix:  --parallel.standalone_embedding_stage false"},
       {4, [](auto& p) { p.pp = 8, p.standalone_embedding_stage = true; }, "4 layers, 7 stages\n  fix:  --pp 5"},
       {8, [](auto& p) { p.pp = 2, p.account_for_loss = true; },
        "9 layers, 2 stages\n  fix:  --parallel.account_for_loss false"},

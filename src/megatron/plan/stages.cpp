@@ -83,12 +83,15 @@ std::vector<std::int64_t> even_layers(const config::ParallelConfig& parallel, st
 
 /// The smallest of the changes that make an even split possible, as one types it; "" where none does.
 std::string working_split(const config::ParallelConfig& parallel, std::int64_t num_layers) {
+  const std::string& schedule = parallel.pp_schedule;
+  const bool of_vpp = schedule == "interleaved" || schedule == "zb-v";  // needs the stages a rank that it has
+  const bool any_pp = schedule.empty() || schedule == "auto";           // others need a pipeline
   const auto works = [&](auto change) {
     config::ParallelConfig other = parallel;
     change(other);
     try {
       even_layers(other, num_layers, num_stages_of(other, num_layers));
-      return other.pp > 1 || other.vpp == 1;
+      return (other.pp > 1 || (other.vpp == 1 && any_pp)) && (other.vpp == parallel.vpp || !of_vpp);
     } catch (const ConfigError&) {
       return false;
     }
@@ -120,7 +123,8 @@ std::string working_split(const config::ParallelConfig& parallel, std::int64_t n
     if (works([&](auto& other) { other.pp = pp; })) return concat("--pp ", pp);
   if (parallel.standalone_embedding_stage && works([](auto& other) { other.standalone_embedding_stage = false; }))
     return "--parallel.standalone_embedding_stage false";
-  if (plain && num_layers >= parallel.pp) return concat("--vpp ", num_layers / parallel.pp, " --pp-layout balanced");
+  if (plain && num_layers >= parallel.pp && !of_vpp)
+    return concat("--vpp ", num_layers / parallel.pp, " --pp-layout balanced");
   return "";
 }
 
