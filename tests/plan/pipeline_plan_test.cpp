@@ -251,6 +251,19 @@ TEST(PipelineProgram, RefusesAFileOfAnotherShapeWithBothNumbers) {
   EXPECT_THAT(error(schedule::gpipe({2, 1, 6}), growing), HasSubstr("rampup_batch_size"));
 }
 
+TEST(PipelineProgram, RefusesLayersOfTheFirstRankWhereRanksDoNotHoldEachPpThStage) {
+  const auto first_rank_of = [](const char* schedule) {
+    return error_of([&](auto& c) {
+      c.model.num_layers = 6;
+      c.parallel.vpp = 2;
+      c.parallel.pp_schedule = schedule;
+      c.parallel.first_stage_layers = 2;
+    });
+  };
+  EXPECT_THAT(first_rank_of("zb-v"), HasSubstr("gives ranks each pp-th stage"));
+  EXPECT_THAT(first_rank_of("interleaved"), "no error");
+}
+
 TEST(PipelineProgram, RefusesAFileThatLies) {
   Program program = schedule::gpipe({2, 1, 6});
   std::swap(program.ranks[1].front(), program.ranks[1].back());  // a backward before its forward

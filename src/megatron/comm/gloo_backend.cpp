@@ -163,12 +163,10 @@ class GlooPeerWork final : public Work {
       work->wait(member_->world->timeout);
     } catch (const std::exception& e) {
       const std::string what = e.what();
-      const PeerWatch& watch = *member_->world->watch;
       const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+      const std::string why = member_->world->watch->explain_message(member_->watched, peer_);
       error_ = std::make_exception_ptr(PeerError(
-          concat(name_, " failed after ", waited,
-                 " s: ", watch.troubled() ? watch.trouble() : concat("rank ", peer_, " did not arrive, or is gone"),
-                 "\n  transport: ", what.substr(0, what.find('\n')))));
+          concat(name_, " failed after ", waited, " s: ", why, "\n  transport: ", what.substr(0, what.find('\n')))));
       std::rethrow_exception(error_);
     }
   }

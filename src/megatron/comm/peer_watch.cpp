@@ -157,6 +157,29 @@ std::string PeerWatch::describe_missing(const std::vector<int>& ranks, const Gro
   return text;
 }
 
+std::string PeerWatch::explain_message(std::size_t group_index, int peer) {
+  std::vector<int> ranks;
+  {
+    const std::lock_guard lock(mutex_);
+    ranks = groups_[group_index].world_ranks;
+  }
+  try {
+    look_for_trouble();
+    if (troubled()) return trouble();
+    if (keys_->get(key("ended", peer))) return concat("rank ", peer, " has ended");
+    const std::vector<int> dead = silent(ranks);
+    if (std::find(dead.begin(), dead.end(), peer) != dead.end())
+      return concat("rank ", peer, "'s process is gone or stopped");
+    const std::string alive = concat("rank ", peer, " is alive and did not come: it computes, or waits itself");
+    return dead.empty() ? alive
+                        : concat(list_ranks(dead), dead.size() == 1 ? "'s process is" : ": their processes are",
+                                 " gone or stopped; ", alive);
+  } catch (const std::exception& e) {
+    return concat("the rendezvous store is gone, and so, most likely, is rank 0 or the launcher that kept it (",
+                  e.what(), ")");
+  }
+}
+
 std::string PeerWatch::explain(std::size_t group_index, std::uint64_t sequence, milliseconds waited) {
   GroupState group;
   {

@@ -52,6 +52,9 @@ class PeerWatch {
   /// After collective `sequence` of the group has failed here, `waited` after it was started: which ranks did not
   /// arrive, are gone or have given up. Takes up to 1.5 s.
   std::string explain(std::size_t group, std::uint64_t sequence, std::chrono::milliseconds waited);
+  /// After a message between this rank and `peer` (world rank) has failed here. A peer that lives waits for a third
+  /// rank as this one does for it: those of the group that are silent are named then. Takes up to 0.5 s.
+  std::string explain_message(std::size_t group, int peer);
 
  private:
   struct GroupState {

@@ -120,6 +120,22 @@ void choose_schedule(ResolvedRun& run) {
 
 }  // namespace
 
+namespace {
+
+/// parallel.first_stage_layers and last_stage_layers count the layers of ranks; stage_parts() takes ranks to hold each
+/// pp-th stage.
+void check_ends_given(const ResolvedRun& run) {
+  const config::ParallelConfig& parallel = run.config.parallel;
+  if (parallel.first_stage_layers == 0 && parallel.last_stage_layers == 0) return;
+  const int pp = run.grid.size(Axis::Pp), stages = run.placement.num_stages();
+  if (stages % pp == 0 && run.placement == schedule::Placement::looped(pp, stages / pp)) return;
+  throw ConfigError(rule_got_fix(
+      "parallel.first_stage_layers and last_stage_layers need a schedule that gives ranks each pp-th stage.",
+      schedule_text(run), "--parallel.pp-layout with the layers of each stage"));
+}
+
+}  // namespace
+
 void resolve_schedule(ResolvedRun& run) {
   const schedule::Shape shape = shape_of(run, run.microbatches_per_step);
   if (is_schedule_file(run.config.parallel.pp_schedule)) {
@@ -128,6 +144,7 @@ void resolve_schedule(ResolvedRun& run) {
   } else if (run.schedule_name == schedule::Name::Auto) {
     choose_schedule(run);
   }
+  check_ends_given(run);
   if (shape.num_ranks > 1 || run.schedule_file) check_programs(run);
 }
 

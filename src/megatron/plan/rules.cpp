@@ -225,7 +225,8 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.one_of("train.kernels", train.kernels, {"auto", "avx512", "avx2", "reference"});
 }
 
-void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, Rules& rules) {
+void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
+                  Rules& rules) {
   rules.at_least("checkpoint.save_interval", checkpoint.save_interval, 0);
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
   rules.at_least("log.interval", log.interval, 1);
@@ -233,6 +234,9 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
                 "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
                 "'" + log.trace + "'", "--log.trace trace.json");
+  // Operations on a GPU are only started when their turn is over: their times would be those of launches.
+  rules.require(log.trace.empty() || device == "cpu", "log.trace measures ranks on the CPU.",
+                "parallel.device " + device);
 }
 
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
@@ -417,7 +421,7 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   check_optimizer(config.optimizer, rules);
   check_schedule(config.schedule, rules);
   check_train(config.train, config.data, rules);
-  check_saving(config.checkpoint, config.log, rules);
+  check_saving(config.checkpoint, config.log, config.parallel.device, rules);
   RankGrid grid;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
