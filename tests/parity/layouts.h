@@ -12,6 +12,9 @@ struct Layout {
   bool sp = false;
   std::string schedule = {}, communication = "overlapped", recompute = "none";
   bool shapes_vary = false, scatter_gather = true, gloo = false;
+  std::string stages = {};   ///< parallel.pp_layout
+  int microbatch_group = 0;  ///< parallel.microbatch_group_size
+  bool untied = false;       ///< an output layer of its own
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -27,9 +30,12 @@ inline std::string name_of(const Layout& layout) {
   if (layout.recompute != "none") name += "_" + layout.recompute;
   if (layout.shapes_vary) name += "_varying";
   if (!layout.scatter_gather) name += "_whole";
+  if (!layout.stages.empty()) name += "_stages_" + layout.stages;
+  if (layout.microbatch_group > 0) name += "_group" + std::to_string(layout.microbatch_group);
+  if (layout.untied) name += "_untied";
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
-    if (c == '-') c = '_';
+    if (c == '-' || c == '|') c = '_';
   return name;
 }
 
@@ -74,6 +80,11 @@ inline std::vector<Layout> layouts() {
   }
   all.push_back({.pp = 4, .dp = 4, .micro_batch = 1});
   all.push_back({.tp = 4, .pp = 4, .micro_batch = 1, .sp = true, .recompute = "full"});
+  all.push_back({.pp = 4, .stages = "E|tt|t|tL"});  // the embedding alone
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .stages = "Ettt|tL"});
+  all.push_back({.pp = 2, .vpp = 2, .schedule = "interleaved", .microbatch_group = 4});
+  all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .untied = true});
+  all.push_back({.tp = 2, .pp = 4, .sp = true, .untied = true});
   all.push_back({.tp = 2, .micro_batch = 8, .gloo = true});
   all.push_back({.dp = 2, .micro_batch = 4, .gloo = true});
   all.push_back({.tp = 2, .dp = 2, .gloo = true});

@@ -37,6 +37,9 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype) {
   config.parallel.pp_communication = layout.communication;
   config.parallel.variable_seq_lengths = layout.shapes_vary;
   config.parallel.scatter_gather = layout.scatter_gather;
+  config.parallel.pp_layout = layout.stages;
+  config.parallel.microbatch_group_size = layout.microbatch_group;
+  config.model.untie_embeddings_and_output_weights = layout.untied;
   config.parallel.world_size = layout.ranks();
   config.optimizer.bucket_size = 3000;
   config.optimizer.clip_grad = 0.5;  // below the norms of this model: clipping is always on
@@ -91,7 +94,8 @@ class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once.
   static Course differences(const char* dtype) {
-    const Course want = course_of({.micro_batch = 8}, dtype), got = course_of(GetParam(), dtype);
+    const Course want = course_of({.micro_batch = 8, .untied = GetParam().untied}, dtype),
+                 got = course_of(GetParam(), dtype);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
       std::vector<double> result;
