@@ -69,6 +69,13 @@ TEST_F(RunStateTest, TheSameLayoutGoesOnBitForBit) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(resumed[i], straight[i + 3]) << "step " << i + 4;
 }
 
+TEST_F(RunStateTest, TheSamePipelineGoesOnBitForBit) {
+  const auto straight = train(2, 1, 0, 6, false, 2, "zb-v", true);
+  train(2, 1, 0, 3, /*save=*/true, 2, "zb-v", true);
+  const auto resumed = train(2, 1, 3, 6, false, 2, "zb-v", true);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(resumed[i], straight[i + 3]) << "step " << i + 4;
+}
+
 TEST_F(RunStateTest, EveryOtherLayoutGoesOnToRounding) {
   const auto straight = train(1, 1, 0, 6);
   train(2, 2, 0, 3, /*save=*/true);

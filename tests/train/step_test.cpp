@@ -73,9 +73,25 @@ TEST(Evaluation, IsTheMeanOverTokensWithoutDropoutInEveryLayout) {
   Engine reference(alone, {}, at::kCPU);
   // Without dropout the loss of a training step before its update is the same number.
   const double want = testing::take_step(alone, reference, 0).loss;
-  for (const auto& [tp, dp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
-    const plan::ResolvedRun run = plan::resolve(testing::tiny_config(tp, dp));  // with dropout, were it training
-    comm::run_ranks(tp * dp, [&, ranks = dp](const comm::Group& world) {
+  struct Layout {
+    int tp, dp, pp;
+    const char* schedule;
+    bool sp;
+  };
+  for (const auto& [tp, dp, pp, schedule, sp] : {Layout{1, 1, 1, "", false},
+                                                 {2, 1, 1, "", false},
+                                                 {1, 2, 1, "", false},
+                                                 {2, 2, 1, "", true},
+                                                 {1, 1, 2, "zb-h1", false},
+                                                 {1, 2, 2, "", false},
+                                                 {2, 1, 2, "gpipe", true}}) {
+    auto spread = testing::tiny_config(tp, dp);  // with dropout, were it training
+    spread.parallel.pp = pp;
+    spread.parallel.sp = sp;
+    spread.parallel.pp_schedule = schedule;
+    spread.parallel.world_size = tp * dp * pp;
+    const plan::ResolvedRun run = plan::resolve(spread);
+    comm::run_ranks(tp * dp * pp, [&, ranks = dp](const comm::Group& world) {
       kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
       const auto samples = plan::batch_plan(0, 4, 1, ranks, engine.context.index(plan::Axis::Dp)).microbatches;
