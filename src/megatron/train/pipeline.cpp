@@ -112,17 +112,24 @@ pipeline::Result Pipeline::execute(const schedule::Program& program, bool traini
   return pipeline::run(program, rank, pointers, link_, hooks);
 }
 
+schedule::Program Pipeline::own_part(schedule::Program program) const {
+  const auto own = static_cast<std::size_t>(context_.index(plan::Axis::Pp));
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank)
+    if (rank != own) std::vector<schedule::Op>().swap(program.ranks[rank]);
+  return program;
+}
+
 pipeline::Result Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch) {
   auto found = training_.find(num_microbatches);
   if (found == training_.end())
-    found = training_.emplace(num_microbatches, plan::pipeline_program(run_, num_microbatches)).first;
+    found = training_.emplace(num_microbatches, own_part(plan::pipeline_program(run_, num_microbatches))).first;
   return execute(found->second, /*training=*/true, microbatch);
 }
 
 pipeline::Result Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {
   auto found = evaluation_.find(num_microbatches);
   if (found == evaluation_.end())
-    found = evaluation_.emplace(num_microbatches, plan::evaluation_program(run_, num_microbatches)).first;
+    found = evaluation_.emplace(num_microbatches, own_part(plan::evaluation_program(run_, num_microbatches))).first;
   return execute(found->second, /*training=*/false, microbatch);
 }
 

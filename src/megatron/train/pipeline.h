@@ -43,6 +43,9 @@ class Pipeline {
  private:
   pipeline::Result execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch);
 
+  /// What this rank does of a program: those of large pipelines are kept for each size of a growing batch.
+  schedule::Program own_part(schedule::Program program) const;
+
   const plan::ResolvedRun& run_;
   const parallel::ParallelContext& context_;
   const parallel::ParameterStore& parameters_;
