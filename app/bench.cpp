@@ -1,5 +1,7 @@
 #include "app/bench.h"
 
+#include <algorithm>
+
 namespace megatron::app {
 
 int bench(const Args& args) {
@@ -11,6 +13,12 @@ int bench(const Args& args) {
        {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
        {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
       args);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 }  // namespace megatron::app

@@ -1,4 +1,6 @@
 #pragma once
+#include <vector>
+
 #include "app/jobs.h"
 
 // The jobs of `megatron bench`: each measures one thing and prints its figures, as JSON with --json.
@@ -9,5 +11,8 @@ int bench_data(const Args& args);
 int bench_pipeline(const Args& args);
 int bench_step(const Args& args);
 int bench_tokenizer(const Args& args);
+
+/// Of at least one value.
+double median(std::vector<double> values);
 
 }  // namespace megatron::app

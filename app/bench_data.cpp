@@ -74,8 +74,7 @@ double median_seconds(int repeats, const std::function<void()>& work) {
     work();
     seconds.push_back(watch.seconds());
   }
-  std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
-  return seconds[static_cast<std::size_t>(repeats / 2)];
+  return median(std::move(seconds));
 }
 
 /// Fetches samples one after another, as training does in its order.

@@ -10,10 +10,8 @@
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 
 // How near real pipeline runs come to their simulation: each schedule in turn, step by step, with the same weights and
@@ -44,12 +42,6 @@ struct PipelineOptions {
   }
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 template <class Of>
 double median_of(const std::vector<Timeline>& steps, const Of& of) {
   std::vector<double> values;
@@ -61,18 +53,8 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
                               at::Device device) {
   train::Engine engine(run, std::move(world), device);
   std::vector<Timeline> timelines;
-  const config::RunConfig& config = run.config;
   for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
-    const auto samples = plan::batch_plan(i * config.train.global_batch_size, config.train.global_batch_size,
-                                          config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
-                                          engine.context.index(plan::Axis::Dp))
-                             .microbatches;
-    engine.step(
-        static_cast<int>(samples.size()),
-        [&](std::size_t m) {
-          return train::synthetic_batch(samples[m], config.data.seq_length, run.shape.vocab, config.train.seed, device);
-        },
-        1e-4);
+    train::synthetic_step(engine, run, i, 1e-4);
     if (!engine.pipeline.measures()) continue;
     auto timeline = engine.pipeline.timeline();
     if (i >= options.warmup) timelines.push_back(std::move(*timeline));
@@ -149,7 +131,7 @@ Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<st
           {"against", runs[0].config.parallel.pp_schedule},
           {"time_saved_measured", measured},
           {"time_saved_predicted", predicted},
-          {"measured_over_predicted", measured / predicted}};
+          {"measured_over_predicted", predicted > 0 ? Json(measured / predicted) : Json()}};
 }
 
 void print_table(const Json& json) {

@@ -20,10 +20,8 @@
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/output_layer.h"
-#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/run_log.h"
 
@@ -138,12 +136,6 @@ double seconds_since_start() {
   return uptime_s - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 // Minor page faults of this process so far.
 std::int64_t page_faults() {
   rusage usage{};
@@ -202,23 +194,13 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
 }
 
 Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Group world, at::Device device) {
-  const auto& config = run.config;
   train::Engine engine(run, std::move(world), device);
   Measured measured;
   measured.startup_s = seconds_since_start();
   std::int64_t faults_before = page_faults();
   for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
     const Stopwatch watch;
-    const auto samples = plan::batch_plan(i * config.train.global_batch_size, config.train.global_batch_size,
-                                          config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
-                                          engine.context.index(plan::Axis::Dp))
-                             .microbatches;
-    const auto result = engine.step(
-        static_cast<int>(samples.size()),
-        [&](std::size_t m) {
-          return train::synthetic_batch(samples[m], config.data.seq_length, run.shape.vocab, config.train.seed, device);
-        },
-        1e-4);
+    const auto result = train::synthetic_step(engine, run, i, 1e-4);
     finish(engine.parameters.values());
     measured.loss = result.loss;
     if (i < options.warmup) {

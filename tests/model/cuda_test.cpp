@@ -1,9 +1,7 @@
-#include <ATen/ops/randint.h>
-
+#include "tests/testing/cuda.h"
 #include "megatron/model/gpt.h"
 #include "megatron/parallel/backward.h"
-#include "tests/testing/cuda.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/model/small_gpt.h"
 
 namespace megatron::model {
 namespace {
@@ -14,22 +12,9 @@ using megatron::testing::random_weights;
 
 TEST(Gpt, LossAndEveryGradientOnCudaMatchTheDenseModelOnTheCpu) {
   NEEDS_A_GPU();
-  GptOptions options;
-  options.shape = {.num_layers = 2,
-                   .hidden = 16,
-                   .num_heads = 4,
-                   .ffn_hidden = 24,
-                   .vocab = 10,
-                   .padded_vocab = 12,
-                   .max_positions = 8};
+  auto options = megatron::testing::small();
   options.hidden_dropout = options.attention_dropout = 0.2;
-  options.loss_chunk_tokens = 5;
-  auto generator = at::detail::createCPUGenerator(3);
-  Batch batch;
-  batch.tokens_bs = at::randint(0, 10, {2, 7}, generator, at::kLong);
-  batch.labels_bs = at::randint(0, 10, {2, 7}, generator, at::kLong);
-  batch.loss_mask_bs = at::ones({2, 7}, at::kDouble);
-  batch.sample_ids = at::arange(2, at::kLong);
+  auto batch = megatron::testing::random_batch(10);
   const auto weights = random_weights(options.shape, 9);
   const auto loss = DenseGpt(options, weights).loss_sum(batch, true);
   loss.backward();

@@ -1,4 +1,3 @@
-#include <ATen/ops/randint.h>
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -6,7 +5,7 @@
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/model/gpt.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/model/small_gpt.h"
 
 // The whole model with sequence parallelism: equal to the dense model in doubles, with dropout 0.1.
 namespace megatron::model {
@@ -20,29 +19,16 @@ using megatron::testing::slice_of;
 constexpr std::int64_t kPositions = 8;
 
 GptOptions split_options(std::int64_t num_layers = 2) {
-  GptOptions options;
-  options.shape = {.num_layers = num_layers,
-                   .hidden = 16,
-                   .num_heads = 4,
-                   .ffn_hidden = 24,
-                   .vocab = 10,
-                   .padded_vocab = 12,
-                   .max_positions = 11};
+  auto options = megatron::testing::small(num_layers);
+  options.shape.max_positions = 11;
   options.hidden_dropout = options.attention_dropout = 0.1;
-  options.loss_chunk_tokens = 5;
   options.sequence_parallel = true;
   return options;
 }
 
 /// Two samples; the second is two documents, with positions and attention of their own.
 Batch two_samples() {
-  auto generator = at::detail::createCPUGenerator(3);
-  Batch batch;
-  batch.tokens_bs = at::randint(0, 10, {2, kPositions}, generator, at::kLong);
-  batch.labels_bs = at::randint(0, 10, {2, kPositions}, generator, at::kLong);
-  batch.loss_mask_bs = at::ones({2, kPositions}, at::kDouble);
-  batch.loss_mask_bs[0][2] = 0;
-  batch.sample_ids = at::arange(2, at::kLong) * 5 + 11;
+  auto batch = megatron::testing::random_batch(10, 2, kPositions);
   batch.position_ids_bs = at::arange(kPositions, at::kLong).expand({2, kPositions}).contiguous();
   batch.first_key_bs = at::zeros({2, kPositions}, at::kInt);
   batch.position_ids_bs[1].slice(0, 3).sub_(3);

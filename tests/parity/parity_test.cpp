@@ -7,9 +7,7 @@
 #include "megatron/comm/gloo_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/rules.h"
-#include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "tests/parity/layouts.h"
 
@@ -66,16 +64,7 @@ Course course_of(const Layout& layout, const char* dtype) {
     kernels::configure_thread(1);  // the model is too small to share
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < train.train_iters; ++i) {
-      const std::int64_t first = i * train.global_batch_size;
-      const auto samples = plan::batch_plan(first, train.global_batch_size, train.micro_batch_size, layout.dp,
-                                            engine.context.index(plan::Axis::Dp))
-                               .microbatches;
-      const auto result = engine.step(
-          static_cast<int>(samples.size()),
-          [&](std::size_t m) {
-            return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed, at::kCPU);
-          },
-          run.learning_rate.at(first));
+      const auto result = synthetic_step(engine, run, i, run.learning_rate.at(i * train.global_batch_size));
       EXPECT_FALSE(result.skipped);
       EXPECT_GT(result.grad_norm, run.config.optimizer.clip_grad) << "clipping was to be on";
       if (world.rank() != 0) continue;

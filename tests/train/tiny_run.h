@@ -29,17 +29,7 @@ inline config::RunConfig tiny_config(int tp = 1, int dp = 1, const char* dtype =
 
 /// Step number `i` of `run` on synthetic tokens.
 inline StepResult take_step(const plan::ResolvedRun& run, Engine& engine, std::int64_t i) {
-  const auto& train = run.config.train;
-  const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
-                                        run.grid.size(plan::Axis::Dp), engine.context.index(plan::Axis::Dp))
-                           .microbatches;
-  return engine.step(
-      static_cast<int>(samples.size()),
-      [&](std::size_t m) {
-        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed,
-                               engine.parameters.values().device());
-      },
-      run.learning_rate.at(i * train.global_batch_size));
+  return synthetic_step(engine, run, i, run.learning_rate.at(i * run.config.train.global_batch_size));
 }
 
 }  // namespace megatron::train::testing

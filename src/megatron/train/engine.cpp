@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/stages.h"
+#include "megatron/train/batches.h"
 
 namespace megatron::train {
 namespace {
@@ -85,5 +87,19 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
       step(pipeline, parameters, context, reducer, shared, optimizer,
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2}) {}
+
+StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
+  const auto& train = run.config.train;
+  const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
+                                        run.grid.size(plan::Axis::Dp), engine.context.index(plan::Axis::Dp))
+                           .microbatches;
+  return engine.step(
+      static_cast<int>(samples.size()),
+      [&](std::size_t m) {
+        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed,
+                               engine.context.device());
+      },
+      learning_rate);
+}
 
 }  // namespace megatron::train
