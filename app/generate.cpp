@@ -166,7 +166,7 @@ void run_rank(const Request& request, const comm::Group& tp, at::Device device) 
   generate::load_weights(request.flags.load, parameters, request.run.shape);
   model::GptOptions options;
   options.shape = request.run.shape;
-  options.gelu = config.model.gelu == "erf" ? kernels::Gelu::Erf : kernels::Gelu::Tanh;
+  options.gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh;
   options.layernorm_epsilon = config.model.layernorm_epsilon;
   const model::Gpt model(options, parameters, tp);
 

@@ -94,7 +94,7 @@ void bytes(benchmark::State& state, double count) {
 void BM_BiasGelu(benchmark::State& state) {
   configure_thread(static_cast<int>(state.range(0)));
   const at::Tensor x = at::randn({kTokens, 1, kFeedForward}), bias = at::randn({kFeedForward});
-  for (auto _ : state) benchmark::DoNotOptimize(bias_gelu(x, bias, Gelu::Tanh));
+  for (auto _ : state) benchmark::DoNotOptimize(bias_activation(x, bias, Activation::GeluTanh));
   bytes(state, 12.0 * kTokens * kFeedForward);
 }
 BENCHMARK(BM_BiasGelu)->Apply(threads);

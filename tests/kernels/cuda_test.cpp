@@ -56,12 +56,12 @@ struct Kernel {
 
 Tensors activations(Inputs& in) {
   Tensors results;
-  for (const Gelu form : {Gelu::Tanh, Gelu::Erf}) {
+  for (const Activation form : {Activation::GeluTanh, Activation::GeluErf}) {
     const at::Tensor u = in.normal({6, 2, 20});
-    results.push_back(bias_gelu(u, in.normal({20}), form));
+    results.push_back(bias_activation(u, in.normal({20}), form));
     results.push_back(u);
-    results.push_back(kernels::gelu_backward(in.normal({6, 2, 20}), u, form));
-    results.push_back(kernels::gelu(u, form));
+    results.push_back(kernels::activation_backward(in.normal({6, 2, 20}), u, form));
+    results.push_back(kernels::activation(u, form));
   }
   return results;
 }

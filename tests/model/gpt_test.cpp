@@ -67,7 +67,7 @@ TEST_P(Tp, MatchesTheDenseModelWithDropoutPackedDocumentsAndLabelSmoothing) {
 TEST_P(Tp, MatchesTheDenseModelWithAnOutputLayerOfItsOwnExactGeluAndNothingRecomputed) {
   auto options = small();
   options.shape.tied_output = false;
-  options.gelu = kernels::Gelu::Erf;
+  options.gelu = kernels::Activation::GeluErf;
   options.recompute.gelu = false;
   options.loss_chunk_tokens = 0;
   expect_matches_dense(options, random_batch(10), GetParam());

@@ -59,8 +59,8 @@ class DenseGpt {
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
     return at::linear(x, w(name + ".weight"), w(name + ".bias"));
   }
-  at::Tensor gelu(const at::Tensor& x) const {
-    if (o_.gelu == kernels::Gelu::Erf) return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
+  at::Tensor activation(const at::Tensor& x) const {
+    if (o_.gelu == kernels::Activation::GeluErf) return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
     return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
   }
 
@@ -102,7 +102,7 @@ class DenseGpt {
     auto y = linear(norm(in, p + "input_layernorm"), p + "self_attention.linear_qkv");
     y = linear(attention(y, layer, batch, training), p + "self_attention.linear_proj");
     const auto x = in + y * mask(layer + "/attention output", batch, s, training);
-    y = gelu(linear(norm(x, p + "pre_mlp_layernorm"), p + "mlp.linear_fc1"));
+    y = activation(linear(norm(x, p + "pre_mlp_layernorm"), p + "mlp.linear_fc1"));
     return x + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
   }
 

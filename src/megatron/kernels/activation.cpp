@@ -24,39 +24,39 @@ void in_blocks(std::int64_t total, const Run& run) {
 
 }  // namespace
 
-at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form) {
+at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(x) || !cpu::fast_or_absent(bias)) return reference::bias_gelu(std::move(x), bias, form);
+  if (!cpu::fast(x) || !cpu::fast_or_absent(bias)) return reference::bias_activation(std::move(x), bias, form);
   at::Tensor y = at::empty_like(x);
   float *x_data = x.mutable_data_ptr<float>(), *y_data = y.mutable_data_ptr<float>();
   const float* bias_data = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   const std::int64_t features = x.size(-1);
   cpu::for_each_block(features > 0 ? x.numel() / features : 0, [&](std::int64_t row, int) {
     cpu::bias_gelu_row(x_data + row * features, bias_data, y_data + row * features, static_cast<std::size_t>(features),
-                       form == Gelu::Tanh);
+                       form == Activation::GeluTanh);
   });
   return y;
 }
 
-at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u, Gelu form) {
+at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::all_fast(dy, u)) return reference::gelu_backward(std::move(dy), u, form);
+  if (!cpu::all_fast(dy, u)) return reference::activation_backward(std::move(dy), u, form);
   float* dy_data = dy.mutable_data_ptr<float>();
   const float* u_data = u.const_data_ptr<float>();
   in_blocks(dy.numel(), [&](std::int64_t begin, std::size_t count) {
-    cpu::gelu_backward_run(dy_data + begin, u_data + begin, count, form == Gelu::Tanh);
+    cpu::gelu_backward_run(dy_data + begin, u_data + begin, count, form == Activation::GeluTanh);
   });
   return dy;
 }
 
-at::Tensor gelu(const at::Tensor& u, Gelu form) {
+at::Tensor activation(const at::Tensor& u, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(u)) return reference::gelu(u, form);
+  if (!cpu::fast(u)) return reference::activation(u, form);
   at::Tensor y = at::empty_like(u);
   float* y_data = y.mutable_data_ptr<float>();
   const float* u_data = u.const_data_ptr<float>();
   in_blocks(u.numel(), [&](std::int64_t begin, std::size_t count) {
-    cpu::gelu_run(u_data + begin, y_data + begin, count, form == Gelu::Tanh);
+    cpu::gelu_run(u_data + begin, y_data + begin, count, form == Activation::GeluTanh);
   });
   return y;
 }

@@ -1,20 +1,33 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace megatron::kernels {
 
-/// tanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; erf: exact (Hendrycks & Gimpel
-/// 2016).
-enum class Gelu { Tanh, Erf };
+/// GeluTanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; GeluErf: exact (Hendrycks &
+/// Gimpel 2016); Silu: x / (1 + e^-x); SquaredRelu: max(x, 0)^2 (So et al. 2021).
+enum class Activation : std::uint8_t { GeluTanh, GeluErf, Silu, Relu, SquaredRelu };
 
-/// y = gelu(x + bias). x [.., f] is overwritten with x + bias, which the backward pass needs; bias [f] may be
-/// undefined.
-at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form);
+/// y = f(x + bias). x [.., f] is overwritten with x + bias, which the backward pass needs; bias [f] may be undefined.
+at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form);
 
-/// dx = dy * gelu'(u), with u = x + bias as bias_gelu left it. Overwrites and returns dy.
-at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u, Gelu form);
+/// dx = dy * f'(u), with u = x + bias as bias_activation left it. Overwrites and returns dy.
+at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form);
 
-/// y = gelu(u) again from u: recomputing it in the backward pass is cheaper than keeping it.
-at::Tensor gelu(const at::Tensor& u, Gelu form);
+/// y = f(u) again from u: recomputing it in the backward pass is cheaper than keeping it.
+at::Tensor activation(const at::Tensor& u, Activation form);
+
+// Gated linear units (Shazeer 2020; Silu gives SwiGLU): the last dimension of u [.., 2 f] is [gate; value], as
+// Megatron's fc1 has it, and y [.., f] = f(gate) * value.
+
+/// x [.., 2 f] is overwritten with u = x + bias; bias [2 f] may be undefined.
+at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form);
+
+/// du [.., 2 f] from dy [.., f] and u.
+at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, Activation form);
+
+/// y again from u.
+at::Tensor gated_activation(const at::Tensor& u, Activation form);
 
 }  // namespace megatron::kernels

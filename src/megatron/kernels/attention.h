@@ -3,8 +3,10 @@
 
 #include "megatron/kernels/dropout.h"
 
-// s queries, k keys, b batch, n heads of this rank, d head size. q [s, b, n, d]; k, v [k, b, n, d]: any strides with
-// the last dimension contiguous, so that they can be views of the fused projection.
+// s queries, k keys, b batch, n query heads of this rank in g groups that share a key and value head (Ainslie et al.
+// 2023; g = n: every head has its own), d head size. q [s, b, g, n/g, d], or [s, b, n, d] where g = n; k, v [k, b, g,
+// d]: any strides with the last dimension contiguous, so that they can be views of the fused projection. Any floating
+// dtype; scores and sums are float32 (float64 for float64).
 namespace megatron::kernels {
 
 struct AttentionOptions {
@@ -17,7 +19,7 @@ struct AttentionOptions {
 };
 
 struct AttentionOutput {
-  at::Tensor out;        ///< [s, b, n, d] contiguous
+  at::Tensor out;        ///< [s, b, n, d] contiguous, heads in the order of q
   at::Tensor logsumexp;  ///< [b, n, s] of the scaled scores; float32, or float64 for float64 inputs
 };
 

@@ -3,7 +3,9 @@
 
 #include "megatron/kernels/dropout.h"
 
-// Shapes: x, y, residual [s, b, h] contiguous; weight, bias [h]; mean, rstd [s*b] (float32, or float64 for float64 x).
+// Precision: x, y, residual, weight and bias share one dtype (bf16 and fp16 too); gradients of weight and bias are
+// float32 (float64 for float64) or that dtype; sums are taken in float32 or wider. Shapes: x, y, residual [s, b, h]
+// contiguous; weight, bias [h]; mean, rstd [s*b] (float32, or float64 for float64 x).
 namespace megatron::kernels {
 
 struct NormOutput {
@@ -32,6 +34,15 @@ struct AddNormOutput {
 AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
                                     const Dropout& dropout, const at::Tensor& weight, const at::Tensor& norm_bias,
                                     double eps);
+
+// Root-mean-square normalization (Zhang & Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * weight, without centring and
+// bias; `mean` of the outputs is undefined. Otherwise as the functions above.
+NormOutput rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& grad_weight, double beta,
+                             const at::Tensor& residual_gradient = {});
+AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
+                                        const Dropout& dropout, const at::Tensor& weight, double eps);
 
 /// grad_bias [h] (= or +=, by beta) the sum of dy [.., h] over all but the last dimension, summed in float64 blocks.
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta);

@@ -6,6 +6,43 @@
 // Flat one-dimensional contiguous tensors.
 namespace megatron::kernels {
 
+/// Where the elements of a flat range stand in the whole model, so that rounding is the same in every layout: element i
+/// is number first + (i / run) * stride + i % run of the full tensor that has `key`.
+struct ElementNumbers {
+  std::uint64_t key = 0;
+  std::int64_t first = 0, run = 1, stride = 1;
+};
+
+struct Update {
+  double learning_rate = 0, weight_decay = 0;
+  double grad_scale = 1;  ///< multiplies the gradient: clipping, loss scale and mean over tokens, in the same pass
+  std::int64_t step = 1;  ///< counts from 1, for bias corrections and rounding
+  bool decoupled = true;  ///< decay of the weights (Loshchilov & Hutter 2019), not added to the gradient (L2)
+  /// Round stochastically what is stored in bf16 or fp16, by Philox of (numbers.key, element, step); else to nearest.
+  bool stochastic_rounding = false;
+  ElementNumbers numbers = {};
+};
+
+struct Adam {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+};
+/// Adam (Kingma & Ba 2015), in one pass: 28 bytes a float32 parameter. `param` float32 or float64, of the precision of
+/// the update; `grad` of any floating dtype; moments float32, float64 or bf16. `model`, where defined (bf16, fp16), is
+/// written with the new `param`: the parameter that the network computes with.
+void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const Adam& adam, const Update& update);
+
+/// Stochastic gradient descent; momentum_buffer = momentum * momentum_buffer + gradient, undefined where momentum is 0.
+void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+          double momentum, const Update& update);
+
+struct Lion {
+  double beta1 = 0.9, beta2 = 0.99;
+};
+/// Lion (Chen et al. 2023, algorithm 2): the sign of beta1 * exp_avg + (1 - beta1) * gradient.
+void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const Lion& lion, const Update& update);
+
 struct AdamW {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   double grad_scale = 1;  ///< multiplies the gradient: clipping and the mean over tokens, in the same pass

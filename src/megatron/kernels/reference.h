@@ -12,9 +12,9 @@
 // the functions of the same name one namespace up.
 namespace megatron::kernels::reference {
 
-at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form);
-at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u, Gelu form);
-at::Tensor gelu(const at::Tensor& u, Gelu form);
+at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form);
+at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form);
+at::Tensor activation(const at::Tensor& u, Activation form);
 
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);

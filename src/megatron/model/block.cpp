@@ -53,7 +53,7 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
   if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };
   x = fc1_.forward(in.y, std::move(in.remake));
   {
-    auto [y, remake] = bias_gelu(x, fc1_.bias(), options_.gelu, again);
+    auto [y, remake] = bias_activation(x, fc1_.bias(), options_.gelu, again);
     x = fc2_.forward(y, options_.keep_gelu ? parallel::Remake() : std::move(remake), value);
   }
   if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output, value), {}, {}};

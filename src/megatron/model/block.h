@@ -22,7 +22,7 @@ class Block {
  public:
   struct Options {
     double epsilon = 1e-5;
-    kernels::Gelu gelu = kernels::Gelu::Tanh;
+    kernels::Activation gelu = kernels::Activation::GeluTanh;
     bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
     bool keep_gelu = false;          ///< GELU's output is kept rather than computed again
     bool recompute_mlp = false;      ///< and its input is computed again too, from the stream

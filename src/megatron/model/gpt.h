@@ -35,7 +35,7 @@ struct LossSum {
 
 struct GptOptions {
   plan::GptShape shape;
-  kernels::Gelu gelu = kernels::Gelu::Tanh;
+  kernels::Activation gelu = kernels::Activation::GeluTanh;
   double layernorm_epsilon = 1e-5;
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;

@@ -109,24 +109,24 @@ at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& b
   return with_backward({x_sbh, residual_sbh, bias->value}, sum, std::move(backward));
 }
 
-Remakeable bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form,
-                     const parallel::Remake& x_again) {
+Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form,
+                           const parallel::Remake& x_again) {
   struct Made {
     at::Tensor u, y;  // x + bias, gelu of that
   };
   const auto activate = [bias, form](const at::Tensor& x) {
-    return Made{x, kernels::bias_gelu(x, bias->value, form)};  // x becomes u
+    return Made{x, kernels::bias_activation(x, bias->value, form)};  // x becomes u
   };
   const auto made = without_autograd([&] { return activate(x_sbf.detach()); });
   std::function<at::Tensor()> u = [kept = made.u] { return kept; };
-  parallel::Remake y = [kept = made.u, form] { return kernels::gelu(kept, form); };
+  parallel::Remake y = [kept = made.u, form] { return kernels::activation(kept, form); };
   if (x_again) {
     const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); });
     u = [again] { return std::move(again->value().u); };
     y = [again] { return std::move(again->value().y); };
   }
   auto backward = [u = std::move(u), bias, form](const Gradients& grads) -> Gradients {
-    auto dx = kernels::gelu_backward(grads[0].contiguous(), u(), form);
+    auto dx = kernels::activation_backward(grads[0].contiguous(), u(), form);
     kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
     bias->gradient_written();
     return {dx};

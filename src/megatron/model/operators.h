@@ -49,8 +49,8 @@ struct Remakeable {
 
 /// y [s, b, f] = gelu(x + bias). x's memory becomes x + bias, which is kept; `x_again`, where given, makes x again
 /// instead.
-Remakeable bias_gelu(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Gelu form,
-                     const parallel::Remake& x_again = {});
+Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form,
+                           const parallel::Remake& x_again = {});
 
 /// Causal attention of the fused projection qkv [s, b, n * 3 * d], rows a head: q, k, v. -> [s, b, n * d]. The heads
 /// are read where they lie and their gradients written where they belong. Keeps qkv and the output; with `again` qkv

@@ -29,7 +29,7 @@ model::Recompute recompute_options(const config::TrainConfig& train) {
 model::GptOptions model_options(const plan::ResolvedRun& run) {
   const config::RunConfig& config = run.config;
   return {.shape = run.shape,
-          .gelu = config.model.gelu == "erf" ? kernels::Gelu::Erf : kernels::Gelu::Tanh,
+          .gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh,
           .layernorm_epsilon = config.model.layernorm_epsilon,
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,

@@ -15,21 +15,22 @@ at::Tensor inner(const at::Tensor& u) { return (u + u.pow(3) * kCubic) * kSqrt2O
 
 }  // namespace
 
-at::Tensor gelu(const at::Tensor& u_in, Gelu form) {
+at::Tensor activation(const at::Tensor& u_in, Activation form) {
   const at::Tensor u = up(u_in);
-  const at::Tensor y = form == Gelu::Tanh ? u * 0.5 * (inner(u).tanh() + 1) : u * 0.5 * ((u * kInvSqrt2).erf() + 1);
+  const at::Tensor y =
+      form == Activation::GeluTanh ? u * 0.5 * (inner(u).tanh() + 1) : u * 0.5 * ((u * kInvSqrt2).erf() + 1);
   return y.to(u_in.scalar_type());
 }
 
-at::Tensor bias_gelu(at::Tensor x, const at::Tensor& bias, Gelu form) {
+at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
   if (bias.defined()) x.add_(bias);
-  return reference::gelu(x, form);
+  return reference::activation(x, form);
 }
 
-at::Tensor gelu_backward(at::Tensor dy, const at::Tensor& u_in, Gelu form) {
+at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u_in, Activation form) {
   const at::Tensor u = up(u_in);
   at::Tensor slope;
-  if (form == Gelu::Tanh) {
+  if (form == Activation::GeluTanh) {
     const at::Tensor t = inner(u).tanh();
     slope = (t + 1) * 0.5 + u * 0.5 * (1 - t * t) * (kSqrt2OverPi * (1 + u * u * (3 * kCubic)));
   } else {

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// The options of run_config.h that say how long, on what batches and in what precision a run trains.
+namespace megatron::config {
+
+struct TrainConfig {
+  std::string out = "runs/default";
+  std::int64_t train_iters = 100;
+  std::int64_t micro_batch_size = 1;
+  std::int64_t global_batch_size = 0;
+  std::int64_t eval_interval = 0;
+  std::int64_t eval_iters = 10;
+  std::uint64_t seed = 1234;
+  std::string dtype = "fp32";
+  double label_smoothing = 0;
+  std::int64_t loss_chunk_tokens = 1024;
+  bool recompute_gelu = true;
+  std::string recompute = "none";
+  std::string recompute_method = "uniform";
+  std::int64_t recompute_num_layers = 0;
+  std::vector<std::string> recompute_modules = {"core_attn"};
+  bool distribute_saved_activations = false;
+  std::string kernels = "auto";
+  bool exit_on_nan = false;
+
+  void visit(auto& v) {
+    v("out", out, "The run's folder: recipe, metrics, checkpoints.");
+    v("train_iters", train_iters, "Steps of the run.", "train-iters");
+    v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.", "micro-batch-size");
+    v("global_batch_size", global_batch_size, "Samples of a step over all ranks; 0: micro_batch_size x dp.",
+      "global-batch-size");
+    v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
+    v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters");
+    v("seed", seed, "Seed of weights, dropout and data order.", "seed");
+    v("dtype", dtype, "fp32 or fp64.");
+    v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing");
+    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once by output layer and loss.");
+    v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass instead of keeping it.");
+    v("recompute", recompute,
+      "What backward computes again instead of keeping it: none, selective (modules) or full (layers).",
+      "recompute-granularity");
+    v("recompute_method", recompute_method,
+      "full: uniform (groups of recompute_num_layers) or block (the first recompute_num_layers of a stage).",
+      "recompute-method");
+    v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
+      "recompute-num-layers");
+    v("recompute_modules", recompute_modules, "selective: core_attn, mlp; layernorm is always computed again.",
+      "recompute-modules");
+    v("distribute_saved_activations", distribute_saved_activations,
+      "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
+    v("kernels", kernels, "Instruction set of the kernels: auto, avx512, avx2 or reference.");
+    v("exit_on_nan", exit_on_nan, "End the run at a NaN or infinite loss or gradient instead of skipping the step.");
+  }
+};
+
+}  // namespace megatron::config

@@ -1,0 +1,37 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+// Rotary position embedding (Su et al. 2021).
+namespace megatron::kernels {
+
+/// Llama 3's change of frequencies for long contexts: wavelengths above original_positions / low_freq_factor are
+/// stretched by `factor`, those below original_positions / high_freq_factor stay, those between are interpolated.
+struct RopeScaling {
+  double factor = 1;  ///< 1: none
+  double low_freq_factor = 1, high_freq_factor = 4;
+  std::int64_t original_positions = 8192;
+};
+
+struct RopeOptions {
+  std::int64_t rotary_dim = 0;  ///< of each head the first features that are rotated; even
+  double base = 10000;
+  bool interleaved = false;  ///< pairs are (2i, 2i+1) rather than (i, i + rotary_dim/2)
+  RopeScaling scaling = {};
+};
+
+/// Cosines and sines [positions, rotary_dim / 2], computed in float64, kept in float32 (float64 for models in it).
+struct RopeTable {
+  at::Tensor cos, sin;
+  bool interleaved = false;
+};
+RopeTable rope_table(const RopeOptions& options, std::int64_t positions, at::ScalarType dtype, at::Device device);
+
+/// Rotates `heads` [s, b, .., d] in place (any strides with the last dimension contiguous: views of the fused
+/// projection) by the angles of its positions: position_ids [b, s] int64, or where undefined first_position + 0, 1, ….
+/// `inverse` rotates back, which is the backward pass.
+void rotate_(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
+             std::int64_t first_position, bool inverse = false);
+
+}  // namespace megatron::kernels
