@@ -1,12 +1,14 @@
 #!/bin/sh
-# Training step of GPT-2 124M, fp32, one sequence of 1024 tokens: ours against plain PyTorch, interleaved.
+# Training step of GPT-2 124M, one sequence of 1024 tokens: ours against plain PyTorch, interleaved. DTYPE is fp32 or
+# bf16; MODES names the peers: eager, tuned, compile.
 # PEERS holds pytorch_gpt.py and tuned.sh; PYTHON has torch 2.11.0 and numpy.
 set -eu
 if [ $# -lt 2 ]; then
-  echo "usage: bench/step_vs_peers.sh PEERS PYTHON [ROUNDS]   (MEGATRON=build/megatron, STEPS=5)" >&2
+  echo "usage: bench/step_vs_peers.sh PEERS PYTHON [ROUNDS]   (MEGATRON=build/megatron, STEPS=5, DTYPE=fp32, MODES=\"eager tuned\")" >&2
   exit 2
 fi
-peers=$1 python=$2 rounds=${3:-3} steps=${STEPS:-5}
+peers=$1 python=$2 rounds=${3:-3} steps=${STEPS:-5} dtype=${DTYPE:-fp32}
+modes=${MODES:-eager tuned}
 program=${MEGATRON:-$(dirname "$0")/../build/megatron}
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT
@@ -18,17 +20,18 @@ measure() { # NAME COMMAND…: one line "NAME JSON"
 }
 
 for _ in $(seq "$rounds"); do
-  for mode in eager tuned; do
-    measure ours "$program" bench step --model gpt2_124m --micro-batch-size 1 --seq-length 1024 --steps "$steps" --json
-    if [ "$mode" = tuned ]; then
-      measure tuned sh "$peers/tuned.sh" "$python" "$peers/pytorch_gpt.py" --mode tuned --dtype fp32 --steps "$steps"
+  for mode in $modes; do
+    measure ours "$program" bench step --model gpt2_124m --micro-batch-size 1 --seq-length 1024 --steps "$steps" \
+      --train.dtype "$dtype" --json
+    if [ "$mode" = eager ]; then
+      measure eager "$python" "$peers/pytorch_gpt.py" --mode eager --dtype "$dtype" --steps "$steps"
     else
-      measure eager "$python" "$peers/pytorch_gpt.py" --mode eager --dtype fp32 --steps "$steps"
+      measure "$mode" sh "$peers/tuned.sh" "$python" "$peers/pytorch_gpt.py" --mode "$mode" --dtype "$dtype" --steps "$steps"
     fi
   done
 done
 
-"$python" - "$results" <<'PY'
+"$python" - "$results" "$modes" <<'PY'
 import json
 import statistics
 import sys
@@ -47,7 +50,7 @@ def summary(values):
 
 print("| against | tokens/s, ours / theirs, median (range) | peak memory, ours / theirs |")
 print("|--|--|--|")
-for mode in ("eager", "tuned"):
+for mode in sys.argv[2].split():
     pairs = [(runs[i - 1][1], run) for i, (name, run) in enumerate(runs) if name == mode]
     speed = [ours["tokens_per_s"] / theirs["tokens_per_s"] for ours, theirs in pairs]
     space = [memory("ours", ours) / memory(mode, theirs) for ours, theirs in pairs]
