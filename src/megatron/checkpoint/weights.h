@@ -21,6 +21,8 @@ class WeightSource {
   virtual std::vector<std::string> tensors() const = 0;
   /// The global shape of `tensor`; empty optional where the source does not have it.
   virtual const std::vector<std::int64_t>* shape(const std::string& tensor) const = 0;
+  /// safetensors' name ("BF16") of the dtype in which `tensor`, which the source must have, is stored.
+  virtual std::string dtype(const std::string& tensor) const = 0;
   /// Fills `into`, shaped as `box`, with that slice of `tensor`, converted to its dtype. Reads only the bytes it needs.
   /// Throws ConfigError naming file and byte offset for anything damaged. Several ranks may read at once, each through
   /// a source of its own.
