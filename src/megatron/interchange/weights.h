@@ -1,0 +1,29 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "megatron/checkpoint/weights.h"
+#include "megatron/config/model_config.h"
+
+namespace megatron::interchange {
+
+enum class FolderKind : std::uint8_t {
+  Native,        ///< a run's folder, its folder of checkpoints, or one iter_ folder of ours
+  HuggingFace,   ///< config.json beside safetensors
+  MegatronTorch  ///< Megatron-LM's latest_checkpointed_iteration.txt and mp_rank_ folders
+};
+
+/// What `folder` holds, judged by the files that are there. Throws ConfigError where it is none of these.
+FolderKind kind_of(const std::filesystem::path& folder);
+
+/// The weights in `folder`, of any kind, under our names and in our global shapes. Opens and checks headers; reads
+/// weights only when asked for them. Throws ConfigError that names file and field for what is damaged, unknown or not
+/// of a model that this program computes. Not collective: every rank opens a source of its own.
+std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder);
+
+/// The network whose weights `folder`, of any kind, holds: all that the weights and the results depend on. Options of
+/// training that such a folder does not know (dropout in Megatron-LM's is known) keep their defaults.
+config::ModelConfig model_config_of(const std::filesystem::path& folder);
+
+}  // namespace megatron::interchange
