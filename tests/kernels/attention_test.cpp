@@ -162,6 +162,30 @@ TEST(AttentionReference, AgreesWithScaledDotProductAttention) {
   EXPECT_LT(relative_error(reference::attention(q, k, v, {}).out, truth), 1e-13);
 }
 
+TEST(AttentionReference, OfGroupsIsThatOfRepeatedKeys) {
+  const at::Tensor q = at::randn({7, 2, 3, 4, 5}, at::kDouble), k = at::randn({9, 2, 3, 5}, at::kDouble);
+  const at::Tensor v = at::randn({9, 2, 3, 5}, at::kDouble), dout = at::randn({7, 2, 12, 5}, at::kDouble);
+  const auto each = [](const at::Tensor& x) { return x.repeat_interleave(4, 2); };
+  const auto summed = [](const at::Tensor& x) { return x.view({9, 2, 3, 4, 5}).sum(3); };
+  AttentionOptions options;
+  options.dropout = {.p = 0.3, .key = 5, .sample_ids = at::tensor(std::vector<std::int64_t>{3, 8})};
+  options.head_offset = 12;
+  const AttentionOutput truth = reference::attention(q.flatten(2, 3), each(k), each(v), options);
+  const at::Tensor dq = at::empty({7, 2, 12, 5}, at::kDouble), dk = at::empty({9, 2, 12, 5}, at::kDouble),
+                   dv = at::empty_like(dk);
+  reference::attention_backward(dout, q.flatten(2, 3), each(k), each(v), truth, options, dq, dk, dv);
+  for (const at::Tensor& queries : {q, q.flatten(2, 3)}) {
+    const AttentionOutput got = reference::attention(queries, k, v, options);
+    EXPECT_LT(relative_error(got.out, truth.out), 1e-13);
+    EXPECT_LT(relative_error(got.logsumexp, truth.logsumexp), 1e-13);
+    const at::Tensor gq = at::empty_like(queries), gk = at::empty_like(k), gv = at::empty_like(v);
+    reference::attention_backward(dout, queries, k, v, got, options, gq, gk, gv);
+    EXPECT_LT(relative_error(gq.view(dq.sizes()), dq), 1e-13);
+    EXPECT_LT(relative_error(gk, summed(dk)), 1e-13);
+    EXPECT_LT(relative_error(gv, summed(dv)), 1e-13);
+  }
+}
+
 TEST(AttentionReference, BackwardIsTheSlopeOfForward) {
   AttentionOptions options;
   options.dropout = {.p = 0.2, .key = 9, .sample_ids = at::tensor(std::vector<std::int64_t>{3})};

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <stdexcept>
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention.h"
@@ -14,11 +15,17 @@
 namespace megatron::kernels {
 namespace {
 
+void check_groups(const at::Tensor& q, const at::Tensor& k) {
+  const std::int64_t groups = k.size(2);
+  if (q.dim() == 5 ? q.size(2) != groups : q.size(2) % groups != 0)
+    throw std::logic_error("query heads that the groups of keys do not divide");
+}
+
 /// float32 on the CPU with each head's elements side by side.
 bool rows_fast(const at::Tensor& x_sbnd) {
   constexpr std::int64_t kLargestStride = std::int64_t{1} << 27;  // 16 of them fit a 32-bit index
-  return x_sbnd.is_cpu() && x_sbnd.scalar_type() == at::kFloat && (x_sbnd.stride(3) == 1 || x_sbnd.size(3) == 1) &&
-         x_sbnd.stride(0) < kLargestStride && x_sbnd.numel() > 0;
+  return x_sbnd.dim() == 4 && x_sbnd.is_cpu() && x_sbnd.scalar_type() == at::kFloat &&
+         (x_sbnd.stride(3) == 1 || x_sbnd.size(3) == 1) && x_sbnd.stride(0) < kLargestStride && x_sbnd.numel() > 0;
 }
 
 template <class... Tensors>
@@ -114,14 +121,17 @@ AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at:
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   const c10::NoGradGuard no_grad;
-  return fast(options, q, k, v) ? forward_fast(q, k, v, options) : reference::attention(q, k, v, options);
+  check_groups(q, k);
+  return q.size(2) == k.size(2) && fast(options, q, k, v) ? forward_fast(q, k, v, options)
+                                                          : reference::attention(q, k, v, options);
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                         const at::Tensor& dk, const at::Tensor& dv) {
   const c10::NoGradGuard no_grad;
-  if (!fast(options, dout, q, k, v, forward.out, dq, dk, dv)) {
+  check_groups(q, k);
+  if (q.size(2) != k.size(2) || !fast(options, dout, q, k, v, forward.out, dq, dk, dv)) {
     return reference::attention_backward(dout, q, k, v, forward, options, dq, dk, dv);
   }
   const Prepared prepared = prepare(q, k, v, options);

@@ -6,6 +6,7 @@
 #include "megatron/kernels/embedding.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/optimizer.h"
+#include "megatron/kernels/rope.h"
 
 // The plain composition of ATen operations that defines each kernel: any floating dtype (float64 at full precision),
 // any device. The public functions fall back to these; the tests hold the fast paths against them. Same contracts as
@@ -21,6 +22,9 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                         const at::Tensor& dk, const at::Tensor& dv);
+
+void rotate_(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
+             std::int64_t first_position, bool inverse);
 
 SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
                              bool smoothing);
