@@ -57,11 +57,11 @@ TEST_F(Load, FillsEveryLayoutWhateverItsPadding) {
       load_weights(folder_, store, shape);
       for (const auto& p : store.all()) {
         const bool words = p->spec.name == "embedding.word_embeddings.weight";
-        const std::int64_t rows = words ? std::clamp<std::int64_t>(10 - p->spec.offset, 0, p->value.size(0)) : -1;
+        const std::int64_t rows = words ? std::clamp<std::int64_t>(10 - p->spec.begin(), 0, p->value.size(0)) : -1;
         if (words && rows == 0) continue;
         const auto got = words ? p->value.detach().narrow(0, 0, rows) : p->value.detach();
         const auto full = weights.at(p->spec.name).detach();
-        const auto expected = words ? full.narrow(0, p->spec.offset, rows) : slice_of(full, p->spec);
+        const auto expected = words ? full.narrow(0, p->spec.begin(), rows) : slice_of(full, p->spec);
         EXPECT_TRUE(at::equal(got, expected)) << p->spec.name << " on rank " << k << " of " << t;
       }
     }

@@ -11,6 +11,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/optim/optimizer.h"
 #include "tests/optim/hand_made_store.h"
+#include "tests/testing/tensors.h"
 
 namespace megatron::optim {
 namespace {
@@ -33,8 +34,7 @@ TEST_P(GradientNormTest, EqualsThatOfTheDenseModelWithWholeParametersCountedOnce
     const auto store = testing::store(12, at::kDouble, tp.size(), tp.rank());
     for (const auto& parameter : store.all()) {
       const auto& spec = parameter->spec;
-      const auto full = full_gradient(spec);
-      parameter->grad.copy_(spec.replicated() ? full : full.narrow(spec.split_dim, spec.offset, spec.length));
+      parameter->grad.copy_(megatron::testing::slice_of(full_gradient(spec), spec));
     }
     EXPECT_NEAR(gradient_norm(store, tp, tp.rank() == 0, 0.5, NormKind::L2), 0.5 * std::sqrt(squares), 1e-13)
         << "rank " << tp.rank();

@@ -16,8 +16,7 @@ inline std::vector<plan::ParameterSpec> specs(int t = 1, int k = 0) {
     return plan::ParameterSpec{.name = std::move(name),
                                .shape = std::move(shape),
                                .split_dim = 0,
-                               .offset = length * k,
-                               .length = length,
+                               .pieces = {{.offset = length * k, .length = length}},
                                .init = plan::Init::Normal,
                                .init_std = 1,
                                .weight_decay = decay};

@@ -29,8 +29,7 @@ plan::ParameterSpec split(std::string name, std::vector<std::int64_t> shape, int
   return {.name = std::move(name),
           .shape = std::move(shape),
           .split_dim = 0,
-          .offset = length * k,
-          .length = length,
+          .pieces = {{.offset = length * k, .length = length}},
           .init = plan::Init::Normal,
           .init_std = 1};
 }

@@ -76,11 +76,11 @@ TEST_P(Tp, RowParallelLinearMatchesTheDenseLayerFromPartsOfTheInput) {
     const auto w = make_parameter("w", dense.w, 1, tp.size(), tp.rank());
     const auto b = make_parameter("b", dense.b, -1, tp.size(), tp.rank());
     const RowParallelLinear layer(w, b, tp);
-    const auto x = dense.leaf().detach().narrow(2, w->spec.offset, w->spec.length).contiguous().requires_grad_(true);
+    const auto x = dense.leaf().detach().narrow(2, w->spec.begin(), w->value.size(1)).contiguous().requires_grad_(true);
     const auto y = layer.forward(x);
     EXPECT_NEAR_TENSOR(y, dense.y, 1e-13);
     y.backward(dense.dy);
-    EXPECT_NEAR_TENSOR(x.grad(), dense.x.grad().narrow(2, w->spec.offset, w->spec.length), 1e-13);
+    EXPECT_NEAR_TENSOR(x.grad(), dense.x.grad().narrow(2, w->spec.begin(), w->value.size(1)), 1e-13);
     expect_gradient(w, dense.w.grad());
     expect_gradient(b, dense.b.grad());
   });

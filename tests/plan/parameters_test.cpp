@@ -43,8 +43,9 @@ TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
           EXPECT_EQ(specs[i].local_shape(), whole[i].shape);
           continue;
         }
-        EXPECT_EQ(specs[i].offset, covered[i]) << specs[i].name;
-        covered[i] += specs[i].length;
+        ASSERT_EQ(specs[i].pieces.size(), 1u) << specs[i].name;
+        EXPECT_EQ(specs[i].begin(), covered[i]) << specs[i].name;
+        covered[i] += specs[i].pieces[0].length;
         EXPECT_EQ(specs[i].local_size() * tp, whole[i].size()) << specs[i].name;
       }
     }

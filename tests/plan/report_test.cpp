@@ -46,8 +46,9 @@ TEST(Report, CutsEveryParameterIntoSlicesThatCoverIt) {
     if (parameter["split_dim"].is_null()) continue;
     std::int64_t covered = 0;
     for (const json& slice : parameter["slices"]) {
-      EXPECT_EQ(slice[0], covered) << parameter;
-      covered = slice[1];
+      ASSERT_EQ(slice.size(), 1u) << parameter;
+      EXPECT_EQ(slice[0][0], covered) << parameter;
+      covered = slice[0][1];
     }
     EXPECT_EQ(covered, parameter["shape"][parameter["split_dim"].get<std::size_t>()]) << parameter;
     EXPECT_EQ(parameter["slices"].size(), 2u) << parameter;

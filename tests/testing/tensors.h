@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/max.h>
@@ -33,7 +34,10 @@ inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
 
 /// The slice of `full` that `spec` gives to its rank.
 inline at::Tensor slice_of(const at::Tensor& full, const plan::ParameterSpec& spec) {
-  return spec.split_dim < 0 ? full : full.narrow(spec.split_dim, spec.offset, spec.length);
+  if (spec.split_dim < 0) return full;
+  std::vector<at::Tensor> parts;
+  for (const auto& piece : spec.pieces) parts.push_back(full.narrow(spec.split_dim, piece.offset, piece.length));
+  return parts.size() == 1 ? parts.front() : at::cat(parts, spec.split_dim);
 }
 
 /// A parameter on its own, outside a store, with the slice of `full` along `split_dim` of rank k of t.
@@ -45,8 +49,8 @@ inline parallel::ParameterPtr make_parameter(const std::string& name, const at::
   spec.shape = full.sizes().vec();
   spec.split_dim = split_dim;
   if (split_dim >= 0) {
-    spec.length = full.size(split_dim) / t;
-    spec.offset = spec.length * k;
+    const std::int64_t length = full.size(split_dim) / t;
+    spec.pieces = {{.offset = length * k, .length = length}};
   }
   parameter->value = slice_of(full.detach(), spec).clone(at::MemoryFormat::Contiguous).requires_grad_(true);
   // Garbage: a backward pass has to overwrite it with its first contribution.

@@ -21,18 +21,28 @@ std::int64_t true_rows(const plan::ParameterSpec& spec, const plan::GptShape& sh
 
 }  // namespace
 
-ShardedTensor model_tensor(std::string name, const plan::ParameterSpec& spec, const plan::GptShape& shape,
-                           const at::Tensor& data) {
-  ShardedTensor tensor{.name = std::move(name),
-                       .global_shape = spec.shape,
-                       .offset = std::vector<std::int64_t>(spec.shape.size(), 0),
-                       .data = data};
-  if (!spec.replicated()) tensor.offset.at(static_cast<std::size_t>(spec.split_dim)) = spec.offset;
+std::vector<ShardedTensor> model_tensor(const std::string& name, const plan::ParameterSpec& spec,
+                                        const plan::GptShape& shape, const at::Tensor& data) {
   const std::int64_t rows = true_rows(spec, shape);
-  tensor.global_shape[0] = rows;
-  tensor.offset[0] = std::min(tensor.offset[0], rows);
-  tensor.data = data.narrow(0, 0, std::min(data.size(0), rows - tensor.offset[0]));
-  return tensor;
+  std::vector<ShardedTensor> tensors;
+  const auto add = [&](const at::Tensor& part, std::int64_t offset) {
+    ShardedTensor tensor{.name = name,
+                         .global_shape = spec.shape,
+                         .offset = std::vector<std::int64_t>(spec.shape.size(), 0),
+                         .data = part};
+    tensor.offset.at(static_cast<std::size_t>(std::max(spec.split_dim, 0))) = offset;
+    tensor.global_shape[0] = rows;
+    tensor.offset[0] = std::min(tensor.offset[0], rows);
+    tensor.data = part.narrow(0, 0, std::min(part.size(0), rows - tensor.offset[0]));
+    tensors.push_back(std::move(tensor));
+  };
+  if (spec.replicated()) add(data, 0);
+  std::int64_t begin = 0;
+  for (const plan::Piece& piece : spec.pieces) {
+    add(data.narrow(spec.split_dim, begin, piece.length), piece.offset);
+    begin += piece.length;
+  }
+  return tensors;
 }
 
 config::RunConfig saved_recipe(const std::filesystem::path& folder) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/config/run_config.h"
@@ -12,10 +13,10 @@
 namespace megatron::checkpoint {
 
 /// `data`, shaped as this rank's slice of the parameter `spec` (its weights or a moment of the optimizer), named and
-/// placed as in the whole model. The rows that pad the vocabulary are left out: they take no part in the model, and
-/// their number depends on the layout.
-ShardedTensor model_tensor(std::string name, const plan::ParameterSpec& spec, const plan::GptShape& shape,
-                           const at::Tensor& data);
+/// placed as in the whole model: a view for each of the spec's pieces. The rows that pad the vocabulary are left out:
+/// they take no part in the model, and their number depends on the layout.
+std::vector<ShardedTensor> model_tensor(const std::string& name, const plan::ParameterSpec& spec,
+                                        const plan::GptShape& shape, const at::Tensor& data);
 
 /// The configuration that the run of the checkpoint `folder` names (as find_checkpoint()) was saved with. Throws
 /// ConfigError where it holds none.

@@ -1,5 +1,6 @@
 #include "megatron/generate/load.h"
 
+#include <utility>
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
@@ -10,9 +11,11 @@ namespace megatron::generate {
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
                   const plan::GptShape& shape) {
   std::vector<checkpoint::ShardedTensor> tensors;
-  for (const auto& parameter : parameters.all())
-    tensors.push_back(
-        checkpoint::model_tensor(parameter->spec.name, parameter->spec, shape, parameter->value.detach()));
+  for (const auto& parameter : parameters.all()) {
+    const auto& spec = parameter->spec;
+    for (auto& tensor : checkpoint::model_tensor(spec.name, spec, shape, parameter->value.detach()))
+      tensors.push_back(std::move(tensor));
+  }
   checkpoint::load(folder, tensors);
 }
 

@@ -36,7 +36,7 @@ VocabParallelEmbedding::VocabParallelEmbedding(ParameterPtr weight, std::int64_t
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
   check_ids(ids_sb, num_ids_, name_);
-  const std::int64_t begin = weight_->spec.replicated() ? 0 : weight_->spec.offset;
+  const std::int64_t begin = weight_->spec.begin();
   const std::int64_t num_own = ids_sb.size(0) / positions_.size();
   const auto ids = ids_sb.narrow(0, num_own * positions_.rank(), num_own);
   const auto y = without_autograd([&] {

@@ -11,7 +11,7 @@ namespace megatron::parallel {
 
 /// Rows of a table split over a tensor-parallel group, t = tp.size(), k = tp.rank().
 ///
-///   weight  [rows/t, h]     rows spec.offset … of the full table
+///   weight  [rows/t, h]     rows spec.begin() … of the full table
 ///   ids_sb  [s, b] int64    the same on every rank
 ///   returns [s, b, h]       the same on every rank
 ///           [s/t, b, h]     with sequence_parallel: positions k*s/t … on rank k

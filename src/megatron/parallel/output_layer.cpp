@@ -91,7 +91,7 @@ void check_labels(const at::Tensor& labels, const at::Tensor& mask, std::int64_t
 }
 
 kernels::VocabRange range_of(const Parameter& weight, std::int64_t vocab) {
-  const std::int64_t begin = weight.spec.replicated() ? 0 : weight.spec.offset;
+  const std::int64_t begin = weight.spec.begin();
   return {.begin = begin, .end = std::clamp(vocab, begin, begin + weight.value.size(0)), .vocab = vocab};
 }
 

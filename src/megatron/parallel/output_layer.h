@@ -9,7 +9,7 @@
 namespace megatron::parallel {
 
 /// The output layer and its cross entropy, vocabulary split over a tensor-parallel group, t = tp.size().
-/// weight [rows/t, h], rows spec.offset … of the full matrix (often the word embedding); rows at or past `vocab` are
+/// weight [rows/t, h], rows spec.begin() … of the full matrix (often the word embedding); rows at or past `vocab` are
 /// padding, which takes no part in softmax, loss or gradient.
 class VocabParallelOutput {
  public:

@@ -20,6 +20,47 @@ void check_divides(const char* what, std::int64_t size, int tp) {
   throw ConfigError(rule_got_fix(concat(what, " must divide by parallel.tp."), concat(size, ", tp=", tp)));
 }
 
+bool heads_fit(const GptShape& shape, std::int64_t tp) {
+  return shape.num_heads % tp == 0 && (shape.groups() % tp == 0 || tp % shape.groups() == 0);
+}
+
+void check_heads(const GptShape& shape, int tp) {
+  if (heads_fit(shape, tp)) return;
+  std::int64_t below = std::min<std::int64_t>(tp, shape.num_heads), above = tp;
+  while (!heads_fit(shape, below)) --below;  // 1 fits
+  while (above < shape.num_heads && !heads_fit(shape, above)) ++above;
+  std::string fix = concat("--parallel.tp ", below);
+  if (above > tp && above <= shape.num_heads) fix += concat(" or ", above);
+  const bool grouped = shape.groups() != shape.num_heads;
+  const char* rule = grouped ? "model.num_attention_heads must divide by parallel.tp, and model.num_query_groups must "
+                               "divide by it or it by them."
+                             : "model.num_attention_heads must divide by parallel.tp.";
+  const std::string groups = grouped ? concat(" in ", shape.groups(), " groups") : "";
+  throw ConfigError(rule_got_fix(rule, concat(shape.num_heads, " heads", groups, ", tp=", tp), fix));
+}
+
+/// How a tensor-parallel rank has a share of something.
+using Pieces = std::vector<Piece>;
+
+/// Its heads with their keys and values: whole groups, or a part of one group's queries and its key and value.
+Pieces qkv_pieces(const GptShape& shape, int tp, int tp_rank) {
+  const std::int64_t groups = shape.groups(), group_rows = shape.qkv_rows() / groups;
+  if (groups % tp == 0) return {{.offset = groups / tp * group_rows * tp_rank, .length = groups / tp * group_rows}};
+  const int sharing = tp / static_cast<int>(groups), among = tp_rank % sharing;
+  const std::int64_t queries = shape.query_rows() / tp, begin = tp_rank / sharing * group_rows;
+  return {{.offset = begin + among * queries, .length = queries},
+          {.offset = begin + sharing * queries, .length = 2 * shape.head(), .copies = sharing, .copy = among}};
+}
+
+/// Its features of the MLP; of a gated one those of both halves.
+Pieces fc1_pieces(const GptShape& shape, int tp, int tp_rank) {
+  if (tp == 1) return {{.offset = 0, .length = shape.fc1_rows()}};
+  const std::int64_t length = shape.ffn_hidden / tp;
+  Pieces pieces{{.offset = length * tp_rank, .length = length}};
+  if (shape.gated) pieces.push_back({.offset = shape.ffn_hidden + length * tp_rank, .length = length});
+  return pieces;
+}
+
 /// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
 class SpecBuilder {
  public:
@@ -31,8 +72,8 @@ class SpecBuilder {
     ParameterSpec spec{
         .name = std::move(name), .shape = std::move(shape), .split_dim = split, .init = init, .init_std = std};
     if (split >= 0) {
-      spec.length = spec.shape[static_cast<std::size_t>(split)] / tp_;
-      spec.offset = spec.length * tp_rank_;
+      const std::int64_t length = spec.shape[static_cast<std::size_t>(split)] / tp_;
+      spec.pieces = {{.offset = length * tp_rank_, .length = length}};
     }
     spec.weight_decay = spec.shape.size() > 1;
     spec.stage = stage_;
@@ -40,20 +81,23 @@ class SpecBuilder {
     return specs_.emplace_back(std::move(spec));
   }
 
-  void norm(const std::string& prefix, std::int64_t hidden) {
-    add(prefix + ".weight", {hidden}, -1, Init::One);
-    add(prefix + ".bias", {hidden}, -1, Init::Zero);
+  void norm(const std::string& prefix, const GptShape& shape) {
+    add(prefix + ".weight", {shape.hidden}, -1, Init::One);
+    if (!shape.rms_norm) add(prefix + ".bias", {shape.hidden}, -1, Init::Zero);
   }
   /// Split by rows: each rank computes some of the outputs.
-  void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std) {
-    add(prefix + ".weight", {out, in}, 0, Init::Normal, std);
-    add(prefix + ".bias", {out}, 0, Init::Zero);
+  void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, const Pieces& pieces,
+                     bool bias) {
+    add(prefix + ".weight", {out, in}, 0, Init::Normal, std).pieces = pieces;
+    if (bias) add(prefix + ".bias", {out}, 0, Init::Zero).pieces = pieces;
   }
   /// Split by columns: each rank has some of the inputs, so the bias belongs to all.
-  void row_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std) {
+  void row_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool bias) {
     add(prefix + ".weight", {out, in}, 1, Init::Normal, std);
-    add(prefix + ".bias", {out}, -1, Init::Zero);
+    if (bias) add(prefix + ".bias", {out}, -1, Init::Zero);
   }
+  int tp() const { return tp_; }
+  int tp_rank() const { return tp_rank_; }
   std::vector<ParameterSpec> take() { return std::move(specs_); }
 
  private:
@@ -65,23 +109,33 @@ void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
   const std::int64_t h = shape.hidden;
   const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
   const std::string prefix = concat("decoder.layers.", layer, ".");
-  build.norm(prefix + "input_layernorm", h);
-  build.column_linear(prefix + "self_attention.linear_qkv", 3 * h, h, shape.init_std);
-  build.row_linear(prefix + "self_attention.linear_proj", h, h, output_std);
-  build.norm(prefix + "pre_mlp_layernorm", h);
-  build.column_linear(prefix + "mlp.linear_fc1", shape.ffn_hidden, h, shape.init_std);
-  build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std);
+  const Pieces qkv = qkv_pieces(shape, build.tp(), build.tp_rank());
+  const Pieces fc1 = fc1_pieces(shape, build.tp(), build.tp_rank());
+  const bool bias = shape.linear_bias;
+  build.norm(prefix + "input_layernorm", shape);
+  build.column_linear(prefix + "self_attention.linear_qkv", shape.qkv_rows(), h, shape.init_std, qkv,
+                      bias || shape.qkv_bias);
+  build.row_linear(prefix + "self_attention.linear_proj", h, shape.query_rows(), output_std, bias);
+  build.norm(prefix + "pre_mlp_layernorm", shape);
+  build.column_linear(prefix + "mlp.linear_fc1", shape.fc1_rows(), h, shape.init_std, fc1, bias);
+  build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std, bias);
 }
 
 }  // namespace
 
 std::vector<std::int64_t> ParameterSpec::local_shape() const {
   std::vector<std::int64_t> local = shape;
-  if (split_dim >= 0) local[static_cast<std::size_t>(split_dim)] = length;
+  if (split_dim < 0) return local;
+  std::int64_t length = 0;
+  for (const Piece& piece : pieces) length += piece.length;
+  local[static_cast<std::size_t>(split_dim)] = length;
   return local;
 }
 std::int64_t ParameterSpec::local_size() const { return product(local_shape()); }
 std::int64_t ParameterSpec::size() const { return product(shape); }
+bool ParameterSpec::has_copies() const {
+  return std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.copies > 1; });
+}
 
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
   const auto round_up = [](std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; };
@@ -91,8 +145,7 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
                                           const std::vector<StagePart>& parts) {
-  check_divides("model.num_attention_heads", shape.num_heads, tp);
-  check_divides("model.hidden_size", shape.hidden, tp);
+  check_heads(shape, tp);
   check_divides("model.ffn_hidden_size", shape.ffn_hidden, tp);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
   const auto word_embedding = [&](SpecBuilder& build) -> ParameterSpec& {
@@ -105,13 +158,14 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     build.begin_stage(part.stage);
     if (part.embedding) {
       word_embedding(build).gradient_uses = shape.tied_output && has_output ? 2 : 1;
-      build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
-                shape.init_std);
+      if (shape.learned_positions)
+        build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
+                  shape.init_std);
     }
     for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer)
       add_layer(shape, layer, build);
     if (!part.output) continue;
-    build.norm("decoder.final_layernorm", shape.hidden);
+    build.norm("decoder.final_layernorm", shape);
     if (!shape.tied_output)
       build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std);
     else if (!has_embedding)

@@ -10,13 +10,25 @@ namespace megatron::plan {
 /// How a parameter's first value is drawn, as a function of its name and of each element's index in the full tensor.
 enum class Init : std::uint8_t { Zero, One, Normal };
 
+/// A range of indices of the full tensor that a rank holds.
+struct Piece {
+  std::int64_t offset = 0, length = 0;
+  /// Ranks of the tensor-parallel group that hold the same piece, and this one's number among them. Each has a part of
+  /// the gradient; norms over the model count that of copy 0 alone.
+  int copies = 1, copy = 0;
+
+  bool operator==(const Piece&) const = default;
+};
+
 /// One parameter: what it is in the whole model, and which slice of it a rank holds.
 struct ParameterSpec {
   std::string name;                 ///< Megatron-Core's name, e.g. "decoder.layers.0.mlp.linear_fc1.weight"
   std::vector<std::int64_t> shape;  ///< of the full tensor
   int split_dim = -1;               ///< dimension split over the tensor-parallel group; -1: every rank holds it whole
-  std::int64_t offset = 0;          ///< first index along split_dim of this rank's slice
-  std::int64_t length = 0;          ///< indices along split_dim that this rank holds
+  /// This rank's slice: these ranges along split_dim, one after the other, in ascending order; empty where it is whole.
+  /// Mostly one. The matrix of a gated unit, [gate; up], gives each rank a part of both; one of grouped attention gives
+  /// ranks that share a group queries of their own and copies of its key and value.
+  std::vector<Piece> pieces = {};
   Init init = Init::Zero;
   double init_std = 0;
   bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
@@ -33,6 +45,10 @@ struct ParameterSpec {
   std::int64_t local_size() const;  ///< elements of the slice
   std::int64_t size() const;        ///< elements of the full tensor
   bool replicated() const { return split_dim < 0; }
+  /// First index along split_dim of a slice in one piece; 0 where it is whole.
+  std::int64_t begin() const { return pieces.empty() ? 0 : pieces.front().offset; }
+  /// Whether other ranks of the tensor-parallel group hold some of the slice too, though it is split.
+  bool has_copies() const;
 };
 
 /// The sizes that decide a GPT's parameters.
@@ -43,14 +59,29 @@ struct GptShape {
   std::int64_t max_positions = 0;
   bool tied_output = true;  ///< the output layer is the word embedding
   double init_std = 0.02;   ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  // What the layers are; at first GPT-2's.
+  std::int64_t num_groups = 0;    ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
+  std::int64_t head_size = 0;     ///< 0: hidden / num_heads
+  bool rms_norm = false;          ///< norms have no bias
+  bool gated = false;             ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
+  bool linear_bias = true;        ///< of every linear layer of the blocks
+  bool qkv_bias = false;          ///< of linear_qkv, where linear_bias is false
+  bool learned_positions = true;  ///< position_embeddings
+
+  std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
+  std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
+  std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
+  std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
+  std::int64_t fc1_rows() const { return gated ? 2 * ffn_hidden : ffn_hidden; }
 };
 
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
 
 /// The parameters of a GPT that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
-/// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per head: q, k, v) are Megatron-Core's.
-/// Throws ConfigError where a size does not divide by tp.
+/// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per group: its queries, key, value) are
+/// Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they have queries of their own
+/// and copies of its key and value. Throws ConfigError where tp does not fit a size.
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
                                           const std::vector<StagePart>& parts);
 

@@ -24,8 +24,8 @@ json groups_of(const ResolvedRun& run) {
           {"position_embedding", grid.position_embedding_groups(run.placement)}};
 }
 
-/// Every parameter in forward order. `slices`: by tensor-parallel rank, along `split_dim`; null where each rank holds
-/// the whole.
+/// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;
+/// null where each rank holds the whole.
 json parameters_of(const ResolvedRun& run) {
   const int tp = run.grid.size(Axis::Tp);
   json all = json::array();
@@ -40,7 +40,10 @@ json parameters_of(const ResolvedRun& run) {
                        {"slices", spec.replicated() ? json() : json::array()},
                        {"stage", spec.stage},
                        {"weight_decay", spec.weight_decay}});
-      if (!spec.replicated()) all[i]["slices"].push_back({spec.offset, spec.offset + spec.length});
+      if (spec.replicated()) continue;
+      json ranges = json::array();
+      for (const Piece& piece : spec.pieces) ranges.push_back({piece.offset, piece.offset + piece.length});
+      all[i]["slices"].push_back(std::move(ranges));
     }
   }
   return all;

@@ -86,8 +86,12 @@ std::string pipeline_text(const ResolvedRun& run, const json& all) {
 std::string slices_text(const json& parameter) {
   if (parameter["split_dim"].is_null()) return "whole on every tp rank";
   return concat("dim ", parameter["split_dim"].get<int>(),
-                " by tp rank: ", beginning(parameter["slices"], kShown, [](const json& s) {
-                  return concat(s[0].get<std::int64_t>(), "-", s[1].get<std::int64_t>());
+                " by tp rank: ", beginning(parameter["slices"], kShown, [](const json& ranges) {
+                  std::string text;
+                  for (const json& range : ranges)
+                    text += concat(text.empty() ? "" : "+", range[0].get<std::int64_t>(), "-",
+                                   range[1].get<std::int64_t>());
+                  return text;
                 }));
 }
 

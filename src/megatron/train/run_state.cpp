@@ -1,6 +1,7 @@
 #include "megatron/train/run_state.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/model_state.h"
@@ -31,11 +32,12 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine) {
     const auto state = [&](const at::Tensor& flat) {
       return flat.narrow(0, slot.begin, spec.local_size()).view(spec.local_shape());
     };
-    tensors.push_back(checkpoint::model_tensor(spec.name, spec, shape, parameter.value.detach()));
-    tensors.push_back(
-        checkpoint::model_tensor("optimizer.exp_avg." + spec.name, spec, shape, state(engine.optimizer.exp_avg())));
-    tensors.push_back(checkpoint::model_tensor("optimizer.exp_avg_sq." + spec.name, spec, shape,
-                                               state(engine.optimizer.exp_avg_sq())));
+    const auto add = [&](const std::string& name, const at::Tensor& data) {
+      for (auto& tensor : checkpoint::model_tensor(name, spec, shape, data)) tensors.push_back(std::move(tensor));
+    };
+    add(spec.name, parameter.value.detach());
+    add("optimizer.exp_avg." + spec.name, state(engine.optimizer.exp_avg()));
+    add("optimizer.exp_avg_sq." + spec.name, state(engine.optimizer.exp_avg_sq()));
   }
   return tensors;
 }
