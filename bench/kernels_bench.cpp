@@ -145,7 +145,7 @@ void BM_AdamW(benchmark::State& state) {
   at::Tensor state_tensors[4];
   for (at::Tensor& t : state_tensors) t = at::zeros({kParameters}).fill_(0.01);
   for (auto _ : state)
-    adamw_(state_tensors[0], state_tensors[1], state_tensors[2], state_tensors[3], {.learning_rate = 1e-4});
+    adam_(state_tensors[0], {}, state_tensors[1], state_tensors[2], state_tensors[3], {}, {.learning_rate = 1e-4});
   bytes(state, 28.0 * kParameters);
 }
 BENCHMARK(BM_AdamW)->Apply(threads);

@@ -132,8 +132,8 @@ Tensors residual_branches(Inputs& in) {
 Tensors updates(Inputs& in) {
   const at::Tensor parameter = in.normal({70}), gradient = in.normal({70}), average = in.normal({70});
   const at::Tensor squares = in.normal({70}).abs();
-  adamw_(parameter, gradient, average, squares,
-         {.learning_rate = 1e-2, .weight_decay = 0.1, .grad_scale = 0.5, .step = 3});
+  adam_(parameter, {}, gradient, average, squares, {},
+        {.learning_rate = 1e-2, .weight_decay = 0.1, .grad_scale = 0.5, .step = 3});
   return {parameter, average, squares, at::tensor({sum_of_squares(gradient), max_abs(gradient)}, at::kDouble)};
 }
 

@@ -20,16 +20,16 @@ struct State {
   at::Tensor param, exp_avg, exp_avg_sq;
 };
 
-void scalar_adamw(State& s, const at::Tensor& grad, const AdamW& o) {
+void scalar_adamw(State& s, const at::Tensor& grad, const Adam& adam, const Update& o) {
   for (std::int64_t i = 0; i < s.param.numel(); ++i) {
     const double g = grad[i].item<double>() * o.grad_scale, t = static_cast<double>(o.step);
-    const double m = o.beta1 * s.exp_avg[i].item<double>() + (1 - o.beta1) * g;
-    const double v = o.beta2 * s.exp_avg_sq[i].item<double>() + (1 - o.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(o.beta1, t)), v_hat = v / (1 - std::pow(o.beta2, t));
+    const double m = adam.beta1 * s.exp_avg[i].item<double>() + (1 - adam.beta1) * g;
+    const double v = adam.beta2 * s.exp_avg_sq[i].item<double>() + (1 - adam.beta2) * g * g;
+    const double m_hat = m / (1 - std::pow(adam.beta1, t)), v_hat = v / (1 - std::pow(adam.beta2, t));
     const double p = s.param[i].item<double>();
     s.exp_avg[i] = m;
     s.exp_avg_sq[i] = v;
-    s.param[i] = p - o.learning_rate * (m_hat / (std::sqrt(v_hat) + o.eps) + o.weight_decay * p);
+    s.param[i] = p - o.learning_rate * (m_hat / (std::sqrt(v_hat) + adam.eps) + o.weight_decay * p);
   }
 }
 
@@ -38,11 +38,12 @@ void expect_matches_the_paper(at::ScalarType dtype, double tolerance) {
     State truth{at::randn({count}, at::kDouble), at::zeros({count}, at::kDouble), at::zeros({count}, at::kDouble)};
     const State got{truth.param.to(dtype).clone(), truth.exp_avg.to(dtype).clone(), truth.exp_avg_sq.to(dtype).clone()};
     truth.param = wide(got.param).clone();
-    AdamW options{.learning_rate = 0.01, .beta2 = 0.95, .weight_decay = 0.1, .grad_scale = 0.3};
+    const Adam adam{.beta2 = 0.95};
+    Update options{.learning_rate = 0.01, .weight_decay = 0.1, .grad_scale = 0.3};
     for (options.step = 1; options.step <= 5; ++options.step) {
       const at::Tensor grad = at::randn({count}).to(dtype);
-      adamw_(got.param, grad, got.exp_avg, got.exp_avg_sq, options);
-      scalar_adamw(truth, grad, options);
+      adam_(got.param, {}, grad, got.exp_avg, got.exp_avg_sq, adam, options);
+      scalar_adamw(truth, grad, adam, options);
     }
     EXPECT_LT(relative_error(got.param, truth.param), tolerance);
     EXPECT_LT(relative_error(got.exp_avg, truth.exp_avg), tolerance);

@@ -22,11 +22,14 @@ void in_blocks(std::int64_t total, const Run& run) {
   });
 }
 
+bool is_gelu(Activation form) { return form == Activation::GeluTanh || form == Activation::GeluErf; }
+
 }  // namespace
 
 at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(x) || !cpu::fast_or_absent(bias)) return reference::bias_activation(std::move(x), bias, form);
+  if (!is_gelu(form) || !cpu::fast(x) || !cpu::fast_or_absent(bias))
+    return reference::bias_activation(std::move(x), bias, form);
   at::Tensor y = at::empty_like(x);
   float *x_data = x.mutable_data_ptr<float>(), *y_data = y.mutable_data_ptr<float>();
   const float* bias_data = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
@@ -40,7 +43,7 @@ at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form
 
 at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::all_fast(dy, u)) return reference::activation_backward(std::move(dy), u, form);
+  if (!is_gelu(form) || !cpu::all_fast(dy, u)) return reference::activation_backward(std::move(dy), u, form);
   float* dy_data = dy.mutable_data_ptr<float>();
   const float* u_data = u.const_data_ptr<float>();
   in_blocks(dy.numel(), [&](std::int64_t begin, std::size_t count) {
@@ -51,7 +54,7 @@ at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation fo
 
 at::Tensor activation(const at::Tensor& u, Activation form) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(u)) return reference::activation(u, form);
+  if (!is_gelu(form) || !cpu::fast(u)) return reference::activation(u, form);
   at::Tensor y = at::empty_like(u);
   float* y_data = y.mutable_data_ptr<float>();
   const float* u_data = u.const_data_ptr<float>();
@@ -59,6 +62,21 @@ at::Tensor activation(const at::Tensor& u, Activation form) {
     cpu::gelu_run(u_data + begin, y_data + begin, count, form == Activation::GeluTanh);
   });
   return y;
+}
+
+at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
+  const c10::NoGradGuard no_grad;
+  return reference::bias_gated_activation(std::move(x), bias, form);
+}
+
+at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, Activation form) {
+  const c10::NoGradGuard no_grad;
+  return reference::gated_activation_backward(dy, u, form);
+}
+
+at::Tensor gated_activation(const at::Tensor& u, Activation form) {
+  const c10::NoGradGuard no_grad;
+  return reference::gated_activation(u, form);
 }
 
 }  // namespace megatron::kernels

@@ -177,6 +177,24 @@ AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const 
   return out;
 }
 
+NormOutput rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const c10::NoGradGuard no_grad;
+  return reference::rms_norm(x, weight, eps);
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& grad_weight, double beta,
+                             const at::Tensor& residual_gradient) {
+  const c10::NoGradGuard no_grad;
+  return reference::rms_norm_backward(dy, x, rstd, weight, grad_weight, beta, residual_gradient);
+}
+
+AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
+                                        const Dropout& dropout, const at::Tensor& weight, double eps) {
+  const c10::NoGradGuard no_grad;
+  return reference::bias_dropout_add_rms_norm(std::move(x), bias, residual, dropout, weight, eps);
+}
+
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta) {
   const c10::NoGradGuard no_grad;
   if (!cpu::all_fast(grad_bias, dy) || dy.numel() == 0) return reference::accumulate_bias_gradient(grad_bias, dy, beta);

@@ -35,21 +35,23 @@ std::vector<T> by_block(const at::Tensor& x, T (*run)(const float*, std::size_t)
 
 }  // namespace
 
-void adamw_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
-            const AdamW& o) {
+void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const Adam& adam, const Update& o) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::all_fast(param, grad, exp_avg, exp_avg_sq)) return reference::adamw_(param, grad, exp_avg, exp_avg_sq, o);
-  const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
-  const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
+  if (!cpu::all_fast(param, grad, exp_avg, exp_avg_sq) || model.defined() || !o.decoupled) {
+    return reference::adam_(param, model, grad, exp_avg, exp_avg_sq, adam, o);
+  }
+  const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(o.step));
+  const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(o.step));
   const cpu::AdamWCoefficients coefficients{.grad_scale = static_cast<float>(o.grad_scale),
-                                            .beta1 = static_cast<float>(o.beta1),
-                                            .one_minus_beta1 = static_cast<float>(1 - o.beta1),
-                                            .beta2 = static_cast<float>(o.beta2),
-                                            .one_minus_beta2 = static_cast<float>(1 - o.beta2),
+                                            .beta1 = static_cast<float>(adam.beta1),
+                                            .one_minus_beta1 = static_cast<float>(1 - adam.beta1),
+                                            .beta2 = static_cast<float>(adam.beta2),
+                                            .one_minus_beta2 = static_cast<float>(1 - adam.beta2),
                                             .decay = static_cast<float>(1 - o.learning_rate * o.weight_decay),
                                             .step_size = static_cast<float>(o.learning_rate / correction1),
                                             .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
-                                            .eps = static_cast<float>(o.eps)};
+                                            .eps = static_cast<float>(adam.eps)};
   float *p = param.mutable_data_ptr<float>(), *m = exp_avg.mutable_data_ptr<float>();
   float* v = exp_avg_sq.mutable_data_ptr<float>();
   const float* g = grad.const_data_ptr<float>();
@@ -57,6 +59,18 @@ void adamw_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& e
     const std::int64_t at = i * kBlock;
     cpu::adamw_run(p + at, g + at, m + at, v + at, block_size(param, i), coefficients);
   });
+}
+
+void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+          double momentum, const Update& update) {
+  const c10::NoGradGuard no_grad;
+  reference::sgd_(param, model, grad, momentum_buffer, momentum, update);
+}
+
+void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const Lion& lion, const Update& update) {
+  const c10::NoGradGuard no_grad;
+  reference::lion_(param, model, grad, exp_avg, lion, update);
 }
 
 double sum_of_squares(const at::Tensor& x) {

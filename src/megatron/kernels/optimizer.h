@@ -23,12 +23,23 @@ struct Update {
   ElementNumbers numbers = {};
 };
 
+/// What is stored in 16 bits; each is rounded by words of its own.
+enum class Stored : std::uint8_t { Parameter, FirstMoment, SecondMoment };
+
+/// Stochastic rounding (Gupta et al. 2015) takes random_word(numbers.key, rounding_sample(step, stored), number of the
+/// element): |x| goes up where its part below the last place, in units of that, plus the word's upper 16 bits over 2^16
+/// reaches 1.
+constexpr std::uint64_t rounding_sample(std::int64_t step, Stored stored) {
+  return static_cast<std::uint64_t>(step) * 4 + static_cast<std::uint64_t>(stored);
+}
+
 struct Adam {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
 };
 /// Adam (Kingma & Ba 2015), in one pass: 28 bytes a float32 parameter. `param` float32 or float64, of the precision of
-/// the update; `grad` of any floating dtype; moments float32, float64 or bf16. `model`, where defined (bf16, fp16), is
-/// written with the new `param`: the parameter that the network computes with.
+/// the update (a bf16 or fp16 `param` without `model` is updated in float32 and rounded); `grad` of any floating dtype;
+/// moments float32, float64 or bf16: the update follows their new values before they are rounded. `model`, where
+/// defined (bf16, fp16), is written with the new `param`: the parameter that the network computes with.
 void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const Adam& adam, const Update& update);
 
@@ -42,15 +53,6 @@ struct Lion {
 /// Lion (Chen et al. 2023, algorithm 2): the sign of beta1 * exp_avg + (1 - beta1) * gradient.
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const Lion& lion, const Update& update);
-
-struct AdamW {
-  double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  double grad_scale = 1;  ///< multiplies the gradient: clipping and the mean over tokens, in the same pass
-  std::int64_t step = 1;  ///< counts from 1, for the bias corrections
-};
-/// Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), in one pass: 28 bytes a float32 parameter.
-void adamw_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
-            const AdamW& options);
 
 /// Sum of squares, accumulated in float64 in blocks whose boundaries do not depend on the number of threads. NaN and
 /// inf propagate.

@@ -16,6 +16,9 @@ namespace megatron::kernels::reference {
 at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form);
 at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form);
 at::Tensor activation(const at::Tensor& u, Activation form);
+at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form);
+at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, Activation form);
+at::Tensor gated_activation(const at::Tensor& u, Activation form);
 
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
@@ -51,10 +54,20 @@ at::Tensor dropout_backward(const at::Tensor& dy, const Dropout& dropout);
 AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
                                     const Dropout& dropout, const at::Tensor& weight, const at::Tensor& norm_bias,
                                     double eps);
+NormOutput rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& grad_weight, double beta,
+                             const at::Tensor& residual_gradient);
+AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
+                                        const Dropout& dropout, const at::Tensor& weight, double eps);
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta);
 
-void adamw_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
-            const AdamW& options);
+void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const Adam& adam, const Update& update);
+void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+          double momentum, const Update& update);
+void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const Lion& lion, const Update& update);
 double sum_of_squares(const at::Tensor& x);
 double max_abs(const at::Tensor& x);
 

@@ -25,14 +25,12 @@ void AdamW::step(double learning_rate, double grad_scale) {
   ++steps_;
   for (const Range& range : ranges_) {
     const auto part = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.end - range.begin); };
-    kernels::adamw_(part(parameters_.values()), part(parameters_.gradients()), part(exp_avg_), part(exp_avg_sq_),
-                    {.learning_rate = learning_rate,
-                     .beta1 = options_.beta1,
-                     .beta2 = options_.beta2,
-                     .eps = options_.eps,
-                     .weight_decay = range.weight_decay,
-                     .grad_scale = grad_scale,
-                     .step = steps_});
+    kernels::adam_(part(parameters_.values()), {}, part(parameters_.gradients()), part(exp_avg_), part(exp_avg_sq_),
+                   {.beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps},
+                   {.learning_rate = learning_rate,
+                    .weight_decay = range.weight_decay,
+                    .grad_scale = grad_scale,
+                    .step = steps_});
   }
 }
 

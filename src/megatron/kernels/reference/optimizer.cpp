@@ -1,24 +1,88 @@
 #include "megatron/kernels/optimizer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/copysign.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "megatron/kernels/reference.h"
+#include "megatron/kernels/reference/precision.h"
 
 namespace megatron::kernels::reference {
+namespace {
 
-void adamw_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
-            const AdamW& o) {
-  const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
-  const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
-  const at::Tensor g = grad.to(param.scalar_type()) * o.grad_scale;
-  exp_avg.mul_(o.beta1).add_(g, 1 - o.beta1);
-  exp_avg_sq.mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
-  const at::Tensor denominator = exp_avg_sq.sqrt().mul_(1 / std::sqrt(correction2)).add_(o.eps);
-  param.mul_(1 - o.learning_rate * o.weight_decay);
-  param.addcdiv_(exp_avg, denominator, -o.learning_rate / correction1);
+/// x with each |x| rounded to one of its neighbours in `dtype` (bf16 or fp16): up where the part cut off, in units of
+/// the last place, plus the upper 16 bits of the element's word (as a fraction) reaches 1.
+at::Tensor round_stochastically(const at::Tensor& x, at::ScalarType dtype, const Update& o, Stored stored) {
+  const auto longs = x.options().dtype(at::kLong);
+  const at::Tensor i = at::arange(x.numel(), longs), run = i.div(o.numbers.run, "floor");
+  const at::Tensor number = run * (o.numbers.stride - o.numbers.run) + i + o.numbers.first;
+  const at::Tensor sample = at::full({1}, static_cast<std::int64_t>(rounding_sample(o.step, stored)), longs);
+  const at::Tensor fraction = random_words(o.numbers.key, sample, number).__rshift__(16).to(at::kDouble) * 0x1p-16;
+  const bool brain = dtype == at::kBFloat16;
+  const at::Tensor exact = x.to(at::kDouble), size = exact.abs();
+  const at::Tensor exponent = std::get<1>(at::frexp(size)) - (brain ? 8 : 11);  // of the last place
+  const at::Tensor unit = at::pow(2.0, exponent.clamp_min(brain ? -133 : -24).to(at::kDouble));
+  const at::Tensor rounded = at::copysign((size / unit + fraction).floor() * unit, exact);
+  return at::where(size.isfinite(), rounded, exact).to(dtype);
+}
+
+/// target = value, rounded as `o` says where target is of 16 bits.
+void store(const at::Tensor& target, const at::Tensor& value, const Update& o, Stored stored) {
+  const bool rounds = target.scalar_type() == at::kBFloat16 || target.scalar_type() == at::kHalf;
+  target.copy_(rounds && o.stochastic_rounding ? round_stochastically(value, target.scalar_type(), o, stored) : value);
+}
+
+/// The gradient that the update follows, in the precision of `param`.
+at::Tensor scaled_gradient(const at::Tensor& param, const at::Tensor& grad, const Update& o) {
+  const at::Tensor g = grad.to(compute_type(param)) * o.grad_scale;
+  return o.decoupled || o.weight_decay == 0 ? g : g + up(param) * o.weight_decay;
+}
+
+/// param = param * decay - direction, and the copy that the model computes with.
+void move_parameter(const at::Tensor& param, const at::Tensor& model, const at::Tensor& direction, const Update& o) {
+  const double decay = o.decoupled ? 1 - o.learning_rate * o.weight_decay : 1;
+  const at::Tensor moved = up(param) * decay - direction;
+  store(param, moved, o, Stored::Parameter);
+  if (model.defined()) store(model, moved, o, Stored::Parameter);
+}
+
+}  // namespace
+
+void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const Adam& adam, const Update& o) {
+  const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(o.step));
+  const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(o.step));
+  const at::Tensor g = scaled_gradient(param, grad, o);
+  const at::Tensor m = exp_avg.to(g.scalar_type()) * adam.beta1 + g * (1 - adam.beta1);
+  const at::Tensor v = exp_avg_sq.to(g.scalar_type()) * adam.beta2 + g * g * (1 - adam.beta2);
+  store(exp_avg, m, o, Stored::FirstMoment);
+  store(exp_avg_sq, v, o, Stored::SecondMoment);
+  const at::Tensor denominator = v.sqrt() * (1 / std::sqrt(correction2)) + adam.eps;
+  move_parameter(param, model, m / denominator * (o.learning_rate / correction1), o);
+}
+
+void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+          double momentum, const Update& o) {
+  at::Tensor direction = scaled_gradient(param, grad, o);
+  if (momentum_buffer.defined()) {
+    direction = momentum_buffer.to(direction.scalar_type()) * momentum + direction;
+    store(momentum_buffer, direction, o, Stored::FirstMoment);
+  }
+  move_parameter(param, model, direction * o.learning_rate, o);
+}
+
+void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const Lion& lion, const Update& o) {
+  const at::Tensor g = scaled_gradient(param, grad, o), m = exp_avg.to(g.scalar_type());
+  store(exp_avg, m * lion.beta2 + g * (1 - lion.beta2), o, Stored::FirstMoment);
+  move_parameter(param, model, (m * lion.beta1 + g * (1 - lion.beta1)).sign() * o.learning_rate, o);
 }
 
 double sum_of_squares(const at::Tensor& x) {
