@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
@@ -22,45 +24,59 @@ namespace megatron::kernels {
 namespace {
 
 struct Shape {
-  std::int64_t queries, keys, batch, heads, size;
+  std::int64_t queries, keys, batch, heads, size, groups = 0;  ///< groups 0: as many as heads
 };
 
-/// Views of one fused projection, as the model gives them.
-struct Case {
-  at::Tensor fused_q, fused_kv, q, k, v, dout;
-  explicit Case(const Shape& s) {
-    fused_q = at::randn({s.queries, s.batch, s.heads, 3 * s.size});
-    fused_kv = s.queries == s.keys ? fused_q : at::randn({s.keys, s.batch, s.heads, 3 * s.size});
-    q = fused_q.narrow(3, 0, s.size);
-    k = fused_kv.narrow(3, s.size, s.size);
-    v = fused_kv.narrow(3, 2 * s.size, s.size);
-    dout = at::randn({s.queries, s.batch, s.heads, s.size});
+/// Views of one fused projection [s, b, groups, (queries, key, value), d], as the model gives them.
+struct Heads {
+  at::Tensor fused_q, fused_kv, q, k, v;
+  Heads(const at::Tensor& of_queries, const at::Tensor& of_keys) : fused_q(of_queries), fused_kv(of_keys) {
+    const std::int64_t sharing = fused_q.size(3) - 2;
+    q = sharing == 1 ? fused_q.select(3, 0) : fused_q.narrow(3, 0, sharing);
+    k = fused_kv.select(3, sharing);
+    v = fused_kv.select(3, sharing + 1);
   }
 };
 
-void expect_matches_reference(const Shape& shape, const AttentionOptions& options) {
+Heads heads_of(const Shape& s, at::ScalarType dtype, bool random) {
+  const std::int64_t groups = s.groups > 0 ? s.groups : s.heads, parts = s.heads / groups + 2;
+  const auto make = [&](std::int64_t positions) {
+    const std::vector<std::int64_t> shape{positions, s.batch, groups, parts, s.size};
+    return random ? at::randn(shape).to(dtype) : at::full(shape, 7, dtype);
+  };
+  const at::Tensor of_queries = make(s.queries);
+  return {of_queries, s.queries == s.keys ? of_queries : make(s.keys)};
+}
+
+/// Largest relative errors: those of storing in the dtype, and a few units of float32's sums.
+double tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 4e-3 : dtype == at::kHalf ? 6e-4 : 2e-6; }
+
+void expect_matches_reference(const Shape& shape, const AttentionOptions& options, at::ScalarType dtype = at::kFloat) {
   SCOPED_TRACE(testing::Message() << "queries " << shape.queries << " keys " << shape.keys << " batch " << shape.batch
-                                  << " heads " << shape.heads << " size " << shape.size);
-  const Case c(shape);
+                                  << " heads " << shape.heads << " size " << shape.size << " groups " << shape.groups
+                                  << " " << c10::toString(dtype));
+  const Heads c = heads_of(shape, dtype, true);
+  const at::Tensor dout = at::randn({shape.queries, shape.batch, shape.heads, shape.size}).to(dtype);
   const AttentionOutput truth = reference::attention(wide(c.q), wide(c.k), wide(c.v), options);
   const AttentionOutput got = attention(c.q, c.k, c.v, options);
   EXPECT_TRUE(got.out.is_contiguous());
-  EXPECT_LT(relative_error(got.out, truth.out), 2e-6);
+  EXPECT_EQ(got.out.scalar_type(), dtype);
+  EXPECT_LT(relative_error(got.out, truth.out), tolerance(dtype));
   const at::Tensor seen = truth.logsumexp.isfinite();
   EXPECT_TRUE(got.logsumexp.isfinite().equal(seen));
   EXPECT_LT(relative_error(got.logsumexp.masked_select(seen), truth.logsumexp.masked_select(seen)), 1e-6);
 
   at::Tensor dq64 = at::empty(c.q.sizes(), at::kDouble), dk64 = at::empty(c.k.sizes(), at::kDouble);
   at::Tensor dv64 = at::empty(c.v.sizes(), at::kDouble);
-  reference::attention_backward(wide(c.dout), wide(c.q), wide(c.k), wide(c.v), truth, options, dq64, dk64, dv64);
-  const at::Tensor grads_q = at::zeros(c.fused_q.sizes()).fill_(7), grads_kv = at::zeros(c.fused_kv.sizes()).fill_(7);
-  const at::Tensor dq = grads_q.narrow(3, 0, shape.size), dk = grads_kv.narrow(3, shape.size, shape.size);
-  const at::Tensor dv = grads_kv.narrow(3, 2 * shape.size, shape.size);
-  attention_backward(c.dout, c.q, c.k, c.v, got, options, dq, dk, dv);
-  EXPECT_LT(relative_error(dq, dq64), 2e-6);
-  EXPECT_LT(relative_error(dk, dk64), 2e-6);
-  EXPECT_LT(relative_error(dv, dv64), 2e-6);
-  EXPECT_TRUE(grads_q.narrow(3, shape.size, 1).eq(7).all().item<bool>() || shape.queries == shape.keys);
+  reference::attention_backward(wide(dout), wide(c.q), wide(c.k), wide(c.v), truth, options, dq64, dk64, dv64);
+  const Heads grads = heads_of(shape, dtype, false);
+  attention_backward(dout, c.q, c.k, c.v, got, options, grads.q, grads.k, grads.v);
+  EXPECT_LT(relative_error(grads.q, dq64), tolerance(dtype));
+  EXPECT_LT(relative_error(grads.k, dk64), tolerance(dtype));
+  EXPECT_LT(relative_error(grads.v, dv64), tolerance(dtype));
+  if (shape.queries != shape.keys) {
+    EXPECT_TRUE(grads.fused_q.narrow(3, grads.fused_q.size(3) - 2, 2).eq(7).all().item<bool>());
+  }
 }
 
 using AttentionTest = OnEveryInstructionSet;
@@ -117,6 +133,46 @@ TEST_F(AttentionTest, DropsTheProbabilitiesThatTheMaskNames) {
   });
 }
 
+TEST_F(AttentionTest, SharesKeysAndValuesWithinGroups) {
+  on_each([] {
+    AttentionOptions dropout;
+    dropout.dropout = {.p = 0.3, .key = 11, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 6})};
+    dropout.head_offset = 6;
+    for (const Shape& shape : {Shape{16, 16, 2, 6, 16, 3}, Shape{5, 5, 2, 4, 7, 1}, Shape{98, 101, 2, 4, 24, 2}})
+      expect_matches_reference(shape, dropout);
+    for (const Shape& shape : {Shape{130, 130, 1, 9, 64, 3}, Shape{40, 300, 2, 8, 24, 2}})
+      expect_matches_reference(shape, {});
+  });
+}
+
+TEST_F(AttentionTest, ReadsAndWritesHalves) {
+  on_each([] {
+    AttentionOptions options;
+    options.dropout = {.p = 0.2, .key = 11, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 6})};
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      expect_matches_reference({17, 90, 2, 3, 7}, options, dtype);
+      for (const Shape& shape : {Shape{130, 130, 1, 9, 64, 3}, Shape{300, 300, 1, 1, 40}, Shape{12, 7, 2, 2, 16}})
+        expect_matches_reference(shape, {}, dtype);
+    }
+  });
+}
+
+TEST_F(AttentionTest, DecodesAgainstALongCache) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const Shape& shape : {Shape{1, 1000, 2, 9, 64, 3}, Shape{8, 385, 1, 4, 20, 2}, Shape{4, 4, 2, 2, 16},
+                                 Shape{3, 129, 1, 8, 80, 1}}) {
+        expect_matches_reference(shape, {}, dtype);
+      }
+      AttentionOptions padded;  // the prompt of the second sample began later, that of the first long ago
+      padded.first_key = at::tensor({3, 3, 250, 250}, at::kInt).view({2, 2});
+      expect_matches_reference({2, 300, 2, 6, 32, 2}, padded, dtype);
+      padded.causal = false;
+      expect_matches_reference({2, 300, 2, 6, 32, 2}, padded, dtype);
+    }
+  });
+}
+
 TEST_F(AttentionTest, StaysExactForLargeScores) {
   on_each([] {
     const at::Tensor q = at::randn({300, 1, 1, 16}) * 100, k = at::randn({300, 1, 1, 16}) * 100,
@@ -139,17 +195,21 @@ TEST_F(AttentionTest, LetsNanThrough) {
 
 TEST_F(AttentionTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   on_each([] {
-    const Case c({300, 300, 1, 5, 64});
-    configure_thread(1);
-    const AttentionOutput one = attention(c.q, c.k, c.v, {});
-    const at::Tensor dq1 = at::zeros(c.q.sizes()), dk1 = at::zeros(c.q.sizes()), dv1 = at::zeros(c.q.sizes());
-    attention_backward(c.dout, c.q, c.k, c.v, one, {}, dq1, dk1, dv1);
-    configure_thread(2);
-    const AttentionOutput two = attention(c.q, c.k, c.v, {});
-    const at::Tensor dq2 = at::zeros(c.q.sizes()), dk2 = at::zeros(c.q.sizes()), dv2 = at::zeros(c.q.sizes());
-    attention_backward(c.dout, c.q, c.k, c.v, two, {}, dq2, dk2, dv2);
-    EXPECT_TRUE(one.out.equal(two.out) && one.logsumexp.equal(two.logsumexp));
-    EXPECT_TRUE(dq1.equal(dq2) && dk1.equal(dk2) && dv1.equal(dv2));
+    for (const Shape& shape : {Shape{300, 300, 1, 5, 64}, Shape{200, 200, 1, 9, 64, 3}, Shape{2, 2000, 1, 9, 64, 3}}) {
+      const Heads c = heads_of(shape, at::kFloat, true);
+      const at::Tensor dout = at::randn({shape.queries, shape.batch, shape.heads, shape.size});
+      AttentionOutput out[2];
+      std::vector<Heads> grads;
+      for (const int threads : {1, 2}) {
+        configure_thread(threads);
+        out[threads - 1] = attention(c.q, c.k, c.v, {});
+        grads.push_back(heads_of(shape, at::kFloat, false));
+        attention_backward(dout, c.q, c.k, c.v, out[threads - 1], {}, grads.back().q, grads.back().k, grads.back().v);
+      }
+      configure_thread(1);
+      EXPECT_TRUE(out[0].out.equal(out[1].out) && out[0].logsumexp.equal(out[1].logsumexp));
+      EXPECT_TRUE(grads[0].fused_q.equal(grads[1].fused_q) && grads[0].fused_kv.equal(grads[1].fused_kv));
+    }
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention.h"
+#include "megatron/kernels/cpu/element_of.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
@@ -21,23 +22,30 @@ void check_groups(const at::Tensor& q, const at::Tensor& k) {
     throw std::logic_error("query heads that the groups of keys do not divide");
 }
 
-/// float32 on the CPU with each head's elements side by side.
-bool rows_fast(const at::Tensor& x_sbnd) {
-  constexpr std::int64_t kLargestStride = std::int64_t{1} << 27;  // 16 of them fit a 32-bit index
-  return x_sbnd.dim() == 4 && x_sbnd.is_cpu() && x_sbnd.scalar_type() == at::kFloat &&
-         (x_sbnd.stride(3) == 1 || x_sbnd.size(3) == 1) && x_sbnd.stride(0) < kLargestStride && x_sbnd.numel() > 0;
+/// Float32, bf16 or fp16 on the CPU with each head's elements side by side.
+bool rows_fast(const at::Tensor& x) {
+  return x.is_cpu() && cpu::element_of(x) && (x.stride(-1) == 1 || x.size(-1) == 1) && x.numel() > 0;
 }
 
 template <class... Tensors>
-bool fast(const AttentionOptions& options, const Tensors&... x_sbnd) {
-  return cpu::enabled() && options.scale >= 0 && (rows_fast(x_sbnd) && ...);
+bool fast(const AttentionOptions& options, const at::Tensor& q, const Tensors&... others) {
+  return cpu::enabled() && options.scale >= 0 && rows_fast(q) &&
+         ((rows_fast(others) && others.scalar_type() == q.scalar_type()) && ...);
 }
 
-cpu::Heads heads_of(const at::Tensor& x_sbnd) {
-  return {x_sbnd.const_data_ptr<float>(), x_sbnd.stride(0), x_sbnd.stride(1), x_sbnd.stride(2)};
+/// Of [s, b, heads, d] or [s, b, groups, heads of a group, d].
+template <class Byte>
+cpu::HeadsOf<Byte> strides_of(const at::Tensor& x, std::int64_t groups, Byte* data) {
+  const std::int64_t bytes = x.element_size(), members = x.dim() == 5 ? x.size(3) : x.size(2) / groups;
+  const std::int64_t member = members == 1 ? 0 : x.dim() == 5 ? x.stride(3) : x.stride(2);
+  const std::int64_t group = x.dim() == 5 ? x.stride(2) : x.stride(2) * members;
+  return {data, x.stride(0) * bytes, x.stride(1) * bytes, group * bytes, member * bytes};
 }
-cpu::MutableHeads mutable_heads_of(const at::Tensor& x_sbnd) {
-  return {x_sbnd.mutable_data_ptr<float>(), x_sbnd.stride(0), x_sbnd.stride(1), x_sbnd.stride(2)};
+cpu::Heads heads_of(const at::Tensor& x, std::int64_t groups) {
+  return strides_of(x, groups, static_cast<const std::byte*>(x.const_data_ptr()));
+}
+cpu::MutableHeads mutable_heads_of(const at::Tensor& x, std::int64_t groups) {
+  return strides_of(x, groups, static_cast<std::byte*>(x.mutable_data_ptr()));
 }
 
 /// The problem as pointers, and the tensors that keep them valid.
@@ -50,16 +58,19 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   Prepared prepared{};
   cpu::AttentionProblem& p = prepared.problem;
   const auto extent = [](const at::Tensor& x, int dim) { return static_cast<std::size_t>(x.size(dim)); };
+  const std::int64_t groups = k.size(2);
   p.queries = extent(q, 0);
   p.keys = extent(k, 0);
   p.batch = extent(q, 1);
-  p.heads = extent(q, 2);
-  p.size = extent(q, 3);
+  p.groups = static_cast<std::size_t>(groups);
+  p.size = extent(q, -1);
+  p.sharing = static_cast<std::size_t>(q.numel()) / (p.queries * p.batch * p.groups * p.size);
+  p.type = *cpu::element_of(q);
   p.scale = static_cast<float>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(p.size)));
   p.causal = options.causal;
-  p.q = heads_of(q);
-  p.k = heads_of(k);
-  p.v = heads_of(v);
+  p.q = heads_of(q, groups);
+  p.k = heads_of(k, groups);
+  p.v = heads_of(v, groups);
   if (options.first_key.defined()) {
     prepared.first_key = options.first_key.to(at::kInt).contiguous();
     p.first_key = prepared.first_key.const_data_ptr<std::int32_t>();
@@ -75,45 +86,94 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   return prepared;
 }
 
-/// One part of `floats` for each thread.
+/// The first head of each group, for what is done once a group.
+cpu::Head group_at(const cpu::AttentionProblem& p, std::int64_t i) {
+  return p.head(static_cast<std::size_t>(i) * p.sharing);
+}
+
+/// Parts of `floats` each, by default one for each thread.
 struct Scratch {
-  explicit Scratch(std::size_t floats, int parts = cpu::num_threads())
-      : stride(floats), memory(at::empty({parts, static_cast<std::int64_t>(floats)}, at::kFloat)) {}
+  explicit Scratch(std::size_t floats, std::size_t parts = static_cast<std::size_t>(cpu::num_threads()))
+      : stride(floats), memory(at::empty({static_cast<std::int64_t>(parts * floats)}, at::kFloat)) {}
   float* part(std::size_t index) const { return memory.mutable_data_ptr<float>() + index * stride; }
+  float* part(int thread) const { return part(static_cast<std::size_t>(thread)); }
 
   std::size_t stride;
   at::Tensor memory;
 };
 
+/// Calls fn(i, thread) for i in [0, count): on this thread alone where all of it is less work than waking the others.
+template <class Fn>
+void for_each(std::size_t count, std::size_t multiplications, const Fn& fn) {
+  constexpr std::size_t kWorthThreads = std::size_t{1} << 18;
+  const auto n = static_cast<std::int64_t>(count);
+  if (multiplications >= kWorthThreads) return cpu::for_each_block(n, fn);
+  for (std::int64_t i = 0; i < n; ++i) fn(i, 0);
+}
+
+void forward_few(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
+  const std::size_t groups = p.batch * p.groups, blocks = (p.keys + cpu::kFewKeys - 1) / cpu::kFewKeys;
+  const std::size_t rows = groups * p.sharing * p.queries;
+  const Scratch partial(cpu::few_queries_partial_floats(p), groups * blocks);
+  const Scratch scratch(cpu::few_queries_scratch_floats(p));
+  for_each(groups * blocks, 2 * rows * p.keys * p.size, [&](std::int64_t i, int thread) {
+    const auto part = static_cast<std::size_t>(i);
+    cpu::attention_few_queries(p, p.head(part / blocks * p.sharing), part % blocks, partial.part(part),
+                               scratch.part(thread));
+  });
+  for_each(groups, rows * blocks * p.size, [&](std::int64_t i, int) {
+    cpu::join_few_queries(p, group_at(p, i), partial.part(static_cast<std::size_t>(i) * blocks), out, logsumexp);
+  });
+}
+
+void forward_blocks(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
+  const Scratch scratch(cpu::forward_scratch_floats(p)), packed(cpu::packed_floats(p), p.batch * p.groups);
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
+    cpu::pack_keys_and_values(p, group_at(p, i), packed.part(static_cast<std::size_t>(i)));
+  });
+  const std::size_t blocks = (p.queries + cpu::kQueryBlock - 1) / cpu::kQueryBlock;
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.heads() * blocks), [&](std::int64_t i, int thread) {
+    const auto number = static_cast<std::size_t>(i) / blocks, block = blocks - 1 - static_cast<std::size_t>(i) % blocks;
+    cpu::attention_forward(p, p.head(number), block, packed.part(number / p.sharing), out, logsumexp,
+                           scratch.part(thread));
+  });
+}
+
 AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options) {
   const Prepared prepared = prepare(q, k, v, options);
   const cpu::AttentionProblem& p = prepared.problem;
-  AttentionOutput result{at::empty(q.sizes(), q.options()), at::empty({q.size(1), q.size(2), q.size(0)}, q.options())};
-  const cpu::MutableHeads out = mutable_heads_of(result.out);
-  float* logsumexp = result.logsumexp.mutable_data_ptr<float>();
-  const Scratch scratch(cpu::forward_scratch_floats(p));
-  const auto thread_part = [&](int thread) { return scratch.part(static_cast<std::size_t>(thread)); };
-  const std::size_t pairs = p.batch * p.heads;
-  if (p.queries <= cpu::kFewQueries && p.sample_ids == nullptr) {
-    cpu::for_each_block(static_cast<std::int64_t>(pairs), [&](std::int64_t i, int thread) {
-      const auto pair = static_cast<std::size_t>(i);
-      cpu::attention_few_queries(p, pair / p.heads, pair % p.heads, out, logsumexp, thread_part(thread));
-    });
-    return result;
-  }
-  const Scratch packed(cpu::packed_floats(p), static_cast<int>(pairs));
-  cpu::for_each_block(static_cast<std::int64_t>(pairs), [&](std::int64_t i, int) {
-    const auto pair = static_cast<std::size_t>(i);
-    cpu::pack_keys_and_values(p, pair / p.heads, pair % p.heads, packed.part(pair));
-  });
-  const std::size_t blocks = (p.queries + cpu::kQueryBlock - 1) / cpu::kQueryBlock;
-  cpu::for_each_block(static_cast<std::int64_t>(pairs * blocks), [&](std::int64_t i, int thread) {
-    const auto pair = static_cast<std::size_t>(i) / blocks, block = blocks - 1 - static_cast<std::size_t>(i) % blocks;
-    cpu::attention_forward(p, pair / p.heads, pair % p.heads, block, packed.part(pair), out, logsumexp,
-                           thread_part(thread));
-  });
+  const std::int64_t s = q.size(0), b = q.size(1), n = static_cast<std::int64_t>(p.heads());
+  AttentionOutput result{at::empty({s, b, n, q.size(-1)}, q.options()), at::empty({b, n, s}, at::kFloat)};
+  const cpu::MutableHeads out = mutable_heads_of(result.out, k.size(2));
+  const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr;
+  (few ? forward_few : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
   return result;
+}
+
+void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
+                   const at::Tensor& dk, const at::Tensor& dv) {
+  const Prepared prepared = prepare(q, k, v, options);
+  const cpu::AttentionProblem& p = prepared.problem;
+  const std::int64_t groups = k.size(2);
+  const cpu::Heads dout_heads = heads_of(dout, groups), out_heads = heads_of(forward.out, groups);
+  const cpu::MutableHeads dq_heads = mutable_heads_of(dq, groups), dk_heads = mutable_heads_of(dk, groups),
+                          dv_heads = mutable_heads_of(dv, groups);
+  const float* logsumexp = forward.logsumexp.const_data_ptr<float>();
+  const std::size_t heads = p.batch * p.heads();
+  const bool sharing = p.sharing > 1;
+  const Scratch scratch(cpu::backward_scratch_floats(p)), shared(cpu::shared_gradient_floats(p), sharing ? heads : 0);
+  cpu::for_each_block(static_cast<std::int64_t>(heads), [&](std::int64_t i, int thread) {
+    const auto number = static_cast<std::size_t>(i);
+    cpu::attention_backward(p, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads, dv_heads,
+                            sharing ? shared.part(number) : nullptr, scratch.part(thread));
+  });
+  if (!sharing) return;
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
+    cpu::sum_shared_gradients(p, group_at(p, i), shared.part(static_cast<std::size_t>(i) * p.sharing), dk_heads,
+                              dv_heads);
+  });
 }
 
 }  // namespace
@@ -122,8 +182,7 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const AttentionOptions& options) {
   const c10::NoGradGuard no_grad;
   check_groups(q, k);
-  return q.size(2) == k.size(2) && fast(options, q, k, v) ? forward_fast(q, k, v, options)
-                                                          : reference::attention(q, k, v, options);
+  return fast(options, q, k, v) ? forward_fast(q, k, v, options) : reference::attention(q, k, v, options);
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -131,19 +190,9 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
                         const at::Tensor& dk, const at::Tensor& dv) {
   const c10::NoGradGuard no_grad;
   check_groups(q, k);
-  if (q.size(2) != k.size(2) || !fast(options, dout, q, k, v, forward.out, dq, dk, dv)) {
-    return reference::attention_backward(dout, q, k, v, forward, options, dq, dk, dv);
-  }
-  const Prepared prepared = prepare(q, k, v, options);
-  const cpu::AttentionProblem& p = prepared.problem;
-  const float* logsumexp = forward.logsumexp.const_data_ptr<float>();
-  const Scratch scratch(cpu::backward_scratch_floats(p));
-  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.heads), [&](std::int64_t i, int thread) {
-    const auto pair = static_cast<std::size_t>(i);
-    cpu::attention_backward(p, pair / p.heads, pair % p.heads, heads_of(dout), heads_of(forward.out), logsumexp,
-                            mutable_heads_of(dq), mutable_heads_of(dk), mutable_heads_of(dv),
-                            scratch.part(static_cast<std::size_t>(thread)));
-  });
+  const auto backward =
+      fast(options, q, k, v, dout, forward.out, dq, dk, dv) ? backward_fast : reference::attention_backward;
+  backward(dout, q, k, v, forward, options, dq, dk, dv);
 }
 
 }  // namespace megatron::kernels

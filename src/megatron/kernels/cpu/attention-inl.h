@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "megatron/kernels/cpu/attention.h"
+#include "megatron/kernels/cpu/element-inl.h"
 #include "megatron/kernels/cpu/product-inl.h"
 #include "megatron/kernels/cpu/random.h"
 
@@ -44,37 +45,152 @@ inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::
   return {std::min(all.begin, all.end) / kKeyBlock * kKeyBlock, all.end};
 }
 
-/// rows x size of `from`, rows `position` apart, to rows of `to_stride` (zeros behind `size`).
-inline void pack_rows(const float* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
-                      std::size_t to_stride) {
+template <class T>
+void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
+                  std::size_t to_stride) {
+  const std::size_t lanes = hn::Lanes(Floats());
   for (std::size_t r = 0; r < rows; ++r, from += position, to += to_stride) {
-    std::memcpy(to, from, size * sizeof(float));
+    const T* row = reinterpret_cast<const T*>(from);
+    for (std::size_t c = 0; c < size; c += lanes) {
+      const std::size_t count = std::min(lanes, size - c);
+      store(load(row + c, count), to + c, count);
+    }
     std::fill(to + size, to + to_stride, 0.0f);
   }
 }
 
-/// The transpose of rows x size in panels of 64 rows: panel [size][64], zeros for rows past the last.
-inline void pack_transposed(const float* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to) {
+/// rows x size of `from`, rows `position` bytes apart, to rows of `to_stride` (zeros behind `size`).
+inline void read_rows(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
+                      std::size_t size, float* to, std::size_t to_stride) {
+  switch (type) {
+    case ElementType::Float32:
+      return read_rows_of<float>(from, position, rows, size, to, to_stride);
+    case ElementType::BFloat16:
+      return read_rows_of<bf16>(from, position, rows, size, to, to_stride);
+    case ElementType::Float16:
+      return read_rows_of<fp16>(from, position, rows, size, to, to_stride);
+  }
+}
+
+template <class T>
+void write_rows_of(const float* from, std::size_t stride, std::size_t rows, std::size_t size, std::byte* to,
+                   std::ptrdiff_t position) {
+  const std::size_t lanes = hn::Lanes(Floats());
+  for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) {
+    for (std::size_t c = 0; c < size; c += lanes) {
+      const std::size_t count = std::min(lanes, size - c);
+      store(load(from + c, count), reinterpret_cast<T*>(to) + c, count);
+    }
+  }
+}
+
+/// The inverse of read_rows.
+inline void write_rows(ElementType type, const float* from, std::size_t stride, std::size_t rows, std::size_t size,
+                       std::byte* to, std::ptrdiff_t position) {
+  switch (type) {
+    case ElementType::Float32:
+      return write_rows_of<float>(from, stride, rows, size, to, position);
+    case ElementType::BFloat16:
+      return write_rows_of<bf16>(from, stride, rows, size, to, position);
+    case ElementType::Float16:
+      return write_rows_of<fp16>(from, stride, rows, size, to, position);
+  }
+}
+
+/// Four rows of one vector each, by columns: column c of them to to[c * kPanel].
+HWY_INLINE void store_columns(F r0, F r1, F r2, F r3, std::size_t columns, float* to) {
   const Floats d;
-  const Ints di;
-  const std::size_t lanes = hn::Lanes(d);
-  // Stride between lanes in 32-bit elements: larger ones than fit the gather's index are not met (2^31 / 16).
-  const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<std::int32_t>(position)));
+  const hn::Repartition<std::uint64_t, Floats> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+  // Each 128-bit block of quad[i] is column i of the four that the block had.
+  HWY_ALIGN float quads[4][HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, quads[0]);
+  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, quads[1]);
+  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, quads[2]);
+  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, quads[3]);
+  for (std::size_t c = 0; c < columns; ++c) std::memcpy(to + c * kPanel, quads[c % 4] + c / 4 * 4, 4 * sizeof(float));
+}
+
+template <class T>
+void read_transposed_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to) {
+  const std::size_t lanes = hn::Lanes(Floats());
   for (std::size_t r0 = 0; r0 < rows; r0 += kPanel, to += size * kPanel) {
-    for (std::size_t r = 0; r < kPanel; r += lanes) {
-      const float* source = from + static_cast<std::ptrdiff_t>(r0 + r) * position;
-      if (r0 + r + lanes <= rows) {
-        for (std::size_t c = 0; c < size; ++c)
-          hn::StoreU(hn::GatherIndex(d, source + c, offsets), d, to + c * kPanel + r);
-      } else {
-        for (std::size_t i = 0; i < lanes; ++i) {
-          for (std::size_t c = 0; c < size; ++c) {
-            to[c * kPanel + r + i] = r0 + r + i < rows ? source[static_cast<std::ptrdiff_t>(i) * position + c] : 0.0f;
-          }
-        }
+    for (std::size_t r = 0; r < kPanel; r += 4) {
+      for (std::size_t c = 0; c < size; c += lanes) {
+        const std::size_t count = std::min(lanes, size - c);
+        const auto row = [=](std::size_t i) HWY_ATTR {
+          const std::byte* at = from + static_cast<std::ptrdiff_t>(r0 + r + i) * position;
+          return r0 + r + i < rows ? load(reinterpret_cast<const T*>(at) + c, count) : hn::Zero(Floats());
+        };
+        store_columns(row(0), row(1), row(2), row(3), count, to + c * kPanel + r);
       }
     }
   }
+}
+
+/// The transpose of rows x size in panels of 64 rows: panel [size][64], zeros for rows past the last.
+inline void read_transposed(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
+                            std::size_t size, float* to) {
+  switch (type) {
+    case ElementType::Float32:
+      return read_transposed_of<float>(from, position, rows, size, to);
+    case ElementType::BFloat16:
+      return read_transposed_of<bf16>(from, position, rows, size, to);
+    case ElementType::Float16:
+      return read_transposed_of<fp16>(from, position, rows, size, to);
+  }
+}
+
+/// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to
+/// it.
+struct Running {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+};
+
+/// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
+/// Returns the factor that what was summed before has to be multiplied with.
+inline float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, Running& running) {
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  std::fill(s, s + seen.begin, kMinusInfinity);
+  std::fill(s + seen.end, s + end, kMinusInfinity);
+  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  F largest = hn::Set(d, kMinusInfinity);
+  for (std::size_t j = from; j < to; j += lanes) largest = hn::Max(largest, hn::LoadU(d, s + j));
+  const float max = std::max(max_of_lanes(largest) * scale, running.max);  // in this order a NaN stays
+  if (max == kMinusInfinity) {                                             // nothing seen yet
+    std::fill(s, s + end, 0.0f);
+    return 1.0f;
+  }
+  const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
+  F sum = hn::Zero(d);
+  std::fill(s, s + from, 0.0f);
+  for (std::size_t j = from; j < to; j += lanes) {
+    const F e = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    sum = hn::Add(sum, e);
+    hn::StoreU(e, d, s + j);
+  }
+  std::fill(s + std::max(to, from), s + end, 0.0f);
+  const float rescale = running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
+  running = {max, running.sum * rescale + sum_of_lanes(sum)};
+  return rescale;
+}
+
+inline void scale_row(float* row, std::size_t count, float by) {
+  const Floats d;
+  for (std::size_t j = 0; j < count; j += hn::Lanes(d))
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + j), hn::Set(d, by)), d, row + j);
+}
+
+/// to += by * from; `count` is a multiple of 16.
+inline void add_scaled(float* to, const float* from, std::size_t count, float by) {
+  const Floats d;
+  for (std::size_t j = 0; j < count; j += hn::Lanes(d))
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, from + j), hn::Set(d, by), hn::LoadU(d, to + j)), d, to + j);
 }
 
 /// scores [rows, keys of the block] = left [rows, size] times the panels of keys [k0, k0 + count), k0 a multiple of 64.
@@ -91,9 +207,9 @@ struct DropoutRow {
   const AttentionProblem& p;
   std::uint32_t words[kKeyBlock];
 
-  void draw(std::size_t b, std::size_t n, std::size_t query, std::size_t k0, std::size_t count) {
-    const std::uint64_t row = (p.head_offset + n) * p.queries + query;
-    random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[b]), row * p.keys + k0, count, words);
+  void draw(const Head& head, std::size_t query, std::size_t k0, std::size_t count) {
+    const std::uint64_t row = (p.head_offset + p.number_of(head)) * p.queries + query;
+    random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[head.b]), row * p.keys + k0, count, words);
   }
   /// x scaled where the element is kept, else 0.
   HWY_INLINE F apply(F x, std::size_t i) const {

@@ -2,30 +2,35 @@
 #include <cstddef>
 #include <cstdint>
 
-// Attention on float32 pointers; attention.h says what is computed. One call is one piece of work for one thread.
+#include "megatron/kernels/cpu/element.h"
+
+// Attention on pointers to float32, bf16 or fp16; attention.h says what is computed. Products, scores and sums are
+// float32: what is stored in halves is converted block by block on its way into the cache. One call is one piece of
+// work for one thread.
 namespace megatron::kernels::cpu {
 
-/// A [position, batch, head, d] tensor, d contiguous; strides in elements.
-struct Heads {
-  const float* data;
-  std::ptrdiff_t position, batch, head;
-  const float* at(std::size_t p, std::size_t b, std::size_t n) const {
-    return data + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(b) * batch +
-           static_cast<std::ptrdiff_t>(n) * head;
-  }
-};
-struct MutableHeads {
-  float* data;
-  std::ptrdiff_t position, batch, head;
-  float* at(std::size_t p, std::size_t b, std::size_t n) const {
-    return data + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(b) * batch +
-           static_cast<std::ptrdiff_t>(n) * head;
-  }
+/// One query head: the `member`-th of those that share the keys and values of `group`, in sample `b`.
+struct Head {
+  std::size_t b, group, member;
 };
 
+/// A [position, batch, group, member, d] tensor, d contiguous; strides in bytes. Keys and values: member 0.
+template <class Byte>
+struct HeadsOf {
+  Byte* data;
+  std::ptrdiff_t position, batch, group, member;
+  Byte* at(std::size_t p, const Head& head) const {
+    return data + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(head.b) * batch +
+           static_cast<std::ptrdiff_t>(head.group) * group + static_cast<std::ptrdiff_t>(head.member) * member;
+  }
+};
+using Heads = HeadsOf<const std::byte>;
+using MutableHeads = HeadsOf<std::byte>;
+
 struct AttentionProblem {
-  std::size_t queries, keys, batch, heads, size;  ///< size: of a head
-  float scale;                                    ///< positive
+  std::size_t queries, keys, batch, groups, sharing, size;  ///< sharing: query heads of a group; size: of a head
+  ElementType type;                                         ///< of q, k, v, out and their gradients
+  float scale;                                              ///< positive
   bool causal;
   const std::int32_t* first_key;  ///< [batch, queries], or null
   Heads q, k, v;
@@ -35,29 +40,51 @@ struct AttentionProblem {
   std::uint32_t dropout_threshold;
   float keep_scale;
   std::size_t head_offset;
+
+  std::size_t heads() const { return groups * sharing; }
+  /// The i-th of all batch * heads() query heads, those of a group side by side.
+  Head head(std::size_t i) const { return {i / heads(), i % heads() / sharing, i % sharing}; }
+  std::size_t number_of(const Head& head) const { return head.group * sharing + head.member; }
+  /// Of the first query in [batch, heads, queries].
+  std::size_t row_of(const Head& head) const { return (head.b * heads() + number_of(head)) * queries; }
 };
 
 /// Queries that one call of attention_forward computes.
 inline constexpr std::size_t kQueryBlock = 96;
 /// Up to this many queries, keys and values are read where they lie (attention_few_queries): decoding with a cache.
 inline constexpr std::size_t kFewQueries = 8;
+/// Keys that one call of attention_few_queries reads.
+inline constexpr std::size_t kFewKeys = 128;
 
-/// Floats that hold the keys and values of one (batch, head), laid out for the products.
+/// Floats that hold the keys and values of one group, laid out for the products.
 std::size_t packed_floats(const AttentionProblem& problem);
 /// Scratch of one thread, in floats.
 std::size_t forward_scratch_floats(const AttentionProblem& problem);
 std::size_t backward_scratch_floats(const AttentionProblem& problem);
+std::size_t few_queries_scratch_floats(const AttentionProblem& problem);
 
-void pack_keys_and_values(const AttentionProblem& problem, std::size_t b, std::size_t n, float* packed);
-/// Queries [block * kQueryBlock, …) of (b, n).
-void attention_forward(const AttentionProblem& problem, std::size_t b, std::size_t n, std::size_t block,
-                       const float* packed, const MutableHeads& out, float* logsumexp_bns, float* scratch);
-/// All queries of (b, n), without dropout.
-void attention_few_queries(const AttentionProblem& problem, std::size_t b, std::size_t n, const MutableHeads& out,
-                           float* logsumexp_bns, float* scratch);
-/// dq, dk, dv of (b, n).
-void attention_backward(const AttentionProblem& problem, std::size_t b, std::size_t n, const Heads& dout,
-                        const Heads& out, const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
-                        const MutableHeads& dv, float* scratch);
+void pack_keys_and_values(const AttentionProblem& problem, const Head& head, float* packed);
+/// Queries [block * kQueryBlock, …) of one head, `packed` of its group.
+void attention_forward(const AttentionProblem& problem, const Head& head, std::size_t block, const float* packed,
+                       const MutableHeads& out, float* logsumexp_bns, float* scratch);
+
+/// Floats of what attention_few_queries gives for one block of keys.
+std::size_t few_queries_partial_floats(const AttentionProblem& problem);
+/// All queries of all heads of a group, without dropout, against keys [block * kFewKeys, …).
+void attention_few_queries(const AttentionProblem& problem, const Head& group, std::size_t block, float* partial,
+                           float* scratch);
+/// Joins the partial results of all blocks of keys, one after another at `partials`, which are overwritten.
+void join_few_queries(const AttentionProblem& problem, const Head& group, float* partials, const MutableHeads& out,
+                      float* logsumexp_bns);
+
+/// Floats of the gradients of keys and values by one head of a group that several share.
+std::size_t shared_gradient_floats(const AttentionProblem& problem);
+/// dq of one head, and dk, dv where `shared` is null; else the head's part of them to `shared`.
+void attention_backward(const AttentionProblem& problem, const Head& head, const Heads& dout, const Heads& out,
+                        const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
+                        const MutableHeads& dv, float* shared, float* scratch);
+/// dk and dv of a group: the sum of its heads' parts, one after another at `shared`, which are overwritten.
+void sum_shared_gradients(const AttentionProblem& problem, const Head& group, float* shared, const MutableHeads& dk,
+                          const MutableHeads& dv);
 
 }  // namespace megatron::kernels::cpu
