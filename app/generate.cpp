@@ -16,7 +16,7 @@
 #include "megatron/generate/load.h"
 #include "megatron/generate/stream.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/model/gpt.h"
+#include "megatron/model/decode.h"
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
 
@@ -168,7 +168,7 @@ void run_rank(const Request& request, const comm::Group& tp, at::Device device) 
   options.shape = request.run.shape;
   options.gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh;
   options.layernorm_epsilon = config.model.layernorm_epsilon;
-  const model::Gpt model(options, parameters, tp);
+  const model::CachedGpt model(options, parameters, tp);
 
   const bool stream = request.prompts.size() == 1 && !request.flags.json && tp.rank() == 0;
   generate::Utf8Stream out([](std::string_view text) {

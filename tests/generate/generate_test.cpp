@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
+#include "megatron/model/gpt.h"
 #include "tests/testing/dense_gpt.h"
 
 namespace megatron::generate {
@@ -30,7 +31,7 @@ Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const
   Texts result;
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(kOptions.shape, t, tp.rank(), weights);
-    const model::Gpt gpt(kOptions, store, tp);
+    const model::CachedGpt gpt(kOptions, store, tp);
     auto texts = generate(gpt, prompts, options, tp.rank() == 0 ? on_token : OnToken());
     if (tp.rank() == 0) result = std::move(texts);
   });
@@ -86,7 +87,7 @@ TEST(Generate, SaysWhereLogitsAreNotFinite) {
   auto weights = random_weights(kOptions.shape, 4);
   weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");
   const auto store = make_store(kOptions.shape, 1, 0, weights);
-  const model::Gpt gpt(kOptions, store, {});
+  const model::CachedGpt gpt(kOptions, store, {});
   for (const double temperature : {0.0, 1.0})
     EXPECT_THAT(
         [&] {

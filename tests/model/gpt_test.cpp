@@ -176,48 +176,6 @@ TEST(Gpt, LogitsAreThoseOfTheWholeVocabularyInEveryLayout) {
     });
 }
 
-TEST(Gpt, CachedLogitsEqualUncachedOnes) {
-  const auto options = small();
-  const auto weights = random_weights(options.shape, 4);
-  const auto batch = random_batch(10);
-  for (const int t : {1, 2})
-    comm::run_ranks(t, [&](comm::Group tp) {
-      const auto store = make_store(options.shape, t, tp.rank(), weights);
-      const Gpt gpt(options, store, tp);
-      const auto whole = gpt.logits(batch);
-      auto cache = gpt.make_cache(2, 7);
-      std::int64_t seen = 0;
-      for (const std::int64_t s : {3, 1, 2, 1}) {
-        const auto next = gpt.next_logits(batch.tokens_bs.narrow(1, seen, s), cache);
-        seen += s;
-        EXPECT_NEAR_TENSOR(next, whole.select(1, seen - 1), 1e-12) << "after " << seen;
-      }
-      EXPECT_THROW(gpt.next_logits(batch.tokens_bs.narrow(1, 0, 1), cache), std::logic_error);
-    });
-}
-
-TEST(Gpt, SequencesOfDifferentLengthsShareACacheAndLeaveItAlone) {
-  const auto options = small();
-  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
-  const Gpt gpt(options, store, {});
-  const auto batch = random_batch(10);
-  // Sample 1 has only its last four tokens.
-  Batch shorter;
-  shorter.tokens_bs = batch.tokens_bs.narrow(0, 1, 1).narrow(1, 3, 4);
-  const auto whole = gpt.logits(batch)[0], part = gpt.logits(shorter)[0];
-  auto cache = gpt.make_cache(2, 7);
-  cache.padding = at::zeros({2}, at::kLong);
-  cache.padding[1] = 3;
-  auto tokens = batch.tokens_bs.clone();
-  tokens[1].slice(0, 0, 3).zero_();
-  auto next = gpt.next_logits(tokens.narrow(1, 0, 5), cache);
-  EXPECT_NEAR_TENSOR(next[0], whole[4], 1e-12);
-  EXPECT_NEAR_TENSOR(next[1], part[1], 1e-12);
-  cache.keep(at::ones({1}, at::kLong));
-  next = gpt.next_logits(tokens.narrow(0, 1, 1).narrow(1, 5, 2), cache);
-  EXPECT_NEAR_TENSOR(next[0], part[3], 1e-12);
-}
-
 TEST(Gpt, RefusesPositionsPastTheLearnedOnes) {
   const auto options = small();
   const auto store = make_store(options.shape, 1, 0);

@@ -1,6 +1,7 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include "megatron/model/decode.h"
 #include "megatron/model/gpt.h"
 #include "tests/testing/dense_gpt.h"
 
@@ -95,10 +96,11 @@ TEST(HuggingFaceGpt2, LogitsLossGradientsAndGreedyTextAreItsOwn) {
 
   const auto& greedy = report["greedy"];
   auto input = at::tensor(greedy["prompt_ids"].get<std::vector<std::int64_t>>(), at::kLong).unsqueeze(0);
-  auto cache = gpt.make_cache(1, 32);
+  const CachedGpt cached(gpt.options(), store, {});
+  auto cache = cached.make_cache(1, 32);
   std::vector<std::int64_t> ids_written;
   for (std::size_t i = 0; i < greedy["new_ids"].size(); ++i) {
-    input = gpt.next_logits(input, cache).argmax(-1, true);
+    input = cached.forward(input, cache).argmax(-1, true);
     ids_written.push_back(input.item<std::int64_t>());
   }
   EXPECT_EQ(ids_written, greedy["new_ids"].get<std::vector<std::int64_t>>());

@@ -17,7 +17,7 @@ using Prompts = std::vector<std::vector<std::int64_t>>;
 /// The texts that are under way: row r of the batch is text rows[r].
 class Batch {
  public:
-  Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options);
+  Batch(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options);
 
   bool empty() const { return rows_.empty(); }
   /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
@@ -30,7 +30,7 @@ class Batch {
   }
   at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
 
-  const model::Gpt& model_;
+  const model::CachedGpt& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
   std::int64_t context_;
@@ -41,7 +41,7 @@ class Batch {
   at::Tensor input_;  ///< [rows, s]: what the next step feeds
 };
 
-Batch::Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options)
+Batch::Batch(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options)
     : model_(model), prompts_(prompts), options_(options), context_(model.options().shape.max_positions) {
   for (std::size_t i = 0; i < prompts.size(); ++i)
     draws_.emplace_back(options.seed, prompts[i],
@@ -71,7 +71,7 @@ Batch::Batch(const model::Gpt& model, const Prompts& prompts, const GenerateOpti
 }
 
 void Batch::step(Prompts& texts, const OnToken& on_token) {
-  const auto logits = model_.next_logits(input_, cache_).to(at::kCPU, at::kDouble).contiguous();
+  const auto logits = model_.forward(input_, cache_).to(at::kCPU, at::kDouble).contiguous();
   const auto vocab = static_cast<std::size_t>(logits.size(1));
   std::vector<std::size_t> rows;
   std::vector<std::int64_t> kept, next;
@@ -109,7 +109,7 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
   }
 }
 
-Prompts generate(const model::Gpt& model, const Prompts& prompts, const GenerateOptions& options,
+Prompts generate(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options,
                  const OnToken& on_token) {
   check(prompts, model.options().shape.max_positions, options);
   Prompts texts(prompts.size());

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "megatron/generate/sampler.h"
-#include "megatron/model/gpt.h"
+#include "megatron/model/decode.h"
 
 namespace megatron::generate {
 
@@ -30,7 +30,7 @@ void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t c
 /// Collective over the model's tensor-parallel group: every rank gets the same logits, draws the same tokens and
 /// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or
 /// options that do not hold; std::runtime_error naming the position where logits are not finite.
-std::vector<std::vector<std::int64_t>> generate(const model::Gpt& model,
+std::vector<std::vector<std::int64_t>> generate(const model::CachedGpt& model,
                                                 const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options, const OnToken& on_token = {});
 

@@ -47,19 +47,6 @@ struct GptOptions {
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
-/// Keys and values of the tokens seen, per layer, this rank's heads: [capacity, b, n/t, d]. Sequences of different
-/// lengths share a batch by ending together: sequence b begins with padding[b] rows that no token sees, and its
-/// positions count from there.
-struct KvCache {
-  std::vector<at::Tensor> keys, values;
-  std::int64_t length = 0;  ///< rows filled, padding included
-  std::int64_t capacity = 0;
-  at::Tensor padding;  ///< [b] int64 on the model's device; undefined: none
-
-  /// Goes on with the sequences `rows` [k] int64 alone.
-  void keep(const at::Tensor& rows);
-};
-
 /// A GPT (pre-norm blocks, learned positions) tensor-parallel over `tp`: one pipeline stage of it, or the whole model
 /// as the one stage. Results do not depend on how layers are split into stages. Stores only the group and its
 /// parameters; must outlive the graphs that it records.
@@ -86,15 +73,9 @@ class Gpt {
   /// loss() of the whole model.
   LossSum loss(const Batch& batch, bool training) const { return loss({}, batch, training); }
 
-  // Of the whole model alone:
-
-  /// Logits [b, s, vocab] (full vocabulary gathered, padding cut), no dropout. Collective over tp.
+  /// Logits [b, s, vocab] of the whole model (full vocabulary gathered, padding cut), no dropout. Collective over tp.
+  /// One token at a time: decode.h.
   at::Tensor logits(const Batch& batch) const;
-
-  /// Logits [b, vocab] after the last of `tokens_bs` [b, s], which follow the cache's rows; fills the cache, whose
-  /// capacity the caller has seen to. Collective over tp. Not for sequence_parallel: one token does not divide.
-  at::Tensor next_logits(const at::Tensor& tokens_bs, KvCache& cache) const;
-  KvCache make_cache(std::int64_t batch, std::int64_t capacity) const;
 
   const GptOptions& options() const;
   ~Gpt();

@@ -1,0 +1,120 @@
+#include "megatron/model/decode.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/minimum.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/attention.h"
+#include "megatron/model/stage_modules.h"
+#include "megatron/parallel/backward.h"
+
+// s sequence, b batch, h hidden, n heads of this rank, d head size.
+namespace megatron::model {
+namespace {
+
+/// Where the tokens of one call stand.
+struct Places {
+  at::Tensor position_sb;   ///< [s, b] in their sequences
+  at::Tensor first_key_bs;  ///< [b, s] the first row of the cache that each sees; undefined: 0
+};
+
+Places places(std::int64_t s, std::int64_t b, const KvCache& cache, at::Device device) {
+  const auto row_sb = counted_positions(s, b, device).add(cache.length);
+  if (!cache.padding.defined()) return {row_sb, {}};
+  const auto padding = cache.padding.unsqueeze(0);
+  // A row of padding sees itself, so that its (unused) softmax is over something.
+  return {row_sb.sub(padding).clamp_min(0), at::minimum(row_sb, padding).t().to(at::kInt).contiguous()};
+}
+
+}  // namespace
+
+void KvCache::keep(const at::Tensor& rows) {
+  for (auto* tensors : {&keys, &values})
+    for (at::Tensor& tensor : *tensors) tensor = tensor.index_select(1, rows);
+  if (padding.defined()) padding = padding.index_select(0, rows);
+}
+
+struct CachedGpt::Impl {
+  GptOptions options;
+  plan::StagePart part;
+  comm::Group tp;
+  at::TensorOptions tensor;  ///< dtype and device of the parameters
+  StageModules modules;
+
+  Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
+      : options(std::move(o)),
+        part(p),
+        tp(std::move(group)),
+        tensor(parameters.values().options()),
+        modules(options, part, parameters, tp) {
+    if (options.sequence_parallel) throw std::logic_error("decoding is not sequence parallel: one token cannot divide");
+  }
+
+  std::int64_t head_size() const { return options.shape.hidden / options.shape.num_heads; }
+  std::int64_t local_heads() const { return options.shape.num_heads / tp.size(); }
+
+  /// Attention of the new tokens over the rows of the cache and over themselves, which are added to it.
+  Attend attention(KvCache& cache, std::size_t layer, const at::Tensor& first_key_bs) const;
+  at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
+};
+
+Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const at::Tensor& first_key_bs) const {
+  kernels::AttentionOptions attention;
+  attention.first_key = first_key_bs;
+  return [&cache, layer, attention, d = head_size()](const at::Tensor& qkv) {
+    const std::int64_t s = qkv.size(0), b = qkv.size(1), seen = cache.length + s;
+    const auto heads = qkv.view({s, b, -1, 3, d});
+    auto &keys = cache.keys[layer], &values = cache.values[layer];
+    keys.narrow(0, cache.length, s).copy_(heads.select(3, 1));
+    values.narrow(0, cache.length, s).copy_(heads.select(3, 2));
+    const auto k = keys.narrow(0, 0, seen), v = values.narrow(0, 0, seen);
+    return Remakeable{kernels::attention(heads.select(3, 0), k, v, attention).out.view({s, b, -1}), {}};
+  };
+}
+
+at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const {
+  const std::int64_t s = in.size(part.embedding ? 1 : 0), b = in.size(part.embedding ? 0 : 1);
+  if (cache.length + s > cache.capacity)
+    throw std::logic_error(concat("a cache of ", cache.capacity, " rows cannot take ", cache.length, " + ", s));
+  const auto place = places(s, b, cache, in.device());
+  const auto x = part.embedding ? modules.embed(in.t().contiguous(), place.position_sb) : in;
+  const Norm* end = part.output ? &*modules.final_norm : nullptr;
+  Normed stream{x, {}, {}};
+  for (std::size_t l = 0; l < modules.blocks.size(); ++l) {
+    if (l == 0) stream = layer_norm(x, modules.blocks[0].input_norm());
+    const Norm* next = l + 1 < modules.blocks.size() ? &modules.blocks[l + 1].input_norm() : end;
+    stream = modules.blocks[l].forward(std::move(stream), attention(cache, l, place.first_key_bs), {}, next);
+  }
+  cache.length += s;
+  if (!part.output) return stream.residual;
+  const auto last = stream.y.defined() ? stream.y[s - 1] : layer_norm(x, *end).y[s - 1];
+  return modules.output->logits(last);
+}
+
+CachedGpt::CachedGpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+                     comm::Group tp)
+    : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
+CachedGpt::CachedGpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp)
+    : CachedGpt(options, plan::whole_model(options.shape.num_layers), parameters, std::move(tp)) {}
+CachedGpt::~CachedGpt() = default;
+CachedGpt::CachedGpt(CachedGpt&&) noexcept = default;
+
+const GptOptions& CachedGpt::options() const { return impl_->options; }
+
+KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
+  KvCache cache;
+  cache.capacity = capacity;
+  for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
+    for (auto* tensors : {&cache.keys, &cache.values})
+      tensors->push_back(at::empty({capacity, batch, impl_->local_heads(), impl_->head_size()}, impl_->tensor));
+  return cache;
+}
+
+at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
+  return parallel::without_autograd([&] { return impl_->forward(in, cache); });
+}
+
+}  // namespace megatron::model

@@ -1,0 +1,32 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "megatron/model/block.h"
+#include "megatron/model/gpt.h"
+#include "megatron/parallel/embedding.h"
+#include "megatron/parallel/output_layer.h"
+
+namespace megatron::model {
+
+/// What one pipeline stage of a GPT is made of: the layers of `part`, as `options` say, on their parameters. Training
+/// (gpt.h) and decoding (decode.h) run the same modules.
+struct StageModules {
+  std::optional<parallel::VocabParallelEmbedding> words, positions;  ///< of the first stage
+  std::vector<Block> blocks;                                         ///< layers part.first_layer …
+  std::optional<Norm> final_norm;                                    ///< of the last stage
+  std::optional<parallel::VocabParallelOutput> output;               ///< of the last stage
+
+  StageModules(const GptOptions& options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+               const comm::Group& tp);
+
+  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. Collective over tp.
+  at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const;
+};
+
+/// [s, b] int64: 0, 1, 2, … in each sequence.
+at::Tensor counted_positions(std::int64_t s, std::int64_t b, at::Device device);
+
+}  // namespace megatron::model

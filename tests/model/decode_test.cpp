@@ -1,0 +1,85 @@
+#include "megatron/model/decode.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "megatron/comm/local_backend.h"
+#include "tests/model/small_gpt.h"
+
+namespace megatron::model {
+namespace {
+
+using megatron::testing::make_store;
+using megatron::testing::random_batch;
+using megatron::testing::random_weights;
+using megatron::testing::small;
+
+TEST(CachedGpt, GivesTheLogitsOfTheWholeSequenceHoweverTheTokensCome) {
+  const auto options = small();
+  const auto weights = random_weights(options.shape, 4);
+  const auto batch = random_batch(10);
+  for (const int t : {1, 2})
+    comm::run_ranks(t, [&](comm::Group tp) {
+      const auto store = make_store(options.shape, t, tp.rank(), weights);
+      const auto whole = Gpt(options, store, tp).logits(batch);
+      const CachedGpt gpt(options, store, tp);
+      auto cache = gpt.make_cache(2, 7);
+      std::int64_t seen = 0;
+      for (const std::int64_t s : {3, 1, 2, 1}) {
+        const auto next = gpt.forward(batch.tokens_bs.narrow(1, seen, s), cache);
+        seen += s;
+        EXPECT_NEAR_TENSOR(next, whole.select(1, seen - 1), 1e-12) << "after " << seen;
+      }
+      EXPECT_THROW(gpt.forward(batch.tokens_bs.narrow(1, 0, 1), cache), std::logic_error);
+    });
+}
+
+TEST(CachedGpt, GoesThroughStagesOfAnySplit) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
+  const auto batch = random_batch(10);
+  const auto whole = Gpt(options, store, {}).logits(batch);
+  const std::int64_t n = options.shape.num_layers;
+  for (const std::vector<std::int64_t>& layers : {std::vector<std::int64_t>{1, n - 1}, {0, n}, {n, 0}, {0, n, 0}}) {
+    std::vector<CachedGpt> stages;
+    std::vector<KvCache> caches;
+    for (const auto& part : plan::parts_of_layers(layers)) {
+      stages.emplace_back(options, part, store, comm::Group());
+      caches.push_back(stages.back().make_cache(2, 7));
+    }
+    std::int64_t seen = 0;
+    for (const std::int64_t s : {4, 1, 2}) {
+      auto x = batch.tokens_bs.narrow(1, seen, s);
+      for (std::size_t i = 0; i < stages.size(); ++i) x = stages[i].forward(x, caches[i]);
+      seen += s;
+      EXPECT_NEAR_TENSOR(x, whole.select(1, seen - 1), 1e-12) << layers.size() << " stages, after " << seen;
+    }
+  }
+}
+
+TEST(CachedGpt, SequencesOfDifferentLengthsShareACacheAndLeaveItAlone) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
+  const Gpt gpt(options, store, {});
+  const auto batch = random_batch(10);
+  // Sample 1 has only its last four tokens.
+  Batch shorter;
+  shorter.tokens_bs = batch.tokens_bs.narrow(0, 1, 1).narrow(1, 3, 4);
+  const auto whole = gpt.logits(batch)[0], part = gpt.logits(shorter)[0];
+  const CachedGpt cached(options, store, {});
+  auto cache = cached.make_cache(2, 7);
+  cache.padding = at::zeros({2}, at::kLong);
+  cache.padding[1] = 3;
+  auto tokens = batch.tokens_bs.clone();
+  tokens[1].slice(0, 0, 3).zero_();
+  auto next = cached.forward(tokens.narrow(1, 0, 5), cache);
+  EXPECT_NEAR_TENSOR(next[0], whole[4], 1e-12);
+  EXPECT_NEAR_TENSOR(next[1], part[1], 1e-12);
+  cache.keep(at::ones({1}, at::kLong));
+  next = cached.forward(tokens.narrow(0, 1, 1).narrow(1, 5, 2), cache);
+  EXPECT_NEAR_TENSOR(next[0], part[3], 1e-12);
+}
+
+}  // namespace
+}  // namespace megatron::model
