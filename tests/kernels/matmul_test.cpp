@@ -1,5 +1,6 @@
 #include "megatron/kernels/matmul.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -32,6 +33,115 @@ TEST(Linear, WritesOrAddsTheWeightGradientIntoItsBuffer) {
   linear_weight_gradient(grad, dy, x, 1.0);
   EXPECT_LT(relative_error(grad, 2 * truth), 1e-14);
   EXPECT_TRUE(buffer.narrow(0, 0, 5).eq(9).all().item<bool>() && buffer.narrow(0, 26, 14).eq(9).all().item<bool>());
+}
+
+/// Half a unit in the last place of a stored result (2^-8, 2^-11), and the float32 sums.
+double bound(at::ScalarType stored) { return stored == at::kBFloat16 ? 4.0e-3 : stored == at::kHalf ? 5.0e-4 : 1e-6; }
+
+struct Shape {
+  std::int64_t rows, outputs, inputs;
+};
+
+using LinearTest = OnEveryInstructionSet;
+
+// Single blocks with edges in every direction, several blocks, several pieces of depth, and rows up to those of
+// decoding, where weights are read in another way.
+const std::vector<Shape> kShapes = {{1, 1, 1},     {1, 50, 67},   {3, 4, 8},     {7, 130, 33},
+                                    {8, 65, 200},  {33, 7, 5},    {40, 64, 64},  {70, 100, 401},
+                                    {97, 17, 800}, {600, 70, 35}, {64, 600, 20}, {35, 16, 1100}};
+
+TEST_F(LinearTest, ProductsOfBf16AndFp16AreThoseOfTheSameNumbersRoundedOnce) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      for (const Shape& s : kShapes) {
+        SCOPED_TRACE(testing::Message() << dtype << " " << s.rows << " x " << s.outputs << " x " << s.inputs);
+        const at::Tensor x = at::randn({s.rows, s.inputs}).to(dtype), w = at::randn({s.outputs, s.inputs}).to(dtype);
+        const at::Tensor dy = at::randn({s.rows, s.outputs}).to(dtype);
+        const at::Tensor y = kernels::linear(x, w), dx = linear_input_gradient(dy, w);
+        EXPECT_EQ(y.scalar_type(), dtype);
+        EXPECT_LT(relative_error(y, at::matmul(wide(x), wide(w).t())), bound(dtype));
+        EXPECT_LT(relative_error(dx, at::matmul(wide(dy), wide(w))), bound(dtype));
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, WeightGradientsOfBf16AreSummedInTheBuffersDtype) {
+  on_each([] {
+    for (const at::ScalarType stored : {at::kFloat, at::kBFloat16}) {
+      for (const Shape& s : kShapes) {
+        SCOPED_TRACE(testing::Message() << stored << " " << s.rows << " x " << s.outputs << " x " << s.inputs);
+        const at::Tensor x = at::randn({s.rows, s.inputs}).to(at::kBFloat16);
+        const at::Tensor dy = at::randn({s.rows, s.outputs}).to(at::kBFloat16);
+        const at::Tensor truth = at::matmul(wide(dy).t(), wide(x));
+        const at::Tensor buffer = at::full({s.outputs * s.inputs + 14}, 9, at::TensorOptions(stored));
+        const at::Tensor grad = buffer.narrow(0, 7, s.outputs * s.inputs).view({s.outputs, s.inputs});
+        linear_weight_gradient(grad, dy, x, 0.0);
+        EXPECT_LT(relative_error(grad, truth), bound(stored));
+        linear_weight_gradient(grad, dy, x, 1.0);
+        EXPECT_LT(relative_error(grad, 2 * truth), 2 * bound(stored));
+        linear_weight_gradient(grad, dy, x, 0.5);
+        EXPECT_LT(relative_error(grad, 2 * truth), 3 * bound(stored));
+        EXPECT_TRUE(buffer.narrow(0, 0, 7).eq(9).all().item<bool>() &&
+                    buffer.narrow(0, buffer.numel() - 7, 7).eq(9).all().item<bool>());
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, FewRowsTimesAnyWeightAreTheSameProduct) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (std::int64_t rows = 1; rows <= 9; ++rows) {
+        const at::Tensor x = at::randn({rows, 1, 83}).to(dtype), w = at::randn({37, 83}).to(dtype);
+        const at::Tensor y = kernels::linear(x, w);
+        EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 1, 37}));
+        EXPECT_LT(relative_error(y, at::matmul(wide(x), wide(w).t())), bound(dtype)) << dtype << " " << rows;
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, OperandsMayBeViewsWithGapsBetweenRows) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const std::int64_t rows : {4, 50}) {
+        const at::Tensor x = at::randn({rows, 90}).to(dtype).narrow(1, 3, 40);
+        const at::Tensor w = at::randn({30, 100}).to(dtype).narrow(1, 50, 40), dy = at::randn({30, rows}).to(dtype).t();
+        EXPECT_LT(relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())), bound(dtype));
+        EXPECT_LT(relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))), bound(dtype));
+        const at::Tensor grad = at::zeros({30, 40});
+        linear_weight_gradient(grad, dy, x, 0.0);
+        EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), bound(at::kFloat));
+      }
+    }
+  });
+}
+
+TEST_F(LinearTest, ThreadsDoNotChangeTheResult) {
+  on_each([] {
+    for (const std::int64_t rows : {3, 700}) {
+      const at::Tensor x = at::randn({rows, 300}).to(at::kBFloat16), w = at::randn({520, 300}).to(at::kBFloat16);
+      const at::Tensor alone = kernels::linear(x, w);
+      configure_thread(2);
+      EXPECT_TRUE(kernels::linear(x, w).equal(alone));
+      configure_thread(1);
+    }
+  });
+}
+
+TEST_F(LinearTest, InfinitiesAndNaNReachTheResult) {
+  on_each([] {
+    for (const std::int64_t rows : {2, 50}) {
+      const at::Tensor x = at::full({rows, 40}, 1, at::TensorOptions(at::kBFloat16));
+      const at::Tensor w = at::full({3, 40}, 1, at::TensorOptions(at::kBFloat16));
+      w[0][7] = std::numeric_limits<float>::infinity();
+      w[1][39] = std::numeric_limits<float>::quiet_NaN();
+      const at::Tensor y = kernels::linear(x, w);
+      EXPECT_TRUE(y.select(1, 0).isinf().all().item<bool>() && y.select(1, 1).isnan().all().item<bool>());
+      EXPECT_TRUE(y.select(1, 2).eq(40).all().item<bool>());
+    }
+  });
 }
 
 using EmbeddingTest = OnEveryInstructionSet;

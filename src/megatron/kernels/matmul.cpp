@@ -1,11 +1,23 @@
 #include "megatron/kernels/matmul.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/matrix.h"
+#include "megatron/kernels/cpu/parallel.h"
+
 namespace megatron::kernels {
 namespace {
+
+/// Rows of x up to which a weight is read row by row for all of them. 16-bit weights would else be widened for few
+/// uses.
+constexpr std::int64_t kFewRows = 8, kFewRowsOfHalf = 32;
 
 /// [.., k] as [rows, k]; copies only what is not laid out row by row.
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
@@ -16,26 +28,135 @@ at::Tensor with_last_dim(const at::Tensor& y_rows, const at::Tensor& like) {
   return y_rows.view(shape);
 }
 
+bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf; }
+
+/// Whether the own kernels may read x.
+bool readable(const at::Tensor& x) {
+  return x.is_cpu() && (is_half(x) || x.scalar_type() == at::kFloat) && cpu::enabled();
+}
+
+/// Two dimensions with a stride of 1 in one of them.
+at::Tensor laid_out(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous(); }
+
+cpu::Element element_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat      ? cpu::Element::Float
+         : x.scalar_type() == at::kBFloat16 ? cpu::Element::BFloat16
+                                            : cpu::Element::Half;
+}
+cpu::Matrix matrix(const at::Tensor& x) { return {x.const_data_ptr(), element_of(x), x.stride(0), x.stride(1)}; }
+cpu::MutableMatrix mutable_matrix(const at::Tensor& x) { return {x.mutable_data_ptr(), element_of(x), x.stride(0)}; }
+
+/// The length of the parts when `size` is split into parts of at most `most`, whole multiples of `multiple`.
+std::int64_t part_of(std::int64_t size, std::int64_t most, std::int64_t multiple) {
+  const std::int64_t parts = std::max<std::int64_t>((size + most - 1) / most, 1);
+  return (size + parts * multiple - 1) / (parts * multiple) * multiple;
+}
+std::int64_t parts_of(std::int64_t size, std::int64_t part) { return (size + part - 1) / part; }
+
+/// c [rows, columns] = or += a b, block by block of c over the threads. Operands may be of any readable dtype.
+void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, bool accumulate) {
+  const at::Tensor a = laid_out(a_any), b = laid_out(b_any);
+  const std::int64_t rows = c.size(0), columns = c.size(1);
+  constexpr std::int64_t kLeast = 128, kBlocksOfAThread = 3;
+  std::int64_t row_part = part_of(rows, cpu::kBlockRows, 6), column_part = part_of(columns, cpu::kBlockColumns, 64);
+  while (parts_of(rows, row_part) * parts_of(columns, column_part) < kBlocksOfAThread * cpu::num_threads() &&
+         std::max(row_part, column_part) > kLeast) {
+    if (row_part >= column_part)
+      row_part = part_of(rows, row_part / 2, 6);
+    else
+      column_part = part_of(columns, column_part / 2, 64);
+  }
+  const std::int64_t across = parts_of(columns, column_part);
+  const at::Tensor scratch =
+      at::empty({cpu::num_threads(), static_cast<std::int64_t>(cpu::kProductScratch)}, at::kFloat);
+  const cpu::Product whole{static_cast<std::size_t>(rows),
+                           static_cast<std::size_t>(columns),
+                           static_cast<std::size_t>(a.size(1)),
+                           matrix(a),
+                           matrix(b),
+                           mutable_matrix(c),
+                           accumulate};
+  cpu::for_each_block(parts_of(rows, row_part) * across, [&](std::int64_t i, int thread) {
+    const auto row = static_cast<std::size_t>(i / across * row_part);
+    const auto column = static_cast<std::size_t>(i % across * column_part);
+    cpu::Product block = whole;
+    block.rows = std::min(static_cast<std::size_t>(row_part), whole.rows - row);
+    block.columns = std::min(static_cast<std::size_t>(column_part), whole.columns - column);
+    block.a = whole.a.at(row, 0);
+    block.b = whole.b.at(0, column);
+    block.c = whole.c.at(row, column);
+    cpu::product_block(block,
+                       scratch.mutable_data_ptr<float>() + thread * static_cast<std::int64_t>(cpu::kProductScratch));
+  });
+}
+
+bool few_rows(const at::Tensor& x, const at::Tensor& w) {
+  return readable(x) && readable(w) && w.stride(1) == 1 && x.size(0) <= (is_half(w) ? kFewRowsOfHalf : kFewRows);
+}
+
+at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& w) {
+  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
+  const at::Tensor x_rows = x.contiguous(), y = at::empty({x.size(0), w.size(0)}, x.options());
+  at::Tensor wide = x_rows;
+  if (is_half(x)) {
+    wide = at::empty(x_rows.sizes(), x.options().dtype(at::kFloat));
+    cpu::widen_run(x_rows.const_data_ptr(), element_of(x), wide.mutable_data_ptr<float>(),
+                   static_cast<std::size_t>(x_rows.numel()));
+  }
+  const std::int64_t row_bytes = std::max<std::int64_t>(w.size(1) * w.element_size(), 1);
+  const std::int64_t step = (kWeightBytes / row_bytes + 4) / 4 * 4;
+  const cpu::Product whole{static_cast<std::size_t>(x.size(0)),
+                           static_cast<std::size_t>(w.size(0)),
+                           static_cast<std::size_t>(x.size(1)),
+                           matrix(wide),
+                           matrix(w.t()),
+                           mutable_matrix(y),
+                           false};
+  cpu::for_each_block(parts_of(w.size(0), step), [&](std::int64_t i, int) {
+    const auto column = static_cast<std::size_t>(i * step);
+    cpu::Product piece = whole;
+    piece.columns = std::min(static_cast<std::size_t>(step), whole.columns - column);
+    piece.b = whole.b.at(0, column);
+    piece.c = whole.c.at(0, column);
+    cpu::few_rows_product(piece);
+  });
+  return y;
+}
+
+/// a b of a's dtype.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (!readable(a) || !readable(b) || !is_half(a)) return at::mm(a, b);
+  at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply(c, a, b, false);
+  return c;
+}
+
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w) {
   const c10::NoGradGuard no_grad;
-  return with_last_dim(at::mm(rows_of(x), w.t()), x);
+  const at::Tensor rows = rows_of(x);
+  return with_last_dim(few_rows(rows, w) ? few_rows_linear(rows, w) : product(rows, w.t()), x);
 }
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w) {
   const c10::NoGradGuard no_grad;
-  return with_last_dim(at::mm(rows_of(dy), w), dy);
+  return with_last_dim(product(rows_of(dy), w), dy);
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   const c10::NoGradGuard no_grad;
   at::Tensor target = grad_w;
-  const at::Tensor dy_t = rows_of(dy).to(grad_w.scalar_type()).t(), x_rows = rows_of(x).to(grad_w.scalar_type());
+  const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
+  if (readable(grad_w) && readable(dy) && readable(x) && is_half(dy) && grad_w.stride(1) == 1) {
+    if (beta != 0 && beta != 1) target.mul_(beta);
+    return multiply(target, dy_rows.t(), x_rows, beta != 0);
+  }
+  const at::Tensor dy_t = dy_rows.to(grad_w.scalar_type()).t(), wide_x = x_rows.to(grad_w.scalar_type());
   if (beta == 0) {
-    at::mm_out(target, dy_t, x_rows);
+    at::mm_out(target, dy_t, wide_x);
   } else {
-    at::addmm_out(target, grad_w, dy_t, x_rows, beta);
+    at::addmm_out(target, grad_w, dy_t, wide_x, beta);
   }
 }
 

@@ -1,0 +1,184 @@
+#include "megatron/kernels/cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "megatron/kernels/cpu/few_rows.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first
+#include <hwy/highway.h>
+
+#include <hwy/cache_control.h>
+
+#include "megatron/kernels/cpu/half-inl.h"
+#include "megatron/kernels/cpu/matrix.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+constexpr std::size_t kWeightRows = 4;                           // weight rows read side by side
+constexpr std::size_t kInputRows = HWY_MAX_BYTES >= 64 ? 4 : 2;  // as many sums as the registers hold
+constexpr std::size_t kCacheLine = 64;
+
+/// kCount vectors, by recursion so that each stays in a register.
+template <std::size_t kCount>
+struct Vectors {
+  F first;
+  Vectors<kCount - 1> rest;
+
+  HWY_INLINE void clear() {
+    first = hn::Zero(Floats());
+    rest.clear();
+  }
+  template <class T>
+  HWY_INLINE void load_rows(const T* p, std::size_t stride, std::size_t lanes) {
+    first = load(p, lanes);
+    rest.load_rows(p + stride, stride, lanes);
+  }
+  HWY_INLINE void multiply_add(F x, const Vectors& w) {
+    first = hn::MulAdd(x, w.first, first);
+    rest.multiply_add(x, w.rest);
+  }
+  template <class T>
+  HWY_INLINE void store_sums(T* to) const {
+    *to = static_cast<T>(sum_of_lanes(first));
+    rest.store_sums(to + 1);
+  }
+};
+template <>
+struct Vectors<0> {
+  HWY_INLINE void clear() {}
+  template <class T>
+  HWY_INLINE void load_rows(const T*, std::size_t, std::size_t) {}
+  HWY_INLINE void multiply_add(F, const Vectors&) {}
+  template <class T>
+  HWY_INLINE void store_sums(T*) const {}
+};
+
+/// kRows rows of kCount sums.
+template <std::size_t kRows, std::size_t kCount>
+struct Sums {
+  Vectors<kCount> row;
+  Sums<kRows - 1, kCount> rest;
+
+  HWY_INLINE void clear() {
+    row.clear();
+    rest.clear();
+  }
+  HWY_INLINE void multiply_add(const float* x, std::ptrdiff_t stride, std::size_t lanes, const Vectors<kCount>& w) {
+    row.multiply_add(load(x, lanes), w);
+    rest.multiply_add(x + stride, stride, lanes, w);
+  }
+  template <class T>
+  HWY_INLINE void store_sums(T* to, std::ptrdiff_t stride) const {
+    row.store_sums(to);
+    rest.store_sums(to + stride, stride);
+  }
+};
+template <std::size_t kCount>
+struct Sums<0, kCount> {
+  HWY_INLINE void clear() {}
+  HWY_INLINE void multiply_add(const float*, std::ptrdiff_t, std::size_t, const Vectors<kCount>&) {}
+  template <class T>
+  HWY_INLINE void store_sums(T*, std::ptrdiff_t) const {}
+};
+
+/// y [kRows, kCount] = x [kRows, depth] times the transpose of w [kCount, depth]. Asks memory for the rows after these.
+template <std::size_t kRows, std::size_t kCount, class W, class Y>
+HWY_INLINE void dots(const float* x, std::ptrdiff_t x_stride, const W* w, std::size_t w_stride, std::size_t depth, Y* y,
+                     std::ptrdiff_t y_stride) {
+  const std::size_t lanes = hn::Lanes(Floats());
+  const std::size_t line = kCacheLine / sizeof(W);  // a multiple of `lanes`
+  const W* const next = w + kCount * w_stride;
+  Sums<kRows, kCount> sums;
+  Vectors<kCount> weights;
+  sums.clear();
+  std::size_t k = 0;
+  for (; k + line <= depth; k += line) {
+    for (std::size_t i = 0; i < kCount; ++i) hwy::Prefetch(next + i * w_stride + k);
+    for (std::size_t v = k; v < k + line; v += lanes) {
+      weights.load_rows(w + v, w_stride, lanes);
+      sums.multiply_add(x + v, x_stride, lanes, weights);
+    }
+  }
+  for (; k < depth; k += lanes) {
+    const std::size_t count = depth - k < lanes ? depth - k : lanes;
+    weights.load_rows(w + k, w_stride, count);
+    sums.multiply_add(x + k, x_stride, count, weights);
+  }
+  sums.store_sums(y, y_stride);
+}
+
+template <std::size_t kCount, class W, class Y>
+HWY_INLINE void all_rows(const Product& p, std::size_t column, const W* w) {
+  const auto* x = static_cast<const float*>(p.a.data);
+  Y* y = static_cast<Y*>(p.c.data) + column;
+  const std::size_t w_stride = static_cast<std::size_t>(p.b.column);
+  std::size_t i = 0;
+  for (; i + kInputRows <= p.rows; i += kInputRows, x += kInputRows * p.a.row, y += kInputRows * p.c.row)
+    dots<kInputRows, kCount>(x, p.a.row, w, w_stride, p.depth, y, p.c.row);
+  for (; i < p.rows; ++i, x += p.a.row, y += p.c.row) dots<1, kCount>(x, p.a.row, w, w_stride, p.depth, y, p.c.row);
+}
+
+template <class W, class Y>
+void all_columns(const Product& p) {
+  const W* w = static_cast<const W*>(p.b.data);
+  std::size_t j = 0;
+  for (; j + kWeightRows <= p.columns; j += kWeightRows, w += static_cast<std::ptrdiff_t>(kWeightRows) * p.b.column)
+    all_rows<kWeightRows, W, Y>(p, j, w);
+  for (; j < p.columns; ++j, w += p.b.column) all_rows<1, W, Y>(p, j, w);
+}
+
+template <class W>
+void to_type(const Product& p) {
+  switch (p.c.type) {
+    case Element::Float:
+      return all_columns<W, float>(p);
+    case Element::BFloat16:
+      return all_columns<W, c10::BFloat16>(p);
+    case Element::Half:
+      return all_columns<W, c10::Half>(p);
+  }
+}
+
+void few_rows(const Product& p) {
+  switch (p.b.type) {
+    case Element::Float:
+      return to_type<float>(p);
+    case Element::BFloat16:
+      return to_type<c10::BFloat16>(p);
+    case Element::Half:
+      return to_type<c10::Half>(p);
+  }
+}
+
+template <class T>
+void widen_all(const T* from, float* to, std::size_t count) {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR { store(load(from + i, lanes), to + i, lanes); });
+}
+
+void widen(const void* from, Element type, float* to, std::size_t count) {
+  switch (type) {
+    case Element::Float:
+      return widen_all(static_cast<const float*>(from), to, count);
+    case Element::BFloat16:
+      return widen_all(static_cast<const c10::BFloat16*>(from), to, count);
+    case Element::Half:
+      return widen_all(static_cast<const c10::Half*>(from), to, count);
+  }
+}
+
+}  // namespace
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megatron::kernels::cpu {
+HWY_EXPORT(few_rows);
+HWY_EXPORT(widen);
+
+void few_rows_product(const Product& product) { HWY_DYNAMIC_DISPATCH(few_rows)(product); }
+void widen_run(const void* from, Element type, float* to, std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(widen)(from, type, to, count);
+}
+
+}  // namespace megatron::kernels::cpu
+#endif  // HWY_ONCE
