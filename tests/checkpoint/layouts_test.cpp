@@ -127,7 +127,7 @@ TEST(Checkpoint, AFailureOnOneRankIsAnErrorOnEveryRankAndLeavesTheOldOne) {
       std::vector<ShardedTensor> tensors = held_by(world.rank(), {1, 3}, 7, true);
       if (world.rank() == failing) tensors[2].data = tensors[2].data.to(at::kComplexFloat);
       try {
-        save(folder.path(), 2, tensors, {}, world, 0);
+        save(folder.path(), 2, tensors, {}, world);
       } catch (const std::runtime_error& e) {
         errors[static_cast<std::size_t>(world.rank())] = e.what();
       }
@@ -153,7 +153,7 @@ TEST(Checkpoint, AFolderThatCannotBeMadeIsAnErrorOnEveryRank) {
   std::atomic<int> errors = 0;
   comm::run_ranks(2, [&](comm::Group world) {
     try {
-      save(folder.path() / "file", 1, held_by(world.rank(), {1, 2}, 0, true), {}, world, 0);
+      save(folder.path() / "file", 1, held_by(world.rank(), {1, 2}, 0, true), {}, world);
     } catch (const std::runtime_error&) {
       ++errors;
     }

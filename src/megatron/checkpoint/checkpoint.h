@@ -19,27 +19,30 @@ struct ShardedTensor {
   std::vector<std::int64_t> global_shape;
   std::vector<std::int64_t> offset;  ///< of this rank's slice in each dimension
   at::Tensor data;                   ///< the slice
+  /// Some rank holds the same elements as its own, perhaps cut in other places: loaded, but not saved.
+  bool is_copy = false;
 };
 
 /// Counters and anything else that is not a tensor, as text (JSON values).
 using Metadata = std::map<std::string, std::string>;
 
 /// Writes `folder`/iter_0000100/ (safetensors + manifest.json): to a temporary folder, checksummed (xxh3), fsynced,
-/// renamed, `latest` last; then removes all but the newest `keep_last` (0: keeps all). Each slice is written once:
-/// ranks that hold the same slice share the work. Rank 0's `metadata` is kept. Collective over `world`; a failure on
-/// one rank is a std::runtime_error on every rank, and leaves the folder as it was.
+/// renamed, `latest` last; then removes all but the newest `keep_last` (0: none). Each slice is written once: ranks
+/// that hold the same slice share the work. Rank 0's `metadata` is kept. Collective over `world`; a failure on one rank
+/// is a std::runtime_error on every rank, and leaves the folder as it was. While a run goes on: saver.h.
 void save(const std::filesystem::path& folder, std::int64_t iteration, const std::vector<ShardedTensor>& tensors,
-          const Metadata& metadata, const comm::Group& world, int keep_last);
+          const Metadata& metadata, const comm::Group& world, int keep_last = 0);
 
 struct Loaded {
   std::int64_t iteration = 0;
   Metadata metadata;
 };
 
-/// Fills `tensors` (any slicing, any number of ranks) from the checkpoint in `folder` (a run's folder or its folder of
-/// checkpoints: its `latest`; or one iter_ folder). Not collective: every rank reads the slices it needs, in blocks of
-/// 1 MiB that are compared with their checksums. Throws ConfigError naming file and byte offset for anything missing,
-/// truncated, changed or of another shape; `tensors` are then partly filled.
+/// Fills `tensors` (any slicing, any number of ranks, any floating-point dtype) from the checkpoint in `folder` (a
+/// run's folder or its folder of checkpoints: its `latest`; or one iter_ folder). Not collective: every rank reads the
+/// slices it needs, in blocks of 1 MiB that are compared with their checksums. Throws Damage naming file and byte
+/// offset for anything missing, truncated or changed, ConfigError for a tensor that is not there or has another shape;
+/// `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
 /// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole.

@@ -1,69 +1,93 @@
 #include "megatron/checkpoint/files.h"
 
-#include <algorithm>
-#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
 
-#include "megatron/base/error.h"
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 namespace megatron::checkpoint {
 namespace {
+
 constexpr std::uint64_t kNoBlock = ~std::uint64_t{0};
-}
+constexpr std::uint64_t kAheadBytes = std::uint64_t{16} << 20;
+constexpr const char* kFix = "load another checkpoint of the run";
 
-HashedWriter::HashedWriter(const std::filesystem::path& path)
-    : file_(path), record_{.name = path.filename(), .size = 0, .block_hashes = {}}, hash_(XXH3_createState()) {
-  XXH3_64bits_reset(hash_.get());
-}
-
-void HashedWriter::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const std::size_t part = std::min<std::size_t>(bytes.size(), kBlockBytes - record_.size % kBlockBytes);
-    file_.write(bytes.first(part));
-    XXH3_64bits_update(hash_.get(), bytes.data(), part);
-    record_.size += part;
-    bytes = bytes.subspan(part);
-    if (record_.size % kBlockBytes == 0) {
-      record_.block_hashes.push_back(XXH3_64bits_digest(hash_.get()));
-      XXH3_64bits_reset(hash_.get());
-    }
+/// Fewer than asked for where the file ends or the disk fails.
+std::size_t read_some(int descriptor, std::uint64_t offset, std::span<std::byte> into) {
+  std::size_t done = 0;
+  while (done < into.size()) {
+    const ssize_t got = ::pread(descriptor, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    done += static_cast<std::size_t>(got);
   }
+  return done;
 }
 
-FileRecord HashedWriter::finish() {
-  if (record_.size % kBlockBytes != 0) record_.block_hashes.push_back(XXH3_64bits_digest(hash_.get()));
-  file_.commit();
-  return record_;
-}
+}  // namespace
 
 CheckedReader::CheckedReader(const std::filesystem::path& folder, FileRecord record)
-    : record_(std::move(record)), file_(folder / record_.name), checked_(kNoBlock) {
-  const std::uint64_t size = file_.size();
-  if (size != record_.size)
-    throw ConfigError(rule_got_fix(concat(name(), ": must be as long as its manifest says, ", record_.size, " bytes."),
-                                   size < record_.size ? concat("the end of the file at byte ", size)
-                                                       : concat("more from byte ", record_.size, " on"),
-                                   "load another checkpoint of the run"));
+    : path_(folder / record.name), record_(std::move(record)), buffered_(kNoBlock) {
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat status {};
+  if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    const std::string got = descriptor_ < 0 ? std::strerror(errno) : "something that is no file";
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw Damage(rule_got_fix(concat(name(), ": must be a file of the checkpoint."), got, kFix));
+  }
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  if (size == record_.size) return;
+  ::close(descriptor_);
+  throw Damage(rule_got_fix(concat(name(), ": must be as long as its manifest says, ", record_.size, " bytes."),
+                            size < record_.size ? concat("the end of the file at byte ", size)
+                                                : concat("more from byte ", record_.size, " on"),
+                            kFix));
 }
 
-void CheckedReader::check(std::uint64_t block) {
-  if (block == checked_) return;
-  const std::uint64_t begin = block * kBlockBytes, size = std::min(kBlockBytes, record_.size - begin);
-  if (XXH3_64bits(file_.bytes().data() + begin, size) != record_.block_hashes[block])
-    throw ConfigError(rule_got_fix(concat(name(), ": must be what was written."),
-                                   concat("bytes ", begin, " to ", begin + size, " that do not match their checksum"),
-                                   "load another checkpoint of the run"));
-  checked_ = block;
+CheckedReader::~CheckedReader() { ::close(descriptor_); }
+
+std::uint64_t CheckedReader::block_size(std::uint64_t block) const {
+  return std::min(kBlockBytes, record_.size - block * kBlockBytes);
+}
+
+void CheckedReader::load(std::uint64_t block, std::byte* into) {
+  const std::uint64_t begin = block * kBlockBytes, size = block_size(block);
+  if (begin + size > ahead_ || begin + kAheadBytes < ahead_) {
+    ::posix_fadvise(descriptor_, static_cast<off_t>(begin), static_cast<off_t>(kAheadBytes), POSIX_FADV_WILLNEED);
+    ahead_ = begin + kAheadBytes;
+  }
+  const std::size_t got = read_some(descriptor_, begin, {into, size});
+  if (got < size)
+    throw Damage(rule_got_fix(concat(name(), ": must be readable."), concat("no bytes from byte ", begin + got), kFix));
+  if (XXH3_64bits(into, size) != record_.block_hashes[block])
+    throw Damage(rule_got_fix(concat(name(), ": must be what was written."),
+                              concat("bytes ", begin, " to ", begin + size, " that do not match their checksum"),
+                              kFix));
 }
 
 void CheckedReader::read(std::uint64_t offset, std::span<std::byte> into) {
-  if (into.empty()) return;
-  const std::byte* bytes = file_.range(offset, into.size(), 1, "tensor data").data();
+  if (offset > record_.size || into.size() > record_.size - offset)
+    throw Damage(rule_got_fix(concat(name(), ": tensor data must lie within the file."),
+                              concat(into.size(), " bytes at byte ", offset, " of ", record_.size)));
   while (!into.empty()) {
-    check(offset / kBlockBytes);
-    const std::size_t part = std::min<std::size_t>(into.size(), kBlockBytes - offset % kBlockBytes);
-    std::memcpy(into.data(), bytes, part);
+    const std::uint64_t block = offset / kBlockBytes, from = offset % kBlockBytes, size = block_size(block);
+    const std::size_t part = std::min<std::size_t>(into.size(), size - from);
+    if (part == size) {  // a whole block needs no buffer
+      load(block, into.data());
+    } else {
+      if (block != buffered_) {
+        buffer_.resize(kBlockBytes);
+        buffered_ = kNoBlock;
+        load(block, buffer_.data());
+        buffered_ = block;
+      }
+      std::memcpy(into.data(), buffer_.data() + from, part);
+    }
     into = into.subspan(part);
-    bytes += part;
     offset += part;
   }
 }

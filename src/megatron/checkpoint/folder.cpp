@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/checkpoint/files.h"
 
 namespace megatron::checkpoint {
 namespace fs = std::filesystem;
@@ -29,12 +32,31 @@ bool is_temporary_name(const std::string& name) {
   return name.starts_with(kTemporary) && is_iteration_name(name.substr(std::strlen(kTemporary)));
 }
 
+/// The number in a name of iteration_name(); -1 for other names.
+std::int64_t iteration_of(const std::string& name) {
+  std::int64_t iteration = -1;
+  if (!is_iteration_name(name)) return -1;
+  const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), iteration);
+  return error == std::errc() && iteration_name(iteration) == name ? iteration : -1;
+}
+
+/// Of the iter_ folders in `folder`, ascending.
+std::vector<std::int64_t> iterations_in(const fs::path& folder) {
+  std::vector<std::int64_t> iterations;
+  std::error_code none;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, none))
+    if (const std::int64_t iteration = iteration_of(entry.path().filename()); iteration >= 0 && entry.is_directory())
+      iterations.push_back(iteration);
+  std::sort(iterations.begin(), iterations.end());
+  return iterations;
+}
+
 /// What `folder`/latest says.
 std::string latest_name(const fs::path& folder) {
   std::string name = read_file(folder / kLatest, 4096);
   while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back()))) name.pop_back();
   if (!is_iteration_name(name))
-    throw ConfigError(
+    throw Damage(
         rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint beside it, like iter_0000100."),
                      concat("\"", name, "\"")));
   return name;
@@ -65,7 +87,10 @@ std::string iteration_name(std::int64_t iteration) {
 }
 
 bool has_checkpoint(const fs::path& folder) {
-  return fs::exists(folder / kManifest) || fs::exists(folder / kLatest) || fs::exists(folder / "checkpoints" / kLatest);
+  if (fs::exists(folder / kManifest)) return true;
+  for (const fs::path& place : {folder, folder / "checkpoints"})
+    if (fs::exists(place / kLatest) || !iterations_in(place).empty()) return true;
+  return false;
 }
 
 fs::path find_checkpoint(const fs::path& folder) {
@@ -74,26 +99,55 @@ fs::path find_checkpoint(const fs::path& folder) {
     if (!fs::exists(place / kLatest)) continue;
     fs::path found = place / latest_name(place);
     if (!fs::exists(found / kManifest))
-      throw ConfigError(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
-                                     concat(found.filename().string(), ", which is not there or has no ", kManifest)));
+      throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
+                                concat(found.filename().string(), ", which is not there or has no ", kManifest)));
     return found;
   }
-  throw ConfigError(
+  throw Damage(
       rule_got_fix(concat(folder.string(), ": must be a folder of checkpoints or one checkpoint."),
                    concat(fs::exists(folder) ? "a folder" : "nothing", " with neither ", kLatest, " nor ", kManifest)));
 }
 
-Manifest read_manifest(const fs::path& iteration_folder) {
-  const fs::path path = iteration_folder / kManifest;
-  return parse_manifest(read_file(path, kMaxManifestBytes), path.string());
+std::vector<fs::path> candidates(const fs::path& folder) {
+  if (fs::exists(folder / kManifest) || is_iteration_name(folder.filename())) return {folder};
+  for (const fs::path& place : {folder, folder / "checkpoints"}) {
+    std::vector<std::int64_t> iterations = iterations_in(place);
+    if (!fs::exists(place / kLatest) && iterations.empty()) continue;
+    std::vector<fs::path> found;
+    std::int64_t before = std::numeric_limits<std::int64_t>::max();
+    try {
+      const std::string latest = latest_name(place);
+      found.push_back(place / latest);
+      before = iteration_of(latest);
+    } catch (const ConfigError&) {  // it is not there or says nothing
+    }
+    for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration)
+      if (*iteration < before) found.push_back(place / iteration_name(*iteration));
+    if (!found.empty()) return found;
+  }
+  return {folder};
 }
 
-fs::path begin_writing(const fs::path& folder, const std::string& name) {
+Manifest read_manifest(const fs::path& iteration_folder) {
+  const fs::path path = iteration_folder / kManifest;
+  std::string text;
+  try {
+    text = read_file(path, kMaxManifestBytes);
+  } catch (const ConfigError& e) {
+    throw Damage(e.what());
+  }
+  return parse_manifest(text, path.string());
+}
+
+void check_structure(const fs::path& iteration_folder) {
+  for (const FileRecord& file : read_manifest(iteration_folder).files) CheckedReader(iteration_folder, file);
+}
+
+fs::path temporary_folder(const fs::path& folder, const std::string& name) { return folder / (kTemporary + name); }
+
+void prepare_folder(const fs::path& folder) {
   fs::create_directories(folder);
   remove_leftovers(folder);
-  fs::path temporary = folder / (kTemporary + name);
-  fs::create_directory(temporary);
-  return temporary;
 }
 
 void publish(const fs::path& folder, const fs::path& temporary, const std::string& name) {
@@ -104,22 +158,22 @@ void publish(const fs::path& folder, const fs::path& temporary, const std::strin
   fs::remove_all(temporary);  // what had the name before
 }
 
-void remove_old(const fs::path& folder, int keep_last) {
-  if (keep_last <= 0) return;
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-    if (is_iteration_name(entry.path().filename().string())) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end(),
-            [](const std::string& a, const std::string& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
-  const std::string latest = latest_name(folder);
-  for (std::size_t k = 0; k + static_cast<std::size_t>(keep_last) < names.size(); ++k) {
-    if (names[k] == latest) continue;
-    // Under another name first: half a folder must not look like a checkpoint.
-    const fs::path doomed = folder / (kTemporary + names[k]);
-    fs::remove_all(doomed);
-    fs::rename(folder / names[k], doomed);
-    fs::remove_all(doomed);
-  }
+std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {
+  if (keep.last <= 0) return {};
+  const std::vector<std::int64_t> iterations = iterations_in(folder);
+  const std::int64_t latest = iteration_of(latest_name(folder));
+  std::vector<fs::path> found;
+  for (std::size_t k = 0; k + static_cast<std::size_t>(keep.last) < iterations.size(); ++k)
+    if (iterations[k] != latest && (keep.every <= 0 || iterations[k] % keep.every != 0))
+      found.push_back(folder / iteration_name(iterations[k]));
+  return found;
+}
+
+void remove_checkpoint(const fs::path& iteration_folder) {
+  const fs::path doomed = temporary_folder(iteration_folder.parent_path(), iteration_folder.filename());
+  fs::remove_all(doomed);
+  fs::rename(iteration_folder, doomed);
+  fs::remove_all(doomed);
 }
 
 }  // namespace megatron::checkpoint

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "megatron/checkpoint/manifest.h"
 
@@ -12,24 +13,45 @@ namespace megatron::checkpoint {
 std::string iteration_name(std::int64_t iteration);
 
 /// The iter_ folder meant by `folder`: itself, or what the `latest` in it (or in its `checkpoints`) names. Throws
-/// ConfigError where there is none.
+/// Damage where there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 
-/// Whether `folder`, or its `checkpoints`, has a `latest`, or is an iter_ folder. Damage is for load() to report: a run
-/// that took a damaged checkpoint for none would begin again from nothing.
+/// Whether `folder`, or its `checkpoints`, has checkpoints, or is one. Damage is for the loading to report: a run that
+/// took a damaged checkpoint for none would begin again from nothing.
 bool has_checkpoint(const std::filesystem::path& folder);
 
-/// The manifest of an iter_ folder.
+/// Where to go on from, best first: what find_checkpoint() finds, then the earlier iterations beside it, the newest
+/// first; where `latest` says nothing, all that are there. Of one iter_ folder: itself alone. Never empty, and nothing
+/// is looked into.
+std::vector<std::filesystem::path> candidates(const std::filesystem::path& folder);
+
+/// The manifest of an iter_ folder. Throws Damage.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
 
-/// An empty folder in which iteration `name` of `folder` is written; leftovers of earlier attempts are removed.
-std::filesystem::path begin_writing(const std::filesystem::path& folder, const std::string& name);
+/// Throws Damage where the manifest of an iter_ folder is not whole, or one of its files is missing or of another
+/// size. Reads no data.
+void check_structure(const std::filesystem::path& iteration_folder);
+
+/// Makes the folder where it is not there, and removes what killed programs left in it.
+void prepare_folder(const std::filesystem::path& folder);
+
+/// Where iteration `name` of `folder` is written until publish().
+std::filesystem::path temporary_folder(const std::filesystem::path& folder, const std::string& name);
 
 /// Gives the finished temporary folder its name, durably, then makes `latest` say it. At every moment `latest`, if it
 /// exists, names a whole checkpoint.
 void publish(const std::filesystem::path& folder, const std::filesystem::path& temporary, const std::string& name);
 
-/// Removes all but the newest `keep_last` iterations (0: none is removed), never the one that `latest` names.
-void remove_old(const std::filesystem::path& folder, int keep_last);
+/// Which iterations stay: the newest `last` (0: all), those that `every` divides (0: none because of that), and always
+/// the one that `latest` names.
+struct Keep {
+  std::int64_t last = 0, every = 0;
+};
+
+/// The iter_ folders in `folder` that `keep` does not keep, the oldest first.
+std::vector<std::filesystem::path> superfluous(const std::filesystem::path& folder, const Keep& keep);
+
+/// Removes one of them; half a folder never looks like a checkpoint.
+void remove_checkpoint(const std::filesystem::path& iteration_folder);
 
 }  // namespace megatron::checkpoint

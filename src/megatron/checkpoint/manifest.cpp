@@ -19,7 +19,7 @@ constexpr std::uint64_t kVersion = 1;
 constexpr int kMaxDepth = 16;  // a manifest needs 7; what follows parsing may use the stack for each level
 
 [[noreturn]] void damaged(const std::string& file, const std::string& got) {
-  throw ConfigError(
+  throw Damage(
       rule_got_fix(concat(file, ": must be a whole checkpoint manifest."), got, "load an older checkpoint of the run"));
 }
 
@@ -137,9 +137,9 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     const json manifest = parse_json(text, file);
     if (!manifest.is_object() || manifest.value("format", "") != kFormat) damaged(file, "JSON that is no manifest");
     if (const std::uint64_t version = number(manifest, "version"); version != kVersion)
-      throw ConfigError(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),
-                                     concat("version ", version),
-                                     version > kVersion ? "load it with the newer megatron that wrote it" : ""));
+      throw Damage(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),
+                                concat("version ", version),
+                                version > kVersion ? "load it with the newer megatron that wrote it" : ""));
     const std::string body = manifest.at("body").dump();
     if (unhex(manifest.at("xxh3")) != XXH3_64bits(body.data(), body.size()))
       damaged(file, "a body that does not match its checksum");

@@ -5,10 +5,17 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/checkpoint/slices.h"
 
 // manifest.json: what a checkpoint holds and where. No torch here.
 namespace megatron::checkpoint {
+
+/// A checkpoint's files are not what its manifest says, or the manifest cannot be read: another checkpoint may do.
+/// Other ConfigErrors say that a whole checkpoint does not fit what is asked for.
+struct Damage : ConfigError {
+  using ConfigError::ConfigError;
+};
 
 /// Files are checksummed in blocks of this size, so that a rank that needs a part can check just that part.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
@@ -43,7 +50,7 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 
 /// Reads it back and checks everything that can be checked without the files: the checksum, that names stay in the
-/// folder, that slices lie in their tensors and files and make up each tensor exactly once. Throws ConfigError naming
+/// folder, that slices lie in their tensors and files and make up each tensor exactly once. Throws Damage naming
 /// `file`.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 

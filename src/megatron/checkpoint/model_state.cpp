@@ -1,6 +1,5 @@
 #include "megatron/checkpoint/model_state.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -8,41 +7,44 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/placement.h"
 #include "megatron/config/options.h"
 
 namespace megatron::checkpoint {
 namespace {
 
-// Rows of the full tensor that mean something: for a matrix over the vocabulary its tokens, else all.
-std::int64_t true_rows(const plan::ParameterSpec& spec, const plan::GptShape& shape) {
-  const bool over_vocabulary = spec.name == "embedding.word_embeddings.weight" || spec.name == "output_layer.weight";
-  return over_vocabulary ? shape.vocab : spec.shape.at(0);
+std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  return strides;
 }
 
 }  // namespace
 
+std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan::GptShape& shape) {
+  std::vector<std::int64_t> result = spec.shape;
+  const bool over_vocabulary = spec.name == "embedding.word_embeddings.weight" || spec.name == "output_layer.weight";
+  if (over_vocabulary) result.at(0) = shape.vocab;
+  return result;
+}
+
+std::vector<ShardedTensor> model_range(const std::string& name, const plan::ParameterSpec& spec,
+                                       const plan::GptShape& shape, const at::Tensor& flat, std::int64_t begin) {
+  const std::vector<std::int64_t> global_shape = true_shape(spec, shape),
+                                  strides = row_major_strides(spec.local_shape());
+  std::vector<ShardedTensor> tensors;
+  for (PlacedBox& placed : place(spec, global_shape.at(0), begin, begin + flat.numel()))
+    tensors.push_back({.name = name,
+                       .global_shape = global_shape,
+                       .offset = std::move(placed.box.offset),
+                       .data = flat.as_strided(placed.box.shape, strides, flat.storage_offset() + placed.first - begin),
+                       .is_copy = placed.is_copy || spec.shared_copy});
+  return tensors;
+}
+
 std::vector<ShardedTensor> model_tensor(const std::string& name, const plan::ParameterSpec& spec,
                                         const plan::GptShape& shape, const at::Tensor& data) {
-  const std::int64_t rows = true_rows(spec, shape);
-  std::vector<ShardedTensor> tensors;
-  const auto add = [&](const at::Tensor& part, std::int64_t offset) {
-    ShardedTensor tensor{.name = name,
-                         .global_shape = spec.shape,
-                         .offset = std::vector<std::int64_t>(spec.shape.size(), 0),
-                         .data = part};
-    tensor.offset.at(static_cast<std::size_t>(std::max(spec.split_dim, 0))) = offset;
-    tensor.global_shape[0] = rows;
-    tensor.offset[0] = std::min(tensor.offset[0], rows);
-    tensor.data = part.narrow(0, 0, std::min(part.size(0), rows - tensor.offset[0]));
-    tensors.push_back(std::move(tensor));
-  };
-  if (spec.replicated()) add(data, 0);
-  std::int64_t begin = 0;
-  for (const plan::Piece& piece : spec.pieces) {
-    add(data.narrow(spec.split_dim, begin, piece.length), piece.offset);
-    begin += piece.length;
-  }
-  return tensors;
+  return model_range(name, spec, shape, data.view({-1}), 0);
 }
 
 config::RunConfig saved_recipe(const std::filesystem::path& folder) {

@@ -13,6 +13,8 @@ struct HeldSlice {
   std::string name, dtype;
   std::vector<std::int64_t> global_shape;
   Box box;
+
+  bool operator==(const HeldSlice&) const = default;
 };
 
 std::string to_text(const std::vector<HeldSlice>& slices);

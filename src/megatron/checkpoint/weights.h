@@ -2,11 +2,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "megatron/checkpoint/slices.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameters.h"
 
 namespace megatron::checkpoint {
 
@@ -28,5 +31,28 @@ class WeightSource {
   /// a source of its own.
   virtual void read(const std::string& tensor, const Box& box, const at::Tensor& into) const = 0;
 };
+
+/// The weights of one of our checkpoints, meant by `folder` as find_checkpoint() says. Throws Damage where there is
+/// none or its manifest is damaged.
+std::unique_ptr<WeightSource> open_checkpoint(const std::filesystem::path& folder);
+
+/// How the tensors of a source and those of a model differ, by name; the same on every rank.
+struct WeightReport {
+  std::vector<std::string> missing;     ///< parameters of the model that the source does not have
+  std::vector<std::string> unexpected;  ///< tensors of the source that the model has no place for
+
+  bool empty() const { return missing.empty() && unexpected.empty(); }
+  /// One line for each.
+  std::vector<std::string> lines() const;
+};
+
+/// Compares names and shapes; reads no weights. Throws ConfigError that lists the tensors whose shapes differ, and
+/// where `strict` also what is missing and unexpected.
+WeightReport compare_weights(const WeightSource& source, const plan::GptShape& shape, bool strict);
+
+/// Fills the parameters of this rank, split in any way, in any dtype, with the weights of `source`: those that it has;
+/// others stay as they are, as do rows that pad the vocabulary. Compares first, as compare_weights(). Not collective.
+WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
+                          const plan::GptShape& shape, bool strict = true);
 
 }  // namespace megatron::checkpoint

@@ -1,0 +1,80 @@
+#include "megatron/checkpoint/weights.h"
+
+#include <algorithm>
+#include <map>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/checkpoint/reader.h"
+
+namespace megatron::checkpoint {
+namespace {
+
+constexpr const char* kOtherModel = "give the model the options that the weights were made with";
+
+/// The global shapes of a model's parameters, by name.
+std::map<std::string, std::vector<std::int64_t>> shapes_of(const plan::GptShape& shape) {
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const plan::ParameterSpec& spec : plan::gpt_parameters(shape, 1, 0)) shapes[spec.name] = true_shape(spec, shape);
+  return shapes;
+}
+
+}  // namespace
+
+std::vector<std::string> WeightReport::lines() const {
+  std::vector<std::string> lines;
+  for (const std::string& name : missing)
+    lines.push_back(concat("missing: \"", name, "\", which keeps its first value"));
+  for (const std::string& name : unexpected)
+    lines.push_back(concat("unexpected: \"", name, "\", which the model does not have"));
+  return lines;
+}
+
+std::unique_ptr<WeightSource> open_checkpoint(const std::filesystem::path& folder) {
+  return std::make_unique<Reader>(find_checkpoint(folder));
+}
+
+WeightReport compare_weights(const WeightSource& source, const plan::GptShape& shape, bool strict) {
+  const auto wanted = shapes_of(shape);
+  WeightReport report;
+  std::string errors;
+  const auto error = [&](const std::string& rule, const std::string& got, const std::string& fix) {
+    errors += (errors.empty() ? "" : "\n") + rule_got_fix(rule, got, fix);
+  };
+  for (const auto& [name, wanted_shape] : wanted) {
+    const std::vector<std::int64_t>* const got = source.shape(name);
+    if (got == nullptr)
+      report.missing.push_back(name);
+    else if (*got != wanted_shape)
+      error(concat(source.name(), ": \"", name, "\" must have the shape ", shape_text(wanted_shape), "."),
+            shape_text(*got), kOtherModel);
+  }
+  for (const std::string& name : source.tensors())
+    if (!wanted.contains(name)) report.unexpected.push_back(name);
+  if (strict && !report.empty()) {
+    const std::vector<std::string> lines = report.lines();
+    std::string got = lines[0];
+    constexpr std::size_t kMostListed = 20;
+    for (std::size_t k = 1; k < std::min(lines.size(), kMostListed); ++k) got += "\n        " + lines[k];
+    if (lines.size() > kMostListed) got += concat("\n        and ", lines.size() - kMostListed, " more");
+    error(concat("The weights of ", source.name(), " must be those of the model."), got,
+          concat(kOtherModel, ", or take what is there: --load-strict false"));
+  }
+  if (!errors.empty()) throw ConfigError(errors);
+  return report;
+}
+
+WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
+                          const plan::GptShape& shape, bool strict) {
+  WeightReport report = compare_weights(source, shape, strict);
+  for (const auto& parameter : parameters.all()) {
+    const plan::ParameterSpec& spec = parameter->spec;
+    if (source.shape(spec.name) == nullptr) continue;
+    for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, parameter->value.detach()))
+      source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
+  }
+  return report;
+}
+
+}  // namespace megatron::checkpoint
