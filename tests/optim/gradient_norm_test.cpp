@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "megatron/comm/local_backend.h"
-#include "megatron/optim/optimizer.h"
+#include "megatron/optim/gradient_norm.h"
 #include "tests/optim/hand_made_store.h"
 #include "tests/testing/tensors.h"
 
@@ -19,6 +19,10 @@ namespace {
 // The gradient of the whole model, dense: element i of parameter p.
 at::Tensor full_gradient(const plan::ParameterSpec& spec) {
   return (at::arange(spec.size(), at::kDouble) * 1.7 + static_cast<double>(spec.name.size())).sin().view(spec.shape);
+}
+
+double norm_of(const parallel::ParameterStore& store, const comm::Group& tp, NormKind kind) {
+  return norm_over(tp, GradientNorm(store, plan::shards(store.layout(), 1, 0), tp.rank() == 0).part(kind), kind);
 }
 
 class GradientNormTest : public ::testing::TestWithParam<int> {};
@@ -36,10 +40,8 @@ TEST_P(GradientNormTest, EqualsThatOfTheDenseModelWithWholeParametersCountedOnce
       const auto& spec = parameter->spec;
       parameter->grad.copy_(megatron::testing::slice_of(full_gradient(spec), spec));
     }
-    EXPECT_NEAR(gradient_norm(store, tp, tp.rank() == 0, 0.5, NormKind::L2), 0.5 * std::sqrt(squares), 1e-13)
-        << "rank " << tp.rank();
-    EXPECT_DOUBLE_EQ(gradient_norm(store, tp, tp.rank() == 0, 0.5, NormKind::Inf), 0.5 * largest)
-        << "rank " << tp.rank();
+    EXPECT_NEAR(norm_of(store, tp, NormKind::L2), std::sqrt(squares), 1e-13) << "rank " << tp.rank();
+    EXPECT_DOUBLE_EQ(norm_of(store, tp, NormKind::Inf), largest) << "rank " << tp.rank();
   });
 }
 
@@ -49,8 +51,8 @@ TEST_P(GradientNormTest, IsNotFiniteOnAnyRankWhenOneGradientOfOneRankIsNot) {
       const auto store = testing::store(0, at::kDouble, tp.size(), tp.rank());
       for (const auto& parameter : store.all()) parameter->grad.fill_(1);
       if (tp.rank() == tp.size() - 1) store.get("first.weight")->grad[0][0] = bad;
-      EXPECT_FALSE(std::isfinite(gradient_norm(store, tp, tp.rank() == 0, 1, NormKind::L2))) << "rank " << tp.rank();
-      EXPECT_FALSE(std::isfinite(gradient_norm(store, tp, tp.rank() == 0, 1, NormKind::Inf))) << "rank " << tp.rank();
+      EXPECT_FALSE(std::isfinite(norm_of(store, tp, NormKind::L2))) << "rank " << tp.rank();
+      EXPECT_FALSE(std::isfinite(norm_of(store, tp, NormKind::Inf))) << "rank " << tp.rank();
     });
 }
 INSTANTIATE_TEST_SUITE_P(Tp, GradientNormTest, ::testing::Values(1, 2, 4));

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "megatron/comm/local_backend.h"
-#include "megatron/optim/optimizer.h"
+#include "megatron/optim/gradient_reducer.h"
 #include "tests/optim/hand_made_store.h"
 
 namespace megatron::optim {
@@ -44,6 +44,9 @@ class Recorder : public comm::Backend {
   static comm::WorkHandle unexpected() { throw std::logic_error("the reducer has no business with this collective"); }
 };
 
+/// A rank that owns everything.
+std::vector<plan::Shard> whole(const parallel::ParameterStore& store) { return plan::shards(store.layout(), 1, 0); }
+
 void contribute(const parallel::ParameterStore& store, const std::string& name, double value) {
   const auto parameter = store.get(name);
   if (parameter->beta() == 0)
@@ -72,7 +75,7 @@ class GradientReducerTest : public ::testing::Test {
 
 TEST_F(GradientReducerTest, StartsABucketWhenItsLastGradientOfTheLastMicrobatchIsWritten) {
   ASSERT_GE(store_.layout().buckets.size(), 2u);
-  GradientReducer reducer(store_, comm::Group(recorder_), /*overlap=*/true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), /*overlap=*/true);
   reducer.begin_step(2);
   for (std::size_t bucket = 0; bucket < store_.layout().buckets.size(); ++bucket)
     for (const auto& name : names_of_bucket(bucket)) contribute(store_, name, 1);
@@ -94,7 +97,7 @@ TEST_F(GradientReducerTest, StartsABucketWhenItsLastGradientOfTheLastMicrobatchI
 }
 
 TEST_F(GradientReducerTest, KeepsTheOrderOfBucketsWhenALaterOneIsCompleteFirst) {
-  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), true);
   reducer.begin_step(1);
   for (const auto& name : names_of_bucket(1)) contribute(store_, name, 1);
   EXPECT_TRUE(recorder_->reduced.empty());
@@ -103,7 +106,7 @@ TEST_F(GradientReducerTest, KeepsTheOrderOfBucketsWhenALaterOneIsCompleteFirst) 
 }
 
 TEST_F(GradientReducerTest, WithoutOverlapReducesInFinishAlone) {
-  GradientReducer reducer(store_, comm::Group(recorder_), false);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), false);
   reducer.begin_step(1);
   for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 1);
   EXPECT_TRUE(recorder_->reduced.empty());
@@ -112,7 +115,7 @@ TEST_F(GradientReducerTest, WithoutOverlapReducesInFinishAlone) {
 }
 
 TEST_F(GradientReducerTest, AGradientWithoutContributionIsZeroNotThatOfTheStepBefore) {
-  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), true);
   reducer.begin_step(1);
   for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 5);
   reducer.finish();
@@ -125,7 +128,7 @@ TEST_F(GradientReducerTest, AGradientWithoutContributionIsZeroNotThatOfTheStepBe
 }
 
 TEST_F(GradientReducerTest, ADestroyedReducerIsNoLongerCalled) {
-  { GradientReducer(store_, comm::Group(recorder_), true).begin_step(1); }
+  { GradientReducer(store_, comm::Group(recorder_), whole(store_), true).begin_step(1); }
   for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 1);
   EXPECT_TRUE(recorder_->reduced.empty());
 }
@@ -162,7 +165,7 @@ class ReducerByStage : public ::testing::Test {
 };
 
 TEST_F(ReducerByStage, AStageDoesNotWaitForAnotherThatLiesBeforeItInTheBuffer) {
-  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), true);
   reducer.begin_step(1);
   for (const auto& name : names_of_stage(store_, 0)) contribute(store_, name, 1);
   EXPECT_EQ(recorder_->reduced, bucket_sizes(store_, {0}));
@@ -173,7 +176,7 @@ TEST_F(ReducerByStage, AStageDoesNotWaitForAnotherThatLiesBeforeItInTheBuffer) {
 }
 
 TEST_F(ReducerByStage, StartsTheRestOfAStageOnceWhenAskedTo) {
-  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), true);
   store_.gradients().fill_(4);
   reducer.begin_step(1);
   const auto names = names_of_stage(store_, 1);
@@ -191,7 +194,7 @@ TEST_F(ReducerByStage, StartsTheRestOfAStageOnceWhenAskedTo) {
 }
 
 TEST_F(ReducerByStage, WithoutOverlapAStageWaitsForTheEndToo) {
-  GradientReducer reducer(store_, comm::Group(recorder_), false);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), false);
   reducer.begin_step(1);
   for (const auto& parameter : store_.all()) contribute(store_, parameter->spec.name, 1);
   reducer.start_stage(1);
@@ -202,7 +205,7 @@ TEST_F(ReducerByStage, WithoutOverlapAStageWaitsForTheEndToo) {
 }
 
 TEST_F(ReducerByStage, WaitsForWeightGradientsThatWerePutOff) {
-  GradientReducer reducer(store_, comm::Group(recorder_), true);
+  GradientReducer reducer(store_, comm::Group(recorder_), whole(store_), true);
   reducer.begin_step(2);
   store_.gradient_queue().defer(true);
   for (int microbatch = 0; microbatch < 2; ++microbatch)
@@ -226,7 +229,7 @@ TEST(ReducerOrder, IsTheSameOnRanksThatWriteTheGradientsOfAnOperationInAnyOrder)
   for (int rank = 0; rank < 20; ++rank) {
     const auto store = staged_store();
     const auto recorder = std::make_shared<Recorder>();
-    GradientReducer reducer(store, comm::Group(recorder), true);
+    GradientReducer reducer(store, comm::Group(recorder), whole(store), true);
     reducer.begin_step(1);
     for (auto operation : operations) {
       std::shuffle(operation.begin(), operation.end(), random);
@@ -244,7 +247,7 @@ TEST(GradientReducer, SumsOverTheRanksOfTheGroup) {
   comm::run_ranks(3, [](const comm::Group& dp) {
     for (const bool overlap : {true, false}) {
       const auto store = testing::store(12);
-      GradientReducer reducer(store, dp, overlap);
+      GradientReducer reducer(store, dp, whole(store), overlap);
       for (int step = 0; step < 2; ++step) {
         reducer.begin_step(2);
         for (int microbatch = 0; microbatch < 2; ++microbatch)

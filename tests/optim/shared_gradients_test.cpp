@@ -14,7 +14,7 @@
 
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
-#include "megatron/optim/optimizer.h"
+#include "megatron/optim/gradient_norm.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::optim {
@@ -63,6 +63,14 @@ parallel::ParameterStore store(int stage, int t, int k, at::ScalarType dtype = a
   return {of_rank, plan::buffer_layout(of_rank, 10), dtype, at::kCPU, 7};
 }
 
+std::vector<plan::Shard> whole(const parallel::ParameterStore& parameters) {
+  return plan::shards(parameters.layout(), 1, 0);
+}
+
+double norm_of(const parallel::ParameterStore& parameters, const comm::Group& group, bool first, NormKind kind) {
+  return norm_over(group, GradientNorm(parameters, whole(parameters), first).part(kind), kind);
+}
+
 /// The gradient of the whole model: element i of a parameter.
 at::Tensor full_gradient(const plan::ParameterSpec& spec) {
   return (at::arange(spec.size(), at::kDouble) * 1.7 + static_cast<double>(spec.name.size())).sin().view(spec.shape);
@@ -94,7 +102,7 @@ TEST(SharedGradients, CompletesThoseSplitAlongTheSequenceAndThoseOfTheTiedEmbedd
     const Rank rank(world);
     const auto tp = comm::CountingBackend::wrap(rank.tp),
                words = comm::CountingBackend::wrap(embedding_group(rank.pp, 0, 1));
-    SharedGradients(rank.parameters, tp, rank.words(words)).sum();
+    SharedGradients(rank.parameters, whole(rank.parameters), {tp, {}}, rank.words(words)).sum();
     for (const auto& parameter : rank.parameters.all()) {
       const auto& spec = parameter->spec;
       EXPECT_NEAR_TENSOR(parameter->grad, slice_of(full_gradient(spec), spec), 1e-14)
@@ -112,27 +120,28 @@ TEST(SharedGradients, LeavesWholeGradientsAloneWithoutSequenceParallelism) {
   comm::run_ranks(2, [](const comm::Group&) {
     const auto parameters = store(-1, 1, 0);
     parameters.gradients().fill_(3);
-    SharedGradients(parameters, {}, {}).sum();
+    SharedGradients(parameters, whole(parameters), {}, {}).sum();
     EXPECT_TRUE((parameters.gradients() == 3).all().item<bool>());
   });
 }
 
 TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
-  const auto whole = store(-1, 1, 0);
+  const auto dense = store(-1, 1, 0);
   double squares = 0, largest = 0;
-  for (const auto& parameter : whole.all()) {
+  for (const auto& parameter : dense.all()) {
     const auto gradient = full_gradient(parameter->spec);
     parameter->grad.copy_(gradient);
     squares += (gradient * gradient).sum().item<double>();
     largest = std::max(largest, gradient.abs().max().item<double>());
   }
-  EXPECT_NEAR(gradient_norm(whole, {}, true, 1, NormKind::L2), std::sqrt(squares), 1e-13);
+  EXPECT_NEAR(norm_of(dense, {}, true, NormKind::L2), std::sqrt(squares), 1e-13);
   comm::run_ranks(4, [&](const comm::Group& world) {
     const Rank rank(world);
-    SharedGradients(rank.parameters, rank.tp, rank.words(embedding_group(rank.pp, 0, 1))).sum();
+    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}}, rank.words(embedding_group(rank.pp, 0, 1)))
+        .sum();
     const bool first = rank.tp.rank() == 0;
-    EXPECT_NEAR(gradient_norm(rank.parameters, world, first, 1, NormKind::L2), std::sqrt(squares), 1e-13);
-    EXPECT_NEAR(gradient_norm(rank.parameters, world, first, 1, NormKind::Inf), largest, 1e-14);
+    EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::L2), std::sqrt(squares), 1e-13);
+    EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::Inf), largest, 1e-14);
   });
 }
 
@@ -152,7 +161,7 @@ bool refused(const comm::Group& pp, at::ScalarType dtype, const std::function<vo
   const auto parameters = store(pp.rank(), 1, 0, dtype);
   if (pp.rank() == 1) change(parameters.get(kWords)->value.detach());
   try {
-    SharedGradients(parameters, {}, {{parameters.get(kWords), pp}}).check_copies();
+    SharedGradients(parameters, whole(parameters), {}, {{parameters.get(kWords), pp}}).check_copies();
     return false;
   } catch (const std::runtime_error& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr(kWords));
@@ -173,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Copies, ::testing::Values(at::kFloat, at::kDoub
 TEST(Copies, AreLeftAsTheyAreByTheCheck) {
   const auto parameters = store(-1, 1, 0);
   const auto before = parameters.values().clone();
-  SharedGradients(parameters, {}, {{parameters.get(kWords), {}}}).check_copies();
+  SharedGradients(parameters, whole(parameters), {}, {{parameters.get(kWords), {}}}).check_copies();
   EXPECT_TRUE(at::equal(parameters.values(), before));
 }
 

@@ -26,7 +26,8 @@ TEST(BufferLayout, EqualsMegatronCoresWithoutAlignment) {
       specs.push_back({.name = name, .shape = example["parameters"][name].get<std::vector<std::int64_t>>()});
     }
     const bool one_bucket = example.value("stage", 0) > 0;  // later pipeline stages reduce all at once
-    const auto layout = buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), 1);
+    const auto layout =
+        buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), {.alignment = 1});
     EXPECT_EQ(layout.size, buffer["numel"]);
     ASSERT_EQ(layout.slots.size(), buffer["params"].size());
     for (std::size_t i = 0; i < layout.slots.size(); ++i) {
@@ -51,7 +52,7 @@ TEST(BufferLayout, TilesTheBufferInReverseOrder) {
   const auto specs = specs_of_sizes({100, 1, 17, 16, 300, 5, 64});
   for (const std::int64_t bucket_size : {0, 1, 50, 128, 100000})
     for (const std::int64_t alignment : {1, 16, 64}) {
-      const auto layout = buffer_layout(specs, bucket_size, alignment);
+      const auto layout = buffer_layout(specs, bucket_size, {.alignment = alignment});
       std::int64_t at = 0;
       for (std::size_t i = 0; i < specs.size(); ++i) {
         const auto& slot = layout.slots[i];
@@ -86,7 +87,7 @@ TEST(BufferLayout, TilesTheBufferInReverseOrder) {
 }
 
 TEST(BufferLayout, ClosesABucketAsSoonAsItIsFull) {
-  const auto layout = buffer_layout(specs_of_sizes({10, 10, 10, 10, 10}), 20, 1);
+  const auto layout = buffer_layout(specs_of_sizes({10, 10, 10, 10, 10}), 20, {.alignment = 1});
   ASSERT_EQ(layout.buckets.size(), 3u);
   EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4, 3}));
   EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
@@ -97,7 +98,7 @@ TEST(BufferLayout, KeepsStagesInBucketsOfTheirOwn) {
   specs[2].stage = specs[3].stage = 2;
   specs[4].stage = 5;
   for (const std::int64_t bucket_size : {0, 15, 1000}) {
-    const auto layout = buffer_layout(specs, bucket_size, 1);
+    const auto layout = buffer_layout(specs, bucket_size, {.alignment = 1});
     ASSERT_EQ(layout.buckets.size(), 3u) << bucket_size;
     EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4}));
     EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{3, 2}));

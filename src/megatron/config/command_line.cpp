@@ -71,6 +71,13 @@ class WordParser {
     }
     std::vector<std::string> values;
     if (equals != std::string::npos) values.push_back(word.substr(equals + 1));
+    const MegatronSwitch* const preset =
+        of_a_run_ && found == by_name_.end() && equals == std::string::npos ? megatron_switch(name) : nullptr;
+    if (preset != nullptr) {
+      for (const auto& [path, value] : preset->settings)
+        set(by_name_.at(normalized(path)), "--" + typed, false, {value});
+      return;
+    }
     const MegatronFlag* const megatrons =
         of_a_run_ && found == by_name_.end() ? megatron_flag(normalized(typed)) : nullptr;
     if (megatrons != nullptr) {

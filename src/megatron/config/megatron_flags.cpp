@@ -7,7 +7,6 @@ namespace {
 
 constexpr const char* kLeaveOut = "leave it out";
 constexpr const char* kOtherAxes = "leave it out; ranks are split by --tp, --pp and --dp";
-constexpr const char* kFullPrecision = "leave it out; --train.dtype is fp32 or fp64";
 constexpr const char* kOneModel = "leave it out; the model is GPT-2's: learned positions, LayerNorm, GELU, biases";
 constexpr const char* kMetrics = "leave it out; metrics.jsonl in --train.out has the figures";
 
@@ -23,12 +22,7 @@ constexpr MegatronFlag kFlags[] = {
     {"virtual-pipeline-model-parallel-size", true, "--vpp"},
     {"use-distributed-optimizer", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
     {"overlap-param-gather", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
-    {"bf16", false, kFullPrecision},
-    {"fp16", false, kFullPrecision},
-    {"loss-scale", true, kFullPrecision},
-    {"initial-loss-scale", true, kFullPrecision},
-    {"accumulate-allreduce-grads-in-fp32", false, kFullPrecision},
-    {"attention-softmax-in-fp32", false, kFullPrecision},
+    {"attention-softmax-in-fp32", false, "leave it out; sums and softmax are always in fp32 or fp64"},
     {"lr-warmup-iters", true, "--lr-warmup-samples, iterations x global batch"},
     {"lr-decay-iters", true, "--lr-decay-samples, iterations x global batch"},
     {"lr-wsd-decay-iters", true, "--lr-wsd-decay-samples, iterations x global batch"},
@@ -41,7 +35,6 @@ constexpr MegatronFlag kFlags[] = {
     {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
     {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
     {"num-workers", true, "leave it out; samples are read from mapped memory"},
-    {"optimizer", true, "leave it out; it is AdamW"},
     {"normalization", true, kOneModel},
     {"position-embedding-type", true, kOneModel},
     {"swiglu", false, kOneModel},
@@ -62,7 +55,22 @@ constexpr MegatronFlag kFlags[] = {
     {"log-throughput", false, kMetrics},
 };
 
+const std::vector<MegatronSwitch>& switches() {
+  static const std::vector<MegatronSwitch> all = {
+      {"bf16", {{"train.dtype", "bf16"}}},
+      {"fp16", {{"train.dtype", "fp16"}}},
+      {"accumulate-allreduce-grads-in-fp32", {{"optimizer.grad_dtype", "fp32"}}},
+  };
+  return all;
+}
+
 }  // namespace
+
+const MegatronSwitch* megatron_switch(const std::string& name) {
+  for (const MegatronSwitch& entry : switches())
+    if (name == entry.name) return &entry;
+  return nullptr;
+}
 
 const MegatronFlag* megatron_flag(const std::string& name) {
   const auto* const found =

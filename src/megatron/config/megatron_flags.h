@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <vector>
 
 namespace megatron::config {
 
@@ -13,5 +14,17 @@ struct MegatronFlag {
 /// The entry for a normalized name without dashes, or null. A name that is merely near one of our options would
 /// otherwise be answered with that option, which means something else.
 const MegatronFlag* megatron_flag(const std::string& name);
+
+/// A flag of Megatron-LM without a value that stands for values of options here, e.g. --bf16.
+struct MegatronSwitch {
+  struct Setting {
+    const char *option, *value;
+  };
+  const char* name;
+  std::vector<Setting> settings;
+};
+
+/// The entry for a normalized name without dashes, or null.
+const MegatronSwitch* megatron_switch(const std::string& name);
 
 }  // namespace megatron::config

@@ -7,22 +7,57 @@
 namespace megatron::config {
 
 struct OptimizerConfig {
+  std::string name = "adam";
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
+  double sgd_momentum = 0.9;
+  double lion_beta1 = 0.9;
+  double lion_beta2 = 0.99;
   double weight_decay = 0.01;
+  bool decoupled_weight_decay = true;
+  std::vector<std::string> lr_mult;
+  std::vector<std::string> wd_mult;
   double clip_grad = 1.0;
   std::string clip_norm = "l2";
+  std::string grad_dtype = "fp32";
+  std::string state_dtype = "fp32";
+  bool stochastic_rounding = false;
+  double loss_scale = 0;
+  double initial_loss_scale = 4294967296.0;
+  double min_loss_scale = 1;
+  std::int64_t loss_scale_window = 1000;
+  std::int64_t hysteresis = 2;
   std::int64_t bucket_size = 0;
   bool overlap_grad_reduce = true;
 
   void visit(auto& v) {
+    v("name", name, "adam, sgd or lion.", "optimizer");
     v("adam_beta1", adam_beta1, "Decay of the first moment.", "adam-beta1");
     v("adam_beta2", adam_beta2, "Decay of the second moment.", "adam-beta2");
     v("adam_eps", adam_eps, "Added to the root of the second moment.", "adam-eps");
-    v("weight_decay", weight_decay, "Decoupled weight decay; biases and norms have none.", "weight-decay");
+    v("sgd_momentum", sgd_momentum, "sgd: decay of the momentum; 0: none.", "sgd-momentum");
+    v("lion_beta1", lion_beta1, "lion: share of the momentum in the update.", "lion-beta1");
+    v("lion_beta2", lion_beta2, "lion: decay of the momentum.", "lion-beta2");
+    v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay");
+    v("decoupled_weight_decay", decoupled_weight_decay,
+      "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2).", "decoupled-weight-decay");
+    v("lr_mult", lr_mult,
+      "Learning rate of some parameters, PATTERN=FACTOR each: *.bias=2. The last pattern that matches a name counts.");
+    v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.");
     v("clip_grad", clip_grad, "Largest global gradient norm; 0: no clipping.", "clip-grad");
     v("clip_norm", clip_norm, "Norm that is clipped: l2 or inf.");
+    v("grad_dtype", grad_dtype,
+      "train.dtype bf16, fp16: in what gradients are accumulated and reduced, fp32 or train.dtype.");
+    v("state_dtype", state_dtype, "Of moments: fp32 or bf16; with train.dtype fp64: fp64 or bf16.", "exp-avg-dtype");
+    v("stochastic_rounding", stochastic_rounding,
+      "Round what is stored in 16 bits at random, the same in every layout.");
+    v("loss_scale", loss_scale, "fp16: constant factor on the loss; 0: dynamic.", "loss-scale");
+    v("initial_loss_scale", initial_loss_scale, "fp16: dynamic loss scale at the start.", "initial-loss-scale");
+    v("min_loss_scale", min_loss_scale, "fp16: smallest dynamic loss scale.", "min-loss-scale");
+    v("loss_scale_window", loss_scale_window, "fp16: steps without overflow after which the scale doubles.",
+      "loss-scale-window");
+    v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis");
     v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp).", "ddp-bucket-size");
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
   }

@@ -82,7 +82,7 @@ struct RunConfig {
     v("model", model, "The network.");
     v("parallel", parallel, "How ranks share the work.");
     v("data", data, "Text, tokenizer, samples.");
-    v("optimizer", optimizer, "AdamW, clipping, gradient reduction.");
+    v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
     v("schedule", schedule, "Learning rate and batch size over the run.");
     v("train", train, "Length, batch, precision, evaluation.");
     v("checkpoint", checkpoint, "Saving and resuming.");

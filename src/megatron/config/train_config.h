@@ -35,7 +35,7 @@ struct TrainConfig {
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
     v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters");
     v("seed", seed, "Seed of weights, dropout and data order.", "seed");
-    v("dtype", dtype, "fp32 or fp64.");
+    v("dtype", dtype, "Of parameters and activations: fp32, fp64, bf16 or fp16; updates are in fp32 or fp64.");
     v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing");
     v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once by output layer and loss.");
     v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass instead of keeping it.");

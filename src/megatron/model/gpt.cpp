@@ -38,7 +38,7 @@ struct Gpt::Impl {
   GptOptions options;
   plan::StagePart part;
   comm::Group tp;
-  at::TensorOptions tensor;  ///< dtype and device of the parameters
+  at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
   StageModules modules;
   std::vector<LayerGroup> groups;
 
@@ -72,7 +72,8 @@ Gpt::Impl::Impl(GptOptions o, const plan::StagePart& p, const parallel::Paramete
     : options(std::move(o)),
       part(p),
       tp(std::move(group)),
-      tensor(parameters.values().options()),
+      precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
+                                                                                                   : at::kFloat)),
       modules(options, part, parameters, tp),
       groups(layer_groups(options.recompute, p.num_layers)) {}
 
@@ -155,14 +156,14 @@ at::Tensor Gpt::forward(at::Tensor x, const Batch& batch, bool training) const {
   return training ? compute() : parallel::without_autograd(compute);
 }
 
-LossSum Gpt::loss(at::Tensor x, const Batch& batch, bool training) const {
+LossSum Gpt::loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives a loss");
   const auto compute = [&] {
     const auto hidden = impl_->hidden(std::move(x), batch, training);
     const auto labels_sb = batch.labels_bs.t().contiguous();
     const auto mask_sb =
-        batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, impl_->tensor);
-    return LossSum{impl_->modules.output->loss_sum(hidden, labels_sb, mask_sb),
+        batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, impl_->precise);
+    return LossSum{impl_->modules.output->loss_sum(hidden, labels_sb, mask_sb, gradient_scale),
                    mask_sb.sum(at::kDouble).item<double>()};
   };
   return training ? compute() : parallel::without_autograd(compute);

@@ -20,7 +20,7 @@ namespace megatron::model {
 struct Batch {
   at::Tensor tokens_bs;        ///< [b, s] int64
   at::Tensor labels_bs;        ///< [b, s] int64; undefined for generation
-  at::Tensor loss_mask_bs;     ///< [b, s] of the model's dtype; undefined: all ones
+  at::Tensor loss_mask_bs;     ///< [b, s] float32 (float64 for a float64 model); undefined: all ones
   at::Tensor position_ids_bs;  ///< [b, s] int64; undefined: 0, 1, 2, …
   at::Tensor first_key_bs;     ///< [b, s] int32, see kernels::AttentionOptions; undefined: 0
   at::Tensor sample_ids;       ///< [b] int64 on the CPU: which training samples these are, for dropout
@@ -66,9 +66,10 @@ class Gpt {
   /// the embedding forward, one for the gradient of the last hidden state, and two [tokens]-sized ones a chunk of the
   /// loss; what is computed again in the backward pass is sent again. `training` turns dropout on and records for
   /// backward (where autograd is on): go backward from loss.sum once, as the sum is; gradients arrive in the
-  /// parameters' buffers, the output layer's already in this call (parallel/output_layer.h). Without `training` nothing
+  /// parameters' buffers times `gradient_scale`, the output layer's already in this call (parallel/output_layer.h).
+  /// Without `training` nothing
   /// is kept and nothing written. Throws ConfigError for a token, position or counted label outside the model's.
-  LossSum loss(at::Tensor x, const Batch& batch, bool training) const;
+  LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1) const;
 
   /// loss() of the whole model.
   LossSum loss(const Batch& batch, bool training) const { return loss({}, batch, training); }

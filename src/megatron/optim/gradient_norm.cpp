@@ -1,51 +1,70 @@
+#include "megatron/optim/gradient_norm.h"
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "megatron/kernels/optimizer.h"
-#include "megatron/optim/optimizer.h"
 
 namespace megatron::optim {
 namespace {
 
-// Calls visit(flat gradients) on runs of neighbouring parameters that this rank counts: its slices, and with
-// `counts_whole` the parameters that every tensor-parallel rank holds whole; but no copy of what another stage counts.
-// Padding between parameters is zero and does no harm.
-void for_counted_runs(const parallel::ParameterStore& parameters, bool counts_whole, const auto& visit) {
-  std::int64_t begin = 0, end = 0;
-  const auto flush = [&] {
-    if (end > begin) visit(parameters.gradients().narrow(0, begin, end - begin));
-  };
-  for (const auto& slot : parameters.layout().slots) {
-    const auto& spec = parameters.all().at(static_cast<std::size_t>(slot.parameter))->spec;
-    const bool counted = !spec.shared_copy && (counts_whole || !spec.replicated());
-    if (counted && end > begin) {
-      end = slot.end;
-      continue;
-    }
-    flush();
-    begin = slot.begin;
-    end = counted ? slot.end : slot.begin;
-  }
-  flush();
+/// The ranges of a parameter's slice that this rank counts.
+std::vector<plan::Range> counted_ranges(const plan::ParameterSpec& spec, bool counts_whole) {
+  if (spec.shared_copy || (spec.replicated() && !counts_whole)) return {};
+  std::vector<plan::Range> ranges = plan::piece_ranges(spec);
+  std::vector<plan::Range> counted;
+  for (std::size_t i = 0; i < ranges.size(); ++i)
+    if (spec.pieces.empty() || spec.pieces[i].copy == 0) counted.push_back(ranges[i]);
+  return counted;
 }
 
 }  // namespace
 
-double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& model, bool counts_whole,
-                     double grad_scale, NormKind kind) {
-  double local = 0;
-  for_counted_runs(parameters, counts_whole, [&](const at::Tensor& gradients) {
-    if (kind == NormKind::L2) {
-      local += kernels::sum_of_squares(gradients);
-    } else {
-      const double largest = kernels::max_abs(gradients);
-      // A maximum over ranks may drop NaN; infinity it cannot.
-      local = std::isnan(largest) ? std::numeric_limits<double>::infinity() : std::max(local, largest);
+GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
+                           bool counts_whole)
+    : parameters_(parameters) {
+  for (const plan::Shard& shard : owned) {
+    bool joins = false;  // whether what comes next follows the last range, with nothing uncounted in between
+    for (const plan::ParameterRange& own : shard.parameters) {
+      const auto& spec = parameters.all().at(static_cast<std::size_t>(own.parameter))->spec;
+      std::int64_t at = own.param.begin;
+      for (const plan::Range& range : counted_ranges(spec, counts_whole)) {
+        const plan::Range part = plan::intersection(range, own.param);
+        if (part.empty()) continue;
+        const plan::Range world = part.shifted(own.world.begin - own.param.begin);
+        joins = joins && part.begin == at;
+        if (joins)
+          counted_.back().end = world.end;
+        else
+          counted_.push_back(world);
+        joins = true;
+        at = part.end;
+      }
+      joins = joins && at == own.param.end;
     }
-  });
+  }
+}
+
+double GradientNorm::part(NormKind kind) const {
+  double sum = 0, most = 0;
+  for (const plan::Range& range : counted_) {
+    const auto gradients = parameters_.gradients().narrow(0, range.begin, range.size());
+    if (kind == NormKind::L2) {
+      sum += kernels::sum_of_squares(gradients);
+      continue;
+    }
+    const double largest = kernels::max_abs(gradients);
+    // A maximum over ranks may drop NaN; infinity it cannot.
+    most = std::isnan(largest) ? std::numeric_limits<double>::infinity() : std::max(most, largest);
+  }
+  return kind == NormKind::L2 ? sum : most;
+}
+
+double norm_over(const comm::Group& group, double part, NormKind kind) {
   const double total =
-      model.all_reduce_scalars({local}, kind == NormKind::L2 ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
-  return std::abs(grad_scale) * (kind == NormKind::L2 ? std::sqrt(total) : total);
+      group.all_reduce_scalars({part}, kind == NormKind::L2 ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
+  return kind == NormKind::L2 ? std::sqrt(total) : total;
 }
 
 }  // namespace megatron::optim

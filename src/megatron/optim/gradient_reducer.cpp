@@ -1,8 +1,8 @@
+#include "megatron/optim/gradient_reducer.h"
+
 #include <ATen/ops/zero.h>
 
 #include <utility>
-
-#include "megatron/optim/optimizer.h"
 
 namespace megatron::optim {
 
@@ -21,6 +21,7 @@ namespace megatron::optim {
 struct GradientReducer::Impl {
   struct Bucket {
     at::Tensor gradients;  // the bucket's part of the flat buffer
+    at::Tensor owned;      // this rank's slice of it, a view; undefined where it is all
     std::vector<parallel::ParameterPtr> parameters;
     std::size_t stage = 0;  // index into `stages`
     std::size_t incomplete = 0;
@@ -37,13 +38,16 @@ struct GradientReducer::Impl {
   std::vector<Bucket> buckets;
   std::vector<Stage> stages;
 
-  void add(const plan::BufferLayout::Bucket& planned, const parallel::ParameterStore& parameters) {
+  void add(const plan::BufferLayout::Bucket& planned, const plan::Range& owned,
+           const parallel::ParameterStore& parameters) {
     if (stages.empty() || stages.back().stage != planned.stage)
       stages.push_back({planned.stage, buckets.size(), buckets.size(), buckets.size()});
     ++stages.back().end;
     Bucket bucket;
     bucket.stage = stages.size() - 1;
     bucket.gradients = parameters.gradients().narrow(0, planned.begin, planned.end - planned.begin);
+    if (owned != plan::Range{planned.begin, planned.end})
+      bucket.owned = parameters.gradients().narrow(0, owned.begin, owned.size());
     for (const int index : planned.parameters)
       bucket.parameters.push_back(parameters.all().at(static_cast<std::size_t>(index)));
     buckets.push_back(std::move(bucket));
@@ -65,7 +69,8 @@ struct GradientReducer::Impl {
     Bucket& bucket = buckets[stage.next++];
     for (const auto& parameter : bucket.parameters)
       if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before
-    bucket.work = dp.all_reduce_async(bucket.gradients);
+    bucket.work = bucket.owned.defined() ? dp.reduce_scatter_async(bucket.owned, bucket.gradients)
+                                         : dp.all_reduce_async(bucket.gradients);
   }
 
   void start_all(Stage& stage) {
@@ -73,11 +78,13 @@ struct GradientReducer::Impl {
   }
 };
 
-GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, bool overlap)
+GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp,
+                                 const std::vector<plan::Shard>& owned, bool overlap)
     : impl_(std::make_unique<Impl>()) {
   impl_->dp = std::move(dp);
   impl_->overlap = overlap;
-  for (const auto& planned : parameters.layout().buckets) impl_->add(planned, parameters);
+  const auto& buckets = parameters.layout().buckets;
+  for (std::size_t b = 0; b < buckets.size(); ++b) impl_->add(buckets[b], owned.at(b).world, parameters);
 }
 
 GradientReducer::~GradientReducer() { impl_->disarm(); }

@@ -5,73 +5,70 @@
 #include <memory>
 #include <vector>
 
-#include "megatron/comm/group.h"
+#include "megatron/optim/state_slice.h"
+#include "megatron/optim/update_rule.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameter_groups.h"
+#include "megatron/plan/shards.h"
 
 namespace megatron::optim {
 
-/// Sums the gradient buckets over the data-parallel group: one all-reduce a bucket, started as soon as backward has
-/// written its last gradient of the step's last microbatch, so that it overlaps the rest of backward. A gradient is
-/// complete after spec.gradient_uses contributions a microbatch, whenever a schedule has them computed.
-///
-/// Every rank of `dp` goes through a step in the same order: the same program, whose operations each write the same
-/// parameters' gradients. Then every rank starts the buckets in the same order (gradient_reducer.cpp says why).
-class GradientReducer {
- public:
-  GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, bool overlap);
-  /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
-  void begin_step(int num_microbatches);
-  /// After the last backward of a pipeline stage: starts those of its buckets that have not started by themselves.
-  /// Nothing without `overlap`.
-  void start_stage(int stage);
-  /// After the last backward: asks no more of it, starts what has not started, waits for all. Gradients that got no
-  /// contribution in the step are zero.
-  void finish();
-  GradientReducer(const GradientReducer&) = delete;
-  GradientReducer& operator=(const GradientReducer&) = delete;
-  ~GradientReducer();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+struct OptimizerOptions {
+  double weight_decay = 0.01;
+  bool decoupled = true;  ///< decay of the weights, not added to the gradient (L2)
+  bool bf16_state = false;
+  bool stochastic_rounding = false;  ///< of what is stored in 16 bits, else to nearest
+  std::uint64_t seed = 0;            ///< of that rounding
+  /// By parameter of the store. Empty: 1, and no decay where the spec has none.
+  std::vector<plan::Multipliers> multipliers = {};
 };
 
-enum class NormKind { L2, Inf };
-
-/// Norm of `grad_scale` x gradients over the whole model, summed in double; the gradients are whole (SharedGradients
-/// has summed those that were not). Every parameter counts once: those held whole by every tensor-parallel rank where
-/// `counts_whole` is true, on the first of these ranks alone; of a tied embedding's copies the one without
-/// spec.shared_copy. Collective over `model`, the ranks that hold one copy of the model (tp x pp): one number; equal on
-/// every rank. Not finite when any gradient is not.
-double gradient_norm(const parallel::ParameterStore& parameters, const comm::Group& model, bool counts_whole,
-                     double grad_scale, NormKind kind);
-
-struct AdamWOptions {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
-};
-
-/// AdamW over the contiguous buffers of a ParameterStore. State is views too: exp_avg and exp_avg_sq, laid out as the
-/// parameters. Keeps a reference to the store, which must outlive it.
-class AdamW {
+/// Updates the weights that this rank owns from their gradients, in one pass over the contiguous buffers. Bf16 and fp16
+/// parameters have float32 masters here, which begin as the values that were drawn, before rounding; the update changes
+/// a master and rounds it into the parameter. Masters and state exist for the owned elements alone: all of the buffers
+/// or, with the distributed optimizer, this rank's shards, one after the other. Keeps a reference to the store, which
+/// must outlive it.
+class Optimizer {
  public:
-  AdamW(const parallel::ParameterStore& parameters, AdamWOptions options);
-  /// One pass: gradient x grad_scale, moments, decay (where the spec says so), update.
+  /// `owned`: this rank's part of each bucket (plan/shards.h).
+  Optimizer(const parallel::ParameterStore& parameters, std::vector<plan::Shard> owned,
+            std::unique_ptr<UpdateRule> rule, OptimizerOptions options);
+
+  /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole.
   void step(double learning_rate, double grad_scale);
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
-  const at::Tensor& exp_avg() const { return exp_avg_; }        ///< flat [layout.size]
-  const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }  ///< flat [layout.size]
+
+  /// Everything to keep of the owned elements, the weights first.
+  std::vector<StateSlice> state() const;
+  /// After the weights of state() were filled from outside: has the parameters follow the masters, where there are
+  /// some. With the distributed optimizer the parameters are whole once they have been gathered (ParameterGatherer).
+  void weights_changed() const;
+  /// After the parameters themselves were filled: has the masters follow.
+  void parameters_changed() const;
+
+  /// Bytes of masters and state.
+  std::int64_t bytes() const;
 
  private:
-  struct Range {
-    std::int64_t begin, end;  // in the flat buffers
-    double weight_decay;
+  /// Neighbours with the same multipliers, in one shard. Padding between them holds zeros, which stay zeros.
+  struct Run {
+    plan::Range world;  // in the store's buffers
+    std::int64_t own;   // where it begins in masters and state
+    plan::Multipliers multipliers;
+    kernels::ElementNumbers numbers;
   };
+  void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
+  at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
+  void for_each_master(const auto& visit) const;
 
   const parallel::ParameterStore& parameters_;
-  AdamWOptions options_;
-  std::vector<Range> ranges_;
-  at::Tensor exp_avg_, exp_avg_sq_;
+  std::vector<plan::Shard> owned_;
+  std::unique_ptr<UpdateRule> rule_;
+  OptimizerOptions options_;
+  std::vector<Run> runs_;
+  at::Tensor masters_;             ///< flat; undefined where the parameters are float32 or float64
+  std::vector<at::Tensor> state_;  ///< flat, in the order of rule_->state()
   std::int64_t steps_ = 0;
 };
 

@@ -52,26 +52,59 @@ comm::Group embedding_group(const comm::Group& pp, int rank_of_first_stage, int 
   return pp.split(partition);
 }
 
-SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, comm::Group sequence,
-                                 std::vector<SharedParameter> shared)
-    : sequence_(std::move(sequence)), shared_(std::move(shared)) {
-  if (sequence_.size() == 1) return;
+comm::Group copies_group(const parallel::ParameterStore& parameters, const comm::Group& tp) {
+  int copies = 1;
   for (const auto& parameter : parameters.all())
-    if (parameter->spec.sequence_partial) partial_.push_back(parameter->grad.view({-1}));
+    for (const plan::Piece& piece : parameter->spec.pieces) copies = std::max(copies, piece.copies);
+  if (copies == 1) return {};
+  std::vector<std::vector<int>> partition(static_cast<std::size_t>(tp.size() / copies));
+  for (int rank = 0; rank < tp.size(); ++rank) partition[static_cast<std::size_t>(rank / copies)].push_back(rank);
+  return tp.split(partition);
+}
+
+SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
+                                 Groups groups, std::vector<SharedParameter> shared)
+    : shared_(std::move(shared)) {
+  Sum partial{std::move(groups.sequence), {}}, copied{std::move(groups.copies), {}};
+  std::vector<Sum> tied;
+  for (const SharedParameter& parameter : shared_) tied.push_back({parameter.holders, {}});
+  for (const plan::Shard& shard : owned)
+    for (const plan::ParameterRange& own : shard.parameters) {
+      const auto& parameter = parameters.all().at(static_cast<std::size_t>(own.parameter));
+      const auto add = [&](Sum& sum, const plan::Range& range) {
+        const plan::Range world = plan::intersection(range, own.param).shifted(own.world.begin - own.param.begin);
+        if (!world.empty()) sum.gradients.push_back(parameters.gradients().narrow(0, world.begin, world.size()));
+      };
+      const plan::ParameterSpec& spec = parameter->spec;
+      if (spec.sequence_partial) add(partial, own.param);
+      if (spec.has_copies()) {
+        const std::vector<plan::Range> ranges = plan::piece_ranges(spec);
+        for (std::size_t i = 0; i < ranges.size(); ++i)
+          if (spec.pieces[i].copies > 1) add(copied, ranges[i]);
+      }
+      for (std::size_t i = 0; i < shared_.size(); ++i)
+        if (shared_[i].parameter == parameter) add(tied[i], own.param);
+    }
+  tied.insert(tied.begin(), {std::move(partial), std::move(copied)});
+  for (Sum& sum : tied)
+    if (sum.group.size() > 1 && !sum.gradients.empty()) sums_.push_back(std::move(sum));
 }
 
 void SharedGradients::sum() const {
   const c10::NoGradGuard no_grad;
-  if (!partial_.empty()) {
-    const auto together = at::cat(partial_);
-    sequence_.all_reduce(together);
+  for (const auto& [group, gradients] : sums_) {
+    if (gradients.size() == 1) {
+      group.all_reduce(gradients.front());
+      continue;
+    }
+    const auto together = at::cat(gradients);
+    group.all_reduce(together);
     std::int64_t begin = 0;
-    for (const auto& gradient : partial_) {
+    for (const auto& gradient : gradients) {
       gradient.copy_(together.narrow(0, begin, gradient.numel()));
       begin += gradient.numel();
     }
   }
-  for (const auto& [parameter, holders] : shared_) holders.all_reduce(parameter->grad);
 }
 
 void SharedGradients::check_copies() const {

@@ -3,6 +3,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/shards.h"
 
 namespace megatron::optim {
 
@@ -17,22 +18,33 @@ struct SharedParameter {
 /// that is one. The group of one on every other. Collective over `pp`.
 comm::Group embedding_group(const comm::Group& pp, int rank_of_first_stage, int rank_of_last_stage);
 
+/// The ranks of `tp` that hold the same pieces of split parameters (plan::Piece::copies): `copies` neighbours. The
+/// group of one where no parameter of the store has copies. Collective over `tp`.
+comm::Group copies_group(const parallel::ParameterStore& parameters, const comm::Group& tp);
+
 /// Completes the gradients of parameters that several ranks of one model copy hold:
 ///
 ///   1. spec.sequence_partial: with sequence parallelism each tensor-parallel rank has the gradient of its part of the
 ///      sequence (norms, biases of row-parallel layers, learned positions). One all-reduce over `sequence` of all of
 ///      them, copied together.
-///   2. copies on several stages: the embedding's on the first, the output layer's on the last (Megatron-LM's embedding
+///   2. pieces with copies: ranks that share keys and values have the gradient of their own queries' use of them. One
+///      all-reduce over `copies` of all of them, copied together.
+///   3. copies on several stages: the embedding's on the first, the output layer's on the last (Megatron-LM's embedding
 ///      group). One all-reduce over the holders, in place.
 ///
 /// sum() belongs after the reduction over data-parallel ranks: that one goes on while backward does, bucket by bucket,
 /// and would otherwise wait for these few. Every rank of a data-parallel group then sums the same numbers in the same
-/// order, so that the copies of the model stay equal bit by bit.
+/// order, so that the copies of the model stay equal bit by bit. With the distributed optimizer the owned elements
+/// alone are summed: ranks of one model copy own the same elements of what they share, since their buckets have the
+/// same sizes and the tied embedding has a bucket of its own (plan::BufferPadding::alone).
 class SharedGradients {
  public:
-  /// `sequence`: the tensor-parallel group with sequence parallelism, else the group of one. Every rank of a group
-  /// names its parameters in the same order.
-  SharedGradients(const parallel::ParameterStore& parameters, comm::Group sequence,
+  struct Groups {
+    comm::Group sequence;  ///< the tensor-parallel group with sequence parallelism, else the group of one
+    comm::Group copies;    ///< copies_group()
+  };
+  /// `owned`: see GradientReducer. Every rank of a group names its parameters in the same order.
+  SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, Groups groups,
                   std::vector<SharedParameter> shared);
 
   /// Once a step, between GradientReducer::finish() and gradient_norm().
@@ -44,8 +56,12 @@ class SharedGradients {
   void check_copies() const;
 
  private:
-  std::vector<at::Tensor> partial_;  ///< gradients, flat
-  comm::Group sequence_;
+  /// Gradients that are summed over the same ranks.
+  struct Sum {
+    comm::Group group;
+    std::vector<at::Tensor> gradients;  ///< flat views of the owned elements
+  };
+  std::vector<Sum> sums_;
   std::vector<SharedParameter> shared_;
 };
 

@@ -32,6 +32,7 @@ struct LossPass {
   const VocabParallelOutput::Options& options;
   kernels::VocabRange range;
   bool with_gradient;
+  double gradient_scale;
   at::Tensor loss;         ///< float64 scalar
   at::Tensor dhidden;      ///< [n, h]; undefined without gradient
   at::Tensor dhidden_own;  ///< [n/t, h] where hidden is split along the sequence, else dhidden
@@ -71,7 +72,8 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, co
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
   loss += (losses * mask).sum(at::kDouble);
   if (!with_gradient) return;
-  kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, mask, options.label_smoothing);
+  const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
+  kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
   dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value));
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
   const bool last = begin + count == hidden_nh.size(0);
@@ -103,11 +105,20 @@ VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Op
       sequence_(options.sequence_parallel ? tp_ : comm::Group()),
       options_(options) {}
 
-at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Tensor& labels,
-                                         const at::Tensor& mask) const {
+at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask,
+                                         double gradient_scale) const {
   check_labels(labels, mask, options_.vocab);
   const bool with_gradient = records_gradient({hidden, weight_->value});
-  LossPass pass{weight_, tp_, sequence_, options_, range_of(*weight_, options_.vocab), with_gradient, {}, {}, {}};
+  LossPass pass{.weight = weight_,
+                .tp = tp_,
+                .sequence = sequence_,
+                .options = options_,
+                .range = range_of(*weight_, options_.vocab),
+                .with_gradient = with_gradient,
+                .gradient_scale = gradient_scale,
+                .loss = {},
+                .dhidden = {},
+                .dhidden_own = {}};
   without_autograd([&] {
     const auto hidden_nh = sequence_.all_gather(hidden.detach()).reshape({-1, hidden.size(-1)});
     const auto labels_n = labels.reshape({-1}), mask_n = mask.reshape({-1});

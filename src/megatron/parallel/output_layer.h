@@ -23,17 +23,20 @@ class VocabParallelOutput {
   VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options);
 
   /// Sum over tokens of mask * cross entropy, as a float64 scalar, the same on every rank. hidden [s, b, h] the same on
-  /// every rank, with sequence_parallel [s/t, b, h] positions k*s/t … of rank k; labels [s, b] int64 and mask [s, b] of
-  /// hidden's dtype, both whole. Throws ConfigError for a label outside the vocabulary whose mask is not 0.
+  /// every rank, with sequence_parallel [s/t, b, h] positions k*s/t … of rank k; labels [s, b] int64 and mask [s, b]
+  /// float32 (float64 for float64 hidden), both whole. Throws ConfigError for a label outside the vocabulary whose mask
+  /// is not 0.
   ///
   /// The logits [chunk, rows/t] are never kept nor gathered, nor computed twice: where gradients are on, the forward
   /// pass turns each chunk of them into the gradients of hidden and weight for an upstream gradient of 1, and writes
-  /// the weight's into its buffer. So go backward from the sum as it is, once, and scale in the optimizer; backward
-  /// throws std::logic_error for any other upstream gradient. Without gradients nothing is written.
+  /// the weight's into its buffer. So go backward from the sum as it is, once; backward throws std::logic_error for any
+  /// other upstream gradient. `gradient_scale` multiplies all these gradients where they begin, so that those of fp16
+  /// stay above zero. Without gradients nothing is written.
   ///
   /// Communication: a chunk: two all-reduces of [chunk]-sized vectors; with gradients one of d hidden in all.
   /// sequence_parallel: one all-gather of hidden, and a reduce-scatter in place of the all-reduce of d hidden.
-  at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask) const;
+  at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask,
+                      double gradient_scale = 1) const;
 
   /// [.., h] -> [.., vocab]: logits of the whole vocabulary on every rank, without gradient. One all-gather. With
   /// sequence_parallel [s/t, .., h] -> [s, .., vocab], and one more all-gather.

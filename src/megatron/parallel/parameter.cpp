@@ -61,13 +61,13 @@ void Parameter::on_complete(int expected, std::function<void()> callback) {
   callback_ = std::move(callback);
 }
 
-ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
+ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                                at::Device device, std::uint64_t seed, Gradients gradients)
-    : layout_(std::move(layout)) {
+    : layout_(std::move(layout)), seed_(seed) {
   // Zeros, so that the gaps between parameters never carry anything into norms and updates of whole buffers.
-  const auto options = at::TensorOptions().dtype(dtype).device(device);
-  values_ = at::zeros({layout_.size}, options);
-  gradients_ = at::zeros({gradients == Gradients::Hold ? layout_.size : 0}, options);
+  const auto options = at::TensorOptions().device(device);
+  values_ = at::zeros({layout_.size}, options.dtype(precision.values));
+  gradients_ = at::zeros({gradients == Gradients::Hold ? layout_.size : 0}, options.dtype(precision.gradients));
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& slot = layout_.slot_of(static_cast<int>(i));
     auto parameter = std::make_shared<Parameter>();
@@ -83,6 +83,14 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     by_name_.emplace(parameter->spec.name, parameter);
     parameters_.push_back(std::move(parameter));
   }
+}
+
+at::Tensor ParameterStore::first_values(std::size_t index) const {
+  const plan::ParameterSpec& spec = parameters_.at(index)->spec;
+  const bool half = Precision::is_half(values_.scalar_type());
+  const auto values = at::zeros(spec.local_shape(), half ? values_.options().dtype(at::kFloat) : values_.options());
+  initialize(values, spec, seed_);
+  return values;
 }
 
 const ParameterPtr& ParameterStore::get(const std::string& name) const {

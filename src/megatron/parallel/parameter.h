@@ -63,14 +63,27 @@ class Parameter {
 };
 using ParameterPtr = std::shared_ptr<Parameter>;
 
+/// What parameters and their gradients are stored in. Gradients are sums over microbatches and ranks, so those of bf16
+/// and fp16 parameters are float32 unless asked otherwise.
+struct Precision {
+  at::ScalarType values, gradients;
+
+  // NOLINTNEXTLINE(google-explicit-constructor): a dtype is a precision
+  Precision(at::ScalarType both) : values(both), gradients(is_half(both) ? at::kFloat : both) {}
+  Precision(at::ScalarType v, at::ScalarType g) : values(v), gradients(g) {}
+
+  static bool is_half(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+};
+
 /// All parameters of this rank in one contiguous buffer, their gradients in another (plan::BufferLayout).
 class ParameterStore {
  public:
   enum class Gradients { Hold, None };
 
-  /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication. With
-  /// Gradients::None the parameters need no gradient and have none: for models that only compute forward.
-  ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, at::ScalarType dtype,
+  /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication; in bf16 and
+  /// fp16 the float32 values rounded. With Gradients::None the parameters need no gradient and have none: for models
+  /// that only compute forward.
+  ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                  at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold);
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
@@ -79,9 +92,12 @@ class ParameterStore {
   const at::Tensor& values() const { return values_; }        ///< flat [layout.size]
   const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size]
   GradientQueue& gradient_queue() const { return *queue_; }
+  /// The values that the parameter at `index` of all() was drawn as, in float32 (float64 for float64): [local_shape].
+  at::Tensor first_values(std::size_t index) const;
 
  private:
   plan::BufferLayout layout_;
+  std::uint64_t seed_;
   at::Tensor values_, gradients_;
   std::shared_ptr<GradientQueue> queue_ = std::make_shared<GradientQueue>();
   std::vector<ParameterPtr> parameters_;

@@ -1,10 +1,18 @@
 #include "megatron/plan/buffer_layout.h"
 
+#include <numeric>
 #include <stdexcept>
 
 #include "megatron/base/error.h"
 
 namespace megatron::plan {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
 
 const BufferLayout::Slot& BufferLayout::slot_of(int parameter) const {
   // Slots are the parameters in reverse.
@@ -13,22 +21,37 @@ const BufferLayout::Slot& BufferLayout::slot_of(int parameter) const {
   return slots[position];
 }
 
-BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size, std::int64_t alignment) {
-  if (bucket_size < 0 || alignment < 1)
-    throw ConfigError(rule_got_fix("optimizer.bucket_size must not be negative, and the alignment at least 1.",
-                                   concat("bucket_size ", bucket_size, ", alignment ", alignment)));
+BufferPadding sharded_padding(int dp) {
+  return {.alignment = 64, .bucket_multiple = std::lcm(std::int64_t{dp}, std::int64_t{128})};
+}
+
+BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size,
+                           const BufferPadding& padding) {
+  if (bucket_size < 0 || padding.alignment < 1 || padding.bucket_multiple < 1)
+    throw ConfigError(rule_got_fix(
+        "optimizer.bucket_size must not be negative, and paddings at least 1.",
+        concat("bucket_size ", bucket_size, ", paddings ", padding.alignment, " and ", padding.bucket_multiple)));
   BufferLayout layout;
+  std::int64_t end = 0;  // of the last parameter; layout.size is where the next may start
+  const auto close = [&] {
+    if (layout.buckets.empty() || layout.buckets.back().end != 0) return;
+    layout.size = round_up(round_up(end, padding.alignment), padding.bucket_multiple);
+    layout.buckets.back().end = layout.size;
+  };
   for (int parameter = static_cast<int>(specs.size()) - 1; parameter >= 0; --parameter) {
-    const int stage = specs[static_cast<std::size_t>(parameter)].stage;
-    if (layout.buckets.empty() || layout.buckets.back().end != 0) layout.buckets.push_back({layout.size, 0, {}, stage});
+    const ParameterSpec& spec = specs[static_cast<std::size_t>(parameter)];
+    const bool alone = !padding.alone.empty() && spec.name == padding.alone;
+    if (alone) close();
+    if (layout.buckets.empty() || layout.buckets.back().end != 0)
+      layout.buckets.push_back({layout.size, 0, {}, spec.stage});
     BufferLayout::Bucket& bucket = layout.buckets.back();
-    const std::int64_t end = layout.size + specs[static_cast<std::size_t>(parameter)].local_size();
+    end = layout.size + spec.local_size();
     layout.slots.push_back({parameter, layout.size, end, static_cast<int>(layout.buckets.size()) - 1});
     bucket.parameters.push_back(parameter);
-    layout.size = (end + alignment - 1) / alignment * alignment;  // the gap belongs to the bucket
-    const bool full = bucket_size > 0 && layout.size - bucket.begin >= bucket_size;
-    const bool last = parameter == 0 || specs[static_cast<std::size_t>(parameter) - 1].stage != stage;
-    if (full || last) bucket.end = layout.size;
+    layout.size = round_up(end, padding.alignment);
+    const bool full = bucket_size > 0 && end - bucket.begin >= bucket_size;
+    const bool last = parameter == 0 || specs[static_cast<std::size_t>(parameter) - 1].stage != spec.stage;
+    if (full || last || alone) close();
   }
   return layout;
 }

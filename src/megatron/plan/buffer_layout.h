@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "megatron/plan/parameters.h"
@@ -27,10 +28,21 @@ struct BufferLayout {
   const Slot& slot_of(int parameter) const;
 };
 
+/// The gaps of a buffer and what else shapes its buckets.
+struct BufferPadding {
+  std::int64_t alignment = 16;       ///< each parameter starts at a multiple of this
+  std::int64_t bucket_multiple = 1;  ///< each bucket ends at a multiple of this; it may not be below `alignment`
+  std::string alone = {};            ///< a parameter that gets a bucket of its own; empty: none
+};
+
+/// The padding of buffers whose buckets `dp` ranks share equally: Megatron-Core's, 64 elements for a parameter and
+/// lcm(dp, 128) for a bucket, so that every rank's part starts at an address that suits wide loads.
+BufferPadding sharded_padding(int dp);
+
 /// A bucket closes when it holds >= bucket_size elements (formats.md B9; Megatron's default is
-/// max(40 M, 1 M * dp)) and at the end of a pipeline stage; 0: one bucket a stage. Each parameter starts at a multiple
-/// of `alignment` elements.
+/// max(40 M, 1 M * dp)) and at the end of a pipeline stage; 0: one bucket a stage. Gaps belong to the bucket before
+/// them.
 BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size,
-                           std::int64_t alignment = 16);
+                           const BufferPadding& padding = {});
 
 }  // namespace megatron::plan

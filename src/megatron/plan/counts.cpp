@@ -32,7 +32,9 @@ double paper_activation_bytes(double s, double b, double h, double a, double t, 
   return s * b * h * (sequence_parallel ? (34 + scores) / t : 10 + (24 + scores) / t);
 }
 
-std::int64_t element_bytes(const config::RunConfig& config) { return config.train.dtype == "fp64" ? 8 : 4; }
+std::int64_t element_bytes(const config::RunConfig& config) {
+  return config.train.dtype == "fp64" ? 8 : config.train.dtype == "fp32" ? 4 : 2;
+}
 
 std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp) {
   if (!optimizer.overlap_grad_reduce) return 0;

@@ -1,6 +1,7 @@
 #include "megatron/plan/rules.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <stdexcept>
@@ -14,6 +15,7 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/parameter_groups.h"
 
 namespace megatron::plan {
 namespace {
@@ -202,18 +204,43 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
   rules.option("train.out", !train.out.empty(), "must name the run's folder.", "nothing");
+void check_precision(const config::OptimizerConfig& optimizer, const std::string& dtype, Rules& rules) {
+  rules.one_of("train.dtype", dtype, {"fp32", "fp64", "bf16", "fp16"});
+  rules.one_of("optimizer.grad_dtype", optimizer.grad_dtype, {"fp32", "bf16", "fp16"});
+  rules.require(optimizer.grad_dtype == "fp32" || optimizer.grad_dtype == dtype,
+                "optimizer.grad_dtype must be fp32 or train.dtype.", concat(optimizer.grad_dtype, " and ", dtype),
+                "--optimizer.grad_dtype fp32 (the default)");
+  rules.one_of("optimizer.state_dtype", optimizer.state_dtype, {"fp32", "bf16"});
+  rules.require(optimizer.loss_scale == 0 || dtype == "fp16",
+                "optimizer.loss_scale needs train.dtype fp16: gradients of the others do not vanish.", dtype,
+                "--optimizer.loss_scale 0 (the default)");
+  const auto scale = [&](const char* option, double value, double low) {
+    rules.option(option, std::isfinite(value) && value >= low && value <= 0x1p64,
+                 concat("must be from ", low, " to 2^64."), concat(value));
+  };
+  scale("optimizer.loss_scale", optimizer.loss_scale, 0);
+  scale("optimizer.min_loss_scale", optimizer.min_loss_scale, 0x1p-24);
+  scale("optimizer.initial_loss_scale", optimizer.initial_loss_scale, 0x1p-24);
+  rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMostSteps);
+  rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
+}
+
   rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
+  rules.one_of("optimizer.name", optimizer.name, {"adam", "sgd", "lion"});
   rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
   rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
   rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, data.seq_length),
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
                 concat(train.micro_batch_size, " x ", data.seq_length));
+  decay("optimizer.sgd_momentum", optimizer.sgd_momentum);
+  decay("optimizer.lion_beta1", optimizer.lion_beta1);
+  decay("optimizer.lion_beta2", optimizer.lion_beta2);
+  rules.attempt([&] { multipliers(optimizer, {}); });
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
                 "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed),
                 concat("--train.seed ", train.seed % (std::uint64_t{1} << 32)));
-  rules.one_of("train.dtype", train.dtype, {"fp32", "fp64"});
   rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
                "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
@@ -450,3 +477,4 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
 }
 
 }  // namespace megatron::plan
+  check_precision(config.optimizer, config.train.dtype, rules);

@@ -24,7 +24,7 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
 class DatasetBatches {
  public:
   /// Opens the dataset, whose index is there (data::GptDataset::build). `eod`: end-of-document token, or -1 where no
-  /// option of `data` needs it. `dtype`: the model's, for the loss mask. `vocab`: ids that the model knows.
+  /// option of `data` needs it. `dtype`: of the loss mask. `vocab`: ids that the model knows.
   DatasetBatches(const data::GptDatasetSpec& spec, const config::DataConfig& data, std::int64_t eod, std::int64_t vocab,
                  at::ScalarType dtype, at::Device device);
 

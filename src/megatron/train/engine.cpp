@@ -31,6 +31,11 @@ model::GptOptions model_options(const plan::ResolvedRun& run) {
   return {.shape = run.shape,
           .gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh,
           .layernorm_epsilon = config.model.layernorm_epsilon,
+/// What this rank updates: everything.
+std::vector<plan::Shard> owned_shards(const parallel::ParameterStore& parameters) {
+  return plan::shards(parameters.layout(), 1, 0);
+}
+
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,
           .label_smoothing = config.train.label_smoothing,
@@ -46,7 +51,9 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
                                     plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
   auto layout = plan::buffer_layout(specs, bucket_size);
-  return {std::move(specs), std::move(layout), scalar_type(config), context.device(), config.train.seed};
+  const parallel::Precision precision(scalar_type(config));
+  const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
+  return {std::move(specs), std::move(layout), {precision.values, gradients}, context.device(), config.train.seed};
 }
 
 std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -58,13 +65,51 @@ std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                                             const parallel::ParameterStore& parameters) {
+                                             const parallel::ParameterStore& parameters,
+                                             const std::vector<plan::Shard>& owned) {
   const auto holders = optim::embedding_group(context.group(plan::Axis::Pp), run.placement.rank_of(0),
                                               run.placement.rank_of(run.placement.num_stages() - 1));
   std::vector<optim::SharedParameter> shared;
   if (run.shape.tied_output && holders.size() > 1)
     shared.push_back({parameters.get("embedding.word_embeddings.weight"), holders});
-  return {parameters, run.config.parallel.sp ? context.group(plan::Axis::Tp) : comm::Group(), std::move(shared)};
+  const comm::Group& tp = context.group(plan::Axis::Tp);
+  return {parameters,
+          owned,
+          {.sequence = run.config.parallel.sp ? tp : comm::Group(), .copies = optim::copies_group(parameters, tp)},
+          std::move(shared)};
+}
+
+std::unique_ptr<optim::UpdateRule> update_rule(const config::OptimizerConfig& optimizer) {
+  if (optimizer.name == "sgd") return optim::sgd(optimizer.sgd_momentum);
+  if (optimizer.name == "lion") return optim::lion({.beta1 = optimizer.lion_beta1, .beta2 = optimizer.lion_beta2});
+  const std::string& name = config.train.dtype;
+  return name == "fp64" ? at::kDouble : name == "bf16" ? at::kBFloat16 : name == "fp16" ? at::kHalf : at::kFloat;
+}
+
+at::ScalarType loss_type(const config::RunConfig& config) {
+  return optim::adam({.beta1 = optimizer.adam_beta1, .beta2 = optimizer.adam_beta2, .eps = optimizer.adam_eps});
+}
+
+optim::OptimizerOptions optimizer_options(const config::RunConfig& config, const parallel::ParameterStore& parameters) {
+  const config::OptimizerConfig& optimizer = config.optimizer;
+  std::vector<plan::ParameterSpec> specs;
+  for (const auto& parameter : parameters.all()) specs.push_back(parameter->spec);
+  return {.weight_decay = optimizer.weight_decay,
+          .decoupled = optimizer.decoupled_weight_decay,
+          .bf16_state = optimizer.state_dtype == "bf16",
+          .stochastic_rounding = optimizer.stochastic_rounding,
+          .seed = config.train.seed,
+          .multipliers = plan::multipliers(optimizer, specs)};
+}
+
+std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
+  if (config.train.dtype != "fp16") return std::nullopt;
+  const config::OptimizerConfig& optimizer = config.optimizer;
+  if (optimizer.loss_scale > 0) return optim::LossScaler::constant(optimizer.loss_scale);
+  return optim::LossScaler({.initial = optimizer.initial_loss_scale,
+                            .min = optimizer.min_loss_scale,
+                            .window = optimizer.loss_scale_window,
+                            .hysteresis = optimizer.hysteresis});
 }
 
 }  // namespace
@@ -77,16 +122,24 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
     : context(run.grid, std::move(world), device),
       parameters(make_parameters(run, context)),
       stages(make_stages(run, context, parameters)),
-      reducer(parameters, context.group(plan::Axis::Dp), run.config.optimizer.overlap_grad_reduce),
-      shared(make_shared_gradients(run, context, parameters)),
-      optimizer(parameters, {.beta1 = run.config.optimizer.adam_beta1,
-                             .beta2 = run.config.optimizer.adam_beta2,
-                             .eps = run.config.optimizer.adam_eps,
-                             .weight_decay = run.config.optimizer.weight_decay}),
+      owned(owned_shards(parameters)),
+      reducer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_grad_reduce),
+      shared(make_shared_gradients(run, context, parameters, owned)),
+      norm(parameters, owned, context.is_first(plan::Axis::Tp)),
+      optimizer(parameters, owned, update_rule(run.config.optimizer), optimizer_options(run.config, parameters)),
+      scaler(loss_scaler(run.config)),
       pipeline(run, context, parameters, stages, reducer),
-      step(pipeline, parameters, context, reducer, shared, optimizer,
+      step({.pipeline = pipeline,
+            .context = context,
+            .reducer = reducer,
+            .shared = shared,
+            .norm = norm,
+            .optimizer = optimizer,
+            .scaler = scaler ? &*scaler : nullptr},
            {.clip_grad = run.config.optimizer.clip_grad,
-            .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2}) {}
+            .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
+            .microbatch_tokens = run.config.train.micro_batch_size * run.config.data.seq_length,
+            .counts_norm = context.is_first(plan::Axis::Dp)}) {}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
   const auto& train = run.config.train;

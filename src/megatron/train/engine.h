@@ -1,9 +1,13 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "megatron/model/gpt.h"
+#include "megatron/optim/gradient_norm.h"
+#include "megatron/optim/gradient_reducer.h"
+#include "megatron/optim/loss_scaler.h"
 #include "megatron/optim/optimizer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
@@ -24,9 +28,12 @@ struct Engine {
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
   std::vector<model::Gpt> stages;  ///< of this pipeline rank, in the placement's order
+  std::vector<plan::Shard> owned;  ///< what this rank updates of each bucket: all, or its share
   optim::GradientReducer reducer;
   optim::SharedGradients shared;
-  optim::AdamW optimizer;
+  optim::GradientNorm norm;
+  optim::Optimizer optimizer;
+  std::optional<optim::LossScaler> scaler;  ///< of fp16
   Pipeline pipeline;
   TrainStep step;
 };
@@ -37,5 +44,7 @@ StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int
 
 /// What train.dtype names.
 at::ScalarType scalar_type(const config::RunConfig& config);
+/// Of losses and their masks: float32, or float64 with train.dtype fp64.
+at::ScalarType loss_type(const config::RunConfig& config);
 
 }  // namespace megatron::train

@@ -42,13 +42,18 @@ std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t se
 class GptStage final : public pipeline::Stage {
  public:
   GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
-           bool training)
-      : model_(model), run_(run), part_(part), batches_(batches), training_(training) {}
+           bool training, double gradient_scale)
+      : model_(model),
+        run_(run),
+        part_(part),
+        batches_(batches),
+        training_(training),
+        gradient_scale_(gradient_scale) {}
 
   pipeline::Output forward(int microbatch, at::Tensor x) override {
     const model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
-    auto loss = model_.loss(std::move(x), batch, training_);
+    auto loss = model_.loss(std::move(x), batch, training_, gradient_scale_);
     return {std::move(loss.sum), loss.count};
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
@@ -62,6 +67,7 @@ class GptStage final : public pipeline::Stage {
   const plan::StagePart& part_;
   Microbatches& batches_;
   const bool training_;
+  const double gradient_scale_;
 };
 
 pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -92,7 +98,7 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       link_(make_link(run, context, parameters)) {}
 
 pipeline::Result Pipeline::execute(const schedule::Program& program, bool training,
-                                   const MicrobatchSource& microbatch) {
+                                   const MicrobatchSource& microbatch, double gradient_scale) {
   const int rank = context_.index(plan::Axis::Pp);
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
   std::vector<GptStage> stages;
@@ -100,7 +106,7 @@ pipeline::Result Pipeline::execute(const schedule::Program& program, bool traini
   stages.reserve(stages_.size());
   for (std::size_t k = 0; k < stages_.size(); ++k) {
     const auto stage = static_cast<std::size_t>(run_.placement.stages_of(rank)[k]);
-    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training));
+    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, gradient_scale));
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
                         .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
@@ -119,18 +125,18 @@ schedule::Program Pipeline::own_part(schedule::Program program) const {
   return program;
 }
 
-pipeline::Result Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch) {
+pipeline::Result Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch, double gradient_scale) {
   auto found = training_.find(num_microbatches);
   if (found == training_.end())
     found = training_.emplace(num_microbatches, own_part(plan::pipeline_program(run_, num_microbatches))).first;
-  return execute(found->second, /*training=*/true, microbatch);
+  return execute(found->second, /*training=*/true, microbatch, gradient_scale);
 }
 
 pipeline::Result Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {
   auto found = evaluation_.find(num_microbatches);
   if (found == evaluation_.end())
     found = evaluation_.emplace(num_microbatches, own_part(plan::evaluation_program(run_, num_microbatches))).first;
-  return execute(found->second, /*training=*/false, microbatch);
+  return execute(found->second, /*training=*/false, microbatch, /*gradient_scale=*/1);
 }
 
 std::optional<schedule::Timeline> Pipeline::timeline() const {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "megatron/model/gpt.h"
-#include "megatron/optim/optimizer.h"
+#include "megatron/optim/gradient_reducer.h"
 #include "megatron/parallel/context.h"
 #include "megatron/pipeline/link.h"
 #include "megatron/pipeline/run.h"
@@ -30,8 +30,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Forward and backward of every microbatch; the reducer's step has begun. Collective over the model.
-  pipeline::Result train(int num_microbatches, const MicrobatchSource& microbatch);
+  /// Forward and backward of every microbatch; the reducer's step has begun. The gradients are those of the loss sum
+  /// times `gradient_scale`. Collective over the model.
+  pipeline::Result train(int num_microbatches, const MicrobatchSource& microbatch, double gradient_scale = 1);
   /// Forward without dropout and without gradients. Collective over the model.
   pipeline::Result evaluate(int num_microbatches, const MicrobatchSource& microbatch);
 
@@ -41,7 +42,8 @@ class Pipeline {
   std::optional<schedule::Timeline> timeline() const;
 
  private:
-  pipeline::Result execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch);
+  pipeline::Result execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
+                           double gradient_scale);
 
   /// What this rank does of a program: those of large pipelines are kept for each size of a growing batch.
   schedule::Program own_part(schedule::Program program) const;

@@ -26,18 +26,11 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine) {
   const auto& shape = engine.stages.front().options().shape;
   const auto& store = engine.parameters;
   std::vector<checkpoint::ShardedTensor> tensors;
-  for (const auto& slot : store.layout().slots) {
-    const auto& parameter = *store.all().at(static_cast<std::size_t>(slot.parameter));
-    const auto& spec = parameter.spec;
-    const auto state = [&](const at::Tensor& flat) {
-      return flat.narrow(0, slot.begin, spec.local_size()).view(spec.local_shape());
-    };
-    const auto add = [&](const std::string& name, const at::Tensor& data) {
-      for (auto& tensor : checkpoint::model_tensor(name, spec, shape, data)) tensors.push_back(std::move(tensor));
-    };
-    add(spec.name, parameter.value.detach());
-    add("optimizer.exp_avg." + spec.name, state(engine.optimizer.exp_avg()));
-    add("optimizer.exp_avg_sq." + spec.name, state(engine.optimizer.exp_avg_sq()));
+  for (const optim::StateSlice& slice : engine.optimizer.state()) {
+    const auto& spec = store.all().at(slice.parameter)->spec;
+    const std::string name = slice.kind.empty() ? spec.name : "optimizer." + slice.kind + "." + spec.name;
+    const auto data = slice.flat.detach().view(spec.local_shape());
+    for (auto& tensor : checkpoint::model_tensor(name, spec, shape, data)) tensors.push_back(std::move(tensor));
   }
   return tensors;
 }

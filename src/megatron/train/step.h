@@ -1,4 +1,7 @@
 #pragma once
+#include "megatron/optim/gradient_norm.h"
+#include "megatron/optim/gradient_reducer.h"
+#include "megatron/optim/loss_scaler.h"
 #include "megatron/optim/optimizer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
@@ -9,6 +12,10 @@ namespace megatron::train {
 struct StepOptions {
   double clip_grad = 1;  ///< largest gradient norm; 0: no clipping
   optim::NormKind clip_norm = optim::NormKind::L2;
+  /// Of a microbatch of one rank; where the loss is scaled.
+  std::int64_t microbatch_tokens = 0;
+  /// Whether this rank's part of the norm counts: no other rank of the world holds a copy of its gradients.
+  bool counts_norm = true;
 };
 
 /// Seconds that this rank spent in each part of a step; the rest of it waited for other stages.
@@ -20,11 +27,12 @@ struct StepTimes {
 
 /// What happened in a step: the same on every rank, but for `times`.
 struct StepResult {
-  double loss = 0;       ///< mean over the tokens of the global batch that count
-  double tokens = 0;     ///< tokens that count
-  double grad_norm = 0;  ///< of the mean loss's gradient, before clipping
-  bool skipped = false;  ///< loss or gradient was NaN or infinite: nothing was updated
-  bool stop = false;     ///< some rank was asked to stop
+  double loss = 0;        ///< mean over the tokens of the global batch that count
+  double tokens = 0;      ///< tokens that count
+  double grad_norm = 0;   ///< of the mean loss's gradient, before clipping
+  double loss_scale = 1;  ///< that the step used
+  bool skipped = false;   ///< loss or gradient was NaN or infinite: nothing was updated
+  bool stop = false;      ///< some rank was asked to stop
   StepTimes times;
 };
 
@@ -32,22 +40,31 @@ struct StepResult {
 /// ranks of one model copy share, clipping over the model, update.
 class TrainStep {
  public:
-  /// Keeps references to all but `options`; they must outlive it.
-  TrainStep(Pipeline& pipeline, const parallel::ParameterStore& parameters, const parallel::ParallelContext& context,
-            optim::GradientReducer& reducer, const optim::SharedGradients& shared, optim::AdamW& optimizer,
-            StepOptions options);
+  /// What a step goes through; all must outlive it.
+  struct Parts {
+    Pipeline& pipeline;
+    const parallel::ParallelContext& context;
+    optim::GradientReducer& reducer;
+    const optim::SharedGradients& shared;
+    const optim::GradientNorm& norm;
+    optim::Optimizer& optimizer;
+    /// Of fp16; null: the loss is not scaled. A scale means what it does in Megatron-LM, which scales the mean over a
+    /// rank's tokens: gradients begin as those of the sum x scale / (tokens of this rank in the step, rounded up to a
+    /// power of two, so that scaling changes no digit).
+    optim::LossScaler* scaler;
+  };
+  TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
 
   /// Collective over the world. `stop`: this rank was asked to stop; told to all ranks in the same message as the loss.
   StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
                         bool stop = false);
 
  private:
-  Pipeline& pipeline_;
-  const parallel::ParameterStore& parameters_;
-  const parallel::ParallelContext& context_;
-  optim::GradientReducer& reducer_;
-  const optim::SharedGradients& shared_;
-  optim::AdamW& optimizer_;
+  struct Totals;
+  Totals totals_over_world(double loss_sum, double count, bool stop) const;
+  double gradient_scale(int num_microbatches) const;
+
+  Parts parts_;
   StepOptions options_;
 };
 

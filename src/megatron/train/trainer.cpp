@@ -31,7 +31,7 @@ DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::Resolv
   const double beat_ms = std::clamp(run.config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0);
   comm::run_on_first_rank(
       world, [&] { data::GptDataset::build(spec); }, std::chrono::milliseconds(static_cast<std::int64_t>(beat_ms)));
-  return {spec, run.config.data, eod, run.shape.vocab, scalar_type(run.config), device};
+  return {spec, run.config.data, eod, run.shape.vocab, loss_type(run.config), device};
 }
 
 fs::path schedule_copy(const config::RunConfig& config) {

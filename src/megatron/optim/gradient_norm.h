@@ -1,0 +1,34 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/shards.h"
+
+namespace megatron::optim {
+
+enum class NormKind : std::uint8_t { L2, Inf };
+
+/// This rank's part of the norm of the whole model's gradient, once the gradients that it owns are whole
+/// (GradientReducer, SharedGradients). Over all ranks every parameter counts once: of what several ranks of one model
+/// copy hold one copy counts, that of the first tensor-parallel rank, of the first of the ranks that share a piece, of
+/// the first of a tied embedding's stages.
+class GradientNorm {
+ public:
+  /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank.
+  GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, bool counts_whole);
+
+  /// L2: the sum of squares, in double, to be added up over the ranks; Inf: the largest magnitude. Not finite where any
+  /// gradient that counts is not.
+  double part(NormKind kind) const;
+
+ private:
+  const parallel::ParameterStore& parameters_;
+  std::vector<plan::Range> counted_;  ///< of the gradient buffer; gaps between parameters are zero and do no harm
+};
+
+/// The norm of all parts over `group`: one message. Ranks that hold copies of one another's parts are not in it.
+double norm_over(const comm::Group& group, double part, NormKind kind);
+
+}  // namespace megatron::optim

@@ -1,0 +1,42 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/shards.h"
+
+namespace megatron::optim {
+
+/// Sums the gradient buckets over the data-parallel group: one collective a bucket, started as soon as backward has
+/// written its last gradient of the step's last microbatch, so that it overlaps the rest of backward. A gradient is
+/// complete after spec.gradient_uses contributions a microbatch, whenever a schedule has them computed.
+///
+/// The collective is an all-reduce where this rank owns the whole bucket, else a reduce-scatter: then the gradients of
+/// the owned slice are whole afterwards, where they lie in the buffer, and those of the rest mean nothing.
+///
+/// Every rank of `dp` goes through a step in the same order: the same program, whose operations each write the same
+/// parameters' gradients. Then every rank starts the buckets in the same order (gradient_reducer.cpp says why).
+class GradientReducer {
+ public:
+  /// `owned`: this rank's part of each bucket (plan/shards.h).
+  GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, const std::vector<plan::Shard>& owned,
+                  bool overlap);
+  /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
+  void begin_step(int num_microbatches);
+  /// After the last backward of a pipeline stage: starts those of its buckets that have not started by themselves.
+  /// Nothing without `overlap`.
+  void start_stage(int stage);
+  /// After the last backward: asks no more of it, starts what has not started, waits for all. Gradients that got no
+  /// contribution in the step are zero.
+  void finish();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+  ~GradientReducer();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megatron::optim
