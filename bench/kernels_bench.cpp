@@ -34,55 +34,119 @@ void threads(benchmark::internal::Benchmark* benchmark) {
   benchmark->Unit(benchmark::kMillisecond)->Arg(1)->Arg(2)->UseRealTime()->MeasureProcessCPUTime();
 }
 
+/// One layer's heads as views of the fused projection: 12 heads of 64 as GPT-2 has, or 9 in 3 groups as SmolLM2-135M.
 struct Attention {
-  at::Tensor qkv = at::randn({kTokens, 1, kHeads, 3 * kHeadSize}), dqkv = at::empty(qkv.sizes());
-  at::Tensor dout = at::randn({kTokens, 1, kHeads, kHeadSize});
-  static at::Tensor part(const at::Tensor& x, int i) { return x.narrow(3, i * kHeadSize, kHeadSize); }
-  static at::Tensor heads_first(const at::Tensor& x) { return x.permute({1, 2, 0, 3}); }
+  std::int64_t groups, sharing;
+  at::Tensor qkv, dqkv, dout;
+  Attention(const benchmark::State& state, at::ScalarType dtype)
+      : groups(state.range(1)), sharing(state.range(1) == kHeads ? 1 : 3) {
+    qkv = at::randn({kTokens, 1, groups, sharing + 2, kHeadSize}).to(dtype);
+    dqkv = at::empty(qkv.sizes(), dtype);
+    dout = at::randn({kTokens, 1, groups * sharing, kHeadSize}).to(dtype);
+  }
+  at::Tensor q(const at::Tensor& x) const { return x.narrow(3, 0, sharing); }
+  at::Tensor k(const at::Tensor& x) const { return x.select(3, sharing); }
+  at::Tensor v(const at::Tensor& x) const { return x.select(3, sharing + 1); }
+  double flops() const { return kAttentionFlops / kHeads * static_cast<double>(groups * sharing); }
+  /// [1, heads, tokens, d] for libtorch; keys and values repeated for the heads of a group, as its callers do.
+  at::Tensor torch(const at::Tensor& x) const {
+    const at::Tensor each = x.dim() == 5 ? x.flatten(2, 3) : x;
+    return (each.size(2) == groups * sharing ? each : each.repeat_interleave(sharing, 2)).permute({1, 2, 0, 3});
+  }
 };
 
-void BM_AttentionForward(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const Attention a;
-  for (auto _ : state) benchmark::DoNotOptimize(attention(a.part(a.qkv, 0), a.part(a.qkv, 1), a.part(a.qkv, 2), {}));
-  rate(state, kAttentionFlops);
+void attention_sizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->Unit(benchmark::kMillisecond)->UseRealTime()->ArgNames({"threads", "groups"});
+  for (const int count : {1, 2})
+    for (const int groups : {12, 3}) benchmark->Args({count, groups});
 }
-BENCHMARK(BM_AttentionForward)->Apply(threads);
 
-void BM_AttentionForwardTorch(benchmark::State& state) {
+void BM_AttentionForward(benchmark::State& state, at::ScalarType dtype) {
   configure_thread(static_cast<int>(state.range(0)));
-  const Attention a;
-  const auto x = [&](int i) { return a.heads_first(a.part(a.qkv, i)); };
+  const Attention a(state, dtype);
+  for (auto _ : state) benchmark::DoNotOptimize(attention(a.q(a.qkv), a.k(a.qkv), a.v(a.qkv), {}));
+  rate(state, a.flops());
+}
+BENCHMARK_CAPTURE(BM_AttentionForward, fp32, at::kFloat)->Apply(attention_sizes);
+BENCHMARK_CAPTURE(BM_AttentionForward, bf16, at::kBFloat16)->Apply(attention_sizes);
+
+void BM_AttentionForwardTorch(benchmark::State& state, at::ScalarType dtype) {
+  configure_thread(static_cast<int>(state.range(0)));
+  const Attention a(state, dtype);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(at::_scaled_dot_product_flash_attention_for_cpu(a.torch(a.q(a.qkv)), a.torch(a.k(a.qkv)),
+                                                                             a.torch(a.v(a.qkv)), 0.0, true));
+  }
+  rate(state, a.flops());
+}
+BENCHMARK_CAPTURE(BM_AttentionForwardTorch, fp32, at::kFloat)->Apply(attention_sizes);
+BENCHMARK_CAPTURE(BM_AttentionForwardTorch, bf16, at::kBFloat16)->Apply(attention_sizes);
+
+void BM_AttentionBackward(benchmark::State& state, at::ScalarType dtype) {
+  configure_thread(static_cast<int>(state.range(0)));
+  const Attention a(state, dtype);
+  const at::Tensor q = a.q(a.qkv), k = a.k(a.qkv), v = a.v(a.qkv);
+  const auto forward = attention(q, k, v, {});
+  for (auto _ : state) attention_backward(a.dout, q, k, v, forward, {}, a.q(a.dqkv), a.k(a.dqkv), a.v(a.dqkv));
+  rate(state, 2.5 * a.flops());
+}
+BENCHMARK_CAPTURE(BM_AttentionBackward, fp32, at::kFloat)->Apply(attention_sizes);
+BENCHMARK_CAPTURE(BM_AttentionBackward, bf16, at::kBFloat16)->Apply(attention_sizes);
+
+void BM_AttentionBackwardTorch(benchmark::State& state, at::ScalarType dtype) {
+  configure_thread(static_cast<int>(state.range(0)));
+  const Attention a(state, dtype);
+  const at::Tensor q = a.torch(a.q(a.qkv)), k = a.torch(a.k(a.qkv)), v = a.torch(a.v(a.qkv)), dout = a.torch(a.dout);
+  const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, logsumexp, 0.0, true));
+  }
+  rate(state, 2.5 * a.flops());
+}
+BENCHMARK_CAPTURE(BM_AttentionBackwardTorch, fp32, at::kFloat)->Apply(attention_sizes);
+BENCHMARK_CAPTURE(BM_AttentionBackwardTorch, bf16, at::kBFloat16)->Apply(attention_sizes);
+
+// Decoding: one query of 9 heads in 3 groups against the caches of 30 layers, which together do not fit a cache.
+constexpr std::int64_t kLayers = 30, kGroups = 3, kSharing = 3;
+
+struct Caches {
+  std::vector<at::Tensor> k, v;
+  at::Tensor q;
+  explicit Caches(at::ScalarType dtype) : q(at::randn({1, 1, kGroups, kSharing, kHeadSize}).to(dtype)) {
+    for (std::int64_t i = 0; i < kLayers; ++i)
+      for (auto* cache : {&k, &v}) cache->push_back(at::randn({kTokens, 1, kGroups, kHeadSize}).to(dtype));
+  }
+  double bytes() const { return 2.0 * kLayers * static_cast<double>(k[0].nbytes()); }
+};
+
+void bytes(benchmark::State& state, double count);
+
+void BM_Decode(benchmark::State& state, at::ScalarType dtype) {
+  configure_thread(static_cast<int>(state.range(0)));
+  const Caches caches(dtype);
   for (auto _ : state)
-    benchmark::DoNotOptimize(at::_scaled_dot_product_flash_attention_for_cpu(x(0), x(1), x(2), 0.0, true));
-  rate(state, kAttentionFlops);
+    for (std::size_t i = 0; i < caches.k.size(); ++i)
+      benchmark::DoNotOptimize(attention(caches.q, caches.k[i], caches.v[i], {}));
+  bytes(state, caches.bytes());
 }
-BENCHMARK(BM_AttentionForwardTorch)->Apply(threads);
+BENCHMARK_CAPTURE(BM_Decode, fp32, at::kFloat)->Apply(threads);
+BENCHMARK_CAPTURE(BM_Decode, bf16, at::kBFloat16)->Apply(threads);
 
-void BM_AttentionBackward(benchmark::State& state) {
+void BM_DecodeTorch(benchmark::State& state, at::ScalarType dtype) {
   configure_thread(static_cast<int>(state.range(0)));
-  const Attention a;
-  const auto forward = attention(a.part(a.qkv, 0), a.part(a.qkv, 1), a.part(a.qkv, 2), {});
+  const Caches caches(dtype);
+  const auto each = [](const at::Tensor& x) { return x.repeat_interleave(kSharing, 2).permute({1, 2, 0, 3}); };
   for (auto _ : state) {
-    attention_backward(a.dout, a.part(a.qkv, 0), a.part(a.qkv, 1), a.part(a.qkv, 2), forward, {}, a.part(a.dqkv, 0),
-                       a.part(a.dqkv, 1), a.part(a.dqkv, 2));
+    for (std::size_t i = 0; i < caches.k.size(); ++i) {
+      benchmark::DoNotOptimize(at::_scaled_dot_product_flash_attention_for_cpu(
+          caches.q.flatten(2, 3).permute({1, 2, 0, 3}), each(caches.k[i]), each(caches.v[i]), 0.0, false));
+    }
   }
-  rate(state, 2.5 * kAttentionFlops);
+  bytes(state, caches.bytes());
 }
-BENCHMARK(BM_AttentionBackward)->Apply(threads);
-
-void BM_AttentionBackwardTorch(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const Attention a;
-  const auto x = [&](int i) { return a.heads_first(a.part(a.qkv, i)); };
-  const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(x(0), x(1), x(2), 0.0, true);
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(at::_scaled_dot_product_flash_attention_for_cpu_backward(a.heads_first(a.dout), x(0), x(1),
-                                                                                      x(2), out, logsumexp, 0.0, true));
-  }
-  rate(state, 2.5 * kAttentionFlops);
-}
-BENCHMARK(BM_AttentionBackwardTorch)->Apply(threads);
+BENCHMARK_CAPTURE(BM_DecodeTorch, fp32, at::kFloat)->Apply(threads);
+BENCHMARK_CAPTURE(BM_DecodeTorch, bf16, at::kBFloat16)->Apply(threads);
 
 // Elementwise kernels: bytes read and written a second, against what libtorch does in one call or several.
 constexpr std::int64_t kHidden = 768, kFeedForward = 3072, kParameters = 124'475'904, kVocab = 50304, kChunk = 256;

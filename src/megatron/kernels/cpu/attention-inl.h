@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "megatron/kernels/cpu/attention.h"
-#include "megatron/kernels/cpu/element-inl.h"
+#include "megatron/kernels/cpu/half-inl.h"
 #include "megatron/kernels/cpu/product-inl.h"
 #include "megatron/kernels/cpu/random.h"
 
@@ -66,9 +66,9 @@ inline void read_rows(ElementType type, const std::byte* from, std::ptrdiff_t po
     case ElementType::Float32:
       return read_rows_of<float>(from, position, rows, size, to, to_stride);
     case ElementType::BFloat16:
-      return read_rows_of<bf16>(from, position, rows, size, to, to_stride);
+      return read_rows_of<c10::BFloat16>(from, position, rows, size, to, to_stride);
     case ElementType::Float16:
-      return read_rows_of<fp16>(from, position, rows, size, to, to_stride);
+      return read_rows_of<c10::Half>(from, position, rows, size, to, to_stride);
   }
 }
 
@@ -91,9 +91,9 @@ inline void write_rows(ElementType type, const float* from, std::size_t stride, 
     case ElementType::Float32:
       return write_rows_of<float>(from, stride, rows, size, to, position);
     case ElementType::BFloat16:
-      return write_rows_of<bf16>(from, stride, rows, size, to, position);
+      return write_rows_of<c10::BFloat16>(from, stride, rows, size, to, position);
     case ElementType::Float16:
-      return write_rows_of<fp16>(from, stride, rows, size, to, position);
+      return write_rows_of<c10::Half>(from, stride, rows, size, to, position);
   }
 }
 
@@ -138,9 +138,9 @@ inline void read_transposed(ElementType type, const std::byte* from, std::ptrdif
     case ElementType::Float32:
       return read_transposed_of<float>(from, position, rows, size, to);
     case ElementType::BFloat16:
-      return read_transposed_of<bf16>(from, position, rows, size, to);
+      return read_transposed_of<c10::BFloat16>(from, position, rows, size, to);
     case ElementType::Float16:
-      return read_transposed_of<fp16>(from, position, rows, size, to);
+      return read_transposed_of<c10::Half>(from, position, rows, size, to);
   }
 }
 

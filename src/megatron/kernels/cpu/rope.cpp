@@ -5,7 +5,7 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
-#include "megatron/kernels/cpu/element-inl.h"
+#include "megatron/kernels/cpu/half-inl.h"
 #include "megatron/kernels/cpu/rope.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -52,9 +52,9 @@ void rotate(void* head, ElementType type, const float* cos, const float* sin, fl
     case ElementType::Float32:
       return rotate_as<float>(head, cos, sin, direction, half, interleaved);
     case ElementType::BFloat16:
-      return rotate_as<bf16>(head, cos, sin, direction, half, interleaved);
+      return rotate_as<c10::BFloat16>(head, cos, sin, direction, half, interleaved);
     case ElementType::Float16:
-      return rotate_as<fp16>(head, cos, sin, direction, half, interleaved);
+      return rotate_as<c10::Half>(head, cos, sin, direction, half, interleaved);
   }
 }
 
