@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/checkpoint_config.h"
 #include "megatron/config/model_config.h"
 #include "megatron/config/optimizer_config.h"
 #include "megatron/config/parallel_config.h"
@@ -36,21 +37,6 @@ struct DataConfig {
     v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
       "reset-attention-mask");
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
-  }
-};
-
-struct CheckpointConfig {
-  std::string load;
-  std::string save;
-  std::int64_t save_interval = 0;
-  std::int64_t keep_last = 2;
-
-  void visit(auto& v) {
-    v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.",
-      "load");
-    v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save");
-    v("save_interval", save_interval, "Steps between checkpoints; 0: at the end alone.", "save-interval");
-    v("keep_last", keep_last, "Checkpoints to keep; 0: all.");
   }
 };
 
