@@ -12,6 +12,8 @@ namespace megatron::kernels {
 inline std::vector<std::string> vector_instruction_sets() {
   force_instruction_set("auto");
   const std::string best = instruction_set();
+  if (best == "amx") return {"avx2", "avx512", "amx"};
+  if (best == "amx") return {"avx2", "avx512", "amx"};
   if (best == "avx512") return {"avx2", "avx512"};
   if (best == "avx2") return {"avx2"};
   return {};

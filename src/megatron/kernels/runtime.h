@@ -19,8 +19,8 @@ MemoryStats memory_stats();  ///< zeros where the allocator is not installed
 /// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
 void configure_thread(int num_threads);
 
-/// "avx512", "avx2", "reference": the instruction set that the kernels run on. `force` names one to use instead (tests,
-/// --train.kernels).
+/// "amx" (and AVX512), "avx512", "avx2", "reference": the instruction set that the kernels run on. `force` names one to
+/// use instead (tests, --train.kernels).
 std::string instruction_set();
 void force_instruction_set(const std::string& name);
 

@@ -4,20 +4,22 @@
 // targets.h comes first
 #include <hwy/highway.h>
 
+#include <array>
 #include <atomic>
 
 #include "megatron/base/error.h"
+#include "megatron/kernels/cpu/tiles.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::kernels {
 namespace {
 
-enum class Isa : int { Reference, Avx2, Avx512 };
+enum class Isa : int { Reference, Avx2, Avx512, Amx };  // Amx: and AVX512
 
 Isa best_isa() {
 #if HWY_ARCH_X86
   const std::int64_t targets = hwy::SupportedTargets();
-  if ((targets & HWY_AVX3) != 0) return Isa::Avx512;
+  if ((targets & HWY_AVX3) != 0) return cpu::has_tiles() ? Isa::Amx : Isa::Avx512;
   if ((targets & HWY_AVX2) != 0) return Isa::Avx2;
 #endif
   return Isa::Reference;
@@ -28,7 +30,10 @@ std::atomic<Isa>& chosen_isa() {
   return isa;
 }
 
-const char* name_of(Isa isa) { return isa == Isa::Avx512 ? "avx512" : isa == Isa::Avx2 ? "avx2" : "reference"; }
+const char* name_of(Isa isa) {
+  constexpr std::array kNames = {"reference", "avx2", "avx512", "amx"};
+  return kNames[static_cast<std::size_t>(isa)];
+}
 
 /// Makes HWY_DYNAMIC_DISPATCH choose what `isa` says from now on.
 void select(Isa isa) {
@@ -49,14 +54,24 @@ void force_instruction_set(const std::string& name) {
   const Isa best = best_isa();
   select(previous);
   if (name == "auto") return select(best);
-  for (const Isa isa : {Isa::Reference, Isa::Avx2, Isa::Avx512}) {
+  for (const Isa isa : {Isa::Reference, Isa::Avx2, Isa::Avx512, Isa::Amx}) {
     if (name == name_of(isa) && isa <= best) return select(isa);
   }
   throw ConfigError(
-      rule_got_fix("train.kernels: an instruction set that this machine has: auto, avx512, avx2 or reference.",
+      rule_got_fix("train.kernels: an instruction set that this machine has: auto, amx, avx512, avx2 or reference.",
                    concat("\"", name, "\"; the best one here is ", name_of(best)), "--train.kernels=auto"));
 }
 
+cpu::TileUnit cpu::tile_unit() {
+  if (emulated_tiles()) return TileUnit::Emulated;
+  return chosen_isa().load(std::memory_order_relaxed) == Isa::Amx ? TileUnit::Hardware : TileUnit::None;
+}
+
 bool cpu::enabled() { return chosen_isa().load(std::memory_order_relaxed) != Isa::Reference; }
+
+cpu::TileKind cpu::tiles() {
+  const Isa isa = chosen_isa().load(std::memory_order_relaxed);
+  return isa == Isa::Amx ? TileKind::Amx : isa == Isa::PlainTiles ? TileKind::Plain : TileKind::None;
+}
 
 }  // namespace megatron::kernels
