@@ -69,9 +69,4 @@ cpu::TileUnit cpu::tile_unit() {
 
 bool cpu::enabled() { return chosen_isa().load(std::memory_order_relaxed) != Isa::Reference; }
 
-cpu::TileKind cpu::tiles() {
-  const Isa isa = chosen_isa().load(std::memory_order_relaxed);
-  return isa == Isa::Amx ? TileKind::Amx : isa == Isa::PlainTiles ? TileKind::Plain : TileKind::None;
-}
-
 }  // namespace megatron::kernels

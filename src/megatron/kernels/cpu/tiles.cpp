@@ -1,5 +1,7 @@
 #include "megatron/kernels/cpu/tiles.h"
 
+#include <atomic>
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -9,23 +11,31 @@
 namespace megatron::kernels::cpu {
 namespace {
 
-bool ask_for_amx() {
+bool ask_for_tiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;  // CPUID leaf 7, EDX
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0) return false;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;  // tile registers are saved only for who asks
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;  // the system saves the tiles of who asks
 #else
   return false;
 #endif
 }
 
+std::atomic<bool>& emulated() {
+  static std::atomic<bool> on = false;
+  return on;
+}
+
 }  // namespace
 
-bool amx_available() {
-  static const bool available = ask_for_amx();
+bool has_tiles() {
+  static const bool available = ask_for_tiles();
   return available;
 }
+
+bool emulated_tiles() { return emulated(); }
+void emulate_tiles(bool on) { emulated() = on; }
 
 }  // namespace megatron::kernels::cpu
