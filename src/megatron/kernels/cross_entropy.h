@@ -6,7 +6,7 @@
 // Softmax cross entropy over logits whose columns are split over ranks: the per-rank pieces, between which the caller
 // all-reduces [n]-sized vectors. logits [n, v] (this rank's columns, overwritten by the second call), labels [n] int64
 // in the full vocabulary, column j of this rank is token vocab_begin + j. Columns at or past `vocab_end` are padding:
-// they never take part.
+// they never take part. Logits of bf16 and fp16 give pieces in float32 and take logsumexp and scale in float32.
 namespace megatron::kernels {
 
 struct VocabRange {

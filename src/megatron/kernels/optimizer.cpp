@@ -7,88 +7,205 @@
 #include <limits>
 #include <vector>
 
-#include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/parallel.h"
+#include "megatron/kernels/cpu/random.h"
+#include "megatron/kernels/cpu/update.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
 namespace {
 
-constexpr std::int64_t kBlock = std::int64_t{1} << 16;
+constexpr std::int64_t kBlock = std::int64_t{1} << 16;  // what a thread takes at a time, and what sums follow
+constexpr std::int64_t kChunk = 1024;                   // what conversions keep in the first cache
 
 std::int64_t num_blocks(const at::Tensor& x) { return (x.numel() + kBlock - 1) / kBlock; }
-std::size_t block_size(const at::Tensor& x, std::int64_t block) {
-  return static_cast<std::size_t>(std::min(kBlock, x.numel() - block * kBlock));
+
+/// Calls run(at, count) for the chunks of block `i` of x.
+template <class Run>
+void by_chunk(const at::Tensor& x, std::int64_t i, const Run& run) {
+  const std::int64_t end = std::min(x.numel(), (i + 1) * kBlock);
+  for (std::int64_t at = i * kBlock; at < end; at += kChunk)
+    run(at, static_cast<std::size_t>(std::min(kChunk, end - at)));
 }
 
-/// run(pointer, count) of each block of x, in order of the blocks.
+struct alignas(64) Chunk {
+  float values[kChunk];
+};
+
+/// A flat tensor whose chunks are computed with in float32: where they are, or converted.
+class Column {
+ public:
+  explicit Column(const at::Tensor& x) : type_(x.defined() ? x.scalar_type() : at::kFloat) {
+    data_ = x.defined() ? x.data_ptr() : nullptr;
+  }
+  /// Null where the tensor is undefined.
+  float* load(std::int64_t at, std::size_t count, Chunk& scratch) const {
+    if (data_ == nullptr) return nullptr;
+    if (type_ == at::kFloat) return static_cast<float*>(data_) + at;
+    type_ == at::kHalf ? cpu::widen_run(static_cast<const c10::Half*>(data_) + at, scratch.values, count)
+                       : cpu::widen_run(static_cast<const c10::BFloat16*>(data_) + at, scratch.values, count);
+    return scratch.values;
+  }
+  /// Writes back what load gave, or a copy of it; `o` says how it is rounded.
+  void store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored) const;
+
+ private:
+  void* data_;
+  at::ScalarType type_;
+};
+
+/// The words that round elements [at, at + count) of the range.
+void rounding_words(const Update& o, Stored stored, std::int64_t at, std::int64_t count, std::uint32_t* words) {
+  const ElementNumbers& n = o.numbers;
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t i = at + done, within = i % n.run;
+    const std::int64_t taken = n.stride == n.run ? count : std::min(n.run - within, count - done);
+    const std::int64_t number = n.first + i / n.run * n.stride + within;
+    cpu::random_words(n.key, rounding_sample(o.step, stored), static_cast<std::uint64_t>(number),
+                      static_cast<std::size_t>(taken), words + done);
+    done += taken;
+  }
+}
+
+void Column::store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored) const {
+  if (data_ == nullptr || type_ == at::kFloat) return;
+  if (type_ == at::kHalf) return cpu::narrow_run(from, static_cast<c10::Half*>(data_) + at, count);
+  auto* to = static_cast<c10::BFloat16*>(data_) + at;
+  if (!o.stochastic_rounding) return cpu::narrow_run(from, to, count);
+  std::uint32_t words[kChunk];
+  rounding_words(o, stored, at, static_cast<std::int64_t>(count), words);
+  cpu::narrow_stochastically_run(from, words, to, count);
+}
+
+/// Whether the vector kernels may update these tensors: contiguous float32, bf16 or fp16, and fp16 rounded to nearest.
+template <class... Tensors>
+bool fast_update(const Update& o, const Tensors&... x) {
+  const auto known = [&](const at::Tensor& t) {
+    if (!t.defined()) return true;
+    return cpu::fast_as(t.scalar_type(), t) && !(o.stochastic_rounding && t.scalar_type() == at::kHalf);
+  };
+  return (known(x) && ...);
+}
+
+/// What an update reads and writes; what is undefined is left out.
+struct Columns {
+  const at::Tensor &param, &model, &grad, &first_moment, &second_moment;
+};
+
+/// step(param, grad, first moment, second moment, count) for every chunk, and what it changed is stored.
+template <class Step>
+void update_by_chunk(const Columns& x, const Update& o, const Step& step) {
+  const Column param(x.param), model(x.model), grad(x.grad), first(x.first_moment), second(x.second_moment);
+  cpu::for_each_block(num_blocks(x.param), [&](std::int64_t block, int) {
+    Chunk param_scratch, grad_scratch, first_scratch, second_scratch;
+    by_chunk(x.param, block, [&](std::int64_t at, std::size_t count) {
+      float* p = param.load(at, count, param_scratch);
+      const float* g = grad.load(at, count, grad_scratch);
+      float *m = first.load(at, count, first_scratch), *v = second.load(at, count, second_scratch);
+      step(p, g, m, v, count);
+      first.store(m, at, count, o, Stored::FirstMoment);
+      second.store(v, at, count, o, Stored::SecondMoment);
+      param.store(p, at, count, o, Stored::Parameter);
+      model.store(p, at, count, o, Stored::Parameter);
+    });
+  });
+}
+
+cpu::UpdateCoefficients coefficients_of(const Update& o) {
+  return {.grad_scale = static_cast<float>(o.grad_scale),
+          .l2 = o.decoupled ? 0.0f : static_cast<float>(o.weight_decay),
+          .decay = o.decoupled ? static_cast<float>(1 - o.learning_rate * o.weight_decay) : 1.0f};
+}
+
+/// fold(result, run(values, count)) over the blocks of x, in their order.
 template <class T>
-std::vector<T> by_block(const at::Tensor& x, T (*run)(const float*, std::size_t)) {
-  std::vector<T> results(static_cast<std::size_t>(num_blocks(x)));
-  const float* data = x.const_data_ptr<float>();
+std::vector<T> by_block(const at::Tensor& x, T (*run)(const float*, std::size_t), T (*fold)(T, T)) {
+  std::vector<T> results(static_cast<std::size_t>(num_blocks(x)), T{0});
+  const Column values(x);
   cpu::for_each_block(num_blocks(x), [&](std::int64_t i, int) {
-    results[static_cast<std::size_t>(i)] = run(data + i * kBlock, block_size(x, i));
+    Chunk scratch;
+    T& result = results[static_cast<std::size_t>(i)];
+    by_chunk(x, i, [&](std::int64_t at, std::size_t count) {
+      result = fold(result, run(values.load(at, count, scratch), count));
+    });
   });
   return results;
 }
+
+float larger_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
 }  // namespace
 
 void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const Adam& adam, const Update& o) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::all_fast(param, grad, exp_avg, exp_avg_sq) || model.defined() || !o.decoupled) {
+  if (!fast_update(o, param, model, grad, exp_avg, exp_avg_sq)) {
     return reference::adam_(param, model, grad, exp_avg, exp_avg_sq, adam, o);
   }
   const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(o.step));
   const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(o.step));
-  const cpu::AdamWCoefficients coefficients{.grad_scale = static_cast<float>(o.grad_scale),
-                                            .beta1 = static_cast<float>(adam.beta1),
-                                            .one_minus_beta1 = static_cast<float>(1 - adam.beta1),
-                                            .beta2 = static_cast<float>(adam.beta2),
-                                            .one_minus_beta2 = static_cast<float>(1 - adam.beta2),
-                                            .decay = static_cast<float>(1 - o.learning_rate * o.weight_decay),
-                                            .step_size = static_cast<float>(o.learning_rate / correction1),
-                                            .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
-                                            .eps = static_cast<float>(adam.eps)};
-  float *p = param.mutable_data_ptr<float>(), *m = exp_avg.mutable_data_ptr<float>();
-  float* v = exp_avg_sq.mutable_data_ptr<float>();
-  const float* g = grad.const_data_ptr<float>();
-  cpu::for_each_block(num_blocks(param), [&](std::int64_t i, int) {
-    const std::int64_t at = i * kBlock;
-    cpu::adamw_run(p + at, g + at, m + at, v + at, block_size(param, i), coefficients);
-  });
+  const cpu::AdamCoefficients coefficients{.update = coefficients_of(o),
+                                           .beta1 = static_cast<float>(adam.beta1),
+                                           .one_minus_beta1 = static_cast<float>(1 - adam.beta1),
+                                           .beta2 = static_cast<float>(adam.beta2),
+                                           .one_minus_beta2 = static_cast<float>(1 - adam.beta2),
+                                           .step_size = static_cast<float>(o.learning_rate / correction1),
+                                           .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
+                                           .eps = static_cast<float>(adam.eps)};
+  update_by_chunk({param, model, grad, exp_avg, exp_avg_sq}, o,
+                  [&](float* p, const float* g, float* m, float* v, std::size_t count) {
+                    cpu::adam_run(p, g, m, v, count, coefficients);
+                  });
 }
 
 void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-          double momentum, const Update& update) {
+          double momentum, const Update& o) {
   const c10::NoGradGuard no_grad;
-  reference::sgd_(param, model, grad, momentum_buffer, momentum, update);
+  if (!fast_update(o, param, model, grad, momentum_buffer)) {
+    return reference::sgd_(param, model, grad, momentum_buffer, momentum, o);
+  }
+  const cpu::SgdCoefficients coefficients{.update = coefficients_of(o),
+                                          .momentum = static_cast<float>(momentum),
+                                          .learning_rate = static_cast<float>(o.learning_rate)};
+  update_by_chunk({param, model, grad, momentum_buffer, {}}, o,
+                  [&](float* p, const float* g, float* buffer, float*, std::size_t count) {
+                    cpu::sgd_run(p, g, buffer, count, coefficients);
+                  });
 }
 
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
-           const Lion& lion, const Update& update) {
+           const Lion& lion, const Update& o) {
   const c10::NoGradGuard no_grad;
-  reference::lion_(param, model, grad, exp_avg, lion, update);
+  if (!fast_update(o, param, model, grad, exp_avg)) {
+    return reference::lion_(param, model, grad, exp_avg, lion, o);
+  }
+  const cpu::LionCoefficients coefficients{.update = coefficients_of(o),
+                                           .beta1 = static_cast<float>(lion.beta1),
+                                           .one_minus_beta1 = static_cast<float>(1 - lion.beta1),
+                                           .beta2 = static_cast<float>(lion.beta2),
+                                           .one_minus_beta2 = static_cast<float>(1 - lion.beta2),
+                                           .learning_rate = static_cast<float>(o.learning_rate)};
+  update_by_chunk({param, model, grad, exp_avg, {}}, o,
+                  [&](float* p, const float* g, float* m, float*, std::size_t count) {
+                    cpu::lion_run(p, g, m, count, coefficients);
+                  });
 }
 
 double sum_of_squares(const at::Tensor& x) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(x)) return reference::sum_of_squares(x);
+  if (!cpu::fast_as(x.scalar_type(), x)) return reference::sum_of_squares(x);
+  const auto add = [](double a, double b) { return a + b; };
   double sum = 0;
-  for (const double part : by_block(x, cpu::sum_of_squares_run)) sum += part;
+  for (const double part : by_block<double>(x, cpu::sum_of_squares_run, add)) sum += part;
   return sum;
 }
 
 double max_abs(const at::Tensor& x) {
   const c10::NoGradGuard no_grad;
-  if (!cpu::fast(x)) return reference::max_abs(x);
+  if (!cpu::fast_as(x.scalar_type(), x)) return reference::max_abs(x);
   float largest = 0;
-  for (const float part : by_block(x, cpu::max_abs_run)) {
-    if (std::isnan(part)) return std::numeric_limits<double>::quiet_NaN();
-    largest = std::max(largest, part);
-  }
+  for (const float part : by_block<float>(x, cpu::max_abs_run, larger_or_nan)) largest = larger_or_nan(largest, part);
   return static_cast<double>(largest);
 }
 

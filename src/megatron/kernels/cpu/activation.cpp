@@ -6,7 +6,7 @@
 #include <hwy/highway.h>
 
 #include "megatron/kernels/cpu/elementwise.h"
-#include "megatron/kernels/cpu/math-inl.h"
+#include "megatron/kernels/cpu/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -30,61 +30,135 @@ HWY_INLINE F normal_gate(F x, F& exp_minus_half_square) {
   return hn::MulAdd(half, erf(hn::Mul(x, hn::Set(d, kInvSqrt2)), exp_minus_half_square), half);
 }
 
-template <bool kTanh>
-HWY_INLINE F gelu_of(F x) {
-  F unused;
-  return hn::Mul(x, kTanh ? tanh_gate(x, hn::Mul(x, x), unused) : normal_gate(x, unused));
-}
-
-template <bool kTanh>
-HWY_INLINE F slope_of(F x) {
-  const Floats d;
-  const F one = hn::Set(d, 1.0f), x2 = hn::Mul(x, x);
-  if constexpr (kTanh) {
+/// f(x) and f'(x) of one form.
+struct Tanh {
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, tanh_gate(x, hn::Mul(x, x), unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    const Floats d;
+    const F one = hn::Set(d, 1.0f), x2 = hn::Mul(x, x);
     F e;
     const F s = tanh_gate(x, x2, e);
     const F inner = hn::Mul(hn::Set(d, kTwoSqrt2OverPi), hn::MulAdd(hn::Set(d, 3 * kCubic), x2, one));
     return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Mul(s, e)), s);  // 1 - s = s e, without cancellation
-  } else {
+  }
+};
+
+struct Erf {
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, normal_gate(x, unused));
+  }
+  static HWY_INLINE F slope(F x) {
     F density;
     const F gate = normal_gate(x, density);
-    return hn::MulAdd(hn::Mul(x, hn::Set(d, kInvSqrt2Pi)), density, gate);
+    return hn::MulAdd(hn::Mul(x, hn::Set(Floats(), kInvSqrt2Pi)), density, gate);
   }
+};
+
+struct Silu {
+  /// 1 / (1 + e^-x), and the e^-x in it.
+  static HWY_INLINE F gate(F x, F& e) {
+    const F one = hn::Set(Floats(), 1.0f);
+    e = exp(hn::Neg(x));
+    return hn::Div(one, hn::Add(one, e));
+  }
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, gate(x, unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    F e;
+    const F s = gate(x, e);
+    return hn::MulAdd(x, hn::Mul(s, hn::Mul(s, e)), s);
+  }
+};
+
+/// Below 0 nothing; NaN stays NaN.
+HWY_INLINE F positive_part(F x) {
+  const Floats d;
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);
 }
 
-template <bool kTanh>
-HWY_INLINE void bias_gelu_of(float* x, const float* bias, float* y, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
-    F u = load(x + i, lanes);
-    if (bias != nullptr) {
-      u = hn::Add(u, load(bias + i, lanes));
-      store(u, x + i, lanes);
-    }
-    store(gelu_of<kTanh>(u), y + i, lanes);
-  });
-}
-void bias_gelu(float* x, const float* bias, float* y, std::size_t count, bool tanh_form) {
-  tanh_form ? bias_gelu_of<true>(x, bias, y, count) : bias_gelu_of<false>(x, bias, y, count);
+struct Relu {
+  static HWY_INLINE F value(F x) { return positive_part(x); }
+  static HWY_INLINE F slope(F x) {
+    const Floats d;
+    return hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), hn::Set(d, 1.0f));
+  }
+};
+
+struct SquaredRelu {
+  static HWY_INLINE F value(F x) { return hn::Mul(positive_part(x), x); }
+  static HWY_INLINE F slope(F x) {
+    const F v = positive_part(x);
+    return hn::Add(v, v);
+  }
+};
+
+/// x + bias where there is one, as it is stored: what the backward pass will read.
+template <class T>
+HWY_INLINE F with_bias(T* x, const T* bias, std::size_t i, std::size_t lanes) {
+  if (bias != nullptr) store(hn::Add(load(x + i, lanes), load(bias + i, lanes)), x + i, lanes);
+  return load(x + i, lanes);
 }
 
-template <bool kTanh>
-HWY_INLINE void gelu_all(const float* u, float* y, std::size_t count) {
+template <class Form, class T>
+void forward(T* x, const T* bias, T* y, std::size_t count) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
-                         HWY_ATTR { store(gelu_of<kTanh>(load(u + i, lanes)), y + i, lanes); });
-}
-void gelu(const float* u, float* y, std::size_t count, bool tanh_form) {
-  tanh_form ? gelu_all<true>(u, y, count) : gelu_all<false>(u, y, count);
+                         HWY_ATTR { store(Form::value(with_bias(x, bias, i, lanes)), y + i, lanes); });
 }
 
-template <bool kTanh>
-HWY_INLINE void backward_all(float* dy, const float* u, std::size_t count) {
+template <class Form, class T>
+void backward(T* dy, const T* u, std::size_t count) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
-    store(hn::Mul(load(dy + i, lanes), slope_of<kTanh>(load(u + i, lanes))), dy + i, lanes);
+    store(hn::Mul(load(dy + i, lanes), Form::slope(load(u + i, lanes))), dy + i, lanes);
   });
 }
-void backward(float* dy, const float* u, std::size_t count, bool tanh_form) {
-  tanh_form ? backward_all<true>(dy, u, count) : backward_all<false>(dy, u, count);
+
+template <class Form, class T>
+void gated_forward(T* x, const T* bias, T* y, std::size_t count) {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+    const F gate = with_bias(x, bias, i, lanes);
+    const F value = with_bias(x + count, bias != nullptr ? bias + count : nullptr, i, lanes);
+    store(hn::Mul(Form::value(gate), value), y + i, lanes);
+  });
 }
+
+template <class Form, class T>
+void gated_backward(const T* dy, const T* u, T* du, std::size_t count) {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+    const F gate = load(u + i, lanes), g = load(dy + i, lanes);
+    store(hn::Mul(hn::Mul(g, load(u + count + i, lanes)), Form::slope(gate)), du + i, lanes);
+    store(hn::Mul(g, Form::value(gate)), du + count + i, lanes);
+  });
+}
+
+template <class Form, class T>
+ActivationKernels<T> kernels_of() {
+  return {forward<Form, T>, backward<Form, T>, gated_forward<Form, T>, gated_backward<Form, T>};
+}
+template <class T>
+ActivationKernels<T> kernels(Activation form) {
+  switch (form) {
+    case Activation::GeluTanh:
+      return kernels_of<Tanh, T>();
+    case Activation::GeluErf:
+      return kernels_of<Erf, T>();
+    case Activation::Silu:
+      return kernels_of<Silu, T>();
+    case Activation::Relu:
+      return kernels_of<Relu, T>();
+    case Activation::SquaredRelu:
+      return kernels_of<SquaredRelu, T>();
+  }
+  return {};
+}
+ActivationKernels<float> of_float(Activation form) { return kernels<float>(form); }
+ActivationKernels<c10::BFloat16> of_bf16(Activation form) { return kernels<c10::BFloat16>(form); }
+ActivationKernels<c10::Half> of_fp16(Activation form) { return kernels<c10::Half>(form); }
 
 }  // namespace
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE
@@ -92,18 +166,21 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace megatron::kernels::cpu {
-HWY_EXPORT(bias_gelu);
-HWY_EXPORT(gelu);
-HWY_EXPORT(backward);
+HWY_EXPORT(of_float);
+HWY_EXPORT(of_bf16);
+HWY_EXPORT(of_fp16);
 
-void bias_gelu_row(float* x, const float* bias, float* y, std::size_t count, bool tanh_form) {
-  HWY_DYNAMIC_DISPATCH(bias_gelu)(x, bias, y, count, tanh_form);
+template <>
+ActivationKernels<float> activation_kernels(Activation form) {
+  return HWY_DYNAMIC_DISPATCH(of_float)(form);
 }
-void gelu_run(const float* u, float* y, std::size_t count, bool tanh_form) {
-  HWY_DYNAMIC_DISPATCH(gelu)(u, y, count, tanh_form);
+template <>
+ActivationKernels<c10::BFloat16> activation_kernels(Activation form) {
+  return HWY_DYNAMIC_DISPATCH(of_bf16)(form);
 }
-void gelu_backward_run(float* dy, const float* u, std::size_t count, bool tanh_form) {
-  HWY_DYNAMIC_DISPATCH(backward)(dy, u, count, tanh_form);
+template <>
+ActivationKernels<c10::Half> activation_kernels(Activation form) {
+  return HWY_DYNAMIC_DISPATCH(of_fp16)(form);
 }
 
 }  // namespace megatron::kernels::cpu

@@ -1,15 +1,16 @@
 #pragma once
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <cstddef>
 #include <cstdint>
 
-// Kernels over rows and runs of float32; one call is one piece of work for one thread.
-namespace megatron::kernels::cpu {
+#include "megatron/kernels/activation.h"
 
-/// x += bias (null: none), y = gelu(x). Tanh form or the exact one.
-void bias_gelu_row(float* x, const float* bias, float* y, std::size_t count, bool tanh_form);
-void gelu_run(const float* u, float* y, std::size_t count, bool tanh_form);
-/// dy *= gelu'(u).
-void gelu_backward_run(float* dy, const float* u, std::size_t count, bool tanh_form);
+// Kernels over rows and runs stored as T: float, c10::BFloat16 or c10::Half. They compute in float32 and round what
+// they store to nearest. One call is one piece of work for one thread. Each table holds the kernels of the instruction
+// set in use.
+namespace megatron::kernels::cpu {
 
 /// Dropout of one row: `words` null: none. Element i is dropped where words[i] < threshold.
 struct RowDropout {
@@ -17,42 +18,57 @@ struct RowDropout {
   std::uint32_t threshold;
   float keep_scale;
 };
-/// x = residual + dropout(x + bias); bias may be null.
-void bias_dropout_add_row(float* x, const float* bias, const float* residual, std::size_t count,
-                          const RowDropout& dropout);
-/// y = x * mask.
-void dropout_row(const float* x, float* y, std::size_t count, const RowDropout& dropout);
-
 struct RowStatistics {
   float mean, rstd;
 };
-/// y = (x - mean) * rstd * weight + bias.
-RowStatistics layer_norm_row(const float* x, const float* weight, const float* bias, float* y, std::size_t count,
-                             float eps);
-/// dx (plus residual_gradient unless null), and adds the row to grad_weight and grad_bias.
-void layer_norm_backward_row(const float* dy, const float* x, RowStatistics statistics, const float* weight,
-                             const float* residual_gradient, float* dx, float* grad_weight, float* grad_bias,
-                             std::size_t count);
-/// to += from.
-void add_run(float* to, const float* from, std::size_t count);
+
+template <class T>
+struct RowKernels {
+  /// x = residual + dropout(x + bias); bias may be null.
+  void (*bias_dropout_add)(T* x, const T* bias, const T* residual, std::size_t count, const RowDropout& dropout);
+  /// y = x * mask.
+  void (*dropout)(const T* x, T* y, std::size_t count, const RowDropout& dropout);
+  /// y = (x - mean) * rstd * weight + bias.
+  RowStatistics (*layer_norm)(const T* x, const T* weight, const T* bias, T* y, std::size_t count, float eps);
+  /// dx (plus residual_gradient unless null), and adds the row to grad_weight and grad_bias.
+  void (*layer_norm_backward)(const T* dy, const T* x, RowStatistics statistics, const T* weight,
+                              const T* residual_gradient, T* dx, float* grad_weight, float* grad_bias,
+                              std::size_t count);
+  /// y = x * rstd * weight; returns rstd.
+  float (*rms_norm)(const T* x, const T* weight, T* y, std::size_t count, float eps);
+  void (*rms_norm_backward)(const T* dy, const T* x, float rstd, const T* weight, const T* residual_gradient, T* dx,
+                            float* grad_weight, std::size_t count);
+  /// to += from.
+  void (*add)(float* to, const T* from, std::size_t count);
+};
+template <class T>
+RowKernels<T> row_kernels();
+
+template <class T>
+struct ActivationKernels {
+  /// x += bias (null: none, and x is only read), y = f(x).
+  void (*forward)(T* x, const T* bias, T* y, std::size_t count);
+  /// dy *= f'(u).
+  void (*backward)(T* dy, const T* u, std::size_t count);
+  /// One row of `count` gates and `count` values: x += bias as above, y = f(gate) * value.
+  void (*gated_forward)(T* x, const T* bias, T* y, std::size_t count);
+  void (*gated_backward)(const T* dy, const T* u, T* du, std::size_t count);
+};
+template <class T>
+ActivationKernels<T> activation_kernels(Activation form);
 
 struct SoftmaxRow {
   float max;
   double sum_exp, sum;
 };
-/// Over one row of logits; sums in float64 over blocks.
-SoftmaxRow softmax_row(const float* logits, std::size_t count);
-/// logits = (exp(logits - logsumexp) - smooth) * scale.
-void softmax_gradient_row(float* logits, std::size_t count, float logsumexp, float scale, float smooth);
-
-/// Coefficients of one AdamW step, the bias corrections folded in.
-struct AdamWCoefficients {
-  float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, inverse_sqrt_correction2, eps;
+template <class T>
+struct SoftmaxKernels {
+  /// Over one row of logits; sums in float64 over blocks.
+  SoftmaxRow (*pieces)(const T* logits, std::size_t count);
+  /// logits = (exp(logits - logsumexp) - smooth) * scale.
+  void (*gradient)(T* logits, std::size_t count, float logsumexp, float scale, float smooth);
 };
-void adamw_run(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, std::size_t count,
-               const AdamWCoefficients& coefficients);
-double sum_of_squares_run(const float* x, std::size_t count);
-/// NaN if any is NaN.
-float max_abs_run(const float* x, std::size_t count);
+template <class T>
+SoftmaxKernels<T> softmax_kernels();
 
 }  // namespace megatron::kernels::cpu

@@ -9,21 +9,23 @@
 #include <limits>
 
 #include "megatron/kernels/cpu/elementwise.h"
-#include "megatron/kernels/cpu/math-inl.h"
+#include "megatron/kernels/cpu/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 /// `lanes` elements from p, minus infinity above: neither the maximum nor the sum of exp sees them.
-HWY_INLINE F load_logits(const float* p, std::size_t lanes) {
+template <class T>
+HWY_INLINE F load_logits(const T* p, std::size_t lanes) {
   const Floats d;
   const F v = load(p, lanes);
   if (lanes == hn::Lanes(d)) return v;
   return hn::IfThenElse(hn::FirstN(d, lanes), v, hn::Set(d, -std::numeric_limits<float>::infinity()));
 }
 
-SoftmaxRow pieces(const float* logits, std::size_t count) {
+template <class T>
+SoftmaxRow pieces(const T* logits, std::size_t count) {
   const Floats d;
   constexpr std::size_t kBlock = 1024;  // elements summed in float32 before they join the float64 sum
   F largest = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -43,7 +45,8 @@ SoftmaxRow pieces(const float* logits, std::size_t count) {
   return row;
 }
 
-void gradient(float* logits, std::size_t count, float logsumexp, float scale, float smooth) {
+template <class T>
+void gradient(T* logits, std::size_t count, float logsumexp, float scale, float smooth) {
   const Floats d;
   const F shift = hn::Set(d, logsumexp), factor = hn::Set(d, scale), less = hn::Set(d, smooth);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
@@ -51,18 +54,31 @@ void gradient(float* logits, std::size_t count, float logsumexp, float scale, fl
   });
 }
 
+SoftmaxKernels<float> of_float() { return {pieces<float>, gradient<float>}; }
+SoftmaxKernels<c10::BFloat16> of_bf16() { return {pieces<c10::BFloat16>, gradient<c10::BFloat16>}; }
+SoftmaxKernels<c10::Half> of_fp16() { return {pieces<c10::Half>, gradient<c10::Half>}; }
+
 }  // namespace
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace megatron::kernels::cpu {
-HWY_EXPORT(pieces);
-HWY_EXPORT(gradient);
+HWY_EXPORT(of_float);
+HWY_EXPORT(of_bf16);
+HWY_EXPORT(of_fp16);
 
-SoftmaxRow softmax_row(const float* logits, std::size_t count) { return HWY_DYNAMIC_DISPATCH(pieces)(logits, count); }
-void softmax_gradient_row(float* logits, std::size_t count, float logsumexp, float scale, float smooth) {
-  HWY_DYNAMIC_DISPATCH(gradient)(logits, count, logsumexp, scale, smooth);
+template <>
+SoftmaxKernels<float> softmax_kernels() {
+  return HWY_DYNAMIC_DISPATCH(of_float)();
+}
+template <>
+SoftmaxKernels<c10::BFloat16> softmax_kernels() {
+  return HWY_DYNAMIC_DISPATCH(of_bf16)();
+}
+template <>
+SoftmaxKernels<c10::Half> softmax_kernels() {
+  return HWY_DYNAMIC_DISPATCH(of_fp16)();
 }
 
 }  // namespace megatron::kernels::cpu
