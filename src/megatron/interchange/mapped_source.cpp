@@ -1,0 +1,86 @@
+#include "megatron/interchange/mapped_source.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "megatron/base/error.h"
+
+namespace megatron::interchange {
+namespace {
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < shape.size(); ++d) text += concat(d == 0 ? "" : ", ", shape[d]);
+  return text + "]";
+}
+
+void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, MappedSource::Extent extent) {
+  for (const auto& [name, wanted] : source_shapes(mapping)) {
+    const std::vector<std::int64_t>* const got = raw.shape(name);
+    if (got == nullptr)
+      throw ConfigError(rule_got_fix(concat(raw.name(), ": must hold the tensor \"", name, "\"."), "it does not",
+                                     "complete the folder, or correct the configuration in it"));
+    const bool fits = extent == MappedSource::Extent::Exact
+                          ? *got == wanted
+                          : checkpoint::inside({std::vector<std::int64_t>(wanted.size(), 0), wanted}, *got);
+    if (!fits)
+      throw ConfigError(rule_got_fix(concat(raw.name(), ": \"", name, "\" must be ", shape_text(wanted), "."),
+                                     shape_text(*got), "correct the configuration in the folder"));
+  }
+  for (const auto& [name, tensor] : mapping)
+    for (const Piece& piece : tensor.pieces)
+      if (const std::string& first = tensor.pieces.front().source; raw.dtype(piece.source) != raw.dtype(first))
+        throw ConfigError(
+            rule_got_fix(concat(raw.name(), ": the parts of \"", name, "\" must have one dtype."),
+                         concat(first, ": ", raw.dtype(first), ", ", piece.source, ": ", raw.dtype(piece.source))));
+}
+
+}  // namespace
+
+MappedSource::MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, Extent extent)
+    : raw_(std::move(raw)), mapping_(std::move(mapping)) {
+  check_sources(*raw_, mapping_, extent);
+}
+
+std::vector<std::string> MappedSource::tensors() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : mapping_) names.push_back(name);
+  return names;
+}
+
+const std::vector<std::int64_t>* MappedSource::shape(const std::string& tensor) const {
+  const auto found = mapping_.find(tensor);
+  return found == mapping_.end() ? nullptr : &found->second.shape;
+}
+
+std::string MappedSource::dtype(const std::string& tensor) const {
+  return raw_->dtype(mapping_.at(tensor).pieces.front().source);
+}
+
+void MappedSource::read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const {
+  const MappedTensor& mapped = mapping_.at(tensor);
+  if (!checkpoint::inside(box, mapped.shape))
+    throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
+  for (const Piece& piece : mapped.pieces) {
+    if (!checkpoint::overlap({piece.to, piece.shape}, box)) continue;
+    at::Tensor part = into;
+    checkpoint::Box source;
+    for (std::size_t d = 0; d < box.shape.size(); ++d) {
+      const std::int64_t begin = std::max(piece.to[d], box.offset[d]);
+      const std::int64_t count = std::min(piece.to[d] + piece.shape[d], box.offset[d] + box.shape[d]) - begin;
+      part = part.narrow(static_cast<std::int64_t>(d), begin - box.offset[d], count);
+      source.offset.push_back(begin - piece.to[d]);
+      source.shape.push_back(count);
+    }
+    if (mapped.transposed) {
+      std::reverse(source.offset.begin(), source.offset.end());
+      std::reverse(source.shape.begin(), source.shape.end());
+      part = part.t();
+    }
+    for (std::size_t d = 0; d < source.offset.size(); ++d) source.offset[d] += piece.from[d];
+    raw_->read(piece.source, source, part);
+  }
+}
+
+}  // namespace megatron::interchange

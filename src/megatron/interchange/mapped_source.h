@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/mapping.h"
+
+namespace megatron::interchange {
+
+/// The tensors of another source under other names and in other shapes.
+class MappedSource : public checkpoint::WeightSource {
+ public:
+  /// Whether a source may have rows that the table does not use: those that pad a vocabulary.
+  enum class Extent : std::uint8_t { Exact, AtLeast };
+
+  /// Throws ConfigError where `raw` lacks a tensor that the table names, has it in another shape, or has the parts of
+  /// one tensor in several dtypes.
+  MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, Extent extent = Extent::Exact);
+
+  std::string name() const override { return raw_->name(); }
+  std::vector<std::string> tensors() const override;
+  const std::vector<std::int64_t>* shape(const std::string& tensor) const override;
+  std::string dtype(const std::string& tensor) const override;
+  void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override;
+
+ private:
+  std::shared_ptr<const checkpoint::WeightSource> raw_;
+  Mapping mapping_;
+};
+
+}  // namespace megatron::interchange

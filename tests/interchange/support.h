@@ -1,0 +1,81 @@
+#pragma once
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/weights.h"
+#include "tests/testing/tensors.h"
+
+namespace megatron::interchange {
+
+/// A folder of its own, removed at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "megatron-interchange-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A folder of the reference models; empty where they are not there.
+inline std::filesystem::path golden_model(const std::string& name) {
+  const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/models" / name;
+  return std::filesystem::exists(folder) ? folder : std::filesystem::path();
+}
+
+/// A whole tensor of a source, in the dtype that `type` says.
+inline at::Tensor read_whole(const checkpoint::WeightSource& source, const std::string& name,
+                             at::ScalarType type = at::kFloat) {
+  const auto& shape = *source.shape(name);
+  at::Tensor into = at::empty(shape, type);
+  source.read(name, {std::vector<std::int64_t>(shape.size(), 0), shape}, into);
+  return into;
+}
+
+inline testing::Tensors read_all(const checkpoint::WeightSource& source) {
+  testing::Tensors tensors;
+  for (const std::string& name : source.tensors()) tensors[name] = read_whole(source, name);
+  return tensors;
+}
+
+inline void expect_same(const testing::Tensors& got, const testing::Tensors& wanted) {
+  EXPECT_EQ(got.size(), wanted.size());
+  for (const auto& [name, tensor] : wanted) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    EXPECT_TRUE(got.at(name).equal(tensor)) << name;
+  }
+}
+
+/// The message of the ConfigError that `work` throws; "" where it throws none.
+inline std::string refusal(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Expects that `work` is refused with a message that holds all of `words`.
+inline void expect_refused(const std::function<void()>& work, const std::vector<std::string>& words) {
+  const std::string message = refusal(work);
+  EXPECT_NE(message, "") << "not refused";
+  for (const std::string& word : words) EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+}
+
+}  // namespace megatron::interchange
