@@ -9,15 +9,19 @@
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
-#include "megatron/kernels/cpu/matrix.h"
+#include "megatron/kernels/cpu/matrix_of.h"
 #include "megatron/kernels/cpu/parallel.h"
+#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/tile_matmul.h"
 
 namespace megatron::kernels {
 namespace {
 
 /// Rows of x up to which a weight is read row by row for all of them. 16-bit weights would else be widened for few
 /// uses.
-constexpr std::int64_t kFewRows = 8, kFewRowsOfHalf = 32;
+constexpr std::int64_t kFewRows = 16, kFewRowsOfHalf = 32, kFewRowsBesideTiles = 8;
+/// Rows whose part of a weight gradient the matrix unit sums at once: their columns are packed piece by piece.
+constexpr std::int64_t kGradientRows = 2048;
 
 /// [.., k] as [rows, k]; copies only what is not laid out row by row.
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
@@ -35,17 +39,6 @@ bool readable(const at::Tensor& x) {
   return x.is_cpu() && (is_half(x) || x.scalar_type() == at::kFloat) && cpu::enabled();
 }
 
-/// Two dimensions with a stride of 1 in one of them.
-at::Tensor laid_out(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous(); }
-
-cpu::Element element_of(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat      ? cpu::Element::Float
-         : x.scalar_type() == at::kBFloat16 ? cpu::Element::BFloat16
-                                            : cpu::Element::Half;
-}
-cpu::Matrix matrix(const at::Tensor& x) { return {x.const_data_ptr(), element_of(x), x.stride(0), x.stride(1)}; }
-cpu::MutableMatrix mutable_matrix(const at::Tensor& x) { return {x.mutable_data_ptr(), element_of(x), x.stride(0)}; }
-
 /// The length of the parts when `size` is split into parts of at most `most`, whole multiples of `multiple`.
 std::int64_t part_of(std::int64_t size, std::int64_t most, std::int64_t multiple) {
   const std::int64_t parts = std::max<std::int64_t>((size + most - 1) / most, 1);
@@ -55,7 +48,7 @@ std::int64_t parts_of(std::int64_t size, std::int64_t part) { return (size + par
 
 /// c [rows, columns] = or += a b, block by block of c over the threads. Operands may be of any readable dtype.
 void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, bool accumulate) {
-  const at::Tensor a = laid_out(a_any), b = laid_out(b_any);
+  const at::Tensor a = cpu::laid_out(a_any), b = cpu::laid_out(b_any);
   const std::int64_t rows = c.size(0), columns = c.size(1);
   constexpr std::int64_t kLeast = 128, kBlocksOfAThread = 3;
   std::int64_t row_part = part_of(rows, cpu::kBlockRows, 6), column_part = part_of(columns, cpu::kBlockColumns, 64);
@@ -72,9 +65,9 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
   const cpu::Product whole{static_cast<std::size_t>(rows),
                            static_cast<std::size_t>(columns),
                            static_cast<std::size_t>(a.size(1)),
-                           matrix(a),
-                           matrix(b),
-                           mutable_matrix(c),
+                           cpu::matrix(a),
+                           cpu::matrix(b),
+                           cpu::mutable_matrix(c),
                            accumulate};
   cpu::for_each_block(parts_of(rows, row_part) * across, [&](std::int64_t i, int thread) {
     const auto row = static_cast<std::size_t>(i / across * row_part);
@@ -91,7 +84,8 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
 }
 
 bool few_rows(const at::Tensor& x, const at::Tensor& w) {
-  return readable(x) && readable(w) && w.stride(1) == 1 && x.size(0) <= (is_half(w) ? kFewRowsOfHalf : kFewRows);
+  const std::int64_t most = !is_half(w) ? kFewRows : on_tiles(x, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
+  return readable(x) && readable(w) && w.stride(1) == 1 && x.size(0) <= most;
 }
 
 at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& w) {
@@ -100,7 +94,7 @@ at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& w) {
   at::Tensor wide = x_rows;
   if (is_half(x)) {
     wide = at::empty(x_rows.sizes(), x.options().dtype(at::kFloat));
-    cpu::widen_run(x_rows.const_data_ptr(), element_of(x), wide.mutable_data_ptr<float>(),
+    cpu::widen_run(x_rows.const_data_ptr(), *cpu::element_of(x), wide.mutable_data_ptr<float>(),
                    static_cast<std::size_t>(x_rows.numel()));
   }
   const std::int64_t row_bytes = std::max<std::int64_t>(w.size(1) * w.element_size(), 1);
@@ -108,9 +102,9 @@ at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& w) {
   const cpu::Product whole{static_cast<std::size_t>(x.size(0)),
                            static_cast<std::size_t>(w.size(0)),
                            static_cast<std::size_t>(x.size(1)),
-                           matrix(wide),
-                           matrix(w.t()),
-                           mutable_matrix(y),
+                           cpu::matrix(wide),
+                           cpu::matrix(w.t()),
+                           cpu::mutable_matrix(y),
                            false};
   cpu::for_each_block(parts_of(w.size(0), step), [&](std::int64_t i, int) {
     const auto column = static_cast<std::size_t>(i * step);
@@ -131,26 +125,53 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return c;
 }
 
-}  // namespace
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w) {
-  const c10::NoGradGuard no_grad;
-  const at::Tensor rows = rows_of(x);
-  return with_last_dim(few_rows(rows, w) ? few_rows_linear(rows, w) : product(rows, w.t()), x);
+at::Tensor product_on_tiles(const at::Tensor& a, const at::Tensor& packed_b, std::int64_t columns) {
+  at::Tensor c = at::empty({a.size(0), columns}, a.options());
+  tile_matmul(c, a, packed_b, false);
+  return c;
 }
 
-at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w) {
+/// grad = or += dy^T x by own kernels.
+void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at::Tensor& x, bool accumulate) {
+  if (!on_tiles(dy, x)) return multiply(grad, dy.t(), x, accumulate);
+  // The rounding of a 16-bit gradient happens once.
+  const std::int64_t rows = x.size(0), step = is_half(grad) ? std::max<std::int64_t>(rows, 1) : kGradientRows;
+  for (std::int64_t begin = 0; begin < std::max<std::int64_t>(rows, 1); begin += step) {
+    const std::int64_t count = std::min(step, rows - begin);
+    tile_matmul(grad, dy.narrow(0, begin, count).t(), pack_for_tiles(x.narrow(0, begin, count)),
+                accumulate || begin > 0);
+  }
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed) {
   const c10::NoGradGuard no_grad;
-  return with_last_dim(product(rows_of(dy), w), dy);
+  const at::Tensor rows = rows_of(x);
+  const auto y = [&] {
+    if (few_rows(rows, w)) return few_rows_linear(rows, w);
+    if (!on_tiles(rows, w)) return product(rows, w.t());
+    return product_on_tiles(rows, packed != nullptr ? packed->for_output(w) : pack_for_tiles(w.t()), w.size(0));
+  };
+  return with_last_dim(y(), x);
+}
+
+at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight* packed) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor rows = rows_of(dy);
+  if (!on_tiles(rows, w)) return with_last_dim(product(rows, w), dy);
+  const at::Tensor& operand = packed != nullptr ? packed->for_input_gradient(w) : pack_for_tiles(w);
+  return with_last_dim(product_on_tiles(rows, operand, w.size(1)), dy);
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   const c10::NoGradGuard no_grad;
   at::Tensor target = grad_w;
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
-  if (readable(grad_w) && readable(dy) && readable(x) && is_half(dy) && grad_w.stride(1) == 1) {
+  const bool own = readable(grad_w) && readable(dy) && readable(x) && grad_w.stride(1) == 1;
+  if (own && (is_half(dy) || on_tiles(dy, x))) {
     if (beta != 0 && beta != 1) target.mul_(beta);
-    return multiply(target, dy_rows.t(), x_rows, beta != 0);
+    return add_weight_gradient(target, dy_rows, x_rows, beta != 0);
   }
   const at::Tensor dy_t = dy_rows.to(grad_w.scalar_type()).t(), wide_x = x_rows.to(grad_w.scalar_type());
   if (beta == 0) {

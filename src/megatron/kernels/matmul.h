@@ -1,13 +1,39 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 // Matrix products of a linear layer y = x W^T, x [.., k], w [n, k], y [.., n]; the leading dimensions are one. float64,
 // float32, bf16, fp16; sums of bf16 and fp16 are taken in float32, and rounded once.
+// On the CPU bf16 is computed by AMX, else by float32 arithmetic on numbers widened piece by piece; float32 by
+// libtorch.
 namespace megatron::kernels {
 
-/// Of x's dtype. With few rows of x (decoding), W is read once, at the speed of memory.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w);
-at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w);
+/// Copies of a weight in the order in which the matrix unit of AMX reads it: made when a product first wants them, and
+/// again once the weight was written to. That is known by the tensor's version, which every operation of ATen raises;
+/// who writes through a pointer calls written_to(). 2 bytes an element for linear() and 2 for linear_input_gradient(),
+/// twice that for float32 with precision "high". Empty where there is no such unit (cpu/tiles.h). One thread at a time.
+class PackedWeight {
+ public:
+  const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand
+  const at::Tensor& for_input_gradient(const at::Tensor& w);
+
+ private:
+  struct Copy {
+    at::Tensor words;
+    std::uint32_t version = 0;
+    const void* data = nullptr;
+    bool split = false;
+  };
+  static const at::Tensor& update(Copy& copy, const at::Tensor& operand);
+  Copy output_, input_;
+};
+/// Raises the version of the buffer that x is a view of.
+void written_to(const at::Tensor& x);
+
+/// Of x's dtype. With few rows of x (decoding), W is read once, at the speed of memory. `packed` is w's, or null.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr);
+at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight* packed = nullptr);
 /// grad_w [n, k] (= or +=, by beta) dy^T x, straight into the gradient buffer, which may be float32 where dy and x are
 /// bf16 or fp16.
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta);

@@ -24,4 +24,12 @@ void configure_thread(int num_threads);
 std::string instruction_set();
 void force_instruction_set(const std::string& name);
 
+/// What products of float32 matrices may lose: "highest", nothing; "high", what three bf16 products on the matrix unit
+/// of AMX leave (relative error 4e-6 instead of 4e-7). As in PyTorch "high" permits it: where there is no such unit,
+/// products stay what they are. Process-wide (--train.matmul_precision); "highest" at first. Throws ConfigError for
+/// other names.
+void set_matmul_precision(const std::string& name);
+/// What products do: "high" only where it is permitted and there is such a unit.
+std::string matmul_precision();
+
 }  // namespace megatron::kernels

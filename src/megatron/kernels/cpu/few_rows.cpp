@@ -130,22 +130,22 @@ void all_columns(const Product& p) {
 template <class W>
 void to_type(const Product& p) {
   switch (p.c.type) {
-    case Element::Float:
+    case ElementType::Float32:
       return all_columns<W, float>(p);
-    case Element::BFloat16:
+    case ElementType::BFloat16:
       return all_columns<W, c10::BFloat16>(p);
-    case Element::Half:
+    case ElementType::Float16:
       return all_columns<W, c10::Half>(p);
   }
 }
 
 void few_rows(const Product& p) {
   switch (p.b.type) {
-    case Element::Float:
+    case ElementType::Float32:
       return to_type<float>(p);
-    case Element::BFloat16:
+    case ElementType::BFloat16:
       return to_type<c10::BFloat16>(p);
-    case Element::Half:
+    case ElementType::Float16:
       return to_type<c10::Half>(p);
   }
 }
@@ -155,13 +155,13 @@ void widen_all(const T* from, float* to, std::size_t count) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR { store(load(from + i, lanes), to + i, lanes); });
 }
 
-void widen(const void* from, Element type, float* to, std::size_t count) {
+void widen(const void* from, ElementType type, float* to, std::size_t count) {
   switch (type) {
-    case Element::Float:
+    case ElementType::Float32:
       return widen_all(static_cast<const float*>(from), to, count);
-    case Element::BFloat16:
+    case ElementType::BFloat16:
       return widen_all(static_cast<const c10::BFloat16*>(from), to, count);
-    case Element::Half:
+    case ElementType::Float16:
       return widen_all(static_cast<const c10::Half*>(from), to, count);
   }
 }
@@ -176,7 +176,7 @@ HWY_EXPORT(few_rows);
 HWY_EXPORT(widen);
 
 void few_rows_product(const Product& product) { HWY_DYNAMIC_DISPATCH(few_rows)(product); }
-void widen_run(const void* from, Element type, float* to, std::size_t count) {
+void widen_run(const void* from, ElementType type, float* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(widen)(from, type, to, count);
 }
 

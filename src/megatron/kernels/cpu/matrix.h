@@ -1,32 +1,34 @@
 #pragma once
 #include <cstddef>
-#include <cstdint>
+
+#include "megatron/kernels/cpu/element.h"
 
 // Matrix products of operands of any element type, computed in float32; one call is one piece of work for one thread.
 namespace megatron::kernels::cpu {
 
 enum class Element : std::uint8_t { Float, BFloat16, Half };
-constexpr std::size_t size_of(Element type) { return type == Element::Float ? 4 : 2; }
+constexpr std::size_t size_of(ElementType type) { return type == ElementType::Float32 ? 4 : 2; }
 
 /// Element (i, j) is number i * row + j * column of `data`; one of the strides is 1.
 struct Matrix {
   const void* data;
-  Element type;
+  ElementType type;
   std::ptrdiff_t row, column;
   Matrix transposed() const { return {data, type, column, row}; }
   Matrix at(std::size_t i, std::size_t j) const {
     const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(i) * row + static_cast<std::ptrdiff_t>(j) * column;
-    return {static_cast<const char*>(data) + offset * static_cast<std::ptrdiff_t>(size_of(type)), type, row, column};
+    return {static_cast<const char*>(data) + offset * static_cast<std::ptrdiff_t>(element_size(type)), type, row,
+            column};
   }
 };
 /// The same, written to; column is 1.
 struct MutableMatrix {
   void* data;
-  Element type;
+  ElementType type;
   std::ptrdiff_t row;
   MutableMatrix at(std::size_t i, std::size_t j) const {
     const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(i) * row + static_cast<std::ptrdiff_t>(j);
-    return {static_cast<char*>(data) + offset * static_cast<std::ptrdiff_t>(size_of(type)), type, row};
+    return {static_cast<char*>(data) + offset * static_cast<std::ptrdiff_t>(element_size(type)), type, row};
   }
 };
 
@@ -48,11 +50,14 @@ inline constexpr std::size_t kProductScratch = [] {
 }();
 /// A product of at most kBlockRows x kBlockColumns, of any depth. `scratch` is aligned to 64 bytes.
 void product_block(const Product& product, float* scratch);
+/// c = or += float32 sums [rows, columns], `stride` floats from row to row, rounded to c's type.
+void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
+                bool accumulate);
 
 /// c = a b where a has few rows and b is a transposed row-major matrix: each row of b^T is read once, from memory, and
 /// widened in registers. `a` float32 with columns side by side.
 void few_rows_product(const Product& product);
 /// `count` elements to float32.
-void widen_run(const void* from, Element type, float* to, std::size_t count);
+void widen_run(const void* from, ElementType type, float* to, std::size_t count);
 
 }  // namespace megatron::kernels::cpu

@@ -23,13 +23,13 @@ static_assert(kBlockRows * (kBlockColumns + kRowGap) + kDepthPiece * kBlockColum
               kProductScratch);
 
 template <class Fn>
-HWY_INLINE void with_type(Element type, const Fn& fn) {
+HWY_INLINE void with_type(ElementType type, const Fn& fn) {
   switch (type) {
-    case Element::Float:
+    case ElementType::Float32:
       return fn(float{});
-    case Element::BFloat16:
+    case ElementType::BFloat16:
       return fn(c10::BFloat16{});
-    case Element::Half:
+    case ElementType::Float16:
       return fn(c10::Half{});
   }
 }
@@ -108,7 +108,7 @@ void write(const float* sums, std::size_t stride, std::size_t rows, std::size_t 
 void block(const Product& p, float* scratch) {
   constexpr std::size_t kStride = kBlockColumns + kRowGap;
   // Where c is float32 and its vectors are whole, the sums are taken in c itself.
-  const bool in_place = p.c.type == Element::Float && p.columns % 16 == 0;
+  const bool in_place = p.c.type == ElementType::Float32 && p.columns % 16 == 0;
   float* const sums = in_place ? static_cast<float*>(p.c.data) : scratch;
   const std::size_t stride = in_place ? static_cast<std::size_t>(p.c.row) : kStride;
   float* const panels = scratch + kBlockRows * kStride;
@@ -138,8 +138,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace megatron::kernels::cpu {
 HWY_EXPORT(block);
+HWY_EXPORT(write);
 
 void product_block(const Product& product, float* scratch) { HWY_DYNAMIC_DISPATCH(block)(product, scratch); }
+void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
+                bool accumulate) {
+  HWY_DYNAMIC_DISPATCH(write)(sums, stride, rows, columns, c, accumulate);
+}
 
 }  // namespace megatron::kernels::cpu
 #endif  // HWY_ONCE

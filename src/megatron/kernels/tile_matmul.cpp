@@ -1,0 +1,143 @@
+#include "megatron/kernels/tile_matmul.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/matrix_of.h"
+#include "megatron/kernels/cpu/parallel.h"
+#include "megatron/kernels/cpu/tile_product.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/kernels/runtime.h"
+
+namespace megatron::kernels {
+namespace {
+
+std::atomic<bool>& high_precision_suffices() {
+  static std::atomic<bool> high = false;
+  return high;
+}
+
+bool split(const at::Tensor& x) { return x.scalar_type() == at::kFloat; }
+
+std::uint16_t* words_of(const at::Tensor& packed) {
+  return reinterpret_cast<std::uint16_t*>(packed.mutable_data_ptr<std::int16_t>());
+}
+
+/// How c is cut into pieces of work: rows of one, columns of one.
+struct Cut {
+  std::size_t rows, columns;
+};
+Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
+  // Left operands that have to be packed stay in the second cache; that few columns are left is worse than few rows.
+  constexpr std::size_t kRows = 512, kPackedWords = 1 << 19, kLeastColumns = 256;
+  const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth * (p.b_low != nullptr ? 2 : 1);
+  const auto whole = [](std::size_t n) { return std::max<std::size_t>(n / cpu::kPanelLines, 1) * cpu::kPanelLines; };
+  Cut cut{whole(std::min(kRows, kPackedWords / std::max<std::size_t>(row_words, 1))), p.columns};
+  const auto pieces = [&] {
+    return ((p.rows + cut.rows - 1) / cut.rows) * ((p.columns + cut.columns - 1) / cut.columns);
+  };
+  cut.rows = std::min(cut.rows, cpu::panels_of(p.rows) * cpu::kPanelLines);
+  while (pieces() < 2 * threads && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
+    if (cut.columns > kLeastColumns)
+      cut.columns = whole((cut.columns + 1) / 2 + cpu::kPanelLines - 1);
+    else
+      cut.rows = whole(cut.rows / 2);
+  }
+  return cut;
+}
+
+}  // namespace
+
+void set_matmul_precision(const std::string& name) {
+  if (name != "highest" && name != "high")
+    throw ConfigError(rule_got_fix("train.matmul_precision: highest or high.", concat("\"", name, "\""),
+                                   "--train.matmul_precision=highest"));
+  high_precision_suffices() = name == "high";
+}
+
+std::string matmul_precision() {
+  const bool high = high_precision_suffices() && cpu::tile_unit() != cpu::TileUnit::None;
+  return high ? "high" : "highest";
+}
+
+bool on_tiles(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_cpu() || !b.is_cpu() || a.scalar_type() != b.scalar_type()) return false;
+  if (cpu::tile_unit() == cpu::TileUnit::None) return false;
+  return a.scalar_type() == at::kBFloat16 || (a.scalar_type() == at::kFloat && high_precision_suffices());
+}
+
+at::Tensor pack_for_tiles(const at::Tensor& b_any) {
+  const at::Tensor b = cpu::laid_out(b_any);
+  const auto depth = static_cast<std::size_t>(b.size(0)), columns = static_cast<std::size_t>(b.size(1));
+  const std::size_t words = cpu::packed_words(columns, depth), panel_words = cpu::packed_words(1, depth);
+  const at::Tensor packed = at::empty({split(b) ? 2 : 1, static_cast<std::int64_t>(words)}, at::kShort);
+  std::uint16_t* const to = words_of(packed);
+  const cpu::Matrix lines = cpu::matrix(b).transposed();
+  cpu::for_each_block(static_cast<std::int64_t>(cpu::panels_of(columns)), [&](std::int64_t i, int) {
+    const std::size_t panel = static_cast<std::size_t>(i), line = panel * cpu::kPanelLines;
+    const std::size_t count = std::min(cpu::kPanelLines, columns - line);
+    std::uint16_t* const at = to + panel * panel_words;
+    cpu::pack_panel(lines.at(line, 0), count, depth, cpu::TilePart::High, cpu::TileSide::Right, at);
+    if (split(b))
+      cpu::pack_panel(lines.at(line, 0), count, depth, cpu::TilePart::Low, cpu::TileSide::Right, at + words);
+  });
+  return packed;
+}
+
+void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& packed_b, bool accumulate) {
+  const at::Tensor a = cpu::laid_out(a_any);
+  const auto depth = static_cast<std::size_t>(a.size(1)), columns = static_cast<std::size_t>(c.size(1));
+  const std::uint16_t* const b = words_of(packed_b);
+  const cpu::TileProduct whole{static_cast<std::size_t>(c.size(0)),
+                               columns,
+                               depth,
+                               cpu::matrix(a),
+                               b,
+                               packed_b.size(0) > 1 ? b + packed_b.size(1) : nullptr,
+                               cpu::mutable_matrix(c),
+                               accumulate};
+  const int threads = cpu::num_threads();
+  const Cut cut = cut_of(whole, static_cast<std::size_t>(threads));
+  const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
+  const std::size_t down = (whole.rows + cut.rows - 1) / cut.rows, panel_words = cpu::packed_words(1, depth);
+  const auto scratch_bytes =
+      static_cast<std::int64_t>((cpu::tile_scratch_bytes(cut.rows, depth, whole.b_low != nullptr) + 63) / 64 * 64);
+  const at::Tensor scratch = at::empty({threads, scratch_bytes}, at::kByte);
+  auto* const bytes = reinterpret_cast<std::byte*>(scratch.mutable_data_ptr<std::uint8_t>());
+  const cpu::TileUnit unit = cpu::tile_unit();
+  cpu::for_each_block(static_cast<std::int64_t>(down * across), [&](std::int64_t i, int thread) {
+    const std::size_t row = static_cast<std::size_t>(i) % down * cut.rows;
+    const std::size_t column = static_cast<std::size_t>(i) / down * cut.columns;
+    cpu::TileProduct part = whole;
+    part.rows = std::min(cut.rows, whole.rows - row);
+    part.columns = std::min(cut.columns, columns - column);
+    part.a = whole.a.at(row, 0);
+    part.c = whole.c.at(row, column);
+    part.b += column / cpu::kPanelLines * panel_words;
+    if (part.b_low != nullptr) part.b_low += column / cpu::kPanelLines * panel_words;
+    cpu::tile_product(part, unit, bytes + thread * scratch_bytes);
+  });
+}
+
+const at::Tensor& PackedWeight::update(Copy& copy, const at::Tensor& operand) {
+  const bool counted = !operand.is_inference();  // what is written to an inference tensor is not counted
+  const std::uint32_t version = counted ? operand.unsafeGetTensorImpl()->version_counter().current_version() : 0;
+  const void* data = operand.const_data_ptr();
+  if (counted && copy.words.defined() && copy.version == version && copy.data == data && copy.split == split(operand))
+    return copy.words;
+  copy.words.reset();  // before the new one is allocated
+  copy = {pack_for_tiles(operand), version, data, split(operand)};
+  return copy.words;
+}
+const at::Tensor& PackedWeight::for_output(const at::Tensor& w) { return update(output_, w.t()); }
+const at::Tensor& PackedWeight::for_input_gradient(const at::Tensor& w) { return update(input_, w); }
+
+void written_to(const at::Tensor& x) {
+  if (!x.is_inference()) x.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace megatron::kernels

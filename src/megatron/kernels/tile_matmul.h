@@ -1,0 +1,15 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+// Matrix products on the matrix unit (cpu/tile_product.h), as matmul.cpp uses them.
+namespace megatron::kernels {
+
+/// Whether the product of a and b is computed there: both bf16, or both float32 with precision "high" (runtime.h), on
+/// the CPU, and there is such a unit.
+bool on_tiles(const at::Tensor& a, const at::Tensor& b);
+/// The right operand b [depth, columns] as tiles want it; of float32 two parts, high before low.
+at::Tensor pack_for_tiles(const at::Tensor& b);
+/// c [rows, columns] = or += a [rows, depth] b. Both operands have a stride of 1 in one dimension, c in its last.
+void tile_matmul(const at::Tensor& c, const at::Tensor& a, const at::Tensor& packed_b, bool accumulate);
+
+}  // namespace megatron::kernels

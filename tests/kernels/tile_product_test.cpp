@@ -1,0 +1,181 @@
+#include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/matmul.h"
+#include "tests/kernels/compare.h"
+#include "tests/kernels/isa.h"
+
+namespace megatron::kernels {
+namespace {
+
+/// The products for AMX with its matrix unit emulated: packing, edges, blocks and sums are the same code.
+class TileProductTest : public OnEveryInstructionSet {
+ protected:
+  void SetUp() override {
+    OnEveryInstructionSet::SetUp();
+    cpu::emulate_tiles(true);
+  }
+  void TearDown() override {
+    cpu::emulate_tiles(false);
+    set_matmul_precision("highest");
+    OnEveryInstructionSet::TearDown();
+  }
+};
+
+struct Shape {
+  std::int64_t rows, outputs, inputs;
+};
+// Edges of tiles, panels and pieces; inputs read where they lie (multiples of 32) or packed; several groups of columns,
+// several pieces of depth, several pieces of work.
+const std::vector<Shape> kShapes = {{9, 1, 1},    {17, 5, 3},   {32, 32, 32},  {33, 31, 47},   {64, 96, 64},
+                                    {45, 64, 96}, {70, 33, 65}, {33, 40, 800}, {40, 600, 800}, {530, 40, 70}};
+constexpr double kBf16 = 4.0e-3, kFloat = 1e-6;
+
+at::Tensor bf16(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
+
+TEST_F(TileProductTest, OfBf16IsTheProductOfTheSameNumbersRoundedOnce) {
+  on_each([] {
+    for (const Shape& s : kShapes) {
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.outputs << " x " << s.inputs);
+      const at::Tensor x = bf16({s.rows, s.inputs}), w = bf16({s.outputs, s.inputs}), dy = bf16({s.rows, s.outputs});
+      EXPECT_LT(relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())), kBf16);
+      EXPECT_LT(relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))), kBf16);
+      PackedWeight packed;
+      EXPECT_TRUE(kernels::linear(x, w, &packed).equal(kernels::linear(x, w)));
+      EXPECT_TRUE(linear_input_gradient(dy, w, &packed).equal(linear_input_gradient(dy, w)));
+    }
+  });
+}
+
+TEST_F(TileProductTest, WeightGradientsAreSummedInTheirBufferInFloat32) {
+  on_each([] {
+    for (const at::ScalarType stored : {at::kFloat, at::kBFloat16}) {
+      for (const Shape& s : kShapes) {
+        SCOPED_TRACE(testing::Message() << stored << " " << s.rows << " x " << s.outputs << " x " << s.inputs);
+        const at::Tensor x = bf16({s.rows, s.inputs}), dy = bf16({s.rows, s.outputs});
+        const at::Tensor truth = at::matmul(wide(dy).t(), wide(x));
+        const at::Tensor buffer = at::full({s.outputs * s.inputs + 14}, 9, at::TensorOptions(stored));
+        const at::Tensor grad = buffer.narrow(0, 7, s.outputs * s.inputs).view({s.outputs, s.inputs});
+        const double bound = stored == at::kFloat ? kFloat : kBf16;
+        linear_weight_gradient(grad, dy, x, 0.0);
+        EXPECT_LT(relative_error(grad, truth), bound);
+        linear_weight_gradient(grad, dy, x, 1.0);
+        EXPECT_LT(relative_error(grad, 2 * truth), 2 * bound);
+        EXPECT_TRUE(buffer.narrow(0, 0, 7).eq(9).all().item<bool>() &&
+                    buffer.narrow(0, buffer.numel() - 7, 7).eq(9).all().item<bool>());
+      }
+    }
+  });
+}
+
+TEST_F(TileProductTest, WeightGradientsOfManyRowsAreSummedInSeveralParts) {
+  const at::Tensor x = bf16({2100, 35}), dy = bf16({2100, 33}), grad = at::zeros({33, 35});
+  linear_weight_gradient(grad, dy, x, 0.0);
+  EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), kFloat);
+}
+
+TEST_F(TileProductTest, OperandsMayBeViewsWithGapsBetweenRows) {
+  const at::Tensor x = bf16({50, 90}).narrow(1, 3, 64), w = bf16({30, 100}).narrow(1, 30, 64), dy = bf16({30, 50}).t();
+  EXPECT_LT(relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())), kBf16);
+  EXPECT_LT(relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))), kBf16);
+}
+
+TEST_F(TileProductTest, ThreadsDoNotChangeTheResult) {
+  const at::Tensor x = bf16({300, 96}), w = bf16({700, 96});
+  const at::Tensor alone = kernels::linear(x, w);
+  configure_thread(2);
+  EXPECT_TRUE(kernels::linear(x, w).equal(alone));
+}
+
+// hi + lo of a float32 number leaves 2^-17 of it, and the product of two such leaves lo lo.
+TEST_F(TileProductTest, ThreeBf16ProductsOfFloat32AreNearlyAsExactAsFloat32) {
+  on_each([] {
+    for (const Shape& s : kShapes) {
+      if (s.rows <= 16) continue;  // few rows are computed in float32
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.outputs << " x " << s.inputs);
+      const at::Tensor x = at::randn({s.rows, s.inputs}), w = at::randn({s.outputs, s.inputs});
+      const at::Tensor dy = at::randn({s.rows, s.outputs}), grad = at::zeros({s.outputs, s.inputs});
+      const auto errors = [&] {
+        linear_weight_gradient(grad, dy, x, 0.0);
+        return std::vector{relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())),
+                           relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))),
+                           relative_error(grad, at::matmul(wide(dy).t(), wide(x)))};
+      };
+      set_matmul_precision("high");
+      EXPECT_EQ(matmul_precision(), "high");
+      for (const double error : errors()) {
+        EXPECT_LT(error, 1e-5);
+        EXPECT_GT(error, 5e-7) << "this is float32 arithmetic";
+      }
+      set_matmul_precision("highest");
+      for (const double error : errors()) EXPECT_LT(error, 1e-6);
+    }
+  });
+}
+
+TEST_F(TileProductTest, PackedWeightsFollowWhatIsWrittenToTheWeight) {
+  const at::Tensor buffer = at::randn({40 * 64 + 5}).to(at::kBFloat16), x = bf16({33, 64}), dy = bf16({33, 40});
+  const at::Tensor w = buffer.narrow(0, 5, 40 * 64).view({40, 64}).detach();
+  PackedWeight packed;
+  const at::Tensor before = kernels::linear(x, w, &packed);
+  EXPECT_TRUE(kernels::linear(x, w, &packed).equal(before));
+  buffer.mul_(2);
+  EXPECT_TRUE(kernels::linear(x, w, &packed).equal(before * 2));
+  auto* values = buffer.mutable_data_ptr<c10::BFloat16>();
+  for (std::int64_t i = 0; i < buffer.numel(); ++i) values[i] = values[i] * 0.5f;
+  EXPECT_TRUE(kernels::linear(x, w, &packed).equal(before * 2)) << "nothing can know of this";
+  written_to(buffer);
+  EXPECT_TRUE(kernels::linear(x, w, &packed).equal(before));
+  EXPECT_TRUE(linear_input_gradient(dy, w, &packed).equal(linear_input_gradient(dy, w)));
+}
+
+TEST_F(TileProductTest, PrecisionHighHoldsWhereThereAreTilesAlone) {
+  cpu::emulate_tiles(false);
+  set_matmul_precision("high");
+  force_instruction_set("reference");
+  EXPECT_EQ(matmul_precision(), "highest");
+  EXPECT_THROW(set_matmul_precision("medium"), ConfigError);
+}
+
+template <class Tiles>
+std::vector<float> three_products(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+  std::vector<float> out(16 * 20, 7.0f);
+  Tiles tiles;
+  tiles.template load<2>(c.const_data_ptr(), 64);
+  tiles.template load<4>(a.const_data_ptr(), 64);
+  tiles.template load<5>(b.const_data_ptr(), 64);
+  tiles.template multiply<2, 4, 5>();
+  tiles.template zero<0>();
+  tiles.template multiply<0, 4, 5>();
+  tiles.template multiply<2, 4, 5>();
+  tiles.template store<2>(out.data(), 80);
+  return out;
+}
+
+TEST(Tiles, EmulationDoesWhatTheInstructionsDo) {
+  const at::Tensor a = bf16({16, 32}), b = bf16({32, 16}), c = at::randn({16, 16});
+  const at::Tensor pairs = b.view({16, 2, 16}).transpose(1, 2).contiguous();
+  const auto emulated = three_products<cpu::EmulatedTiles>(a, pairs, c);
+  const at::Tensor truth = wide(c) + 2 * at::matmul(wide(a), wide(b));
+  for (std::size_t i = 0; i < 16; ++i) {
+    for (std::size_t j = 0; j < 20; ++j) {
+      const auto row = static_cast<std::int64_t>(i), column = static_cast<std::int64_t>(j);
+      EXPECT_NEAR(emulated[i * 20 + j], j < 16 ? truth[row][column].item<double>() : 7.0, 1e-4);
+    }
+  }
+  if (!cpu::has_tiles()) GTEST_SKIP() << "this machine has no AMX";
+#if defined(__x86_64__)
+  const auto real = three_products<cpu::HardwareTiles>(a, pairs, c);
+  for (std::size_t i = 0; i < real.size(); ++i) EXPECT_NEAR(real[i], emulated[i], 1e-4);
+#endif
+}
+
+}  // namespace
+}  // namespace megatron::kernels
