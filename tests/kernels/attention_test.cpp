@@ -15,6 +15,7 @@
 #include <cmath>
 #include <vector>
 
+#include "megatron/kernels/cpu/tiles.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
@@ -48,10 +49,8 @@ Heads heads_of(const Shape& s, at::ScalarType dtype, bool random) {
   return {of_queries, s.queries == s.keys ? of_queries : make(s.keys)};
 }
 
-/// Largest relative errors: those of storing in the dtype, and a few units of float32's sums.
-double tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 4e-3 : dtype == at::kHalf ? 6e-4 : 2e-6; }
-
-void expect_matches_reference(const Shape& shape, const AttentionOptions& options, at::ScalarType dtype = at::kFloat) {
+void expect_matches_reference(const Shape& shape, const AttentionOptions& options, at::ScalarType dtype,
+                              double tolerance) {
   SCOPED_TRACE(testing::Message() << "queries " << shape.queries << " keys " << shape.keys << " batch " << shape.batch
                                   << " heads " << shape.heads << " size " << shape.size << " groups " << shape.groups
                                   << " " << c10::toString(dtype));
@@ -61,7 +60,7 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
   const AttentionOutput got = attention(c.q, c.k, c.v, options);
   EXPECT_TRUE(got.out.is_contiguous());
   EXPECT_EQ(got.out.scalar_type(), dtype);
-  EXPECT_LT(relative_error(got.out, truth.out), tolerance(dtype));
+  EXPECT_LT(relative_error(got.out, truth.out), tolerance);
   const at::Tensor seen = truth.logsumexp.isfinite();
   EXPECT_TRUE(got.logsumexp.isfinite().equal(seen));
   EXPECT_LT(relative_error(got.logsumexp.masked_select(seen), truth.logsumexp.masked_select(seen)), 1e-6);
@@ -71,12 +70,18 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
   reference::attention_backward(wide(dout), wide(c.q), wide(c.k), wide(c.v), truth, options, dq64, dk64, dv64);
   const Heads grads = heads_of(shape, dtype, false);
   attention_backward(dout, c.q, c.k, c.v, got, options, grads.q, grads.k, grads.v);
-  EXPECT_LT(relative_error(grads.q, dq64), tolerance(dtype));
-  EXPECT_LT(relative_error(grads.k, dk64), tolerance(dtype));
-  EXPECT_LT(relative_error(grads.v, dv64), tolerance(dtype));
+  EXPECT_LT(relative_error(grads.q, dq64), tolerance);
+  EXPECT_LT(relative_error(grads.k, dk64), tolerance);
+  EXPECT_LT(relative_error(grads.v, dv64), tolerance);
   if (shape.queries != shape.keys) {
     EXPECT_TRUE(grads.fused_q.narrow(3, grads.fused_q.size(3) - 2, 2).eq(7).all().item<bool>());
   }
+}
+
+/// With the errors of storing in the dtype, and a few units of float32's sums.
+void expect_matches_reference(const Shape& shape, const AttentionOptions& options, at::ScalarType dtype = at::kFloat) {
+  const double tolerance = dtype == at::kBFloat16 ? 4e-3 : dtype == at::kHalf ? 6e-4 : 2e-6;
+  expect_matches_reference(shape, options, dtype, tolerance);
 }
 
 using AttentionTest = OnEveryInstructionSet;
@@ -170,6 +175,44 @@ TEST_F(AttentionTest, DecodesAgainstALongCache) {
       padded.causal = false;
       expect_matches_reference({2, 300, 2, 6, 32, 2}, padded, dtype);
     }
+  });
+}
+
+/// Runs the test body with tiles emulated, on each vector instruction set.
+class AttentionOnTiles : public OnEveryInstructionSet {
+ protected:
+  void SetUp() override {
+    OnEveryInstructionSet::SetUp();
+    cpu::emulate_tiles(true);
+  }
+  void TearDown() override {
+    cpu::emulate_tiles(false);
+    OnEveryInstructionSet::TearDown();
+  }
+};
+
+TEST_F(AttentionOnTiles, MatchesTheReferenceForAnyShape) {
+  on_each([] {
+    for (const Shape& shape :
+         {Shape{9, 9, 3, 8, 5}, Shape{33, 33, 2, 2, 20}, Shape{64, 64, 1, 1, 32}, Shape{97, 613, 1, 1, 80},
+          Shape{520, 520, 1, 1, 16}, Shape{12, 7, 2, 2, 16}, Shape{400, 100, 1, 1, 16}}) {
+      expect_matches_reference(shape, {}, at::kBFloat16);
+      expect_matches_reference(shape, {.scale = 0.3, .causal = false}, at::kBFloat16);
+    }
+    expect_matches_reference({512, 512, 1, 2, 64}, {}, at::kBFloat16, 3e-3);
+  });
+}
+
+TEST_F(AttentionOnTiles, SharesKeysAndValuesDropsAndKeepsDocumentsApart) {
+  on_each([] {
+    AttentionOptions options;
+    options.dropout = {.p = 0.3, .key = 11, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 6})};
+    expect_matches_reference({70, 70, 2, 6, 24, 3}, options, at::kBFloat16);
+    AttentionOptions documents;
+    documents.first_key = at::zeros({1, 600}, at::kInt);
+    documents.first_key.narrow(1, 100, 500).fill_(100);
+    documents.first_key.narrow(1, 401, 199).fill_(401);
+    expect_matches_reference({600, 600, 1, 3, 16, 1}, documents, at::kBFloat16);
   });
 }
 

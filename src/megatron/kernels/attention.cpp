@@ -8,6 +8,7 @@
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention.h"
+#include "megatron/kernels/cpu/attention_tiles.h"
 #include "megatron/kernels/cpu/element_of.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/parallel.h"
@@ -94,9 +95,10 @@ cpu::Head group_at(const cpu::AttentionProblem& p, std::int64_t i) {
 /// Parts of `floats` each, by default one for each thread.
 struct Scratch {
   explicit Scratch(std::size_t floats, std::size_t parts = static_cast<std::size_t>(cpu::num_threads()))
-      : stride(floats), memory(at::empty({static_cast<std::int64_t>(parts * floats)}, at::kFloat)) {}
+      : stride((floats + 15) / 16 * 16), memory(at::empty({static_cast<std::int64_t>(parts * stride)}, at::kFloat)) {}
   float* part(std::size_t index) const { return memory.mutable_data_ptr<float>() + index * stride; }
   float* part(int thread) const { return part(static_cast<std::size_t>(thread)); }
+  std::uint16_t* words(std::size_t index) const { return reinterpret_cast<std::uint16_t*>(part(index)); }
 
   std::size_t stride;
   at::Tensor memory;
@@ -126,17 +128,41 @@ void forward_few(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, f
   });
 }
 
-void forward_blocks(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
-  const Scratch scratch(cpu::forward_scratch_floats(p)), packed(cpu::packed_floats(p), p.batch * p.groups);
-  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
-    cpu::pack_keys_and_values(p, group_at(p, i), packed.part(static_cast<std::size_t>(i)));
-  });
+/// Calls pack(group, index) for each group, then compute(head, block of queries, index of its group, thread).
+template <class Pack, class Compute>
+void in_blocks(const cpu::AttentionProblem& p, const Pack& pack, const Compute& compute) {
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups),
+                      [&](std::int64_t i, int) { pack(group_at(p, i), static_cast<std::size_t>(i)); });
   const std::size_t blocks = (p.queries + cpu::kQueryBlock - 1) / cpu::kQueryBlock;
   cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.heads() * blocks), [&](std::int64_t i, int thread) {
     const auto number = static_cast<std::size_t>(i) / blocks, block = blocks - 1 - static_cast<std::size_t>(i) % blocks;
-    cpu::attention_forward(p, p.head(number), block, packed.part(number / p.sharing), out, logsumexp,
-                           scratch.part(thread));
+    compute(p.head(number), block, number / p.sharing, thread);
   });
+}
+
+void forward_blocks(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
+  const Scratch scratch(cpu::forward_scratch_floats(p)), packed(cpu::packed_floats(p), p.batch * p.groups);
+  in_blocks(
+      p, [&](const cpu::Head& group, std::size_t index) { cpu::pack_keys_and_values(p, group, packed.part(index)); },
+      [&](const cpu::Head& head, std::size_t block, std::size_t group, int thread) {
+        cpu::attention_forward(p, head, block, packed.part(group), out, logsumexp, scratch.part(thread));
+      });
+}
+
+void forward_tiles(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
+  const cpu::TileUnit unit = cpu::tile_unit();
+  const Scratch scratch(cpu::tile_forward_scratch_floats(p)), packed(cpu::tile_packed_words(p) / 2, p.batch * p.groups);
+  in_blocks(
+      p,
+      [&](const cpu::Head& group, std::size_t index) { cpu::tile_pack_keys_and_values(p, group, packed.words(index)); },
+      [&](const cpu::Head& head, std::size_t block, std::size_t group, int thread) {
+        cpu::tile_attention_forward(p, unit, head, block, packed.words(group), out, logsumexp, scratch.part(thread));
+      });
+}
+
+/// bf16 where there is a matrix unit.
+bool on_tiles(const cpu::AttentionProblem& p) {
+  return p.type == cpu::ElementType::BFloat16 && cpu::tile_unit() != cpu::TileUnit::None;
 }
 
 AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -147,7 +173,9 @@ AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at:
   AttentionOutput result{at::empty({s, b, n, q.size(-1)}, q.options()), at::empty({b, n, s}, at::kFloat)};
   const cpu::MutableHeads out = mutable_heads_of(result.out, k.size(2));
   const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr;
-  (few ? forward_few : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
+  (few           ? forward_few
+   : on_tiles(p) ? forward_tiles
+                 : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
   return result;
 }
 
@@ -162,12 +190,20 @@ void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
                           dv_heads = mutable_heads_of(dv, groups);
   const float* logsumexp = forward.logsumexp.const_data_ptr<float>();
   const std::size_t heads = p.batch * p.heads();
-  const bool sharing = p.sharing > 1;
-  const Scratch scratch(cpu::backward_scratch_floats(p)), shared(cpu::shared_gradient_floats(p), sharing ? heads : 0);
+  const bool sharing = p.sharing > 1, tiles = on_tiles(p);
+  const cpu::TileUnit unit = cpu::tile_unit();
+  const Scratch scratch(tiles ? cpu::tile_backward_scratch_floats(p) : cpu::backward_scratch_floats(p));
+  const Scratch shared(cpu::shared_gradient_floats(p), sharing ? heads : 0);
   cpu::for_each_block(static_cast<std::int64_t>(heads), [&](std::int64_t i, int thread) {
     const auto number = static_cast<std::size_t>(i);
-    cpu::attention_backward(p, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads, dv_heads,
-                            sharing ? shared.part(number) : nullptr, scratch.part(thread));
+    float *part = sharing ? shared.part(number) : nullptr, *space = scratch.part(thread);
+    if (tiles) {
+      cpu::tile_attention_backward(p, unit, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads,
+                                   dv_heads, part, space);
+    } else {
+      cpu::attention_backward(p, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads, dv_heads, part,
+                              space);
+    }
   });
   if (!sharing) return;
   cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {

@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -35,14 +36,25 @@ inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t qu
   return {std::min(static_cast<std::size_t>(first), end), end};
 }
 
-/// Union over queries [q0, q1), its begin rounded down to a key block.
-inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+/// Those of `range` among keys [k0, k0 + count), counted from k0.
+inline KeyRange within(KeyRange range, std::size_t k0, std::size_t count) {
+  return {std::clamp(range.begin, k0, k0 + count) - k0, std::clamp(range.end, k0, k0 + count) - k0};
+}
+
+/// Union over queries [q0, q1); begin = end: none.
+inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
   KeyRange all{p.keys, 0};
   for (std::size_t i = q0; i < q1; ++i) {
     const KeyRange row = visible(p, b, i);
     if (row.begin < row.end) all = {std::min(all.begin, row.begin), std::max(all.end, row.end)};
   }
-  return {std::min(all.begin, all.end) / kKeyBlock * kKeyBlock, all.end};
+  return {std::min(all.begin, all.end), all.end};
+}
+
+/// The same, its begin rounded down to a key block.
+inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+  const KeyRange all = visible_of_rows(p, b, q0, q1);
+  return {all.begin / kKeyBlock * kKeyBlock, all.end};
 }
 
 template <class T>
@@ -219,6 +231,66 @@ struct DropoutRow {
     return hn::IfThenZeroElse(hn::RebindMask(d, dropped), hn::Mul(x, hn::Set(d, p.keep_scale)));
   }
 };
+
+/// Scores [rows, kScoreStride] of queries [q0, q0 + rows) and keys [k0, k0 + count) become the weights of the values,
+/// dropout included; what `sum` [rows, stride] holds, unless it is the `first` block, is scaled to the new maxima.
+inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
+                         std::size_t count, bool first, float* scores, Running* running, float* sum,
+                         std::size_t stride) {
+  DropoutRow dropout{p, {}};
+  for (std::size_t i = 0; i < rows; ++i) {
+    const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
+    float* s = scores + i * kScoreStride;
+    const float rescale = softmax_row(s, count, seen, p.scale, running[i]);
+    if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
+    if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
+    dropout.draw(head, q0 + i, k0, count);
+    for (std::size_t j = 0; j < count; j += hn::Lanes(Floats()))
+      hn::StoreU(dropout.apply(hn::LoadU(Floats(), s + j), j), Floats(), s + j);
+  }
+}
+
+/// Writes out and logsumexp of queries [q0, q0 + rows).
+inline void finish_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows,
+                        const Running* running, float* sum, std::size_t stride, const MutableHeads& out,
+                        float* logsumexp_bns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    scale_row(sum + i * stride, stride, running[i].sum > 0 ? 1.0f / running[i].sum : running[i].sum);
+    logsumexp_bns[p.row_of(head) + q0 + i] = running[i].max + std::log(running[i].sum);
+  }
+  write_rows(p.type, sum, stride, rows, p.size, out.at(q0, head), out.position);
+}
+
+/// One row, keys [0, count): s holds scores and becomes the dropped probabilities; ds holds d loss / d (dropped
+/// probabilities) and becomes d loss / d (q k^T).
+inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float logsumexp, float delta,
+                         float scale, const DropoutRow* dropout) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  if (seen.begin >= seen.end) {
+    std::fill(s, s + end, 0.0f);
+    std::fill(ds, ds + end, 0.0f);
+    return;
+  }
+  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  std::fill(s, s + from, 0.0f);
+  std::fill(ds, ds + from, 0.0f);
+  std::fill(s + from, s + seen.begin, -std::numeric_limits<float>::infinity());
+  std::fill(s + seen.end, s + to, -std::numeric_limits<float>::infinity());
+  const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
+  for (std::size_t j = from; j < to; j += lanes) {
+    F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
+    F kept = p;
+    if (dropout != nullptr) {
+      kept = dropout->apply(p, j);
+      g = dropout->apply(g, j);
+    }
+    hn::StoreU(kept, d, s + j);
+    hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
+  }
+  std::fill(s + to, s + end, 0.0f);
+  std::fill(ds + to, ds + end, 0.0f);
+}
 
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -31,37 +31,6 @@ struct Workspace {
   }
 };
 
-/// One row, keys [0, count): s holds scores and becomes the dropped probabilities; ds holds d loss / d (dropped
-/// probabilities) and becomes d loss / d (q k^T).
-void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float logsumexp, float delta, float scale,
-                  const DropoutRow* dropout) {
-  const Floats d;
-  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
-  if (seen.begin >= seen.end) {
-    std::fill(s, s + end, 0.0f);
-    std::fill(ds, ds + end, 0.0f);
-    return;
-  }
-  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
-  std::fill(s, s + from, 0.0f);
-  std::fill(ds, ds + from, 0.0f);
-  std::fill(s + from, s + seen.begin, -std::numeric_limits<float>::infinity());
-  std::fill(s + seen.end, s + to, -std::numeric_limits<float>::infinity());
-  const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
-  for (std::size_t j = from; j < to; j += lanes) {
-    F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
-    F kept = p;
-    if (dropout != nullptr) {
-      kept = dropout->apply(p, j);
-      g = dropout->apply(g, j);
-    }
-    hn::StoreU(kept, d, s + j);
-    hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
-  }
-  std::fill(s + to, s + end, 0.0f);
-  std::fill(ds + to, ds + end, 0.0f);
-}
-
 /// Rows [q0, q1) against keys [k0, k0 + count): adds to dk, dv and dq.
 void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
                     std::size_t count, const float* logsumexp, const float* delta, bool first, const Workspace& w) {
@@ -69,8 +38,7 @@ void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0,
   score_block({w.dout, w.stride, 1}, w.values_t, p.size, k0, count, rows, w.dscores);
   DropoutRow dropout{p, {}};
   for (std::size_t i = 0; i < rows; ++i) {
-    const KeyRange row = visible(p, head.b, q0 + i);
-    const KeyRange seen{std::clamp(row.begin, k0, k0 + count) - k0, std::clamp(row.end, k0, k0 + count) - k0};
+    const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
     if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, count);
     row_gradient(w.scores + i * kScoreStride, w.dscores + i * kScoreStride, count, seen, logsumexp[q0 + i], delta[i],
                  p.scale, p.sample_ids != nullptr ? &dropout : nullptr);

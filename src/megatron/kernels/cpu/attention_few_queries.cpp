@@ -5,8 +5,6 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
-#include <cmath>
-
 #include "megatron/kernels/cpu/attention-inl.h"
 
 // Few queries against a long cache: the time goes into reading the cache. Each block of keys and values is read once
@@ -91,8 +89,7 @@ void few_queries(const AttentionProblem& p, const Head& group, std::size_t block
   const Partial result(p, partial);
   KeyRange all{count, 0}, seen[kFewQueries];
   for (std::size_t i = 0; i < p.queries; ++i) {
-    const KeyRange row = visible(p, group.b, i);
-    seen[i] = {std::clamp(row.begin, k0, k0 + count) - k0, std::clamp(row.end, k0, k0 + count) - k0};
+    seen[i] = within(visible(p, group.b, i), k0, count);
     if (seen[i].begin < seen[i].end) all = {std::min(all.begin, seen[i].begin), std::max(all.end, seen[i].end)};
   }
   if (all.begin >= all.end) {

@@ -5,8 +5,6 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
-#include <cmath>
-
 #include "megatron/kernels/cpu/attention-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,33 +24,16 @@ void forward(const AttentionProblem& p, const Head& head, std::size_t block, con
   const float* values = packed + round_up(p.keys, kPanel) * p.size;
   float *scores = scratch, *queries = scores + kQueryBlock * kScoreStride, *sum = queries + kQueryBlock * stride;
   Running running[kQueryBlock];
-  DropoutRow dropout{p, {}};
   const KeyRange all = visible_of_block(p, head.b, q0, q1);
   read_rows(p.type, p.q.at(q0, head), p.q.position, rows, p.size, queries, stride);
   if (all.begin >= all.end) std::fill(sum, sum + rows * stride, 0.0f);
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
     const std::size_t count = std::min(kKeyBlock, all.end - k0);
     score_block({queries, stride, 1}, packed, p.size, k0, count, rows, scores);
-    for (std::size_t i = 0; i < rows; ++i) {
-      const KeyRange row = visible(p, head.b, q0 + i);
-      const KeyRange seen{std::clamp(row.begin, k0, k0 + count) - k0, std::clamp(row.end, k0, k0 + count) - k0};
-      float* s = scores + i * kScoreStride;
-      const float rescale = softmax_row(s, count, seen, p.scale, running[i]);
-      if (k0 != all.begin && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
-      if (p.sample_ids != nullptr && seen.begin < seen.end) {
-        dropout.draw(head, q0 + i, k0, count);
-        for (std::size_t j = 0; j < count; j += hn::Lanes(Floats())) {
-          hn::StoreU(dropout.apply(hn::LoadU(Floats(), s + j), j), Floats(), s + j);
-        }
-      }
-    }
+    softmax_rows(p, head, q0, rows, k0, count, k0 == all.begin, scores, running, sum, stride);
     product({scores, kScoreStride, 1}, values + k0 * stride, stride, sum, stride, rows, count, stride, k0 != all.begin);
   }
-  for (std::size_t i = 0; i < rows; ++i) {
-    scale_row(sum + i * stride, stride, running[i].sum > 0 ? 1.0f / running[i].sum : running[i].sum);
-    logsumexp_bns[p.row_of(head) + q0 + i] = running[i].max + std::log(running[i].sum);
-  }
-  write_rows(p.type, sum, stride, rows, p.size, out.at(q0, head), out.position);
+  finish_rows(p, head, q0, rows, running, sum, stride, out, logsumexp_bns);
 }
 
 }  // namespace
