@@ -8,19 +8,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "megatron/kernels/cpu/attention.h"
-#include "megatron/kernels/cpu/half-inl.h"
 #include "megatron/kernels/cpu/product-inl.h"
 #include "megatron/kernels/cpu/random.h"
+#include "megatron/kernels/cpu/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 
 // Blocks of scores have a stride that is no power of two, so that the rows of a column do not share cache sets.
-constexpr std::size_t kKeyBlock = 256, kScoreStride = kKeyBlock + 16, kPanel = 64;
+constexpr std::size_t kKeyBlock = 256, kScoreStride = kKeyBlock + 16;
 
 inline std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -55,105 +54,6 @@ inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::s
 inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
   const KeyRange all = visible_of_rows(p, b, q0, q1);
   return {all.begin / kKeyBlock * kKeyBlock, all.end};
-}
-
-template <class T>
-void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
-                  std::size_t to_stride) {
-  const std::size_t lanes = hn::Lanes(Floats());
-  for (std::size_t r = 0; r < rows; ++r, from += position, to += to_stride) {
-    const T* row = reinterpret_cast<const T*>(from);
-    for (std::size_t c = 0; c < size; c += lanes) {
-      const std::size_t count = std::min(lanes, size - c);
-      store(load(row + c, count), to + c, count);
-    }
-    std::fill(to + size, to + to_stride, 0.0f);
-  }
-}
-
-/// rows x size of `from`, rows `position` bytes apart, to rows of `to_stride` (zeros behind `size`).
-inline void read_rows(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
-                      std::size_t size, float* to, std::size_t to_stride) {
-  switch (type) {
-    case ElementType::Float32:
-      return read_rows_of<float>(from, position, rows, size, to, to_stride);
-    case ElementType::BFloat16:
-      return read_rows_of<c10::BFloat16>(from, position, rows, size, to, to_stride);
-    case ElementType::Float16:
-      return read_rows_of<c10::Half>(from, position, rows, size, to, to_stride);
-  }
-}
-
-template <class T>
-void write_rows_of(const float* from, std::size_t stride, std::size_t rows, std::size_t size, std::byte* to,
-                   std::ptrdiff_t position) {
-  const std::size_t lanes = hn::Lanes(Floats());
-  for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) {
-    for (std::size_t c = 0; c < size; c += lanes) {
-      const std::size_t count = std::min(lanes, size - c);
-      store(load(from + c, count), reinterpret_cast<T*>(to) + c, count);
-    }
-  }
-}
-
-/// The inverse of read_rows.
-inline void write_rows(ElementType type, const float* from, std::size_t stride, std::size_t rows, std::size_t size,
-                       std::byte* to, std::ptrdiff_t position) {
-  switch (type) {
-    case ElementType::Float32:
-      return write_rows_of<float>(from, stride, rows, size, to, position);
-    case ElementType::BFloat16:
-      return write_rows_of<c10::BFloat16>(from, stride, rows, size, to, position);
-    case ElementType::Float16:
-      return write_rows_of<c10::Half>(from, stride, rows, size, to, position);
-  }
-}
-
-/// Four rows of one vector each, by columns: column c of them to to[c * kPanel].
-HWY_INLINE void store_columns(F r0, F r1, F r2, F r3, std::size_t columns, float* to) {
-  const Floats d;
-  const hn::Repartition<std::uint64_t, Floats> pairs;
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
-  // Each 128-bit block of quad[i] is column i of the four that the block had.
-  HWY_ALIGN float quads[4][HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, quads[0]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, quads[1]);
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, quads[2]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, quads[3]);
-  for (std::size_t c = 0; c < columns; ++c) std::memcpy(to + c * kPanel, quads[c % 4] + c / 4 * 4, 4 * sizeof(float));
-}
-
-template <class T>
-void read_transposed_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to) {
-  const std::size_t lanes = hn::Lanes(Floats());
-  for (std::size_t r0 = 0; r0 < rows; r0 += kPanel, to += size * kPanel) {
-    for (std::size_t r = 0; r < kPanel; r += 4) {
-      for (std::size_t c = 0; c < size; c += lanes) {
-        const std::size_t count = std::min(lanes, size - c);
-        const auto row = [=](std::size_t i) HWY_ATTR {
-          const std::byte* at = from + static_cast<std::ptrdiff_t>(r0 + r + i) * position;
-          return r0 + r + i < rows ? load(reinterpret_cast<const T*>(at) + c, count) : hn::Zero(Floats());
-        };
-        store_columns(row(0), row(1), row(2), row(3), count, to + c * kPanel + r);
-      }
-    }
-  }
-}
-
-/// The transpose of rows x size in panels of 64 rows: panel [size][64], zeros for rows past the last.
-inline void read_transposed(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
-                            std::size_t size, float* to) {
-  switch (type) {
-    case ElementType::Float32:
-      return read_transposed_of<float>(from, position, rows, size, to);
-    case ElementType::BFloat16:
-      return read_transposed_of<c10::BFloat16>(from, position, rows, size, to);
-    case ElementType::Float16:
-      return read_transposed_of<c10::Half>(from, position, rows, size, to);
-  }
 }
 
 /// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to

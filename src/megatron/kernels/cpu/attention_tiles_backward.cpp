@@ -5,8 +5,9 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
+#include <cstring>
+
 #include "megatron/kernels/cpu/attention_tiles-inl.h"
-#include "megatron/kernels/cpu/transpose-inl.h"
 
 // Batches of 256 queries against blocks of 256 keys. Of each such square the probabilities P and the gradients of the
 // scores dS are kept as right operands, so that dK^T = Q^T dS and dV^T = dO^T P sum over the whole batch, and neither
