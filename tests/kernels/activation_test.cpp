@@ -1,17 +1,22 @@
 #include "megatron/kernels/activation.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
 
-// Truth: libtorch's gelu in float64.
+// Truth: libtorch's activations in float64, and their gradients by autograd.
 namespace megatron::kernels {
 namespace {
 
@@ -68,6 +73,93 @@ TEST_F(ActivationTest, TakesTheReferenceForViewsAndOtherDtypes) {
     const at::Tensor u = at::randn({8, 6});
     EXPECT_LT(relative_error(activation(u.t(), Activation::GeluTanh), at::gelu(wide(u.t()), "tanh")), 4e-7);
     EXPECT_LT(relative_error(activation(wide(u), Activation::GeluErf), at::gelu(wide(u))), 1e-15);
+  });
+}
+
+constexpr Activation kForms[] = {Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu,
+                                 Activation::SquaredRelu};
+
+at::Tensor true_activation(const at::Tensor& u, Activation form) {
+  switch (form) {
+    case Activation::GeluTanh:
+      return at::gelu(u, "tanh");
+    case Activation::GeluErf:
+      return at::gelu(u);
+    case Activation::Silu:
+      return at::silu(u);
+    case Activation::Relu:
+      return at::relu(u);
+    case Activation::SquaredRelu:
+      return at::relu(u).square();
+  }
+  return {};
+}
+
+/// d (f(u) . dy) / d u.
+template <class Function>
+at::Tensor true_gradient(const at::Tensor& u, const at::Tensor& dy, const Function& f) {
+  const at::Tensor leaf = wide(u).detach().clone().requires_grad_();
+  f(leaf).backward(wide(dy));
+  return leaf.grad();
+}
+
+at::Tensor true_gated(const at::Tensor& u, Activation form) {
+  const std::int64_t features = u.size(-1) / 2;
+  return true_activation(u.narrow(-1, 0, features), form) * u.narrow(-1, features, features);
+}
+
+TEST_F(ActivationTest, EveryFormAndPrecisionIsRoundedOnce) {
+  on_each_and_the_reference([] {
+    for (const Activation form : kForms) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ' ' << dtype);
+        const at::Tensor u = (at::randn({5, 3, 35}) * 3).to(dtype), dy = at::randn({5, 3, 35}).to(dtype);
+        EXPECT_LT(error_beyond_rounding(activation(u, form), true_activation(wide(u), form)), 1e-5);
+        const at::Tensor truth = true_gradient(u, dy, [&](const at::Tensor& x) { return true_activation(x, form); });
+        EXPECT_LT(error_beyond_rounding(activation_backward(dy.clone(), u, form), truth), 1e-5);
+      }
+    }
+  });
+}
+
+TEST_F(ActivationTest, BackwardReadsWhatTheForwardPassStored) {
+  on_each_and_the_reference([] {
+    for (const at::ScalarType dtype : kHalves) {
+      const at::Tensor x = at::randn({4, 2, 70}).to(dtype), bias = at::randn({70}).to(dtype);
+      const at::Tensor u = x.clone();
+      EXPECT_TRUE(bias_activation(u, bias, Activation::Silu).equal(activation(u, Activation::Silu)));
+      EXPECT_TRUE(u.equal((x.to(at::kFloat) + bias.to(at::kFloat)).to(dtype)));
+      const at::Tensor v = x.clone();
+      EXPECT_TRUE(bias_gated_activation(v, bias, Activation::Silu).equal(gated_activation(v, Activation::Silu)));
+      EXPECT_TRUE(v.equal(u));
+    }
+  });
+}
+
+TEST_F(ActivationTest, GatedUnitsMultiplyTheValueByTheActivatedGate) {
+  on_each_and_the_reference([] {
+    for (const Activation form : kForms) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        for (const std::int64_t features : {1, 16, 21, 40}) {
+          SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ' ' << dtype << ' ' << features);
+          const at::Tensor u = at::randn({5, 2, 2 * features}).to(dtype), dy = at::randn({5, 2, features}).to(dtype);
+          const at::Tensor y = gated_activation(u, form);
+          EXPECT_EQ(y.scalar_type(), dtype);
+          EXPECT_LT(error_beyond_rounding(y, true_gated(wide(u), form)), 1e-5);
+          const at::Tensor truth = true_gradient(u, dy, [&](const at::Tensor& x) { return true_gated(x, form); });
+          EXPECT_LT(error_beyond_rounding(gated_activation_backward(dy, u, form), truth), 1e-5);
+        }
+      }
+    }
+  });
+}
+
+TEST_F(ActivationTest, LetsNanThroughInEveryForm) {
+  on_each_and_the_reference([] {
+    for (const Activation form : kForms) {
+      const at::Tensor u = at::full({20}, std::nan(""));
+      EXPECT_TRUE(activation(u, form).isnan().all().item<bool>()) << static_cast<int>(form);
+    }
   });
 }
 

@@ -12,4 +12,17 @@ inline double relative_error(const at::Tensor& got, const at::Tensor& truth) {
 
 inline at::Tensor wide(const at::Tensor& x) { return x.to(at::kDouble); }
 
+/// Largest relative error of rounding to nearest.
+inline double unit_roundoff(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 0x1p-8 : dtype == at::kHalf ? 0x1p-11 : dtype == at::kFloat ? 0x1p-24 : 0x1p-53;
+}
+
+/// How far `got` is from `truth` (float64) beyond one rounding to its dtype, at the worst element.
+inline double error_beyond_rounding(const at::Tensor& got, const at::Tensor& truth) {
+  const at::Tensor allowed = truth.abs() * unit_roundoff(got.scalar_type());
+  return ((got.to(at::kDouble) - truth).abs() - allowed).max().item<double>();
+}
+
+inline constexpr at::ScalarType kHalves[] = {at::kBFloat16, at::kHalf};
+
 }  // namespace megatron::kernels

@@ -77,6 +77,31 @@ TEST_F(CrossEntropyTest, MatchesLibtorchWhateverTheSplitOfTheVocabulary) {
   on_each([] { expect_matches_libtorch(at::kFloat, 1e-6); });
 }
 
+TEST_F(CrossEntropyTest, LogitsOfHalvesGiveLossesInFloat32AndGradientsRoundedOnce) {
+  on_each_and_the_reference([] {
+    for (const at::ScalarType dtype : kHalves) {
+      for (const double smoothing : {0.0, 0.1}) {
+        for (const std::int64_t vocab : {3, 50, 5000}) {
+          SCOPED_TRACE(testing::Message() << dtype << " vocabulary " << vocab << " smoothing " << smoothing);
+          const std::int64_t padded = (vocab + 11) / 12 * 12, n = 9;
+          const at::Tensor logits = (at::randn({n, padded}) * 5).to(dtype), scale = at::randn({n}),
+                           labels = at::randint(0, vocab, {n}, at::kLong);
+          const Result got = by_ranks(logits, labels, vocab, 2, smoothing, scale);
+          const at::Tensor real = wide(logits).narrow(1, 0, vocab);
+          EXPECT_EQ(got.loss.scalar_type(), at::kFloat);
+          EXPECT_LT(relative_error(got.loss, at::cross_entropy_loss(real, labels, {}, 0, -100, smoothing)), 1e-6);
+          const at::Tensor hit =
+              at::one_hot(labels, vocab).to(at::kDouble) * (1 - smoothing) + smoothing / static_cast<double>(vocab);
+          const at::Tensor gradient = (at::log_softmax(real, 1).exp() - hit) * wide(scale).unsqueeze(1);
+          // Below 6e-8 fp16 has nothing.
+          EXPECT_LT(error_beyond_rounding(got.gradient.narrow(1, 0, vocab), gradient), 2e-6);
+          EXPECT_TRUE(got.gradient.narrow(1, vocab, padded - vocab).eq(0).all().item<bool>());
+        }
+      }
+    }
+  });
+}
+
 TEST(CrossEntropyReference, KeepsFloat64) { expect_matches_libtorch(at::kDouble, 1e-14); }
 
 TEST_F(CrossEntropyTest, LeavesNoGradientWhereTheLabelIsOutsideTheVocabulary) {

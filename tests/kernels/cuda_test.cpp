@@ -56,12 +56,15 @@ struct Kernel {
 
 Tensors activations(Inputs& in) {
   Tensors results;
-  for (const Activation form : {Activation::GeluTanh, Activation::GeluErf}) {
+  for (const Activation form :
+       {Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu, Activation::SquaredRelu}) {
     const at::Tensor u = in.normal({6, 2, 20});
     results.push_back(bias_activation(u, in.normal({20}), form));
     results.push_back(u);
     results.push_back(kernels::activation_backward(in.normal({6, 2, 20}), u, form));
     results.push_back(kernels::activation(u, form));
+    results.push_back(bias_gated_activation(in.normal({6, 2, 20}), in.normal({20}), form));
+    results.push_back(gated_activation_backward(in.normal({6, 2, 10}), u, form));
   }
   return results;
 }
@@ -114,7 +117,10 @@ Tensors norms(Inputs& in) {
   const at::Tensor dx =
       layer_norm_backward(in.normal({5, 2, 33}), x, out.mean, out.rstd, weight, dw, db, 1, in.normal({5, 2, 33}));
   accumulate_bias_gradient(bias_gradient, dx, 1);
-  return {out.y, out.mean, out.rstd, dx, dw, db, bias_gradient};
+  const NormOutput rms = kernels::rms_norm(x, weight, 1e-5);
+  const at::Tensor rms_dw = in.normal({33});
+  const at::Tensor rms_dx = rms_norm_backward(in.normal({5, 2, 33}), x, rms.rstd, weight, rms_dw, 1);
+  return {rms.y, rms.rstd, rms_dx, rms_dw, out.y, out.mean, out.rstd, dx, dw, db, bias_gradient};
 }
 
 Tensors residual_branches(Inputs& in) {
@@ -134,7 +140,16 @@ Tensors updates(Inputs& in) {
   const at::Tensor squares = in.normal({70}).abs();
   adam_(parameter, {}, gradient, average, squares, {},
         {.learning_rate = 1e-2, .weight_decay = 0.1, .grad_scale = 0.5, .step = 3});
-  return {parameter, average, squares, at::tensor({sum_of_squares(gradient), max_abs(gradient)}, at::kDouble)};
+  const at::Tensor second = in.normal({70}), third = in.normal({70}), momentum = in.normal({70});
+  sgd_(second, {}, gradient, momentum, 0.9, {.learning_rate = 1e-2, .weight_decay = 0.1, .decoupled = false});
+  lion_(third, {}, gradient, average, {}, {.learning_rate = 1e-2, .weight_decay = 0.1});
+  return {parameter,
+          average,
+          squares,
+          second,
+          third,
+          momentum,
+          at::tensor({sum_of_squares(gradient), max_abs(gradient)}, at::kDouble)};
 }
 
 Tensors random_weights(Inputs& in) {

@@ -32,6 +32,18 @@ class OnEveryInstructionSet : public testing::Test {
       body();
     }
   }
+  /// And once more on the plain reference.
+  template <class Body>
+  void on_each_and_the_reference(const Body& body) {
+    for (const std::string& name : vector_instruction_sets()) {
+      SCOPED_TRACE(name);
+      force_instruction_set(name);
+      body();
+    }
+    SCOPED_TRACE("reference");
+    force_instruction_set("reference");
+    body();
+  }
   void SetUp() override { configure_thread(1); }
   void TearDown() override { force_instruction_set("auto"); }
 };

@@ -66,6 +66,16 @@ TEST_F(RandomTest, ASliceHoldsTheBitsOfTheWhole) {
   });
 }
 
+TEST_F(RandomTest, WeightsOfHalvesAreTheRoundedFloat32Weights) {
+  on_each_and_the_reference([] {
+    const at::Tensor whole = normal({6, 30'000}, {6, 30'000}, -1, 0);
+    for (const at::ScalarType dtype : kHalves) {
+      EXPECT_TRUE(normal({6, 30'000}, {6, 30'000}, -1, 0, dtype).equal(whole.to(dtype))) << dtype;
+      EXPECT_TRUE(normal({6, 77}, {6, 30'000}, 1, 13, dtype).equal(whole.narrow(1, 13, 77).to(dtype))) << dtype;
+    }
+  });
+}
+
 TEST_F(RandomTest, DropoutMasksAreThoseOfTheScalarGenerator) {
   on_each([] {
     const Dropout dropout{.p = 0.4,

@@ -15,10 +15,11 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-/// The gradient that the update follows.
+/// The gradient that the update follows. Without decay an infinite parameter does not make it NaN.
 HWY_INLINE F gradient(F grad, F param, const UpdateCoefficients& c) {
   const Floats d;
-  return hn::MulAdd(hn::Set(d, c.l2), param, hn::Mul(grad, hn::Set(d, c.grad_scale)));
+  const F g = hn::Mul(grad, hn::Set(d, c.grad_scale));
+  return c.l2 != 0 ? hn::MulAdd(hn::Set(d, c.l2), param, g) : g;
 }
 
 void adam(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, std::size_t count,

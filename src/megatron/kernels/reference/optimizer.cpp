@@ -81,8 +81,9 @@ void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& gr
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const Lion& lion, const Update& o) {
   const at::Tensor g = scaled_gradient(param, grad, o), m = exp_avg.to(g.scalar_type());
-  store(exp_avg, m * lion.beta2 + g * (1 - lion.beta2), o, Stored::FirstMoment);
-  move_parameter(param, model, (m * lion.beta1 + g * (1 - lion.beta1)).sign() * o.learning_rate, o);
+  const at::Tensor direction = (m * lion.beta1 + g * (1 - lion.beta1)).sign();
+  store(exp_avg, m * lion.beta2 + g * (1 - lion.beta2), o, Stored::FirstMoment);  // m may be exp_avg itself
+  move_parameter(param, model, direction * o.learning_rate, o);
 }
 
 double sum_of_squares(const at::Tensor& x) {
