@@ -28,7 +28,7 @@ constexpr const char* kTrainUsage =
 constexpr const char* kEncodeUsage =
     "megatron tokenizer encode --tokenizer T [--input F] [--output F] [--json]\n\n"
     "Text to ids: one line of ids for each line of text (the line's end is not encoded); with --json one object whose\n"
-    "`ids` are those of the whole input. Special tokens written in the text are recognised, none are added.";
+    "`ids` are those of the whole input. Special tokens written in the text are recognised.";
 constexpr const char* kDecodeUsage =
     "megatron tokenizer decode --tokenizer T [--input F] [--output F]\n\n"
     "Ids to text: one line of text for each line of ids.";
@@ -59,17 +59,27 @@ struct TrainFlags {
   }
 };
 
-struct ConvertFlags {
+struct DecodeFlags {
   std::string tokenizer;
   std::string input = "-";
   std::string output;
   bool json = false;
 
   void visit(auto& v) {
-    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).");
+    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe; vocab.txt).");
     v("input", input, "File to read, also .gz and .zst; - reads standard input.");
     v("output", output, "File to write; empty: standard output.");
     v("json", json, "Write JSON: encode one object for the input, decode one a line.");
+  }
+};
+
+struct EncodeFlags : DecodeFlags {
+  bool add_special_tokens = false;
+
+  void visit(auto& v) {
+    DecodeFlags::visit(v);
+    v("add_special_tokens", add_special_tokens,
+      "Set what the tokenizer's template sets around each text: [CLS] … [SEP].");
   }
 };
 
@@ -200,7 +210,7 @@ class Output {
 };
 
 int encode(const Args& args) {
-  ConvertFlags flags;
+  EncodeFlags flags;
   reject_words(config::parse_command_line(flags, args, kEncodeUsage));
   need(!flags.tokenizer.empty(), "--tokenizer");
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
@@ -208,14 +218,18 @@ int encode(const Args& args) {
   LineReader reader(flags.input);
   Output output(flags.output);
   std::vector<std::int32_t> ids;
+  const auto encode_text = [&](const std::string& text) {
+    ids.clear();
+    encoder.encode_append(text, ids, text::Specials::Recognised);
+    if (flags.add_special_tokens) ids = tokenizer.frame(ids).ids;
+  };
   if (flags.json) {
-    encoder.encode_append(reader.rest(), ids, text::Specials::Recognised);
+    encode_text(reader.rest());
     output.write(json_line(nlohmann::json{{"ids", ids}}));
   } else {
     std::string line, out;
     while (reader.next(line)) {
-      ids.clear();
-      encoder.encode_append(line, ids, text::Specials::Recognised);
+      encode_text(line);
       out.clear();
       for (const std::int32_t id : ids) (out += std::to_string(id)) += ' ';
       if (!out.empty()) out.pop_back();
@@ -245,7 +259,7 @@ void parse_ids(const std::string& line, const std::string& where, std::vector<st
 }
 
 int decode(const Args& args) {
-  ConvertFlags flags;
+  DecodeFlags flags;
   reject_words(config::parse_command_line(flags, args, kDecodeUsage));
   need(!flags.tokenizer.empty(), "--tokenizer");
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);

@@ -12,6 +12,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/testing"))
+from program import GOLDEN_MODELS, MODELS  # noqa: E402
+
 sys.path += glob.glob(str(ROOT / ".venv/lib/python3*/site-packages"))
 DATA = ROOT.parent / "shared/data"
 GPT2 = DATA / "gpt2"
@@ -147,6 +150,52 @@ class TokenizerInterop(unittest.TestCase):
             self.assertTrue(read_back.decode(ids) == texts[0])
             theirs.save(f"{folder}/tokenizer.json")
             self.assertTrue(ours(texts[1].encode(), folder) == theirs.encode(texts[1]).ids)
+
+
+@unittest.skipIf(MISSING, MISSING)
+@unittest.skipUnless(MODELS.exists() and GOLDEN_MODELS.exists(), f"{MODELS} or {GOLDEN_MODELS} is not there")
+class TrainedModelsTokenizers(unittest.TestCase):
+    """tokenizer.json of SmolLM2 (byte-level BPE, digits apart) and of MiniLM (WordPiece)."""
+    FOLDERS = ("smollm2-135m-instruct", "minilm-l6")
+    SPECIALS = ["<|im_end|>", "<|im_start|>", "<file_sep>", "[MASK]", "[SEP]", "[CLS", " ", "a", "1"]
+
+    def equal(self, folder, texts):
+        theirs = Tokenizer.from_file(str(MODELS / folder / "tokenizer.json"))
+        theirs.no_padding()
+        theirs.no_truncation()
+        texts = [text.replace("\n", "\r") for text in texts]  # a line is a text
+        lines = megatron("encode", "--tokenizer", MODELS / folder, stdin="\n".join(texts).encode() + b"\n").decode()
+        for text, line, encoding in zip(texts, lines.split("\n"),
+                                        theirs.encode_batch(texts, add_special_tokens=False), strict=False):
+            self.assertEqual([int(i) for i in line.split()], encoding.ids, ascii(text))
+
+    def test_golden_texts_have_the_reference_ids(self):
+        golden = json.loads((GOLDEN_MODELS / "smollm2.json").read_text())
+        for row in golden["tokens"]["rows"]:
+            self.assertEqual(ours(row["text"].encode(), MODELS / self.FOLDERS[0]), row["ids"], row["text"])
+        golden = json.loads((GOLDEN_MODELS / "minilm.json").read_text())
+        for row in golden["strings"]:
+            framed = megatron("encode", "--tokenizer", MODELS / self.FOLDERS[1], "--json", "--add-special-tokens",
+                              stdin=row["text"].encode())
+            self.assertEqual(json.loads(framed)["ids"], row["ids"], row["text"])
+
+    def test_random_texts_have_the_same_ids(self):
+        rng = random.Random(7)
+        specials = ["".join(rng.choice(self.SPECIALS) for _ in range(rng.randrange(12))) for _ in range(500)]
+        marks = ["".join(rng.choice("\U0001d16d\U0001d165\u0301\u302e a\u0334\u0345b") for _ in range(9)) for _ in range(500)]
+        for folder in self.FOLDERS:
+            self.equal(folder, [*random_texts(), *specials, *marks])
+
+    def test_every_code_point_has_the_same_ids_beside_others(self):
+        points = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+        groups = ["".join(f"a{c}{c} {c}1 " for c in points[begin:begin + 64]) for begin in range(0, len(points), 64)]
+        for folder in self.FOLDERS:
+            self.equal(folder, groups)
+
+    def test_wikitext_has_the_same_ids(self):
+        lines = (DATA / "wikitext/wikitext-2.wiki.valid.tokens").read_bytes().decode().split("\n")
+        for folder in self.FOLDERS:
+            self.equal(folder, lines)
 
 
 if __name__ == "__main__":

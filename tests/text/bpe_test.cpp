@@ -119,6 +119,26 @@ TEST(Encode, RecognisesSpecialTokensOnlyWhenAsked) {
               ElementsAre('a', 256, 'b', 257, 256, 258, '<'));
 }
 
+TEST(Encode, TreatsAddedTokensAsHuggingFaceDoes) {
+  Vocabulary vocabulary = bytes_alone();
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"<l>", "<r>", "<w>", "<n>", "<n><l>"});
+  vocabulary.specials = {{.content = "<l>", .id = 256, .lstrip = true},
+                         {.content = "<r>", .id = 257, .rstrip = true},
+                         {.content = "<w>", .id = 258, .single_word = true},
+                         {.content = "<n>", .id = 259, .normalized = true},
+                         {.content = "<n><l>", .id = 260, .normalized = true}};
+  const Tokenizer tokenizer(vocabulary);
+  const auto encode = [&](const char* text) { return tokenizer.encode(text, Specials::Recognised); };
+  EXPECT_THAT(encode("a \u2003<l> b"), ElementsAre('a', 256, ' ', 'b'));
+  EXPECT_THAT(encode("a <r> \n\u00a0b"), ElementsAre('a', ' ', 257, 'b'));
+  EXPECT_THAT(encode("<r>  <l>"), ElementsAre(257, 256));
+  EXPECT_THAT(encode("<w>.<w> <w>"), ElementsAre(258, '.', 258, ' ', 258));
+  EXPECT_THAT(encode("a<w>"), ElementsAre('a', '<', 'w', '>'));
+  EXPECT_THAT(encode("<w>\u0301"), ElementsAre('<', 'w', '>', 0xCC, 0x81));
+  // The raw ones first, wherever they are: so the longer normalized one is never whole.
+  EXPECT_THAT(encode("<n><l>"), ElementsAre(259, 256));
+}
+
 TEST(Encode, UsesATokenWithoutMergesOnlyWhenMergesAreIgnored) {
   Vocabulary vocabulary = bytes_alone();
   vocabulary.tokens.push_back("abc");
@@ -175,7 +195,7 @@ TEST(Tokenizer, RefusesAVocabularyThatBreaksARule) {
     change(vocabulary);
     EXPECT_THAT([&] { Tokenizer tokenizer(vocabulary); }, ThrowsMessage<ConfigError>(HasSubstr(message)));
   };
-  refuse([](Vocabulary& v) { v.tokens[65] = "xyz"; }, "no token for byte 65");
+  refuse([](Vocabulary& v) { v.frame.single = {{Template::Kind::Token, 257, 0}}; }, "id 257 of 257");
   refuse([](Vocabulary& v) { v.tokens.push_back("ab"); }, "ids 256 and 257");
   refuse([](Vocabulary& v) { v.tokens.push_back(""); }, "id 257 is empty");
   refuse([](Vocabulary& v) { v.merges = {{'a', 257}}; }, "ids 97 and 257");

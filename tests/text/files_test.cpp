@@ -99,18 +99,30 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
         << pointer;
   };
   refuse("/normalizer", {{"type", "NFC"}},
-         "FILE: normalizer must be null (others are not supported)\n  got:  \"NFC\"");
-  refuse("/truncation", {{"max_length", 5}}, "truncation must be null");
-  refuse("/padding", {{"strategy", "x"}}, "padding must be null");
+         "FILE: normalizer must be null or a BertNormalizer (others are not supported)\n  got:  \"NFC\"");
+  refuse("/truncation", {{"max_length", 5}, {"surprise", 1}}, "truncation has a member that is not known");
+  refuse("/padding", 5, "padding must be an object");
   refuse("/version", "2.0", "version must be");
   refuse("/surprise", 1, "surprise");
   refuse("/pre_tokenizer", nullptr, "pre_tokenizer must be an object");
-  refuse("/pre_tokenizer/type", "Metaspace", "pre_tokenizer.type must be \"ByteLevel\"\n  got:  \"Metaspace\"");
+  refuse("/pre_tokenizer/type", "Metaspace", "pre_tokenizer.type must be \"ByteLevel\", or a Sequence");
+  refuse("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", json::array()}}, "Digits and ByteLevel");
+  refuse("/pre_tokenizer",
+         {{"type", "Sequence"}, {"pretokenizers", {golden_["pre_tokenizer"], golden_["pre_tokenizer"]}}},
+         "pre_tokenizer.pretokenizers[0].type must be \"Digits\"");
+  refuse("/pre_tokenizer",
+         {{"type", "Sequence"},
+          {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", false}}, golden_["pre_tokenizer"]}}},
+         "individual_digits must be true");
   refuse("/pre_tokenizer/add_prefix_space", true, "add_prefix_space must be false");
   refuse("/pre_tokenizer/use_regex", false, "use_regex must be true");
   refuse("/decoder/type", "WordPiece", "decoder.type");
-  refuse("/post_processor", {{"type", "TemplateProcessing"}}, "post_processor.type");
-  refuse("/model/type", "Unigram", "model.type must be \"BPE\"");
+  refuse("/post_processor", {{"type", "RobertaProcessing"}}, "post_processor.type");
+  refuse("/post_processor",
+         {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<x>"}, {"type_id", 0}}}}}}},
+         "post_processor.special_tokens must be an object");
+  refuse("/post_processor", {{"type", "BertProcessing"}, {"cls", {"<x>", 9999}}, {"sep", {"<x>", 0}}}, "id 9999");
+  refuse("/model/type", "Unigram", "model.type must be \"BPE\" or \"WordPiece\"");
   refuse("/model/dropout", 0.1, "model.dropout");
   refuse("/model/continuing_subword_prefix", "##", "continuing_subword_prefix");
   refuse("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
@@ -129,16 +141,20 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
   refuse("/model/merges/5", {"日", "a"}, "merge 5: unknown token");
   refuse("/model/merges/1", golden_["model"]["merges"][0], "merged twice");
   refuse("/added_tokens/0/id", 5, "<|endoftext|>");
-  refuse("/added_tokens/0/lstrip", true, "lstrip");
+  refuse("/added_tokens/0/lstrip", 1, "lstrip must be true or false");
   refuse("/added_tokens/0/content", "", "must not be empty");
   refuse("/added_tokens/1", {{"id", 7000}, {"content", "<x>"}}, "id 7000");
   refuse("/added_tokens", 3, "added_tokens must be an array");
 }
 
-TEST_F(TokenizerFiles, RefusesAVocabularyWithoutAllBytes) {
+TEST_F(TokenizerFiles, LeavesOutBytesThatAreNoTokensUnlessAnotherTokenStandsForThem) {
   golden_["model"]["vocab"].erase("!");
   golden_["model"]["vocab"]["!!"] = 1;
-  EXPECT_THAT([&] { Tokenizer tokenizer(parse_tokenizer_json(golden_.dump(), "f")); },
+  const Tokenizer tokenizer(parse_tokenizer_json(golden_.dump(), "f"));
+  EXPECT_EQ(tokenizer.encode("a! b!!! the =!="), tokenizer.encode("a b the =="));
+  EXPECT_TRUE(tokenizer.encode("!!!").empty());
+  golden_["model"]["unk_token"] = "<|endoftext|>";
+  EXPECT_THAT([&] { parse_tokenizer_json(golden_.dump(), "f"); },
               ThrowsMessage<ConfigError>(HasSubstr("no token for byte 33")));
 }
 

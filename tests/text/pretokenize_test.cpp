@@ -73,6 +73,34 @@ TEST(Pretokenize, CutsTextAsHuggingFaceDoes) {
   for (const GoldenCase& golden : golden_cases()) EXPECT_EQ(pieces_of(golden.text), golden.pieces) << golden.text;
 }
 
+TEST(Pretokenize, CutsAroundEveryDigitWhereAskedAsIfTheTextEndedThere) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 4000; ++i) {
+    const std::string text = random_text(random, 60);
+    std::vector<std::string> expected, pieces;
+    std::string between;
+    const auto flush = [&] {
+      for (std::string& piece : PlainSplitter(between).split()) expected.push_back(std::move(piece));
+      between.clear();
+    };
+    const char* end = text.data() + text.size();
+    for (const char* p = text.data(); p < end;) {
+      const DecodedChar c = decode_utf8(p, end);
+      const std::string bytes(p, static_cast<std::size_t>(std::max(c.length, 1)));
+      p += bytes.size();
+      if (c.length == 0 || UnicodeClasses::instance().of(c.code_point) != CharClass::Number) {
+        between += bytes;
+        continue;
+      }
+      flush();
+      expected.push_back(bytes);
+    }
+    flush();
+    for_each_piece(text, true, [&](const char* p, std::size_t size) { pieces.emplace_back(p, size); });
+    EXPECT_EQ(pieces, expected) << testing::PrintToString(text);
+  }
+}
+
 TEST(Pretokenize, CutsRandomTextAsTheExpressionReads) {
   std::mt19937 random(1);
   for (int i = 0; i < 20000; ++i) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
+#include <iterator>
 
 #include "megatron/base/error.h"
 #include "megatron/text/byte_level.h"
@@ -15,56 +15,25 @@ std::size_t table_size(std::size_t entries) { return std::bit_ceil(std::max<std:
 
 int top_bits_shift(std::size_t slots) { return 64 - std::countr_zero(slots); }
 
-/// FNV-1a, 64 bits: short, and the same on every machine.
-class Fnv {
- public:
-  void add(std::string_view bytes) {
-    for (const char c : bytes) state_ = (state_ ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  }
-  void add(std::uint64_t value) {
-    for (int i = 0; i < 8; ++i, value >>= 8) state_ = (state_ ^ (value & 0xFF)) * 0x100000001B3u;
-  }
-  std::uint64_t value() const { return state_; }
-
- private:
-  std::uint64_t state_ = 0xCBF29CE484222325u;
-};
-
 }  // namespace
 
-BpeModel::BpeModel(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {
-  index_tokens();
+BpeModel::BpeModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "bpe") {
+  index_bytes();
   index_merges();
-  index_specials();
   index_whole_pieces();
-  compute_fingerprint();
 }
 
-void BpeModel::index_tokens() {
-  const auto& tokens = vocabulary_.tokens;
-  if (tokens.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-    throw ConfigError(rule_got_fix("tokenizer: ids must fit 31 bits", concat(tokens.size(), " tokens")));
-  token_ids_.reserve(tokens.size());
-  for (std::size_t id = 0; id < tokens.size(); ++id) {
-    if (tokens[id].empty())
-      throw ConfigError(rule_got_fix("tokenizer: a token must have at least one byte", concat("id ", id, " is empty")));
-    const auto [seen, is_new] = token_ids_.emplace(tokens[id], static_cast<std::int32_t>(id));
-    if (!is_new)
-      throw ConfigError(rule_got_fix("tokenizer: no two ids may have the same bytes",
-                                     concat("ids ", seen->second, " and ", id, " are both ", printable(tokens[id]))));
-  }
+void BpeModel::index_bytes() {
   for (int byte = 0; byte < 256; ++byte) {
-    const auto found = token_ids_.find(std::string(1, static_cast<char>(byte)));
-    if (found == token_ids_.end())
-      throw ConfigError(rule_got_fix("tokenizer: every single byte must be a token, or some text could not be encoded",
-                                     concat("no token for byte ", byte)));
-    byte_ids_[static_cast<std::size_t>(byte)] = found->second;
+    const auto found = token_ids().find(std::string(1, static_cast<char>(byte)));
+    byte_ids_[static_cast<std::size_t>(byte)] = found == token_ids().end() ? -1 : found->second;
+    all_bytes_ = all_bytes_ && found != token_ids().end();
   }
 }
 
 void BpeModel::index_merges() {
-  const auto& tokens = vocabulary_.tokens;
-  const auto& merges = vocabulary_.merges;
+  const auto& tokens = vocabulary().tokens;
+  const auto& merges = vocabulary().merges;
   merges_.resize(table_size(merges.size()));
   merge_shift_ = top_bits_shift(merges_.size());
   merged_.reserve(merges.size());
@@ -76,8 +45,8 @@ void BpeModel::index_merges() {
       throw ConfigError(rule_got_fix(concat("tokenizer: merge ", rank, " must join two ids of the vocabulary"),
                                      concat("ids ", left, " and ", right, " of ", size)));
     joined.assign(tokens[static_cast<std::size_t>(left)]).append(tokens[static_cast<std::size_t>(right)]);
-    const auto found = token_ids_.find(joined);
-    if (found == token_ids_.end())
+    const auto found = token_ids().find(joined);
+    if (found == token_ids().end())
       throw ConfigError(rule_got_fix(concat("tokenizer: merge ", rank, " must make a token of the vocabulary"),
                                      concat("no token ", printable(joined))));
     std::size_t slot = merge_slot(left, right);
@@ -94,15 +63,16 @@ void BpeModel::index_merges() {
   byte_pair_ranks_.resize(65536);
   for (std::size_t first = 0; first < 256; ++first)
     for (std::size_t second = 0; second < 256; ++second)
-      byte_pair_ranks_[first << 8 | second] = rank_of(byte_ids_[first], byte_ids_[second]);
+      byte_pair_ranks_[first << 8 | second] =
+          byte_ids_[first] < 0 || byte_ids_[second] < 0 ? kNoRank : rank_of(byte_ids_[first], byte_ids_[second]);
 }
 
 /// A piece equal to a token becomes that token only if its merges lead there (a token may be listed without merges),
 /// so each token is merged once to see.
 void BpeModel::index_whole_pieces() {
-  const auto& tokens = vocabulary_.tokens;
+  const auto& tokens = vocabulary().tokens;
   std::vector<bool> is_special(tokens.size());
-  for (const SpecialToken& special : vocabulary_.specials) is_special[static_cast<std::size_t>(special.id)] = true;
+  for (const SpecialToken& special : vocabulary().specials) is_special[static_cast<std::size_t>(special.id)] = true;
   is_whole_.resize(tokens.size());
   short_tokens_.resize(table_size(tokens.size()));
   short_shift_ = top_bits_shift(short_tokens_.size());
@@ -110,9 +80,9 @@ void BpeModel::index_whole_pieces() {
   std::vector<std::int32_t> merged;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     merged.clear();
-    if (!vocabulary_.ignore_merges) {
+    if (!vocabulary().ignore_merges) {
       merge_piece(tokens[id], scratch, merged);
-      if (merged.size() != 1) continue;
+      if (merged.size() != 1 || merged[0] != static_cast<std::int32_t>(id)) continue;
     } else if (is_special[id]) {
       continue;
     }
@@ -125,51 +95,23 @@ void BpeModel::index_whole_pieces() {
   }
 }
 
-void BpeModel::index_specials() {
-  const auto& specials = vocabulary_.specials;
-  for (std::size_t i = 0; i < specials.size(); ++i) {
-    const auto found = token_ids_.find(specials[i].content);
-    if (found == token_ids_.end() || found->second != specials[i].id)
-      throw ConfigError(rule_got_fix(concat("tokenizer: special token ", printable(specials[i].content),
-                                            " must have the id that the vocabulary gives it"),
-                                     concat("id ", specials[i].id)));
-    specials_by_byte_[static_cast<unsigned char>(specials[i].content[0])].push_back(static_cast<std::int32_t>(i));
-  }
-  for (auto& bucket : specials_by_byte_)
-    std::stable_sort(bucket.begin(), bucket.end(), [&](std::int32_t a, std::int32_t b) {
-      return specials[static_cast<std::size_t>(a)].content.size() >
-             specials[static_cast<std::size_t>(b)].content.size();
-    });
-}
-
-void BpeModel::compute_fingerprint() {
-  Fnv hash;
-  for (const std::string& token : vocabulary_.tokens) {
-    hash.add(token.size());
-    hash.add(token);
-  }
-  for (const auto& [left, right] : vocabulary_.merges)
-    hash.add(static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right));
-  auto ids = std::vector<std::int32_t>();
-  for (const SpecialToken& special : vocabulary_.specials) ids.push_back(special.id);
-  std::sort(ids.begin(), ids.end());
-  for (const std::int32_t id : ids) hash.add(static_cast<std::uint64_t>(id));
-  hash.add(static_cast<std::uint64_t>(vocabulary_.ignore_merges));
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash.value()));
-  fingerprint_ = concat("bpe-", vocabulary_.tokens.size(), "-", digits);
-}
-
 std::int32_t BpeModel::whole_piece(std::string_view piece) const {
   if (piece.size() <= PieceKey::kMaxBytes) return whole_piece(PieceKey::of(piece.data(), piece.size(), piece.size()));
-  const auto found = token_ids_.find(piece);
-  return found != token_ids_.end() && is_whole_[static_cast<std::size_t>(found->second)] ? found->second : -1;
+  const auto found = token_ids().find(piece);
+  return found != token_ids().end() && is_whole_[static_cast<std::size_t>(found->second)] ? found->second : -1;
 }
 
 void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
   if (piece.size() >= kNoRank)
     throw ConfigError(rule_got_fix("tokenizer: a run of letters, digits, signs or spaces must be shorter than 4 GiB",
                                    concat(piece.size(), " bytes")));
+  const auto is_token = [&](char c) { return byte_ids_[static_cast<unsigned char>(c)] >= 0; };
+  if (!all_bytes_ && !std::all_of(piece.begin(), piece.end(), is_token)) {
+    scratch.known.clear();
+    std::copy_if(piece.begin(), piece.end(), std::back_inserter(scratch.known), is_token);
+    if (scratch.known.empty()) return;
+    piece = scratch.known;
+  }
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
   scratch.ids.resize(piece.size());
   scratch.ranks.resize(piece.size());
@@ -241,15 +183,6 @@ void BpeModel::merge_long(MergeScratch& scratch) const {
     if (previous[i] != kNoRank) rank_pair(previous[i]);
   }
   ids.erase(std::remove(ids.begin(), ids.end(), -1), ids.end());
-}
-
-const SpecialToken* BpeModel::find_special(std::string_view text, std::size_t from, std::size_t& at) const {
-  for (at = from; at < text.size(); ++at)
-    for (const std::int32_t index : specials_by_byte_[static_cast<unsigned char>(text[at])]) {
-      const SpecialToken& special = vocabulary_.specials[static_cast<std::size_t>(index)];
-      if (text.substr(at).starts_with(special.content)) return &special;
-    }
-  return nullptr;
 }
 
 }  // namespace megatron::text

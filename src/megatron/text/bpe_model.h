@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
-#include "megatron/text/vocabulary.h"
+#include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
 
@@ -62,23 +62,19 @@ struct MergeScratch {
   std::vector<std::uint32_t> ranks;  // of the pair that begins at each symbol
   std::vector<std::uint32_t> previous, next;
   std::vector<std::uint64_t> heap;  // rank << 32 | position
+  std::string known;                // a piece without the bytes that are no tokens
 };
 
-/// The tables that encoding and decoding read, built once from a vocabulary and constant from then on.
-class BpeModel {
+/// Byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019, section 2.2).
+class BpeModel : public TokenizerModel {
  public:
   static constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
 
   /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h.
   explicit BpeModel(Vocabulary vocabulary);
 
-  // The string views of the tables point into the vocabulary.
-  BpeModel(const BpeModel&) = delete;
-  BpeModel& operator=(const BpeModel&) = delete;
-
-  const Vocabulary& vocabulary() const { return vocabulary_; }
-  const std::string& fingerprint() const { return fingerprint_; }
-  const std::unordered_map<std::string_view, std::int32_t>& token_ids() const { return token_ids_; }
+  /// Its cache has 2^cache_bits pieces of 32 bytes.
+  std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
   /// Id of a piece that is one token as a whole, or -1.
   std::int32_t whole_piece(const PieceKey& key) const {
@@ -95,9 +91,6 @@ class BpeModel {
   /// Costs O(n log n) for a piece of n bytes.
   void merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
-  /// The special token that begins first in text[from …), the longest of those; nullptr where there is none.
-  const SpecialToken* find_special(std::string_view text, std::size_t from, std::size_t& at) const;
-
  private:
   struct Merge {
     std::int32_t left = -1, right = -1;
@@ -109,11 +102,9 @@ class BpeModel {
     std::int32_t id = -1;
   };
 
-  void index_tokens();
+  void index_bytes();
   void index_merges();
   void index_whole_pieces();
-  void index_specials();
-  void compute_fingerprint();
   std::size_t merge_slot(std::int32_t left, std::int32_t right) const {
     const auto pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
     return (pair * 0x9E3779B97F4A7C15u) >> merge_shift_;
@@ -128,18 +119,15 @@ class BpeModel {
   void merge_short(MergeScratch& scratch) const;
   void merge_long(MergeScratch& scratch) const;
 
-  Vocabulary vocabulary_;
-  std::string fingerprint_;
-  std::unordered_map<std::string_view, std::int32_t> token_ids_;
-  std::vector<bool> is_whole_;  // per id: a piece with the bytes of this token becomes it
-  std::array<std::int32_t, 256> byte_ids_{};
+  std::vector<bool> is_whole_;                  // per id: a piece with the bytes of this token becomes it
+  std::array<std::int32_t, 256> byte_ids_{};    // -1: left out
+  bool all_bytes_ = true;                       // none is
   std::vector<std::uint32_t> byte_pair_ranks_;  // [first << 8 | second]: ranks of merges of two bytes
   std::vector<std::int32_t> merged_;            // per rank: id of the result
   std::vector<Merge> merges_;                   // open addressing by (left, right)
   int merge_shift_ = 0;
   std::vector<ShortToken> short_tokens_;  // open addressing: whole pieces of at most 15 bytes
   int short_shift_ = 0;
-  std::array<std::vector<std::int32_t>, 256> specials_by_byte_;  // indices of specials, longest first
 };
 
 }  // namespace megatron::text

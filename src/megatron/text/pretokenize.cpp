@@ -10,6 +10,9 @@
 namespace megatron::text {
 namespace {
 
+/// Numbers of Unicode 17: Hugging Face tokenizers, whose expression is of Unicode 16, cuts around these digits too.
+constexpr CodePointRange kNewNumbers[] = {{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}};
+
 struct AsciiMasks {
   std::uint64_t letter, number, space, blank, apostrophe, high;  // high: not ASCII
 };
@@ -79,7 +82,10 @@ std::size_t contraction_length(const char* p, const char* end) {
 
 }  // namespace
 
-PieceScanner::PieceScanner(std::string_view text) : begin_(text.data()), size_(text.size()) { ahead_ = classify(0); }
+PieceScanner::PieceScanner(std::string_view text, bool split_digits)
+    : begin_(text.data()), size_(text.size()), split_digits_(split_digits) {
+  ahead_ = classify(0);
+}
 
 /// Adds the characters outside ASCII, whose bytes are the bits of `high`.
 void PieceScanner::classify_wide(std::uint64_t high, std::size_t offset, Masks& masks) {
@@ -87,8 +93,9 @@ void PieceScanner::classify_wide(std::uint64_t high, std::size_t offset, Masks& 
   masks.letter |= spill_letter_;
   masks.number |= spill_number_;
   masks.space |= spill_space_;
+  masks.digit |= spill_digit_;
   high &= ~spill_high_;
-  spill_letter_ = spill_number_ = spill_space_ = spill_high_ = 0;
+  spill_letter_ = spill_number_ = spill_space_ = spill_digit_ = spill_high_ = 0;
   while (high != 0) {
     const int i = std::countr_zero(high);
     const DecodedChar c = decode_utf8(begin_ + offset + i, begin_ + size_);
@@ -101,7 +108,12 @@ void PieceScanner::classify_wide(std::uint64_t high, std::size_t offset, Masks& 
     const std::uint64_t spill = i + c.length > 64 ? width >> (64 - i) : 0;
     high &= ~here;
     spill_high_ = spill;
-    switch (classes.of(c.code_point)) {
+    const CharClass kind = classes.of(c.code_point);
+    if (split_digits_ && (kind == CharClass::Number || in_ranges(kNewNumbers, c.code_point))) {
+      masks.digit |= here, spill_digit_ = spill;
+      masks.first_digit |= std::uint64_t{1} << i;
+    }
+    switch (kind) {
       case CharClass::Letter:
         masks.letter |= here, spill_letter_ = spill;
         break;
@@ -140,6 +152,7 @@ PieceScanner::Masks PieceScanner::classify(std::size_t offset) {
   masks.last_space[1] = ascii.space;
   masks.blank = ascii.blank;
   masks.apostrophe = ascii.apostrophe;
+  if (split_digits_) masks.digit = masks.first_digit = ascii.number;
   if ((ascii.high | spill_high_) != 0) classify_wide(ascii.high, offset, masks);
   return masks;
 }
@@ -169,13 +182,15 @@ bool PieceScanner::next(std::uint64_t& starts) {
   ahead_ = classify(position_ + 64);
   const Masks& m = current_;
 
-  // A piece starts where the class changes, except after a blank, which belongs to what follows it …
+  // A piece starts where the class changes, except after a blank, which belongs to what follows it (to nothing before a
+  // digit that is cut out) …
   const std::uint64_t change = (m.letter ^ (m.letter << 1 | last_letter_)) |
                                (m.number ^ (m.number << 1 | last_number_)) | (m.space ^ (m.space << 1 | last_space_));
-  std::uint64_t found = change & ~((m.blank << 1 | last_blank_) & ~m.space);
-  // … and at the last space before something else: `\s+(?!\S)` gives it up.
-  for (int width = 1; width < 4; ++width)
-    found |= m.last_space[width] & ~(m.space >> width | ahead_.space << (64 - width));
+  std::uint64_t found = change & ~((m.blank << 1 | last_blank_) & ~(m.space | m.digit));
+  // … and at the last space before something else: `\s+(?!\S)` gives it up, except where the text is cut behind it.
+  const std::uint64_t kept = m.space | m.digit, kept_ahead = ahead_.space | ahead_.digit;
+  for (int width = 1; width < 4; ++width) found |= m.last_space[width] & ~(kept >> width | kept_ahead << (64 - width));
+  found |= m.first_digit | ((m.digit << 1 | last_digit_) & ~m.digit);
 
   found = (found | add_start_) & ~drop_start_;
   add_start_ = drop_start_ = 0;
@@ -185,6 +200,7 @@ bool PieceScanner::next(std::uint64_t& starts) {
   last_number_ = m.number >> 63;
   last_space_ = m.space >> 63;
   last_blank_ = m.blank >> 63;
+  last_digit_ = m.digit >> 63;
   const std::size_t left = size_ - position_;
   starts = left >= 64 ? found : found & ((std::uint64_t{1} << left) - 1);
   position_ += 64;

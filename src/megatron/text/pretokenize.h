@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 namespace megatron::text {
 
@@ -13,9 +14,11 @@ namespace megatron::text {
 /// 64 bytes at a time: every byte gets the class of its character, as bits, and the starts of pieces follow from those
 /// by a few operations on words. A byte that is not part of valid UTF-8 is a character of the third kind. The pieces
 /// cover the text without gaps.
+///
+/// With `split_digits` the text is first cut around every number character, each of which is a piece.
 class PieceScanner {
  public:
-  explicit PieceScanner(std::string_view text);
+  explicit PieceScanner(std::string_view text, bool split_digits = false);
 
   /// Scans the next 64 bytes. Bit i: a piece starts at byte `block_start() + i`. False at the end of the text.
   bool next(std::uint64_t& starts);
@@ -27,9 +30,10 @@ class PieceScanner {
   // Bit i: byte i of a block belongs to a character of this class.
   struct Masks {
     std::uint64_t letter = 0, number = 0, space = 0;
-    std::uint64_t last_space[4] = {};  // [w]: first byte of a space of w bytes
-    std::uint64_t blank = 0;           // U+0020
-    std::uint64_t apostrophe = 0;      // U+0027
+    std::uint64_t last_space[4] = {};          // [w]: first byte of a space of w bytes
+    std::uint64_t digit = 0, first_digit = 0;  // with split_digits: number characters, their first bytes
+    std::uint64_t blank = 0;                   // U+0020
+    std::uint64_t apostrophe = 0;              // U+0027
   };
   Masks classify(std::size_t offset);
   void classify_wide(std::uint64_t high, std::size_t offset, Masks& masks);
@@ -37,20 +41,21 @@ class PieceScanner {
 
   const char* begin_;
   std::size_t size_;
+  bool split_digits_;
   std::size_t position_ = 0;  // of the block that next() will scan
   Masks current_, ahead_;     // that block and the one after it
   // What the block before leaves for the one at hand: classes of its last byte, bytes of a character that began there,
   // starts that a contraction adds or removes.
-  std::uint64_t last_letter_ = 0, last_number_ = 0, last_space_ = 0, last_blank_ = 0;
-  std::uint64_t spill_letter_ = 0, spill_number_ = 0, spill_space_ = 0, spill_high_ = 0;
+  std::uint64_t last_letter_ = 0, last_number_ = 0, last_space_ = 0, last_blank_ = 0, last_digit_ = 0;
+  std::uint64_t spill_letter_ = 0, spill_number_ = 0, spill_space_ = 0, spill_digit_ = 0, spill_high_ = 0;
   std::uint64_t add_start_ = 1, drop_start_ = 0;  // a piece starts at byte 0
 };
 
 /// Calls `piece(const char* begin, std::size_t size)` for each piece of `text`, in order.
 template <class Piece>
-void for_each_piece(std::string_view text, Piece&& piece) {
+void for_each_piece(std::string_view text, bool split_digits, Piece&& piece) {
   if (text.empty()) return;
-  PieceScanner scanner(text);
+  PieceScanner scanner(text, split_digits);
   std::size_t begin = 0;
   std::uint64_t starts = 0;
   while (scanner.next(starts)) {
@@ -64,6 +69,11 @@ void for_each_piece(std::string_view text, Piece&& piece) {
     }
   }
   piece(text.data() + begin, text.size() - begin);
+}
+
+template <class Piece>
+void for_each_piece(std::string_view text, Piece&& piece) {
+  for_each_piece(text, false, std::forward<Piece>(piece));
 }
 
 }  // namespace megatron::text

@@ -74,6 +74,8 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
         throw ConfigError(rule_got_fix(name_ + ": an added token must have the id that the vocabulary gives it",
                                        concat(printable(spelling), " has ", special->second->id, " and ", id)));
       bytes = spelling;
+    } else if (spelling_ == Spelling::Plain) {
+      bytes = spelling;
     } else if (!from_byte_level(spelling, bytes)) {
       throw ConfigError(
           rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", printable(spelling)));

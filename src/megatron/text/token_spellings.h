@@ -19,7 +19,11 @@ std::string shortened(const nlohmann::json& value);
 /// Builds a Vocabulary from the spellings that files use, checking each step.
 class SpellingReader {
  public:
-  explicit SpellingReader(std::string name) : name_(std::move(name)) {}
+  /// How tokens are spelled: in GPT-2's byte characters, or as they are.
+  enum class Spelling : std::uint8_t { ByteLevel, Plain };
+
+  explicit SpellingReader(std::string name, Spelling spelling = Spelling::ByteLevel)
+      : name_(std::move(name)), spelling_(spelling) {}
 
   /// An object of spellings and ids, and the special tokens, whose spelling is their content itself. Special tokens may
   /// be listed in `vocab` too.
@@ -37,6 +41,7 @@ class SpellingReader {
   void set_token(std::int32_t id, std::string bytes);
 
   std::string name_;
+  Spelling spelling_;
   Vocabulary vocabulary_;
   std::unordered_map<std::string, std::int32_t> ids_;
 };

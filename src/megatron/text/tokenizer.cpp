@@ -3,25 +3,50 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/text/bpe_model.h"
-#include "megatron/text/byte_level.h"
 #include "megatron/text/tokenizer_files.h"
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
+namespace {
+
+Framed framed(const std::vector<Template::Item>& items, std::span<const std::int32_t> first,
+              std::span<const std::int32_t> second) {
+  Framed result;
+  const auto add = [&](std::span<const std::int32_t> ids, std::int32_t type) {
+    result.ids.insert(result.ids.end(), ids.begin(), ids.end());
+    result.types.resize(result.ids.size(), type);
+  };
+  for (const Template::Item& item : items) {
+    if (item.kind == Template::Kind::Token)
+      add({&item.token, 1}, item.type);
+    else
+      add(item.kind == Template::Kind::First ? first : second, item.type);
+  }
+  if (items.empty()) add(first, 0), add(second, 0);
+  return result;
+}
+
+}  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) { return Tokenizer(read_vocabulary(path)); }
 
-Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(std::make_shared<const BpeModel>(std::move(vocabulary))) {}
+Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(make_model(std::move(vocabulary))) {}
 
 void Tokenizer::save(const std::filesystem::path& folder) const { write_tokenizer_json(model_->vocabulary(), folder); }
 
 Encoder Tokenizer::encoder() const { return Encoder(model_); }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
-  std::string bytes;
-  for (const std::int32_t id : ids) bytes += id_to_bytes(id);
-  return bytes;
+  for (const std::int32_t id : ids) id_to_bytes(id);  // checks it
+  return model_->decode(ids);
+}
+
+Framed Tokenizer::frame(std::span<const std::int32_t> first) const {
+  return framed(model_->vocabulary().frame.single, first, {});
+}
+
+Framed Tokenizer::frame(std::span<const std::int32_t> first, std::span<const std::int32_t> second) const {
+  return framed(model_->vocabulary().frame.pair, first, second);
 }
 
 std::int32_t Tokenizer::vocab_size() const { return static_cast<std::int32_t>(model_->vocabulary().tokens.size()); }

@@ -11,24 +11,31 @@
 
 namespace megatron::text {
 
-struct Vocabulary;  // vocabulary.h: tokens and merges as data
-class BpeModel;     // bpe_model.h: the tables that encoding reads
+struct Vocabulary;     // vocabulary.h: a tokenizer as data
+class TokenizerModel;  // tokenizer_model.h: the tables that encoding reads
 class Encoder;
 
 /// What to do with special tokens ("<|endoftext|>") that are written out in the text to encode.
 enum class Specials {
   AsText,      ///< Ordinary text, as Megatron-LM's GPT-2 tokenizer and tiktoken's encode_ordinary treat them.
-  Recognised,  ///< Become their ids, the longest at the leftmost place first, as Hugging Face tokenizers does.
+  Recognised,  ///< Become their ids, as Hugging Face tokenizers does (added_tokens.h).
 };
 
-/// Byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019, section 2.2): any bytes to ids and
-/// back without loss. Immutable; copies share the tables; every member may be called from many threads at once.
+/// One text or a pair as a tokenizer's template frames it.
+struct Framed {
+  std::vector<std::int32_t> ids, types;
+};
+
+/// Text to ids and back: byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019,
+/// section 2.2), which loses nothing, or BERT's WordPiece. Immutable; copies share the tables; every member may be
+/// called from many threads at once.
 ///
-/// Bytes that are not valid UTF-8 are allowed: each counts as a character that is neither letter, number nor space.
+/// Bytes that are not valid UTF-8 are allowed: to BPE each counts as a character that is neither letter, number nor
+/// space.
 class Tokenizer {
  public:
   /// Reads a tokenizer from a folder or from one of its files: tokenizer.json (Hugging Face), encoder.json with
-  /// vocab.bpe (GPT-2), or vocab.json with merges.txt, the first of them that is there.
+  /// vocab.bpe (GPT-2), vocab.json with merges.txt, or vocab.txt (BERT), the first of them that is there.
   /// Throws ConfigError, naming the file and what is wrong with it, for anything it cannot reproduce exactly.
   static Tokenizer load(const std::filesystem::path& path);
 
@@ -45,6 +52,11 @@ class Tokenizer {
   /// Encodes a short text. For more than a few kilobytes in all, keep an encoder().
   std::vector<std::int32_t> encode(std::string_view text, Specials specials = Specials::AsText) const;
 
+  /// `first`, or `first` and `second`, between the tokens that the tokenizer's template sets: [CLS] first [SEP] second
+  /// [SEP] with types 0 and 1. A tokenizer without template sets none.
+  Framed frame(std::span<const std::int32_t> first) const;
+  Framed frame(std::span<const std::int32_t> first, std::span<const std::int32_t> second) const;
+
   /// The bytes of `ids`, special tokens included. Throws ConfigError at an id outside [0, vocab_size()).
   std::string decode(std::span<const std::int32_t> ids) const;
 
@@ -60,21 +72,21 @@ class Tokenizer {
   /// Id of "<|endoftext|>", which ends documents and generation. Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
 
-  /// "bpe-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
+  /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
   const std::string& fingerprint() const;
 
   const Vocabulary& vocabulary() const;
 
  private:
-  std::shared_ptr<const BpeModel> model_;
+  std::shared_ptr<const TokenizerModel> model_;
 };
 
 /// Encodes on one thread: keeps buffers and a cache of recent pieces of text, and shares the tokenizer's tables.
 /// Not to be used by two threads at once; each thread takes its own from Tokenizer::encoder().
 class Encoder {
  public:
-  /// The cache has 2^cache_bits pieces of 32 bytes: the default fills a core's L2.
-  explicit Encoder(std::shared_ptr<const BpeModel> model, int cache_bits = 16);
+  /// BPE's cache has 2^cache_bits pieces of 32 bytes: the default fills a core's L2.
+  explicit Encoder(std::shared_ptr<const TokenizerModel> model, int cache_bits = 16);
   Encoder(Encoder&&) noexcept;
   Encoder& operator=(Encoder&&) noexcept;
   ~Encoder();

@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/text/json_component.h"
 #include "megatron/text/token_spellings.h"
 
 namespace megatron::text {
@@ -16,6 +17,19 @@ constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 28;
 Vocabulary read_pair(const fs::path& vocab, const fs::path& merges) {
   return parse_vocab_and_merges(read_file(vocab, kMaxFileBytes), vocab.string(), read_file(merges, kMaxFileBytes),
                                 merges.string());
+}
+
+/// What tokenizer_config.json beside a vocab.txt says of normalization; lower case where there is none.
+BertNormalization normalization_beside(const fs::path& folder) {
+  const fs::path path = folder / "tokenizer_config.json";
+  BertNormalization bert;
+  if (!fs::exists(path)) return bert;
+  const nlohmann::json file = parse_json(read_file(path, kMaxFileBytes), path.string());
+  const Component config(file, path.string() + ": ");
+  bert.lower_case = config.boolean("do_lower_case", true);
+  bert.space_chinese = config.boolean("tokenize_chinese_chars", true);
+  bert.strip_accents = config.boolean("strip_accents", bert.lower_case);
+  return bert;
 }
 
 }  // namespace
@@ -59,11 +73,17 @@ Vocabulary read_vocabulary(const fs::path& path) {
   if (is_folder && fs::exists(folder / "tokenizer.json")) return read_vocabulary(folder / "tokenizer.json");
   if (names("encoder.json", "vocab.bpe")) return read_pair(folder / "encoder.json", folder / "vocab.bpe");
   if (names("vocab.json", "merges.txt")) return read_pair(folder / "vocab.json", folder / "merges.txt");
+  if (is_folder ? fs::exists(folder / "vocab.txt") : path.extension() == ".txt") {
+    const fs::path vocab = is_folder ? folder / "vocab.txt" : path;
+    return parse_vocab_txt(read_file(vocab, kMaxFileBytes), vocab.string(), normalization_beside(folder));
+  }
   if (!is_folder && path.extension() == ".json")
     return parse_tokenizer_json(read_file(path, kMaxFileBytes), path.string());
-  throw ConfigError(rule_got_fix(
-      "tokenizer: must be tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges.txt, or their folder",
-      path.string()));
+  throw ConfigError(
+      rule_got_fix("tokenizer: must be tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, or "
+                   "vocab.txt, or their "
+                   "folder",
+                   path.string()));
 }
 
 }  // namespace megatron::text

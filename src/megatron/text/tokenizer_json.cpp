@@ -1,77 +1,19 @@
-#include <algorithm>
-#include <initializer_list>
-#include <limits>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/text/byte_level.h"
+#include "megatron/text/json_component.h"
 #include "megatron/text/token_spellings.h"
 #include "megatron/text/tokenizer_files.h"
 
+// Each part of the file by itself: what a part means, and that nothing of it is overlooked.
 namespace megatron::text {
 namespace {
 
 using nlohmann::json;
 
-/// One object of the file; knows its path in it, for messages.
-class Component {
- public:
-  Component(const json& object, std::string where) : object_(object), where_(std::move(where)) {
-    if (!object_.is_object()) refuse("must be an object", shortened(object_));
-  }
-
-  /// Refuses members that are not in `known`: what is not understood could change the tokens.
-  void know(std::initializer_list<const char*> known) const {
-    for (const auto& [key, value] : object_.items())
-      if (std::none_of(known.begin(), known.end(), [&key = key](const char* name) { return key == name; }))
-        refuse("has a member that byte-level BPE does not have", printable(key));
-  }
-
-  /// The member, or null where it is missing.
-  const json& get(const char* key) const {
-    static const json kNull;
-    const auto found = object_.find(key);
-    return found == object_.end() ? kNull : *found;
-  }
-
-  std::string text(const char* key) const {
-    if (!get(key).is_string()) refuse(concat(".", key, " must be a string"), shortened(get(key)));
-    return get(key).get<std::string>();
-  }
-
-  bool boolean(const char* key, bool missing) const {
-    const json& value = get(key);
-    if (value.is_null()) return missing;
-    if (!value.is_boolean()) refuse(concat(".", key, " must be true or false"), shortened(value));
-    return value.get<bool>();
-  }
-
-  /// Demands that a member is null, missing or equal to `neutral`.
-  void must_be_neutral(const char* key, const json& neutral) const {
-    const json& value = get(key);
-    if (!value.is_null() && value != neutral)
-      refuse(concat(".", key, " must be ", neutral.is_null() ? "null" : neutral.dump(), " (others are not supported)"),
-             value.is_object() && value.contains("type") ? shortened(value["type"]) : shortened(value));
-  }
-
-  [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
-    // "file: normalizer must …", "file: model.type must …", "file: model has …"
-    const bool is_root = where_.ends_with(": ");
-    const std::string_view name = is_root && rule.starts_with('.') ? std::string_view(rule).substr(1) : rule;
-    throw ConfigError(rule_got_fix(concat(where_, is_root || rule.starts_with('.') ? "" : " ", name), got));
-  }
-
- private:
-  const json& object_;
-  std::string where_;
-};
-
 /// A component of type ByteLevel. Only a pre-tokenizer's members change tokens; trim_offsets never does.
-void require_byte_level(const json& value, const std::string& where, bool is_pre_tokenizer) {
-  const Component component(value, where);
-  if (component.get("type") != "ByteLevel")
-    component.refuse(".type must be \"ByteLevel\"", shortened(component.get("type")));
+void read_byte_level(const Component& component, bool is_pre_tokenizer) {
   component.know({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   component.boolean("trim_offsets", true);
   if (component.boolean("add_prefix_space", true) && is_pre_tokenizer)
@@ -80,18 +22,129 @@ void require_byte_level(const json& value, const std::string& where, bool is_pre
     component.refuse(".use_regex must be true (false is not supported)", "false");
 }
 
-SpecialToken read_added_token(const json& value, const std::string& where) {
-  const Component token(value, where);
+/// ByteLevel, or Digits before it, for BPE; BertPreTokenizer for WordPiece.
+void read_pre_tokenizer(const Component& component, Vocabulary& vocabulary) {
+  if (vocabulary.word_piece) {
+    if (component.type() != "BertPreTokenizer")
+      component.refuse(".type must be \"BertPreTokenizer\" for WordPiece", component.type());
+    return component.know({"type"});
+  }
+  if (component.type() == "ByteLevel") return read_byte_level(component, true);
+  if (component.type() != "Sequence")
+    component.refuse(".type must be \"ByteLevel\", or a Sequence of Digits and it, for BPE",
+                     shortened(component.get("type")));
+  component.know({"type", "pretokenizers"});
+  if (component.array_size("pretokenizers") != 2)
+    component.refuse(".pretokenizers must be Digits and ByteLevel",
+                     concat(component.array_size("pretokenizers"), " of them"));
+  const Component digits = component.at("pretokenizers", 0), bytes = component.at("pretokenizers", 1);
+  if (digits.type() != "Digits") digits.refuse(".type must be \"Digits\"", digits.type());
+  digits.know({"type", "individual_digits"});
+  if (!digits.boolean("individual_digits", false))
+    digits.refuse(".individual_digits must be true (false is not supported)", "false");
+  if (bytes.type() != "ByteLevel") bytes.refuse(".type must be \"ByteLevel\"", bytes.type());
+  read_byte_level(bytes, true);
+  vocabulary.split_digits = true;
+}
+
+BertNormalization read_normalizer(const Component& component) {
+  if (component.type() != "BertNormalizer")
+    component.refuse("must be null or a BertNormalizer (others are not supported)", shortened(component.get("type")));
+  component.know({"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
+  BertNormalization bert;
+  bert.clean_text = component.boolean("clean_text", true);
+  bert.space_chinese = component.boolean("handle_chinese_chars", true);
+  bert.lower_case = component.boolean("lowercase", true);
+  bert.strip_accents = component.boolean("strip_accents", bert.lower_case);
+  return bert;
+}
+
+void read_decoder(const Component& component, Vocabulary& vocabulary) {
+  const char* expected = vocabulary.word_piece ? "WordPiece" : "ByteLevel";
+  if (component.type() != expected)
+    component.refuse(concat(".type must be \"", expected, "\" here"), shortened(component.get("type")));
+  if (!vocabulary.word_piece) return read_byte_level(component, false);
+  component.know({"type", "prefix", "cleanup"});
+  if (component.text("prefix") != vocabulary.word_piece->prefix)
+    component.refuse(".prefix must be the model's", component.text("prefix"));
+  vocabulary.word_piece->cleanup = component.boolean("cleanup", true);
+}
+
+/// One side of a template. `special_tokens` of the file says which ids a name stands for.
+std::vector<Template::Item> read_template(const Component& component, const char* key) {
+  std::vector<Template::Item> items;
+  for (std::size_t i = 0; i < component.array_size(key); ++i) {
+    const Component entry = component.at(key, i);
+    entry.know({"SpecialToken", "Sequence"});
+    const bool is_token = entry.has("SpecialToken");
+    if (is_token == entry.has("Sequence")) entry.refuse("must be a SpecialToken or a Sequence", "both or neither");
+    const Component part = entry.at(is_token ? "SpecialToken" : "Sequence");
+    part.know({"id", "type_id"});
+    const std::string name = part.text("id");
+    Template::Item item;
+    item.type = part.number("type_id");
+    if (!is_token) {
+      if (name != "A" && name != "B") part.refuse(".id must be A or B", name);
+      item.kind = name == "A" ? Template::Kind::First : Template::Kind::Second;
+      items.push_back(item);
+      continue;
+    }
+    const Component token = component.at("special_tokens").at(name.c_str());
+    token.know({"id", "ids", "tokens"});
+    item.kind = Template::Kind::Token;
+    for (std::size_t k = 0; k < token.array_size("ids"); ++k) {
+      const json& id = token.get("ids")[k];
+      if (!id.is_number_unsigned() || id.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
+        token.refuse(".ids must be ids", shortened(id));
+      item.token = static_cast<std::int32_t>(id.get<std::uint64_t>());
+      items.push_back(item);
+    }
+  }
+  return items;
+}
+
+/// [CLS] A [SEP], and B [SEP] of type 1 behind it.
+Template bert_template(std::int32_t cls, std::int32_t sep) {
+  using Kind = Template::Kind;
+  Template frame;
+  frame.single = {{Kind::Token, cls, 0}, {Kind::First, 0, 0}, {Kind::Token, sep, 0}};
+  frame.pair = frame.single;
+  frame.pair.insert(frame.pair.end(), {{Kind::Second, 0, 1}, {Kind::Token, sep, 1}});
+  return frame;
+}
+
+std::int32_t token_of_pair(const Component& component, const char* key) {
+  const json& pair = component.get(key);
+  if (!pair.is_array() || pair.size() != 2 || !pair[1].is_number_unsigned() ||
+      pair[1].get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
+    component.refuse(concat(".", key, " must be a token and its id"), shortened(pair));
+  return static_cast<std::int32_t>(pair[1].get<std::uint64_t>());
+}
+
+void read_post_processor(const Component& component, Template& frame) {
+  const std::string type = component.type();
+  if (type == "ByteLevel") return read_byte_level(component, false);
+  if (type == "TemplateProcessing") {
+    component.know({"type", "single", "pair", "special_tokens"});
+    frame = {.single = read_template(component, "single"), .pair = read_template(component, "pair")};
+  } else if (type == "BertProcessing") {
+    component.know({"type", "sep", "cls"});
+    frame = bert_template(token_of_pair(component, "cls"), token_of_pair(component, "sep"));
+  } else {
+    component.refuse(".type must be ByteLevel, TemplateProcessing or BertProcessing (others are not supported)", type);
+  }
+}
+
+SpecialToken read_added_token(const Component& token) {
   token.know({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-  for (const char* key : {"single_word", "lstrip", "rstrip"}) token.must_be_neutral(key, false);
-  token.boolean("normalized", false);  // there is no normalizer
   SpecialToken special;
   special.content = token.text("content");
+  special.id = token.number("id");
   special.special = token.boolean("special", false);
-  const json& id = token.get("id");
-  if (!id.is_number_unsigned() || id.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
-    token.refuse(".id must be 0 or more", shortened(id));
-  special.id = static_cast<std::int32_t>(id.get<std::uint64_t>());
+  special.single_word = token.boolean("single_word", false);
+  special.lstrip = token.boolean("lstrip", false);
+  special.rstrip = token.boolean("rstrip", false);
+  special.normalized = token.boolean("normalized", !special.special);
   if (special.content.empty()) token.refuse(".content must not be empty", "\"\"");
   return special;
 }
@@ -115,6 +168,47 @@ void read_merges(const json& merges, SpellingReader& reader, const std::string& 
   }
 }
 
+Vocabulary read_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+  model.know({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+              "byte_fallback", "ignore_merges", "vocab", "merges"});
+  model.must_be_neutral("dropout", 0.0);
+  model.must_be_neutral("continuing_subword_prefix", "");
+  model.must_be_neutral("end_of_word_suffix", "");
+  model.must_be_neutral("byte_fallback", false);
+  model.boolean("fuse_unk", false);  // as unk_token: never used where every byte is a token
+  if (model.has("unk_token")) model.text("unk_token");
+  SpellingReader reader(name, SpellingReader::Spelling::ByteLevel);
+  reader.read_tokens(model.get("vocab"), std::move(specials));
+  read_merges(model.get("merges"), reader, name);
+  if (model.has("unk_token"))
+    for (int byte = 0; byte < 256; ++byte)
+      if (reader.id_of(to_byte_level(std::string(1, static_cast<char>(byte)))) < 0)
+        model.refuse(".vocab must have every byte where .unk_token is set", concat("no token for byte ", byte));
+  Vocabulary vocabulary = reader.take();
+  vocabulary.ignore_merges = model.boolean("ignore_merges", false);
+  return vocabulary;
+}
+
+Vocabulary read_word_piece(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+  model.know({"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
+  WordPiece piece;
+  piece.unknown = model.text("unk_token");
+  piece.prefix = model.text("continuing_subword_prefix");
+  piece.max_word_characters = model.number("max_input_chars_per_word");
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(model.get("vocab"), std::move(specials));
+  Vocabulary vocabulary = reader.take();
+  vocabulary.word_piece = std::move(piece);
+  return vocabulary;
+}
+
+/// How a caller would cut and fill batches: no part of the tokens of a text.
+void read_batching(const Component& root) {
+  if (root.has("truncation")) root.at("truncation").know({"max_length", "strategy", "stride", "direction"});
+  if (root.has("padding"))
+    root.at("padding").know({"strategy", "direction", "pad_to_multiple_of", "pad_id", "pad_type_id", "pad_token"});
+}
+
 }  // namespace
 
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) {
@@ -123,79 +217,45 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   root.know({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
   root.must_be_neutral("version", "1.0");
-  for (const char* key : {"truncation", "padding", "normalizer"}) root.must_be_neutral(key, nullptr);
-  require_byte_level(root.get("pre_tokenizer"), name + ": pre_tokenizer", true);
-  require_byte_level(root.get("decoder"), name + ": decoder", false);
-  if (!root.get("post_processor").is_null())
-    require_byte_level(root.get("post_processor"), name + ": post_processor", false);
-
-  const Component model(root.get("model"), name + ": model");
-  if (!model.get("type").is_null() && model.get("type") != "BPE")
-    model.refuse(".type must be \"BPE\"", shortened(model.get("type")));
-  model.know({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-              "byte_fallback", "ignore_merges", "vocab", "merges"});
-  model.must_be_neutral("dropout", 0.0);
-  model.must_be_neutral("continuing_subword_prefix", "");
-  model.must_be_neutral("end_of_word_suffix", "");
-  model.must_be_neutral("byte_fallback", false);
-  model.boolean("fuse_unk", false);  // as unk_token: never used where every byte is a token
-  if (!model.get("unk_token").is_null()) model.text("unk_token");
-
+  read_batching(root);
   std::vector<SpecialToken> specials;
-  const json& added = root.get("added_tokens");
-  if (!added.is_null() && !added.is_array()) root.refuse("added_tokens must be an array", shortened(added));
-  for (std::size_t i = 0; i < added.size(); ++i)
-    specials.push_back(read_added_token(added[i], concat(name, ": added_tokens[", i, "]")));
-  SpellingReader reader(name);
-  reader.read_tokens(model.get("vocab"), std::move(specials));
-  read_merges(model.get("merges"), reader, name);
-  Vocabulary vocabulary = reader.take();
-  vocabulary.ignore_merges = model.boolean("ignore_merges", false);
+  for (std::size_t i = 0; i < root.array_size("added_tokens"); ++i)
+    specials.push_back(read_added_token(root.at("added_tokens", i)));
+
+  const Component model = root.at("model");
+  const std::string type = model.has("type") ? model.text("type") : "BPE";
+  if (type != "BPE" && type != "WordPiece")
+    model.refuse(".type must be \"BPE\" or \"WordPiece\" (others are not supported)", type);
+  Vocabulary vocabulary =
+      type == "BPE" ? read_bpe(model, std::move(specials), name) : read_word_piece(model, std::move(specials), name);
+  if (root.has("normalizer")) vocabulary.normalization = read_normalizer(root.at("normalizer"));
+  read_pre_tokenizer(root.at("pre_tokenizer"), vocabulary);
+  read_decoder(root.at("decoder"), vocabulary);
+  if (root.has("post_processor")) read_post_processor(root.at("post_processor"), vocabulary.frame);
   return vocabulary;
 }
 
-std::string to_tokenizer_json(const Vocabulary& vocabulary) {
-  const auto quote = [](const std::string& spelling) { return json(spelling).dump(); };
-  std::vector<bool> is_special(vocabulary.tokens.size());
-  for (const SpecialToken& special : vocabulary.specials) is_special[static_cast<std::size_t>(special.id)] = true;
-  std::vector<std::string> spellings;
-  for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id)
-    spellings.push_back(is_special[id] ? vocabulary.tokens[id] : to_byte_level(vocabulary.tokens[id]));
-
-  std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
-  const char* separator = "\n";
-  for (const SpecialToken& special : vocabulary.specials) {
-    out +=
-        concat(separator, "    {\"id\": ", special.id, ", \"content\": ", quote(special.content),
-               ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": ",
-               special.special, "}");
-    separator = ",\n";
+Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const BertNormalization& normalization) {
+  Vocabulary vocabulary;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    std::string_view line = text.substr(at, end - at);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty())
+      throw ConfigError(rule_got_fix(concat(name, ": each line must be a token"), concat("none at byte ", at)));
+    vocabulary.tokens.emplace_back(line);
+    at = end + 1;
   }
-  const char* byte_level =
-      "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true}";
-  out +=
-      concat("\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", byte_level,
-             ",\n  \"post_processor\": null,\n  \"decoder\": ", byte_level,
-             ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-             "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"
-             "    \"byte_fallback\": false,\n    \"ignore_merges\": ",
-             vocabulary.ignore_merges, ",\n    \"vocab\": {");
-  separator = "\n";
-  for (std::size_t id = 0; id < spellings.size(); ++id, separator = ",\n")
-    out += separator + ("      " + quote(spellings[id])) + ": " + std::to_string(id);
-  out += "\n    },\n    \"merges\": [";
-  separator = "\n";
-  for (const auto& [left, right] : vocabulary.merges) {
-    out += separator + ("      " + quote(spellings[static_cast<std::size_t>(left)] + " " +
-                                         spellings[static_cast<std::size_t>(right)]));
-    separator = ",\n";
-  }
-  return out + "\n    ]\n  }\n}\n";
-}
-
-void write_tokenizer_json(const Vocabulary& vocabulary, const std::filesystem::path& folder) {
-  make_folder(folder);
-  write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
+  const auto id_of = [&](std::string_view token) -> std::int32_t {
+    const auto found = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), token);
+    return found == vocabulary.tokens.end() ? -1 : static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+  };
+  for (const char* special : {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})
+    if (id_of(special) >= 0) vocabulary.specials.push_back({special, id_of(special)});
+  vocabulary.normalization = normalization;
+  vocabulary.word_piece.emplace();
+  if (id_of("[CLS]") >= 0 && id_of("[SEP]") >= 0) vocabulary.frame = bert_template(id_of("[CLS]"), id_of("[SEP]"));
+  return vocabulary;
 }
 
 }  // namespace megatron::text

@@ -2,8 +2,6 @@
 
 #include <cstddef>
 
-#include "megatron/text/unicode_ranges.h"
-
 namespace megatron::text {
 namespace {
 
@@ -46,6 +44,23 @@ DecodedChar decode_utf8(const char* p, const char* end) {
   if (!continues(3)) return {};
   const std::uint32_t c = (lead & 0x07) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
   return c < 0x10000 || c > 0x10FFFF ? DecodedChar{} : DecodedChar{c, 4};
+}
+
+void append_utf8(std::string& out, std::uint32_t c) {
+  const auto put = [&out](std::uint32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (c < 0x80) return put(c);
+  if (c < 0x800) {
+    put(0xC0 | c >> 6);
+  } else {
+    if (c < 0x10000) {
+      put(0xE0 | c >> 12);
+    } else {
+      put(0xF0 | c >> 18);
+      put(0x80 | (c >> 12 & 0x3F));
+    }
+    put(0x80 | (c >> 6 & 0x3F));
+  }
+  put(0x80 | (c & 0x3F));
 }
 
 }  // namespace megatron::text

@@ -1,6 +1,12 @@
 #pragma once
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <string>
 #include <vector>
+
+#include "megatron/text/unicode_ranges.h"
 
 namespace megatron::text {
 
@@ -31,5 +37,16 @@ struct DecodedChar {
 
 /// Decodes the character at `p`, `p < end`. Overlong forms, surrogates and values above U+10FFFF are not valid.
 DecodedChar decode_utf8(const char* p, const char* end);
+
+/// Appends the character in UTF-8.
+void append_utf8(std::string& out, std::uint32_t code_point);
+
+/// Whether one of `ranges`, which are in order, holds the code point.
+template <std::size_t N>
+bool in_ranges(const CodePointRange (&ranges)[N], std::uint32_t code_point) {
+  const auto* found = std::lower_bound(std::begin(ranges), std::end(ranges), code_point,
+                                       [](const CodePointRange& r, std::uint32_t c) { return r.last < c; });
+  return found != std::end(ranges) && found->first <= code_point;
+}
 
 }  // namespace megatron::text

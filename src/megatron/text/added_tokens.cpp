@@ -1,0 +1,90 @@
+#include "megatron/text/added_tokens.h"
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/text/bert_tables.h"
+#include "megatron/text/bert_text.h"
+#include "megatron/text/byte_level.h"
+#include "megatron/text/unicode_classes.h"
+
+namespace megatron::text {
+namespace {
+
+/// The last character of `text`; length 0 where it ends inside none.
+DecodedChar last_char(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
+    const char* p = text.data() + text.size() - back;
+    const DecodedChar c = decode_utf8(p, text.data() + text.size());
+    if (c.length == static_cast<int>(back)) return c;
+  }
+  return {};
+}
+
+DecodedChar first_char(std::string_view text) {
+  return text.empty() ? DecodedChar{} : decode_utf8(text.data(), text.data() + text.size());
+}
+
+bool is_word(const DecodedChar& c) { return c.length > 0 && in_ranges(kWordRanges, c.code_point); }
+bool is_space(const DecodedChar& c) {
+  return c.length > 0 && UnicodeClasses::instance().of(c.code_point) == CharClass::Space;
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(const Vocabulary& vocabulary,
+                         const std::unordered_map<std::string_view, std::int32_t>& token_ids) {
+  for (const SpecialToken& special : vocabulary.specials) {
+    const auto found = token_ids.find(special.content);
+    if (found == token_ids.end() || found->second != special.id)
+      throw ConfigError(rule_got_fix(concat("tokenizer: special token ", printable(special.content),
+                                            " must have the id that the vocabulary gives it"),
+                                     concat("id ", special.id)));
+    std::string content = special.content;
+    if (special.normalized && vocabulary.normalization) content = bert_normalize(content, *vocabulary.normalization);
+    if (!content.empty()) tables_[special.normalized ? 1 : 0].entries.push_back({std::move(content), special});
+  }
+  for (Table& table : tables_) index(table);
+}
+
+void AddedTokens::index(Table& table) {
+  for (std::size_t i = 0; i < table.entries.size(); ++i)
+    table.by_byte[static_cast<unsigned char>(table.entries[i].content[0])].push_back(static_cast<std::uint32_t>(i));
+  for (auto& bucket : table.by_byte)
+    std::stable_sort(bucket.begin(), bucket.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return table.entries[a].content.size() > table.entries[b].content.size();
+    });
+}
+
+bool AddedTokens::find(Phase phase, std::string_view text, std::size_t& search, std::size_t done, Match& match) const {
+  const Table& table = tables_[static_cast<std::size_t>(phase)];
+  if (table.entries.empty()) return false;
+  for (; search < text.size(); ++search) {
+    const auto& bucket = table.by_byte[static_cast<unsigned char>(text[search])];
+    const auto found = std::find_if(bucket.begin(), bucket.end(), [&](std::uint32_t i) {
+      return text.substr(search).starts_with(table.entries[i].content);
+    });
+    if (found == bucket.end()) continue;
+    const Entry& entry = table.entries[*found];
+    match = {.begin = search, .end = search + entry.content.size(), .id = entry.token.id};
+    search = match.end;
+    if (entry.token.single_word &&
+        (is_word(last_char(text.substr(0, match.begin))) || is_word(first_char(text.substr(match.end))))) {
+      --search;  // the loop goes on behind it
+      continue;
+    }
+    if (entry.token.lstrip) {
+      for (DecodedChar c = last_char(text.substr(0, match.begin)); match.begin > done && is_space(c);
+           c = last_char(text.substr(0, match.begin)))
+        match.begin -= static_cast<std::size_t>(c.length);
+      match.begin = std::max(match.begin, done);
+    }
+    if (entry.token.rstrip)
+      for (DecodedChar c = first_char(text.substr(match.end)); is_space(c); c = first_char(text.substr(match.end)))
+        match.end += static_cast<std::size_t>(c.length);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace megatron::text
