@@ -1,10 +1,15 @@
 #include "megatron/checkpoint/checkpoint.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/checkpoint/difference.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/reader.h"
+#include "megatron/checkpoint/reshard.h"
 #include "megatron/checkpoint/safetensors.h"
 #include "megatron/config/options.h"
 
@@ -38,15 +43,12 @@ Command parse(const Args& args, const std::string& usage) {
   return command;
 }
 
-/// Whether a tensor is a weight, not the optimizer's.
-bool is_parameter(const std::string& name) { return !name.starts_with("optimizer."); }
-
 json describe(const std::filesystem::path& folder, const checkpoint::Manifest& manifest) {
   std::uint64_t bytes = 0, parameters = 0;
   json tensors = json::array();
   for (const auto& [name, tensor] : manifest.tensors) {
     const std::uint64_t elements = checkpoint::shape_elements(tensor.shape, name);
-    if (is_parameter(name)) parameters += elements;
+    if (checkpoint::is_weight(name)) parameters += elements;
     tensors.push_back(
         {{"name", name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"slices", tensor.slices.size()}});
   }
@@ -90,13 +92,142 @@ int verify(const Args& args) {
   return problems.empty() ? kDone : kDifference;
 }
 
+struct ReshardFlags {
+  int files = 1;
+  std::string dtype;
+  bool weights_only = false;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("files", files, "Files that share the rows of each tensor, e.g. one a rank.");
+    v("dtype", dtype, "Of the weights: fp32, fp64, bf16 or fp16; empty: as they are.");
+    v("weights_only", weights_only, "Leave the optimizer's state out.");
+    v("json", json, "Print one JSON object.");
+  }
+};
+
+std::string stored_dtype(const std::string& name) {
+  for (const auto& [given, stored] :
+       {std::pair{"", ""}, {"fp32", "F32"}, {"fp64", "F64"}, {"bf16", "BF16"}, {"fp16", "F16"}})
+    if (name == given) return stored;
+  throw ConfigError(rule_got_fix("--dtype must be fp32, fp64, bf16 or fp16.", name));
+}
+
+int reshard(const Args& args) {
+  constexpr const char* kUsage =
+      "megatron checkpoint reshard FROM TO [--files N] [--dtype D] [--weights-only] [--json]";
+  ReshardFlags flags;
+  const auto words = config::parse_command_line(flags, args, kUsage);
+  if (words.size() != 2)
+    throw ConfigError(rule_got_fix("checkpoint reshard: two folders must be named.", concat(words.size()), kUsage));
+  if (flags.files < 1 || flags.files > 99999)
+    throw ConfigError(rule_got_fix("--files must be 1 to 99999.", concat(flags.files)));
+  const auto made = checkpoint::reshard(
+      words[0], words[1],
+      {.files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only});
+  const json about = describe(made, checkpoint::read_manifest(made));
+  if (flags.json)
+    std::printf("%s\n", about.dump().c_str());
+  else
+    std::printf("%s: %.1f MB in %s files\n", made.c_str(), about["bytes"].get<double>() / 1e6,
+                about["files"].dump().c_str());
+  return kDone;
+}
+
+struct DiffFlags {
+  double tolerance = 0;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("tolerance", tolerance, "Numbers may differ by as much.");
+    v("json", json, "Print one JSON object.");
+  }
+};
+
+int diff(const Args& args) {
+  constexpr const char* kUsage = "megatron checkpoint diff FIRST SECOND [--tolerance X] [--json]";
+  DiffFlags flags;
+  const auto words = config::parse_command_line(flags, args, kUsage);
+  if (words.size() != 2)
+    throw ConfigError(rule_got_fix("checkpoint diff: two folders must be named.", concat(words.size()), kUsage));
+  if (!(flags.tolerance >= 0))
+    throw ConfigError(rule_got_fix("--tolerance must be 0 or more.", concat(flags.tolerance)));
+  std::int64_t compared = 0;
+  const auto found = checkpoint::differences(words[0], words[1], flags.tolerance, &compared);
+  json list = json::array();
+  for (const auto& difference : found) {
+    json entry = {{"name", difference.name}};
+    if (!difference.what.empty())
+      entry["what"] = difference.what;
+    else
+      entry.update({{"elements", difference.elements},
+                    {"largest", difference.largest},
+                    {"largest_relative", difference.largest_relative},
+                    {"at", difference.at}});
+    list.push_back(std::move(entry));
+  }
+  if (flags.json) {
+    std::printf("%s\n", json({{"compared", compared}, {"equal", found.empty()}, {"different", list}}).dump().c_str());
+  } else {
+    for (const auto& difference : found)
+      std::printf("%s: %s\n", difference.name.c_str(),
+                  difference.what.empty()
+                      ? concat(difference.elements, " elements, by at most ", difference.largest, " (relative ",
+                               difference.largest_relative, "), at element ", difference.at)
+                            .c_str()
+                      : difference.what.c_str());
+    std::printf("%zu tensors differ, %s were compared\n", found.size(), std::to_string(compared).c_str());
+  }
+  return found.empty() ? kDone : kDifference;
+}
+
+struct PruneFlags {
+  std::int64_t keep_last = 0;
+  std::int64_t keep_every = 0;
+  bool dry_run = false;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("keep_last", keep_last, "The newest checkpoints that stay, 1 or more.");
+    v("keep_every", keep_every, "Those whose iteration this divides stay too; 0: none because of that.");
+    v("dry_run", dry_run, "Say what would be removed.");
+    v("json", json, "Print one JSON object.");
+  }
+};
+
+int prune(const Args& args) {
+  constexpr const char* kUsage = "megatron checkpoint prune DIR --keep-last K [--keep-every N] [--dry-run] [--json]";
+  PruneFlags flags;
+  const auto words = config::parse_command_line(flags, args, kUsage);
+  if (words.size() != 1)
+    throw ConfigError(rule_got_fix("checkpoint prune: one folder must be named.", concat(words.size()), kUsage));
+  if (flags.keep_last < 1 || flags.keep_every < 0)
+    throw ConfigError(rule_got_fix("--keep-last must be 1 or more, --keep-every 0 or more.",
+                                   concat(flags.keep_last, " and ", flags.keep_every), kUsage));
+  const auto folder = checkpoint::find_checkpoint(words[0]).parent_path();
+  const auto doomed = checkpoint::superfluous(folder, {.last = flags.keep_last, .every = flags.keep_every});
+  json names = json::array();
+  for (const auto& old : doomed) {
+    if (!flags.dry_run) checkpoint::remove_checkpoint(old);
+    names.push_back(old.filename().string());
+    if (!flags.json) std::printf("%s %s\n", flags.dry_run ? "would remove" : "removed", old.c_str());
+  }
+  if (flags.json)
+    std::printf("%s\n",
+                json({{"folder", folder.string()}, {"removed", names}, {"dry_run", flags.dry_run}}).dump().c_str());
+  return kDone;
+}
+
 }  // namespace
 
 int checkpoint(const Args& args) {
-  return dispatch(
-      "megatron checkpoint",
-      {{"info", "Says what a checkpoint holds.", info}, {"verify", "Compares every byte with its checksum.", verify}},
-      args);
+  return dispatch("megatron checkpoint",
+                  {{"info", "Says what a checkpoint holds.", info},
+                   {"verify", "Compares every byte with its checksum.", verify},
+                   {"reshard", "Writes a checkpoint anew, in other files or another dtype.", reshard},
+                   {"diff", "Says which tensors of two checkpoints differ, and by how much.", diff},
+                   {"prune", "Removes old checkpoints.", prune}},
+                  args);
 }
 
 }  // namespace megatron::app

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/safetensors.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -18,6 +17,13 @@ struct Holder {
 
 std::uint64_t bytes_of(const HeldSlice& slice) {
   return static_cast<std::uint64_t>(slice.box.elements()) * dtype_bytes(slice.dtype);
+}
+
+std::string stored_name(const HeldSlice& slice) {
+  if (slice.box.shape == slice.global_shape) return slice.name;
+  std::string name = slice.name + "@";
+  for (std::size_t d = 0; d < slice.box.offset.size(); ++d) name += concat(d == 0 ? "" : ",", slice.box.offset[d]);
+  return name;
 }
 
 }  // namespace
@@ -65,6 +71,19 @@ std::vector<std::vector<std::size_t>> plan_writes(const std::vector<std::vector<
   }
   for (std::vector<std::size_t>& indices : writes) std::sort(indices.begin(), indices.end());
   return writes;
+}
+
+std::vector<SafetensorsEntry> entries_of(const std::vector<HeldSlice>& slices, const std::vector<std::size_t>& writes) {
+  std::vector<SafetensorsEntry> entries;
+  for (const std::size_t index : writes)
+    entries.push_back(
+        {.name = stored_name(slices[index]), .dtype = slices[index].dtype, .shape = slices[index].box.shape});
+  return entries;
+}
+
+std::string data_file_name(int rank) {
+  const std::string digits = std::to_string(rank);
+  return "rank_" + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".safetensors";
 }
 
 std::string to_text(const Written& written) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/manifest.h"
+#include "megatron/checkpoint/safetensors.h"
 
 // Who writes what: decided by rank 0 from what every rank says it holds. No torch here.
 namespace megatron::checkpoint {
@@ -24,6 +25,12 @@ std::vector<HeldSlice> held_slices(const std::string& text);
 /// its holders that has the fewest bytes so far, the largest slices first. Throws std::logic_error where two ranks
 /// disagree on the dtype or shape of a tensor.
 std::vector<std::vector<std::size_t>> plan_writes(const std::vector<std::vector<HeldSlice>>& held);
+
+/// Those slices as its file names them: a tensor saved whole keeps its name, a part is "name@offset,offset".
+std::vector<SafetensorsEntry> entries_of(const std::vector<HeldSlice>& slices, const std::vector<std::size_t>& writes);
+
+/// "rank_00003.safetensors".
+std::string data_file_name(int rank);
 
 /// What a rank has written: its file (a size of 0: none), and where each of its planned slices begins in it.
 struct Written {

@@ -29,19 +29,6 @@ std::vector<HeldSlice> describe(const std::vector<ShardedTensor>& tensors) {
   return slices;
 }
 
-/// The name of a slice in its safetensors file: the tensor's, where the slice is all of it.
-std::string stored_name(const HeldSlice& slice) {
-  if (slice.box.shape == slice.global_shape) return slice.name;
-  std::string name = slice.name + "@";
-  for (std::size_t d = 0; d < slice.box.offset.size(); ++d) name += concat(d == 0 ? "" : ",", slice.box.offset[d]);
-  return name;
-}
-
-std::string file_name(int rank) {
-  const std::string digits = std::to_string(rank);
-  return "rank_" + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".safetensors";
-}
-
 }  // namespace
 
 Saver::Saver(fs::path folder, comm::Group world, Options options)
@@ -89,7 +76,7 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
     return attempt([&] {
       const fs::path temporary = temporary_folder(folder_, name);
       fs::create_directory(temporary);  // whoever comes first
-      return write_part(temporary / file_name(world_.rank()));
+      return write_part(temporary / data_file_name(world_.rank()));
     });
   });
   phase_ = Phase::Writing;
@@ -99,12 +86,8 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
 // In this rank's thread.
 std::string Saver::write_part(const fs::path& path) {
   if (writes_.empty()) return to_text(Written{});
-  std::vector<SafetensorsEntry> entries;
-  for (const std::size_t index : writes_)
-    entries.push_back(
-        {.name = stored_name(held_[index]), .dtype = held_[index].dtype, .shape = held_[index].box.shape});
   std::string text;
-  const SafetensorsHeader header = make_safetensors(std::move(entries), {{"format", "pt"}}, text);
+  const SafetensorsHeader header = make_safetensors(entries_of(held_, writes_), {{"format", "pt"}}, text);
   Written written;
   for (const SafetensorsEntry& entry : header.tensors) written.begins.push_back(entry.begin);
 

@@ -30,7 +30,7 @@ class Coordinator;
 class Saver {
  public:
   struct Options {
-    Keep keep;
+    Keep keep = {};
     bool asynchronous = false;  ///< false: begin() ends with finish()
     /// In finish() ranks meet this often while one of them still writes: well below the group's timeout.
     std::chrono::milliseconds beat = std::chrono::seconds(1);

@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/checkpoint/weights.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/plan/parameters.h"
@@ -27,8 +28,7 @@ constexpr const char* kArchitecture[] = {"model.num_layers",
                                          "model.vocab_size",
                                          "model.untie_embeddings_and_output_weights",
                                          "model.layernorm_epsilon",
-                                         "model.gelu",
-                                         "train.dtype"};
+                                         "model.gelu"};
 // Options that decide which samples come next: consumed samples of one order are not those of another.
 constexpr const char* kOrderOfSamples[] = {"train.seed", "data.split", "data.seq_length"};
 
@@ -70,6 +70,25 @@ void check_part(const plan::ResolvedRun& run, data::SplitPart part, const data::
   data::plan_gpt_index(spec.index, tokens);
 }
 
+/// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
+void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
+  if (takes_weights_alone(run.config)) {
+    checkpoint::compare_weights(*checkpoint::open_checkpoint(folder), run.shape, run.config.checkpoint.load_strict);
+    return;
+  }
+  std::string problems;
+  for (const fs::path& candidate : checkpoint::candidates(folder)) {
+    try {
+      checkpoint::check_structure(candidate);
+      check_checkpoint(candidate, run);
+      return;
+    } catch (const checkpoint::Damage& damage) {
+      problems += (problems.empty() ? "" : "\n") + std::string(damage.what());
+    }
+  }
+  throw ConfigError(problems);
+}
+
 }  // namespace
 
 std::int64_t samples_of_a_validation(const config::RunConfig& config) {
@@ -102,6 +121,10 @@ std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
   return named;  // an iter_ folder itself; or else an error of checkpoint::load that says what is missing
 }
 
+bool takes_weights_alone(const config::RunConfig& config) {
+  return config.checkpoint.finetune && !checkpoint::has_checkpoint(save_folder(config));
+}
+
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
@@ -131,7 +154,7 @@ void check_inputs(const plan::ResolvedRun& run) {
   check_part(run, data::SplitPart::Train, data);
   if (run.config.train.eval_interval > 0) check_part(run, data::SplitPart::Valid, data);
   check_tokens(data, run.shape.vocab);
-  if (const auto folder = checkpoint_to_load(run.config)) check_checkpoint(*folder, run);
+  if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
 }
 
 }  // namespace megatron::train

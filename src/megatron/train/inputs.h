@@ -23,9 +23,13 @@ std::filesystem::path save_folder(const config::RunConfig& config);
 /// name a run's folder or its checkpoints, is for a run that has none yet.
 std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
 
+/// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else (checkpoint.finetune, and
+/// no checkpoint of its own yet).
+bool takes_weights_alone(const config::RunConfig& config);
+
 /// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
-/// lists each difference in architecture and the weights that the model has no place for. Returns what differs and
-/// changes how the run goes on, one message each.
+/// lists each difference in architecture and the weights that the model has no place for, checkpoint::Damage where its
+/// manifest is damaged. Returns what differs and changes how the run goes on, one message each.
 std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know

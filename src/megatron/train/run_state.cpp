@@ -1,43 +1,99 @@
 #include "megatron/train/run_state.h"
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 
 namespace megatron::train {
 namespace {
 
-std::int64_t counter(const checkpoint::Metadata& metadata, const std::string& name,
-                     const std::filesystem::path& folder) {
+using checkpoint::ShardedTensor;
+
+/// The number `name` of a run's metadata, at least `least`.
+template <class T>
+T number(const checkpoint::Metadata& metadata, const std::string& name, T least, const std::filesystem::path& folder) {
   const auto found = metadata.find(name);
   const auto value = found == metadata.end() ? nlohmann::json() : nlohmann::json::parse(found->second, nullptr, false);
-  if (!value.is_number_integer() || value.get<std::int64_t>() < 0)
+  const bool valid = std::is_integral_v<T> ? value.is_number_integer() : value.is_number();
+  if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
     throw ConfigError(rule_got_fix(
         concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
         found == metadata.end() ? "nothing" : found->second));
-  return value.get<std::int64_t>();
+  return value.get<T>();
 }
 
-}  // namespace
+const plan::GptShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
 
-std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine) {
-  const auto& shape = engine.stages.front().options().shape;
-  const auto& store = engine.parameters;
-  std::vector<checkpoint::ShardedTensor> tensors;
+std::string state_prefix(const std::string& kind) { return "optimizer." + kind + "."; }
+
+void add_slice(const Engine& engine, const optim::StateSlice& slice, std::vector<ShardedTensor>& tensors) {
+  const auto& spec = engine.parameters.all().at(slice.parameter)->spec;
+  const std::string name = slice.kind.empty() ? spec.name : state_prefix(slice.kind) + spec.name;
+  for (ShardedTensor& tensor : checkpoint::model_range(name, spec, shape_of(engine), slice.flat.detach(), slice.begin))
+    tensors.push_back(std::move(tensor));
+}
+
+/// Whether the slice is the weight itself, apart from the parameter: those that update parameters in place have none.
+bool is_master(const Engine& engine, const optim::StateSlice& slice) {
+  return slice.kind.empty() && !slice.flat.is_alias_of(engine.parameters.all().at(slice.parameter)->value);
+}
+
+/// Whether the checkpoint has state of this kind at all.
+bool has_kind(const checkpoint::Manifest& manifest, const std::string& kind) {
+  const auto found = manifest.tensors.lower_bound(state_prefix(kind));
+  return found != manifest.tensors.end() && found->first.starts_with(state_prefix(kind));
+}
+
+/// What load_run() fills: the parameters whole, their masters, and state of kinds that are there.
+std::vector<ShardedTensor> tensors_to_load(const Engine& engine, const checkpoint::Manifest& manifest,
+                                           bool with_optimizer, std::set<std::string>& fresh) {
+  std::vector<ShardedTensor> tensors;
+  for (const auto& parameter : engine.parameters.all())
+    for (ShardedTensor& tensor :
+         checkpoint::model_tensor(parameter->spec.name, parameter->spec, shape_of(engine), parameter->value.detach()))
+      tensors.push_back(std::move(tensor));
   for (const optim::StateSlice& slice : engine.optimizer.state()) {
-    const auto& spec = store.all().at(slice.parameter)->spec;
-    const std::string name = slice.kind.empty() ? spec.name : "optimizer." + slice.kind + "." + spec.name;
-    const auto data = slice.flat.detach().view(spec.local_shape());
-    for (auto& tensor : checkpoint::model_tensor(name, spec, shape, data)) tensors.push_back(std::move(tensor));
+    if (is_master(engine, slice) || (!slice.kind.empty() && with_optimizer && has_kind(manifest, slice.kind)))
+      add_slice(engine, slice, tensors);
+    else if (!slice.kind.empty())
+      fresh.insert(slice.kind);
   }
   return tensors;
 }
 
-void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
-              const std::string& recipe, int keep_last) {
-  const checkpoint::Metadata metadata = {
+void add_scaler(const Engine& engine, checkpoint::Metadata& metadata) {
+  if (!engine.scaler) return;
+  const optim::LossScaler::State& state = engine.scaler->state();
+  metadata["loss_scale"] = nlohmann::json(state.scale).dump();
+  metadata["loss_scale_clean_steps"] = std::to_string(state.clean_steps);
+  metadata["loss_scale_hysteresis"] = std::to_string(state.hysteresis);
+}
+
+/// A checkpoint of another precision has none: then the scale begins anew.
+void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::path& folder, Engine& engine) {
+  if (!engine.scaler || !metadata.contains("loss_scale")) return;
+  const std::int64_t any = std::numeric_limits<std::int64_t>::min();
+  engine.scaler->set_state({.scale = number(metadata, "loss_scale", 0.0, folder),
+                            .clean_steps = number<std::int64_t>(metadata, "loss_scale_clean_steps", 0, folder),
+                            .hysteresis = number<std::int64_t>(metadata, "loss_scale_hysteresis", any, folder)});
+}
+
+}  // namespace
+
+std::vector<ShardedTensor> sharded_tensors(const Engine& engine) {
+  std::vector<ShardedTensor> tensors;
+  for (const optim::StateSlice& slice : engine.optimizer.state()) add_slice(engine, slice, tensors);
+  return tensors;
+}
+
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe) {
+  checkpoint::Metadata metadata = {
       {"consumed_samples", std::to_string(state.consumed_samples)},
       {"schedule_samples", std::to_string(state.schedule_samples)},
       {"skipped_iterations", std::to_string(state.skipped_iterations)},
@@ -45,18 +101,51 @@ void save_run(const std::filesystem::path& folder, const RunState& state, const 
       {"optimizer_steps", std::to_string(engine.optimizer.steps())},
       {"recipe", nlohmann::json(recipe).dump()},
   };
-  checkpoint::save(folder, state.iteration, sharded_tensors(engine), metadata, engine.context.world(), keep_last);
+  add_scaler(engine, metadata);
+  return metadata;
 }
 
-RunState load_run(const std::filesystem::path& folder, Engine& engine) {
-  const auto loaded = checkpoint::load(folder, sharded_tensors(engine));
-  const auto read = [&](const char* name) { return counter(loaded.metadata, name, folder); };
-  engine.optimizer.set_steps(read("optimizer_steps"));
+void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
+              const std::string& recipe, int keep_last) {
+  checkpoint::save(folder, state.iteration, sharded_tensors(engine), run_metadata(state, engine, recipe),
+                   engine.context.world(), keep_last);
+}
+
+RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
+                  std::vector<std::string>& messages) {
+  const auto found = checkpoint::find_checkpoint(folder);
+  std::set<std::string> fresh;
+  const auto loaded =
+      checkpoint::load(found, tensors_to_load(engine, checkpoint::read_manifest(found), with_optimizer, fresh));
+  const auto read = [&](const char* name) { return number<std::int64_t>(loaded.metadata, name, 0, folder); };
+  // Bias corrections belong to the moments: those that begin anew begin at step 0.
+  engine.optimizer.set_steps(fresh.empty() ? read("optimizer_steps") : 0);
+  for (const std::string& kind : fresh)
+    messages.push_back(concat("warning: the optimizer begins with a fresh ", kind,
+                              with_optimizer ? ", which the checkpoint does not have" : ""));
+  load_scaler(loaded.metadata, folder, engine);
   return {.iteration = loaded.iteration,
           .consumed_samples = read("consumed_samples"),
           .schedule_samples = read("schedule_samples"),
           .skipped_iterations = read("skipped_iterations"),
           .validated_iteration = read("validated_iteration")};
+}
+
+RunState load_run(const std::filesystem::path& folder, Engine& engine) {
+  std::vector<std::string> messages;
+  return load_run(folder, engine, true, messages);
+}
+
+checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,
+                                      const plan::GptShape& shape, bool strict) {
+  auto report = checkpoint::load_weights(source, engine.parameters, shape, strict);
+  std::vector<ShardedTensor> masters;
+  for (const optim::StateSlice& slice : engine.optimizer.state())
+    if (is_master(engine, slice) && source.shape(engine.parameters.all().at(slice.parameter)->spec.name) != nullptr)
+      add_slice(engine, slice, masters);
+  for (const ShardedTensor& tensor : masters)
+    source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
+  return report;
 }
 
 }  // namespace megatron::train

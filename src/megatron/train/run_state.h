@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/weights.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::train {
@@ -18,17 +19,28 @@ struct RunState {
   std::int64_t validated_iteration = 0;  ///< after which the last validation was done; 0: none yet
 };
 
-/// This rank's slices of weights and optimizer state, named and shaped as in the whole model. The rows that pad the
-/// vocabulary are left out: they take no part in the model, and their number depends on the layout.
+/// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in
+/// the whole model. The rows that pad the vocabulary are left out: they take no part in the model, and their number
+/// depends on the layout. The tensors change in the optimizer's step alone.
 std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 
-/// Saves everything that going on needs under `folder`. Collective over the world. `recipe`: the resolved
-/// configuration as TOML, kept in the metadata.
+/// The counters and the recipe that a checkpoint keeps beside its tensors. `recipe`: the resolved configuration as
+/// TOML.
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
+
+/// Saves everything that going on needs under `folder`, and returns when it is done. Collective over the world.
 void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
               const std::string& recipe, int keep_last);
 
-/// Fills `engine` from the checkpoint of any layout in `folder`. Every rank calls it. Throws ConfigError where
-/// something is missing or of another shape.
+/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. State of a kind that the
+/// checkpoint does not have stays fresh, as does all where `with_optimizer` is false; a message says so. Not
+/// collective. Throws checkpoint::Damage where the checkpoint is damaged, other ConfigErrors where it does not fit.
+RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
+                  std::vector<std::string>& messages);
 RunState load_run(const std::filesystem::path& folder, Engine& engine);
+
+/// Fills the engine's parameters and their masters with the weights of `source`, as checkpoint::load_weights().
+checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,
+                                      const plan::GptShape& shape, bool strict);
 
 }  // namespace megatron::train

@@ -1,4 +1,7 @@
 #pragma once
+#include <functional>
+#include <utility>
+
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
@@ -59,6 +62,9 @@ class TrainStep {
   StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
                         bool stop = false);
 
+  /// From now on called before each update: the last moment at which weights and state are those of the step before.
+  void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
+
  private:
   struct Totals;
   Totals totals_over_world(double loss_sum, double count, bool stop) const;
@@ -66,6 +72,7 @@ class TrainStep {
 
   Parts parts_;
   StepOptions options_;
+  std::function<void()> before_update_ = [] {};
 };
 
 struct Evaluation {

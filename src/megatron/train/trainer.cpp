@@ -9,6 +9,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
+#include "megatron/checkpoint/saver.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/batch_plan.h"
@@ -17,6 +18,7 @@
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume.h"
 #include "megatron/train/run_log.h"
 #include "megatron/train/run_state.h"
 
@@ -25,12 +27,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// How often ranks that wait for another one's work meet: well before they would give it up.
+std::chrono::milliseconds beat_of(const config::RunConfig& config) {
+  return std::chrono::milliseconds(
+      static_cast<std::int64_t>(std::clamp(config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0)));
+}
+
+checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
+  return {.keep = {.last = config.checkpoint.keep_last, .every = config.checkpoint.keep_every},
+          .asynchronous = config.checkpoint.async_save,
+          .beat = beat_of(config)};
+}
+
 // Opened by every rank once the first has built the index.
 DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::ResolvedRun& run, std::int64_t eod,
                             const comm::Group& world, at::Device device) {
-  const double beat_ms = std::clamp(run.config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0);
   comm::run_on_first_rank(
-      world, [&] { data::GptDataset::build(spec); }, std::chrono::milliseconds(static_cast<std::int64_t>(beat_ms)));
+      world, [&] { data::GptDataset::build(spec); }, beat_of(run.config));
   return {spec, run.config.data, eod, run.shape.vocab, loss_type(run.config), device};
 }
 
@@ -53,14 +66,14 @@ class Run {
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
-        loaded_from_(checkpoint_to_load(config_)),
-        warnings_(loaded_from_ ? check_checkpoint(*loaded_from_, run) : std::vector<std::string>()),
         train_data_(open_dataset(dataset_spec(run, data::SplitPart::Train), run, eod, world, device)),
-        engine_(run, world, device) {
+        engine_(run, world, device),
+        saver_(save_folder(config_), world, saver_options(config_)) {
     if (config_.train.eval_interval > 0)
       valid_data_.emplace(open_dataset(dataset_spec(run, data::SplitPart::Valid), run, eod, world, device));
-    if (loaded_from_) state_ = load_run(*loaded_from_, engine_);
-    engine_.shared.check_copies();
+    start_ = start_run(run, engine_);
+    state_ = start_.state;
+    engine_.step.before_update([this] { saver_.before_change(); });
     world.barrier();  // nobody writes before everybody has read
     if (world.rank() == 0) open_folder();
   }
@@ -77,6 +90,7 @@ class Run {
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
     }
+    saver_.finish();
     write_trace();
     return is_done() && !validation_is_due() ? Outcome::Done : Outcome::Interrupted;
   }
@@ -92,9 +106,7 @@ class Run {
   }
 
   // Collective over the world.
-  void save() {
-    save_run(save_folder(config_), state_, engine_, recipe_, static_cast<int>(config_.checkpoint.keep_last));
-  }
+  void save() { saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_)); }
 
   // The timeline of the last step. Collective over the pipeline of the ranks that measured it.
   void write_trace() {
@@ -110,9 +122,9 @@ class Run {
     if (!run_.schedule_file) return;
     const fs::path copy = schedule_copy(config_);
     const std::string text = schedule::to_text(*run_.schedule_file);
-    if (loaded_from_ && fs::exists(copy) && read_file(copy) != text)
-      warnings_.push_back("warning: parallel.pp_schedule is no longer the schedule that " + copy.string() +
-                          " had: the run goes on with the new one");
+    if (start_.from && fs::exists(copy) && read_file(copy) != text)
+      start_.messages.push_back("warning: parallel.pp_schedule is no longer the schedule that " + copy.string() +
+                                " had: the run goes on with the new one");
     write_file(copy, text);
   }
 
@@ -125,9 +137,11 @@ class Run {
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
                          grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
                          grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
-    for (const std::string& warning : warnings_) log_->message(" > " + warning);
-    if (loaded_from_)
-      log_->message(concat(" > resumed from ", loaded_from_->string(), " at iteration ", state_.iteration, ", ",
+    for (const std::string& message : start_.messages) log_->message(" > " + message);
+    if (start_.weights_only)
+      log_->message(concat(" > begins with the weights of ", start_.from->string()));
+    else if (start_.from)
+      log_->message(concat(" > resumed from ", start_.from->string(), " at iteration ", state_.iteration, ", ",
                            state_.skipped_iterations, " of them skipped"));
   }
 
@@ -147,6 +161,7 @@ class Run {
     const StepResult result = engine_.step(
         static_cast<int>(samples.size()), [&](std::size_t m) { return train_data_.get(samples[m]); }, learning_rate,
         stop_requested_());
+    saver_.poll();
     ++state_.iteration;
     state_.consumed_samples += global_batch;
     if (result.skipped)
@@ -159,6 +174,7 @@ class Run {
                                .global_batch = global_batch,
                                .learning_rate = learning_rate,
                                .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
+    if (result.skipped && config_.train.exit_on_nan) saver_.finish();
     if (result.skipped && config_.train.exit_on_nan)
       throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
                                       result.grad_norm, " must be finite (train.exit_on_nan)."));
@@ -181,11 +197,11 @@ class Run {
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
   const std::string recipe_ = recipe_of(run_);
-  const std::optional<fs::path> loaded_from_;
-  std::vector<std::string> warnings_;
   DatasetBatches train_data_;
   std::optional<DatasetBatches> valid_data_;
   Engine engine_;
+  checkpoint::Saver saver_;
+  Start start_;
   RunState state_;
   std::optional<RunLog> log_;  // of the first rank
 };

@@ -1,0 +1,28 @@
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/plan/rules.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/run_state.h"
+
+namespace megatron::train {
+
+/// Where a run begins.
+struct Start {
+  RunState state = {};
+  std::optional<std::filesystem::path> from =
+      {};                                  ///< the checkpoint, or the folder of the weights; nothing: new weights
+  bool weights_only = false;               ///< a run of its own, from the weights of another
+  std::vector<std::string> messages = {};  ///< what the user should know, the same on every rank
+};
+
+/// Fills the engine from the run's own checkpoints or, where it has none, from checkpoint.load, if that is set. Where
+/// the newest checkpoint is damaged on any rank, from the newest whole one before it; a message says so, and rank 0's
+/// stderr at once. Collective over the engine's world. Throws ConfigError where none is whole (a run never begins anew
+/// because of damage) and where a whole one does not fit the run.
+Start start_run(const plan::ResolvedRun& run, Engine& engine);
+
+}  // namespace megatron::train
