@@ -17,6 +17,7 @@
 #include "megatron/generate/stream.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/model/decode.h"
+#include "megatron/model/options.h"
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
 
@@ -164,10 +165,8 @@ void run_rank(const Request& request, const comm::Group& tp, at::Device device) 
                                             config.train.dtype == "fp64" ? at::kDouble : at::kFloat, device, 0,
                                             parallel::ParameterStore::Gradients::None);
   generate::load_weights(request.flags.load, parameters, request.run.shape);
-  model::GptOptions options;
-  options.shape = request.run.shape;
-  options.gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh;
-  options.layernorm_epsilon = config.model.layernorm_epsilon;
+  model::GptOptions options = model::gpt_options(config, request.run.shape);
+  options.sequence_parallel = false;
   const model::CachedGpt model(options, parameters, tp);
 
   const bool stream = request.prompts.size() == 1 && !request.flags.json && tp.rank() == 0;

@@ -47,15 +47,28 @@ TEST(Toml, SetsOptionsAndLeavesTheOthers) {
   EXPECT_EQ(run.model.hidden_size, ModelConfig().hidden_size);
 }
 
+TEST(Toml, ReadsTheOptionsOfEarlierRecipes) {
+  const auto activation = [](const std::string& text) {
+    RunConfig run;
+    read_toml(fields_of(run), text, "recipe.toml");
+    return run.model.activation;
+  };
+  EXPECT_EQ(activation("[model]\ngelu = \"tanh\"\n"), "gelu_tanh");
+  EXPECT_EQ(activation("model.gelu = \"erf\"\n"), "gelu");
+  EXPECT_THROW(activation("model.gelu = \"silu\"\n"), ConfigError);
+  EXPECT_THROW(activation("model.gelu = 3\n"), ConfigError);
+  EXPECT_THROW(activation("[model]\ngelu = \"tanh\"\nactivation = \"relu\"\n"), ConfigError);
+}
+
 TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
   const std::string error = error_of(
-      "[model]\nnum_layer = 3\nhidden_size = 2.5\ngelu = true\n\n[paralel]\ntp = 2\n[parallel]\ntp = 3000000000\n"
+      "[model]\nnum_layer = 3\nhidden_size = 2.5\nactivation = true\n\n[paralel]\ntp = 2\n[parallel]\ntp = 3000000000\n"
       "[data]\ndata_path = [1]\n[train]\nseed = -1\ndtype = []\n");
   EXPECT_THAT(error,
               HasSubstr("recipe.toml:2: a recipe's key must be a known option.\n  got:  model.num_layer\n  fix:  "
                         "model.num_layers"));
   EXPECT_THAT(error, HasSubstr("recipe.toml:3: model.hidden_size takes an integer.\n  got:  2.5"));
-  EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.gelu takes a text."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.activation takes a text."));
   EXPECT_THAT(error,
               HasSubstr("recipe.toml:6: a recipe's key must be a known option.\n  got:  paralel\n  fix:  parallel"));
   EXPECT_THAT(error, HasSubstr("recipe.toml:9: parallel.tp takes an integer."));
@@ -93,7 +106,7 @@ TEST(Toml, SurvivesTheDeepestTextItAccepts) {
 
 TEST(Toml, ReadsBackExactlyWhatItWrote) {
   RunConfig run;
-  run.model.gelu = "quote \" backslash \\ newline \n tab \t bell \a del \x7f and \xc3\xa9\xf0\x9f\x98\x80";
+  run.model.activation = "quote \" backslash \\ newline \n tab \t bell \a del \x7f and \xc3\xa9\xf0\x9f\x98\x80";
   run.data.data_path = {"", "b,c", "[x]"};
   run.schedule.rampup_batch_size = {std::numeric_limits<std::int64_t>::min(), 0,
                                     std::numeric_limits<std::int64_t>::max()};
@@ -103,7 +116,7 @@ TEST(Toml, ReadsBackExactlyWhatItWrote) {
   run.schedule.min_lr = std::numeric_limits<double>::denorm_min();
   const RunConfig again = read(save_toml(run));
   EXPECT_EQ(save_toml(again), save_toml(run));
-  EXPECT_EQ(again.model.gelu, run.model.gelu);
+  EXPECT_EQ(again.model.activation, run.model.activation);
   EXPECT_EQ(again.data.data_path, run.data.data_path);
   EXPECT_EQ(again.schedule.rampup_batch_size, run.schedule.rampup_batch_size);
   EXPECT_EQ(again.train.seed, run.train.seed);

@@ -22,8 +22,9 @@ class WrongInput(unittest.TestCase):
     def test_all_broken_rules_are_reported_before_anything_is_written(self):
         place = RunFolder()
         self.addCleanup(place.close)
-        message = place.train("run", "--hidden-size", 65, "--world-size", 4, "--tp", 3, "--model.gelu", "relu", code=2)
-        for word in ["hidden_size", "tp", "gelu"]:
+        wrong = ["--hidden-size", 65, "--world-size", 4, "--tp", 3, "--model.activation", "relu2"]
+        message = place.train("run", *wrong, code=2)
+        for word in ["hidden_size", "tp", "activation"]:
             self.assertIn(word, message)
         self.assertFalse((place.path / "run").exists())
 

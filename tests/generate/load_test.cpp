@@ -71,11 +71,11 @@ TEST_F(Load, FillsEveryLayoutWhateverItsPadding) {
 TEST_F(Load, ReadsTheRecipeThatTheCheckpointKeeps) {
   config::RunConfig config;
   config.model.hidden_size = 48;
-  config.model.gelu = "erf";
+  config.model.activation = "gelu";
   save(random_weights(shape_of(12), 3), {{"recipe", nlohmann::json(config::save_toml(config)).dump()}});
   for (const fs::path& folder : {folder_, folder_ / "checkpoints", folder_ / "checkpoints/iter_0000007"}) {
     EXPECT_EQ(checkpoint::saved_recipe(folder).model.hidden_size, 48);
-    EXPECT_EQ(checkpoint::saved_recipe(folder).model.gelu, "erf");
+    EXPECT_EQ(checkpoint::saved_recipe(folder).model.activation, "gelu");
   }
 }
 

@@ -68,8 +68,17 @@ const Mode kModes[] = {{.name = "none"},
                        {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
                        {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
-config::RunConfig config_of(const Mode& mode, int t, bool sp) {
+/// A GPT-2 or a Llama, whose two ranks share one key and value head; in float32 or bf16.
+struct Kind {
+  const char* name;
+  bool llama;
+  at::ScalarType dtype;
+};
+const Kind kKinds[] = {{"gpt", false, at::kFloat}, {"llama", true, at::kFloat}, {"llama in bf16", true, at::kBFloat16}};
+
+config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) {
   config::RunConfig config;
+  config.train.dtype = kind.dtype == at::kFloat ? "fp32" : "bf16";
   config.parallel.tp = t;
   config.parallel.sp = sp;
   config.data.seq_length = 32;
@@ -83,7 +92,7 @@ config::RunConfig config_of(const Mode& mode, int t, bool sp) {
   return config;
 }
 
-GptOptions options_of(const Mode& mode, bool sp) {
+GptOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
   GptOptions options;
   options.shape = {.num_layers = 3,
                    .hidden = 64,
@@ -92,6 +101,13 @@ GptOptions options_of(const Mode& mode, bool sp) {
                    .vocab = 10,
                    .padded_vocab = 12,
                    .max_positions = 32};
+  if (kind.llama) {
+    options.shape.num_groups = 1;
+    options.shape.rms_norm = options.shape.gated = true;
+    options.shape.linear_bias = options.shape.learned_positions = false;
+    options.activation = kernels::Activation::Silu;
+    options.rope.rotary_dim = 16;
+  }
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sp;
   const auto named = [&](const std::string& module) {
@@ -114,11 +130,11 @@ struct Kept {
 };
 
 /// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
-Kept measure(const Mode& mode, int t, bool sp, const plan::StagePart& part) {
-  const auto options = options_of(mode, sp);
+Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StagePart& part) {
+  const auto options = options_of(kind, mode, sp);
   Kept kept;
   comm::run_ranks(t, [&](comm::Group tp) {
-    const auto store = make_store(options.shape, t, tp.rank(), {}, at::kFloat, 1, at::kCPU, {part});
+    const auto store = make_store(options.shape, t, tp.rank(), {}, kind.dtype, 1, at::kCPU, {part});
     const Gpt gpt(options, part, store, tp);
     const auto batch = random_batch(10, 2, 32, at::kFloat);
     store.gradient_queue().defer(true);
@@ -128,14 +144,14 @@ Kept measure(const Mode& mode, int t, bool sp, const plan::StagePart& part) {
     at::Tensor gradient;
     parallel::GraphRoot root;
     {
-      parallel::GraphLeaf leaf(at::ones({sp ? 32 / t : 32, 2, 64}));
+      parallel::GraphLeaf leaf(at::ones({sp ? 32 / t : 32, 2, 64}, kind.dtype));
       const auto y = gpt.forward(leaf.take(), batch, true);
       root = parallel::GraphRoot(y);
     }
     tp.barrier();
     const auto forward = counter().live() - before;
     tp.barrier();
-    root.backward(at::ones({sp ? 32 / t : 32, 2, 64}));
+    root.backward(at::ones({sp ? 32 / t : 32, 2, 64}, kind.dtype));
     tp.barrier();
     const auto weights = counter().live() - before;
     tp.barrier();
@@ -156,20 +172,26 @@ class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
 INSTANTIATE_TEST_SUITE_P(TpAndSp, ActivationBytes,
                          ::testing::Values(std::pair{1, false}, std::pair{2, false}, std::pair{2, true}));
 
+void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
+  const auto config = config_of(kind, mode, t, sp);
+  const auto shape = options_of(kind, mode, sp).shape;
+  const plan::StagePart part{.first_layer = 0, .num_layers = 3, .embedding = false, .output = false};
+  const auto kept = measure(kind, mode, t, sp, part);
+  const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part));
+  EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
+      << kept.for_backward << " bytes for " << planned;
+  const auto weights = plan::stage_costs(config, shape, {part}).weight_bytes[0];
+  EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
+      << "weights: " << kept.for_weights << " bytes for " << weights;
+}
+
 TEST_P(ActivationBytes, AreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
-  for (const Mode& mode : kModes) {
-    const auto config = config_of(mode, t, sp);
-    const auto shape = options_of(mode, sp).shape;
-    const plan::StagePart part{.first_layer = 0, .num_layers = 3, .embedding = false, .output = false};
-    const auto kept = measure(mode, t, sp, part);
-    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part));
-    EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
-        << mode.name << ": " << kept.for_backward << " bytes for " << planned;
-    const auto weights = plan::stage_costs(config, shape, {part}).weight_bytes[0];
-    EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
-        << mode.name << ", weights: " << kept.for_weights << " bytes for " << weights;
-  }
+  for (const Kind& kind : kKinds)
+    for (const Mode& mode : kModes) {
+      SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
+      expect_planned(kind, mode, t, sp);
+    }
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ using megatron::testing::random_weights;
 using megatron::testing::slice_of;
 using megatron::testing::small;
 using megatron::testing::Tensors;
+using megatron::testing::variants;
+using megatron::testing::whole_gradient;
 
 /// Sample 1 holds two documents: the second begins at `start`, with positions and attention of its own.
 void pack_documents(Batch& batch, std::int64_t start) {
@@ -43,7 +45,8 @@ void expect_matches_dense(const GptOptions& options, const Batch& batch, int t) 
     got.sum.backward();
     for (const auto& p : store.all()) {
       const auto expected = weights.at(p->spec.name).grad();
-      EXPECT_NEAR_TENSOR(p->grad, slice_of(expected, p->spec), 1e-11) << p->spec.name << " on rank " << tp.rank();
+      EXPECT_NEAR_TENSOR(whole_gradient(*p, tp), slice_of(expected, p->spec), 1e-11)
+          << p->spec.name << " on rank " << tp.rank();
       EXPECT_EQ(p->contributions(), p->spec.gradient_uses) << p->spec.name;
     }
   });
@@ -67,14 +70,24 @@ TEST_P(Tp, MatchesTheDenseModelWithDropoutPackedDocumentsAndLabelSmoothing) {
 TEST_P(Tp, MatchesTheDenseModelWithAnOutputLayerOfItsOwnExactGeluAndNothingRecomputed) {
   auto options = small();
   options.shape.tied_output = false;
-  options.gelu = kernels::Activation::GeluErf;
+  options.activation = kernels::Activation::GeluErf;
   options.recompute.gelu = false;
   options.loss_chunk_tokens = 0;
   expect_matches_dense(options, random_batch(10), GetParam());
 }
 
-TEST(Gpt, SameSeedGivesTheSameLossAndGradientsInEveryLayout) {
-  auto options = small();
+TEST_P(Tp, OtherKindsOfLayersMatchTheDenseModel) {
+  for (auto& [name, options] : variants()) {
+    SCOPED_TRACE(name);
+    auto batch = random_batch(10);
+    expect_matches_dense(options, batch, GetParam());
+    options.hidden_dropout = options.attention_dropout = 0.2;
+    pack_documents(batch, 3);
+    expect_matches_dense(options, batch, GetParam());
+  }
+}
+
+void expect_the_same_in_every_layout(GptOptions options) {
   options.hidden_dropout = options.attention_dropout = 0.1;
   const auto batch = random_batch(10);
   Tensors gradients;
@@ -88,9 +101,18 @@ TEST(Gpt, SameSeedGivesTheSameLossAndGradientsInEveryLayout) {
       EXPECT_NEAR(got.sum.item<double>(), loss, 1e-12 * std::abs(loss)) << "tp " << t;
       for (const auto& p : store.all()) {
         if (t == 1) gradients[p->spec.name] = p->grad.clone();
-        EXPECT_NEAR_TENSOR(p->grad, slice_of(gradients.at(p->spec.name), p->spec), 1e-12) << p->spec.name;
+        EXPECT_NEAR_TENSOR(whole_gradient(*p, tp), slice_of(gradients.at(p->spec.name), p->spec), 1e-12)
+            << p->spec.name;
       }
     });
+}
+
+TEST(Gpt, SameSeedGivesTheSameLossAndGradientsInEveryLayout) {
+  expect_the_same_in_every_layout(small());
+  for (const auto& [name, options] : variants()) {
+    SCOPED_TRACE(name);
+    expect_the_same_in_every_layout(options);
+  }
 }
 
 TEST(Gpt, DropoutIsThatOfTheSampleWhereverItIsInTheBatch) {
@@ -185,6 +207,21 @@ TEST(Gpt, RefusesPositionsPastTheLearnedOnes) {
   } catch (const ConfigError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr("position id 8 at position 8 of sample 0"));
   }
+}
+
+TEST(Gpt, RefusesPositionsPastTheRotaryOnes) {
+  const auto options = variants()[0].second;
+  const auto store = make_store(options.shape, 1, 0);
+  const Gpt gpt(options, store, {});
+  EXPECT_THROW(gpt.loss(random_batch(10, 1, 9), true), ConfigError);
+  auto batch = random_batch(10, 1, 4);
+  for (const std::int64_t outside : {-1, 8}) {
+    batch.position_ids_bs = at::arange(4, at::kLong).unsqueeze(0).clone();
+    batch.position_ids_bs[0][2].fill_(outside);
+    EXPECT_THROW(gpt.loss(batch, true), ConfigError) << outside;
+  }
+  batch.position_ids_bs[0][2].fill_(7);
+  EXPECT_NO_THROW(gpt.loss(batch, true));
 }
 
 }  // namespace

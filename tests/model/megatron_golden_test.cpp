@@ -37,7 +37,8 @@ Golden load(const std::filesystem::path& folder) {
                           .padded_vocab = spec["vocab_size"],
                           .max_positions = spec["max_sequence_length"],
                           .tied_output = spec["model"]["share_embeddings_and_output_weights"]};
-  golden.options.gelu = config["bias_activation_fusion"] ? kernels::Activation::GeluTanh : kernels::Activation::GeluErf;
+  golden.options.activation =
+      config["bias_activation_fusion"] ? kernels::Activation::GeluTanh : kernels::Activation::GeluErf;
   golden.options.layernorm_epsilon = config["layernorm_epsilon"];
   const auto data = read_safetensors(folder / "batch.safetensors");
   golden.batch = {.tokens_bs = data.at("tokens"),

@@ -14,6 +14,7 @@ using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::small;
 using megatron::testing::StagedGpt;
+using megatron::testing::variants;
 using Layers = Recompute::Layers;
 
 std::vector<Recompute> all_modes() {
@@ -39,8 +40,7 @@ at::Tensor gradients(const GptOptions& options, const comm::Group& tp, at::Scala
   return at::cat({gpt.stores[0].gradients(), gpt.stores[1].gradients()});
 }
 
-void expect_equal_bits(int t, at::ScalarType dtype, bool sequence_parallel) {
-  auto options = small(4);
+void expect_equal_bits(GptOptions options, int t, at::ScalarType dtype, bool sequence_parallel) {
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sequence_parallel;
   const auto weights = random_weights(options.shape, 9);
@@ -60,10 +60,21 @@ void expect_equal_bits(int t, at::ScalarType dtype, bool sequence_parallel) {
 class Recomputation : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Tp, Recomputation, ::testing::Values(1, 2));
 
-TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInDoubles) { expect_equal_bits(GetParam(), at::kDouble, false); }
-TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInFloats) { expect_equal_bits(GetParam(), at::kFloat, false); }
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInDoubles) {
+  expect_equal_bits(small(4), GetParam(), at::kDouble, false);
+}
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsInFloats) {
+  expect_equal_bits(small(4), GetParam(), at::kFloat, false);
+}
 TEST_P(Recomputation, LeavesEveryBitOfTheGradientsWithSequenceParallelism) {
-  expect_equal_bits(GetParam(), at::kFloat, true);
+  expect_equal_bits(small(4), GetParam(), at::kFloat, true);
+}
+TEST_P(Recomputation, LeavesEveryBitOfTheGradientsOfOtherKindsOfLayers) {
+  for (const auto& [name, options] : variants(4))
+    for (const bool sequence_parallel : {false, true}) {
+      SCOPED_TRACE(name);
+      expect_equal_bits(options, GetParam(), at::kFloat, sequence_parallel);
+    }
 }
 
 TEST(Recomputed, ComputesAgainInBackwardAloneAndKeepsNothingButItsInput) {

@@ -54,7 +54,8 @@ void expect_dense(const GptOptions& options, int t, bool defer = false) {
     for (const auto& p : store.all()) {
       if (p->spec.sequence_partial) tp.all_reduce(p->grad);
       const auto expected = weights.at(p->spec.name).grad();
-      EXPECT_NEAR_TENSOR(p->grad, slice_of(expected, p->spec), 1e-11) << p->spec.name << " on rank " << tp.rank();
+      EXPECT_NEAR_TENSOR(megatron::testing::whole_gradient(*p, tp), slice_of(expected, p->spec), 1e-11)
+          << p->spec.name << " on rank " << tp.rank();
       EXPECT_EQ(p->contributions(), p->spec.gradient_uses) << p->spec.name;
     }
   });
@@ -68,6 +69,15 @@ TEST_P(SequenceParallelGpt, LossAndEveryGradientMatchTheDenseModel) {
   auto untied = split_options();
   untied.shape.tied_output = false;
   expect_dense(untied, GetParam());
+}
+
+TEST_P(SequenceParallelGpt, OtherKindsOfLayersMatchTheDenseModel) {
+  for (auto& [name, options] : megatron::testing::variants()) {
+    SCOPED_TRACE(name);
+    options.hidden_dropout = options.attention_dropout = 0.1;
+    options.sequence_parallel = true;
+    for (const bool defer : {false, true}) expect_dense(options, GetParam(), defer);
+  }
 }
 
 TEST_P(SequenceParallelGpt, WeightGradientsThatArePutOffAreTheSame) { expect_dense(split_options(), GetParam(), true); }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,49 @@ inline model::GptOptions small(std::int64_t num_layers = 2) {
   options.loss_chunk_tokens = 5;
   options.seed = 77;
   return options;
+}
+
+/// Models of other kinds of layers: between them every option of GptShape and of rotary positions.
+inline std::vector<std::pair<std::string, model::GptOptions>> variants(std::int64_t num_layers = 2) {
+  using kernels::Activation;
+  auto llama = small(num_layers);  // four ranks have more than its key and value heads
+  llama.shape.num_groups = 2;
+  llama.shape.rms_norm = llama.shape.gated = true;
+  llama.shape.linear_bias = llama.shape.learned_positions = llama.shape.tied_output = false;
+  llama.activation = Activation::Silu;
+  llama.rope = {.rotary_dim = 4,
+                .base = 100,
+                .scaling = {.factor = 4, .low_freq_factor = 1, .high_freq_factor = 3, .original_positions = 12}};
+  auto one_key = small(num_layers);  // two and more ranks share its one key and value head
+  one_key.shape.num_groups = 1;
+  one_key.shape.gated = one_key.shape.qkv_bias = true;
+  one_key.shape.linear_bias = one_key.shape.learned_positions = false;
+  one_key.activation = Activation::GeluErf;
+  one_key.rope = {.rotary_dim = 2, .base = 50, .interleaved = true};
+  auto wide_heads = small(num_layers);
+  wide_heads.shape.head_size = 6;
+  wide_heads.shape.rms_norm = true;
+  wide_heads.shape.learned_positions = false;
+  wide_heads.activation = Activation::SquaredRelu;
+  auto gated_bias = small(num_layers);
+  gated_bias.shape.gated = true;
+  gated_bias.shape.num_groups = 2;
+  gated_bias.activation = Activation::Relu;
+  return {{"llama", llama}, {"one_key", one_key}, {"wide_heads", wide_heads}, {"gated_bias", gated_bias}};
+}
+
+/// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces added. Collective over tp.
+inline at::Tensor whole_gradient(const parallel::Parameter& parameter, const comm::Group& tp) {
+  auto whole = parameter.grad.clone();
+  std::int64_t begin = 0;
+  for (const auto& piece : parameter.spec.pieces) {
+    const auto part = whole.narrow(parameter.spec.split_dim, begin, piece.length);
+    begin += piece.length;
+    if (piece.copies == 1) continue;
+    const auto all = tp.all_gather(part.contiguous().unsqueeze(0), 0);
+    part.copy_(all.narrow(0, tp.rank() - piece.copy, piece.copies).sum(0));
+  }
+  return whole;
 }
 
 inline model::Batch random_batch(std::int64_t vocab, std::int64_t b = 2, std::int64_t s = 7,

@@ -11,6 +11,7 @@ using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::small;
 using megatron::testing::StagedGpt;
+using megatron::testing::variants;
 using plan::StagePart;
 
 GptOptions with_dropout(std::int64_t num_layers) {
@@ -75,6 +76,14 @@ TEST_P(Stages, WithSequenceParallelismGiveTheBitsOfTheWholeModelHoweverItIsSplit
   auto options = with_dropout(3);
   options.sequence_parallel = true;
   expect_bits_of_the_whole(options, GetParam(), at::kDouble, 1e-14);
+}
+
+TEST_P(Stages, OfOtherKindsOfLayersGiveTheBitsOfTheWholeModelHoweverItIsSplit) {
+  for (auto& [name, options] : variants(3)) {
+    SCOPED_TRACE(name);
+    options.hidden_dropout = options.attention_dropout = 0.1;
+    expect_bits_of_the_whole(options, GetParam(), at::kFloat, 1e-6);
+  }
 }
 
 TEST(Stage, LetsGoOfItsOutputAndOfItsGraphOnceItHasGoneBackward) {

@@ -15,6 +15,9 @@ struct Layout {
   std::string stages = {};   ///< parallel.pp_layout
   int microbatch_group = 0;  ///< parallel.microbatch_group_size
   bool untied = false;       ///< an output layer of its own
+  /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
+  /// layers.
+  int llama = 0;
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -33,6 +36,7 @@ inline std::string name_of(const Layout& layout) {
   if (!layout.stages.empty()) name += "_stages_" + layout.stages;
   if (layout.microbatch_group > 0) name += "_group" + std::to_string(layout.microbatch_group);
   if (layout.untied) name += "_untied";
+  if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
     if (c == '-' || c == '|') c = '_';
@@ -85,6 +89,21 @@ inline std::vector<Layout> layouts() {
   all.push_back({.pp = 2, .vpp = 2, .schedule = "interleaved", .microbatch_group = 4});
   all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .untied = true});
   all.push_back({.tp = 2, .pp = 4, .sp = true, .untied = true});
+  for (const int groups : {1, 2, 4}) {  // on up to four ranks: four, two or one with the same key and value
+    all.push_back({.tp = 2, .dp = 2, .llama = groups});
+    all.push_back({.tp = 4, .micro_batch = 2, .sp = true, .llama = groups});
+    all.push_back({.tp = 4, .pp = 2, .sp = groups > 1, .schedule = "zb-h1", .llama = groups});
+  }
+  for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) all.push_back({.pp = 4, .schedule = schedule, .llama = 2});
+  for (const char* schedule : {"interleaved", "zb-v"})
+    all.push_back({.tp = 4, .pp = 2, .vpp = 2, .dp = 2, .schedule = schedule, .llama = 2});
+  for (const char* recompute : {"selective", "full"}) {
+    all.push_back({.tp = 4, .pp = 2, .sp = true, .recompute = recompute, .llama = 2});
+    all.push_back({.tp = 2, .pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = recompute, .llama = 1});
+  }
+  all.push_back({.pp = 2, .dp = 2, .untied = true, .llama = 2});
+  all.push_back({.tp = 4, .pp = 2, .dp = 2, .micro_batch = 2, .sp = true, .untied = true, .llama = 1});
+  all.push_back({.tp = 4, .pp = 2, .sp = true, .gloo = true, .llama = 2});
   all.push_back({.tp = 2, .micro_batch = 8, .gloo = true});
   all.push_back({.dp = 2, .micro_batch = 4, .gloo = true});
   all.push_back({.tp = 2, .dp = 2, .gloo = true});

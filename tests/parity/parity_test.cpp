@@ -26,6 +26,14 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype) {
   config.model.vocab_size = 61;  // no multiple of anything: some rows are padding
   config.model.make_vocab_size_divisible_by = 8;
   config.model.hidden_dropout = config.model.attention_dropout = 0.1;
+  if (layout.llama > 0) {
+    config.model.num_query_groups = layout.llama;
+    config.model.normalization = "RMSNorm";
+    config.model.activation = "silu";
+    config.model.gated_linear_unit = true;
+    config.model.add_bias_linear = false;
+    config.model.position_embedding_type = "rope";
+  }
   config.data.seq_length = 12;
   config.parallel.tp = layout.tp;
   config.parallel.pp = layout.pp;
@@ -83,7 +91,7 @@ class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once.
   static Course differences(const char* dtype) {
-    const Course want = course_of({.micro_batch = 8, .untied = GetParam().untied}, dtype),
+    const Course want = course_of({.micro_batch = 8, .untied = GetParam().untied, .llama = GetParam().llama}, dtype),
                  got = course_of(GetParam(), dtype);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());

@@ -44,6 +44,19 @@ TEST(TrainingFlops, CountsEachMatrixProductOfAStep) {
   EXPECT_DOUBLE_EQ(training_flops(gpt(12, 768, 12, 50304), 7, 1024), 7 * (matrices + attention));
 }
 
+TEST(TrainingFlops, CountsWhatGroupsOfQueriesAndGatedUnitsMultiply) {
+  // Megatron-LM's formula with q = 576, kv = 192 and three matrices of the MLP, those of SmolLM2-135M.
+  GptShape shape = gpt(30, 576, 9, 49152);
+  shape.ffn_hidden = 1536;
+  shape.num_groups = 3;
+  shape.gated = true;
+  const double matrices = 30 * (576.0 * (576 + 2 * 192) + 576 * 576 + 3.0 * 576 * 1536) + 576.0 * 49152;
+  EXPECT_DOUBLE_EQ(training_flops(shape, 2, 512), 6 * 1024 * matrices + 6.0 * 2 * 512 * 512 * 576 * 30);
+  shape.head_size = 32;  // q = 288, kv = 96
+  const double narrow = 30 * (576.0 * (288 + 2 * 96) + 288 * 576 + 3.0 * 576 * 1536) + 576.0 * 49152;
+  EXPECT_DOUBLE_EQ(training_flops(shape, 2, 512), 6 * 1024 * narrow + 6.0 * 2 * 512 * 512 * 288 * 30);
+}
+
 TEST(PaperActivationBytes, AreThoseOfTheTable) {
   constexpr auto kNone = Recomputation::None, kSelective = Recomputation::Selective, kFull = Recomputation::Full;
   // GPT-3: a = 96, s = 2048, h = 12288, so 5as/h = 80; MT-NLG 530B: a = 128, h = 20480, 64 (section 5).

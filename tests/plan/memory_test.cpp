@@ -90,6 +90,25 @@ TEST(LayerActivationBytes, CountEachTensorThatIsKept) {
             4 * 128 * (2 * 256 + 3 * 256 + 4));
 }
 
+TEST(LayerActivationBytes, OfLlamasLayersCountGroupsAndBothHalvesOfTheGate) {
+  // Width 256, 4 heads in 2 groups of 64, gated MLP 2 x 512, one statistic a norm.
+  const auto bytes = [](auto change) {
+    const ResolvedRun run = with([&](auto& c) {
+      c.model.num_query_groups = 2;
+      c.model.normalization = "RMSNorm";
+      c.model.gated_linear_unit = true;
+      c.model.ffn_hidden_size = 512;
+      change(c);
+    });
+    return layer_activation_bytes(run.config, run.shape);
+  };
+  EXPECT_EQ(bytes([](auto&) {}), 4 * 128 * (2 * 256 + (256 + 2 * 128) + 256 + 4 + 2 * 512 + 2));
+  EXPECT_EQ(bytes([](auto& c) { c.train.recompute_gelu = false; }),
+            4 * 128 * (2 * 256 + (256 + 2 * 128) + 256 + 4 + 3 * 512 + 2));
+  // Four ranks share two keys and values: each has a whole one.
+  EXPECT_EQ(bytes([](auto& c) { c.parallel.tp = 4; }), 4 * 128 * (2 * 256 + (64 + 2 * 64) + 64 + 1 + 2 * 128 + 2));
+}
+
 TEST(StageActivationBytes, KeepInputsAloneWhereLayersAreRecomputed) {
   const auto bytes = [](const char* method, std::int64_t layers, bool distribute = false, int tp = 1) {
     const ResolvedRun run = with([=](auto& c) {

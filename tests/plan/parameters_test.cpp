@@ -56,6 +56,112 @@ TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
   }
 }
 
+GptShape llama_shape() {
+  GptShape shape = small_shape();  // four heads of 8
+  shape.num_groups = 2;
+  shape.rms_norm = shape.gated = true;
+  shape.linear_bias = shape.learned_positions = shape.tied_output = false;
+  return shape;
+}
+
+TEST(GptParameters, OfALlamaHaveTheNamesAndShapesOfMegatronCore) {
+  std::map<std::string, std::vector<std::int64_t>> ours;
+  for (const ParameterSpec& spec : gpt_parameters(llama_shape(), 1, 0)) ours[spec.name] = spec.shape;
+  decltype(ours) expected{{"embedding.word_embeddings.weight", {256, 32}},
+                          {"decoder.final_layernorm.weight", {32}},
+                          {"output_layer.weight", {256, 32}}};
+  for (const std::string layer : {"decoder.layers.0.", "decoder.layers.1."}) {
+    expected[layer + "input_layernorm.weight"] = expected[layer + "pre_mlp_layernorm.weight"] = {32};
+    expected[layer + "self_attention.linear_qkv.weight"] = {4 * 8 + 2 * 2 * 8, 32};
+    expected[layer + "self_attention.linear_proj.weight"] = {32, 32};
+    expected[layer + "mlp.linear_fc1.weight"] = {2 * 128, 32};
+    expected[layer + "mlp.linear_fc2.weight"] = {32, 128};
+  }
+  EXPECT_EQ(ours, expected);
+  GptShape shape = llama_shape();
+  shape.qkv_bias = true;
+  std::size_t biases = 0;
+  for (const ParameterSpec& spec : gpt_parameters(shape, 1, 0)) biases += spec.name.ends_with("linear_qkv.bias");
+  EXPECT_EQ(biases, 2u);
+  EXPECT_EQ(gpt_parameters(shape, 1, 0).size(), expected.size() + 2);
+}
+
+std::vector<Piece> pieces_of(const GptShape& shape, int tp, int rank, const std::string& name) {
+  for (const ParameterSpec& spec : gpt_parameters(shape, tp, rank))
+    if (spec.name == "decoder.layers.1." + name) return spec.pieces;
+  return {};
+}
+
+TEST(GptParameters, OfAGatedUnitGiveEachRankAPartOfBothHalves) {
+  const std::string fc1 = "mlp.linear_fc1.weight";
+  EXPECT_EQ(pieces_of(llama_shape(), 1, 0, fc1), (std::vector<Piece>{{.offset = 0, .length = 256}}));
+  EXPECT_EQ(pieces_of(llama_shape(), 2, 1, fc1),
+            (std::vector<Piece>{{.offset = 64, .length = 64}, {.offset = 192, .length = 64}}));
+}
+
+TEST(GptParameters, OfGroupedQueriesAreWholeGroupsOrQueriesWithCopiesOfTheirKeyAndValue) {
+  // Rows a group: two queries of 8, key, value.
+  const std::string qkv = "self_attention.linear_qkv.weight";
+  const auto pieces = [&](int tp, int rank) { return pieces_of(llama_shape(), tp, rank, qkv); };
+  EXPECT_EQ(pieces(1, 0), (std::vector<Piece>{{.offset = 0, .length = 64}}));
+  EXPECT_EQ(pieces(2, 1), (std::vector<Piece>{{.offset = 32, .length = 32}}));
+  const auto four = [](std::int64_t query, std::int64_t key, int copy) {
+    return std::vector<Piece>{{.offset = query, .length = 8}, {.offset = key, .length = 16, .copies = 2, .copy = copy}};
+  };
+  EXPECT_EQ(pieces(4, 0), four(0, 16, 0));
+  EXPECT_EQ(pieces(4, 1), four(8, 16, 1));
+  EXPECT_EQ(pieces(4, 2), four(32, 48, 0));
+  EXPECT_EQ(pieces(4, 3), four(40, 48, 1));
+}
+
+TEST(GptParameters, CountEachElementOnceHoweverManyCopiesThereAre) {
+  for (const GptShape& shape : {llama_shape(), small_shape()})
+    for (const int tp : {1, 2, 4}) {
+      std::map<std::string, std::vector<int>> counted, held;
+      for (int rank = 0; rank < tp; ++rank)
+        for (const ParameterSpec& spec : gpt_parameters(shape, tp, rank)) {
+          if (spec.replicated()) continue;
+          const auto size = static_cast<std::size_t>(spec.shape[static_cast<std::size_t>(spec.split_dim)]);
+          counted[spec.name].resize(size);
+          held[spec.name].resize(size);
+          for (const Piece& piece : spec.pieces)
+            for (std::int64_t i = piece.offset; i < piece.offset + piece.length; ++i) {
+              counted[spec.name].at(static_cast<std::size_t>(i)) += piece.copy == 0;
+              held[spec.name].at(static_cast<std::size_t>(i)) += 1;
+              EXPECT_LT(piece.copy, piece.copies);
+            }
+          EXPECT_EQ(spec.has_copies(), tp == 4 && shape.num_groups == 2 && spec.name.find("qkv") != std::string::npos);
+        }
+      for (const auto& [name, counts] : counted) {
+        EXPECT_THAT(counts, ::testing::Each(1)) << name;
+        EXPECT_THAT(held[name], ::testing::Each(::testing::AnyOf(1, 2))) << name;
+      }
+    }
+}
+
+TEST(GptParameters, OfNineHeadsInThreeGroupsFitOneThreeAndNineRanksAndSaySo) {
+  GptShape shape = llama_shape();
+  shape.hidden = 576;
+  shape.num_heads = 9;
+  shape.num_groups = 3;
+  shape.ffn_hidden = 128 * 9;
+  shape.padded_vocab = 256 * 9;
+  for (const int tp : {1, 3, 9}) EXPECT_NO_THROW(gpt_parameters(shape, tp, 0)) << tp;
+  try {
+    gpt_parameters(shape, 2, 0);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_THAT(text, ::testing::HasSubstr("model.num_attention_heads must divide by parallel.tp"));
+    EXPECT_THAT(text, ::testing::HasSubstr("9 heads in 3 groups, tp=2"));
+    EXPECT_THAT(text, ::testing::HasSubstr("--parallel.tp 1 or 3"));
+  }
+  shape.num_heads = 12;  // six ranks would share groups of four heads by two, which three groups allow; four would not
+  shape.hidden = 12 * 8;
+  EXPECT_NO_THROW(gpt_parameters(shape, 6, 0));
+  EXPECT_THROW(gpt_parameters(shape, 4, 0), ConfigError);
+}
+
 TEST(GptParameters, AreSplitAsMegatronSplitsThem) {
   std::map<std::string, int> split;
   for (const ParameterSpec& spec : gpt_parameters(small_shape(), 2, 1)) split[spec.name] = spec.split_dim;

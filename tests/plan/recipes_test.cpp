@@ -33,7 +33,12 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"gpt_18.4b", {18300, 18500}},
                                                                      {"gpt_39.1b", {39000, 39200}},
                                                                      {"gpt_145.6b", {145500, 145700}},
-                                                                     {"gpt_529.6b", {529500, 529700}}};
+                                                                     {"gpt_529.6b", {529500, 529700}},
+                                                                     {"llama_tiny", {2.3, 2.4}},
+                                                                     {"smollm2_135m", {134.5, 134.6}},
+                                                                     {"llama3.2_1b", {1235, 1237}},
+                                                                     {"llama2_7b", {6738, 6739}},
+                                                                     {"llama3_8b", {8030, 8031}}};
   const auto runs = recipes();
   for (const auto& [name, range] : millions) {
     ASSERT_TRUE(runs.contains(name)) << name;

@@ -120,7 +120,22 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"model.max_position_embeddings", [](RunConfig& c) { c.model.max_position_embeddings = 127; }},
       {"model.make_vocab_size_divisible_by", [](RunConfig& c) { c.model.make_vocab_size_divisible_by = 0; }},
       {"model.layernorm_epsilon", [](RunConfig& c) { c.model.layernorm_epsilon = 0; }},
-      {"model.gelu", [](RunConfig& c) { c.model.gelu = "relu"; }},
+      {"model.activation", [](RunConfig& c) { c.model.activation = "tanh"; }},
+      {"model.normalization", [](RunConfig& c) { c.model.normalization = "layernorm"; }},
+      {"model.num_query_groups", [](RunConfig& c) { c.model.num_query_groups = 3; }},
+      {"model.kv_channels", [](RunConfig& c) { c.model.kv_channels = -1; }},
+      {"model.num_attention_heads x model.kv_channels", [](RunConfig& c) { c.model.kv_channels = 60000; }},
+      {"model.position_embedding_type", [](RunConfig& c) { c.model.position_embedding_type = "rotary"; }},
+      {"model.rotary_base", [](RunConfig& c) { c.model.rotary_base = 0; }},
+      {"model.rotary_percent", [](RunConfig& c) { c.model.rotary_percent = 1.5; }},
+      {"rope rotates pairs",
+       [](RunConfig& c) {
+         c.model.position_embedding_type = "rope";
+         c.model.kv_channels = 5;
+       }},
+      {"model.rope_scaling_factor", [](RunConfig& c) { c.model.rope_scaling_factor = 0.5; }},
+      {"model.rope_high_freq_factor", [](RunConfig& c) { c.model.rope_high_freq_factor = 1; }},
+      {"model.rope_original_positions", [](RunConfig& c) { c.model.rope_original_positions = 0; }},
       {"model.init_method_std", [](RunConfig& c) { c.model.init_method_std = -1; }},
       {"model.hidden_dropout", [](RunConfig& c) { c.model.hidden_dropout = 1; }},
       {"model.attention_dropout", [](RunConfig& c) { c.model.attention_dropout = -0.1; }},

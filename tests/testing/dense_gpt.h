@@ -9,6 +9,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 
@@ -31,10 +32,10 @@ class DenseGpt {
   /// [b, s, vocab]
   at::Tensor logits(const model::Batch& batch, bool training) const {
     const auto ids = batch.tokens_bs;
-    const std::int64_t b = ids.size(0), s = ids.size(1);
-    const auto positions = batch.position_ids_bs.defined() ? batch.position_ids_bs : at::arange(s).expand({b, s});
-    auto x = at::embedding(w("embedding.word_embeddings.weight"), ids) +
-             at::embedding(w("embedding.position_embeddings.weight"), positions);
+    const std::int64_t s = ids.size(1);
+    auto x = at::embedding(w("embedding.word_embeddings.weight"), ids);
+    if (o_.shape.learned_positions)
+      x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch));
     x = x * mask("embedding", batch, s, training);
     for (std::int64_t l = 0; l < o_.shape.num_layers; ++l) x = block(x, l, batch, training);
     x = norm(x, "decoder.final_layernorm");
@@ -53,15 +54,67 @@ class DenseGpt {
 
  private:
   at::Tensor w(const std::string& name) const { return w_.at(name); }
+  static at::Tensor positions_of(const model::Batch& batch) {
+    const auto& ids = batch.tokens_bs;
+    return batch.position_ids_bs.defined() ? batch.position_ids_bs : at::arange(ids.size(1)).expand_as(ids);
+  }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
+    if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * w(name + ".weight");
     return at::layer_norm(x, {x.size(-1)}, w(name + ".weight"), w(name + ".bias"), o_.layernorm_epsilon);
   }
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
-    return at::linear(x, w(name + ".weight"), w(name + ".bias"));
+    const auto bias = w_.find(name + ".bias");
+    return at::linear(x, w(name + ".weight"), bias == w_.end() ? at::Tensor() : bias->second);
   }
-  at::Tensor activation(const at::Tensor& x) const {
-    if (o_.gelu == kernels::Activation::GeluErf) return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
+  at::Tensor curve(const at::Tensor& x) const {
+    using kernels::Activation;
+    switch (o_.activation) {
+      case Activation::GeluErf:
+        return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
+      case Activation::Silu:
+        return x / (1 + (-x).exp());
+      case Activation::Relu:
+        return x.clamp_min(0);
+      case Activation::SquaredRelu:
+        return x.clamp_min(0) * x.clamp_min(0);
+      case Activation::GeluTanh:
+        break;
+    }
     return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
+  }
+  at::Tensor activation(const at::Tensor& u) const {
+    if (!o_.shape.gated) return curve(u);
+    const std::int64_t f = o_.shape.ffn_hidden;
+    return curve(u.narrow(-1, 0, f)) * u.narrow(-1, f, f);
+  }
+
+  /// Radians a position of pair i: base^(-2i/d); with Llama 3's scaling those of long waves divided by the factor.
+  double frequency(std::int64_t i) const {
+    const auto& rope = o_.rope;
+    const double plain = 1 / std::pow(rope.base, 2.0 * static_cast<double>(i) / static_cast<double>(rope.rotary_dim));
+    const double wavelength = 2 * M_PI / plain, context = static_cast<double>(rope.scaling.original_positions);
+    const double low = rope.scaling.low_freq_factor, high = rope.scaling.high_freq_factor;
+    if (rope.scaling.factor == 1 || wavelength < context / high) return plain;
+    if (wavelength > context / low) return plain / rope.scaling.factor;
+    const double smooth = (context / wavelength - low) / (high - low);
+    return (1 - smooth) * plain / rope.scaling.factor + smooth * plain;
+  }
+  /// heads [b, n, s, d], each pair of features turned as a complex number is by e^(i * position * frequency).
+  at::Tensor rotated(const at::Tensor& heads, const model::Batch& batch) const {
+    const std::int64_t d = heads.size(-1), rotary = o_.rope.rotary_dim;
+    if (rotary == 0) return heads;
+    const auto positions = positions_of(batch).to(at::kDouble).unsqueeze(1);  // [b, 1, s]
+    std::vector<at::Tensor> features(static_cast<std::size_t>(d));
+    for (std::int64_t j = rotary; j < d; ++j) features[static_cast<std::size_t>(j)] = heads.select(-1, j);
+    for (std::int64_t i = 0; i < rotary / 2; ++i) {
+      const std::int64_t first = o_.rope.interleaved ? 2 * i : i,
+                         second = o_.rope.interleaved ? first + 1 : i + rotary / 2;
+      const auto angle = positions * frequency(i);
+      const auto x = heads.select(-1, first), y = heads.select(-1, second);
+      features[static_cast<std::size_t>(first)] = x * angle.cos() - y * angle.sin();
+      features[static_cast<std::size_t>(second)] = x * angle.sin() + y * angle.cos();
+    }
+    return at::stack(features, -1);
   }
 
   /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
@@ -84,16 +137,21 @@ class DenseGpt {
 
   at::Tensor attention(const at::Tensor& qkv, const std::string& layer, const model::Batch& batch,
                        bool training) const {
-    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = o_.shape.num_heads, d = o_.shape.hidden / n;
-    const auto heads = qkv.view({b, s, n, 3, d}).permute({3, 0, 2, 1, 4});  // q, k, v: [b, n, s, d]
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = o_.shape.num_heads, g = o_.shape.groups();
+    const std::int64_t d = o_.shape.head(), m = n / g;
+    const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
+    const auto of_each_head = [&](std::int64_t row) {
+      return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
+    };
+    const auto q = rotated(groups.narrow(2, 0, m).reshape({b, n, s, d}), batch), k = rotated(of_each_head(m), batch);
     const auto i = at::arange(s);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
     if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
-    const auto scores = at::matmul(heads[0], heads[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(d));
+    const auto scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(d));
     auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
     if (training && o_.attention_dropout > 0)
       p = p * draw(layer + "/attention", o_.attention_dropout, batch, n * s * s).view({b, n, s, s});
-    return at::matmul(p, heads[2]).transpose(1, 2).reshape({b, s, n * d});
+    return at::matmul(p, of_each_head(m + 1)).transpose(1, 2).reshape({b, s, n * d});
   }
 
   at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training) const {

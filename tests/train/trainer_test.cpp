@@ -217,11 +217,11 @@ TEST_F(TrainerTest, ACheckpointOfAnotherArchitectureIsRefusedNamingEachDifferenc
   const auto saved = metrics("run");
   auto options = config("run");
   options.model.num_attention_heads = 4;
-  options.model.gelu = "erf";
+  options.model.activation = "gelu";
   options.model.layernorm_epsilon = 1e-6;
   const std::string several = error(options);
   for (const char* line : {"model.num_attention_heads must be 6", "got:  4", "--model.num_attention_heads=6",
-                           "model.gelu must be tanh", "model.layernorm_epsilon must be 1e-05"})
+                           "model.activation must be gelu_tanh", "model.layernorm_epsilon must be 1e-05"})
     EXPECT_NE(several.find(line), std::string::npos) << line << " is missing in\n" << several;
   options = config("run");
   options.model.num_layers = 1;

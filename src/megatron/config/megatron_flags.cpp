@@ -7,7 +7,6 @@ namespace {
 
 constexpr const char* kLeaveOut = "leave it out";
 constexpr const char* kOtherAxes = "leave it out; ranks are split by --tp, --pp and --dp";
-constexpr const char* kOneModel = "leave it out; the model is GPT-2's: learned positions, LayerNorm, GELU, biases";
 constexpr const char* kMetrics = "leave it out; metrics.jsonl in --train.out has the figures";
 
 constexpr MegatronFlag kFlags[] = {
@@ -35,12 +34,8 @@ constexpr MegatronFlag kFlags[] = {
     {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
     {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
     {"num-workers", true, "leave it out; samples are read from mapped memory"},
-    {"normalization", true, kOneModel},
-    {"position-embedding-type", true, kOneModel},
-    {"swiglu", false, kOneModel},
-    {"group-query-attention", false, kOneModel},
-    {"num-query-groups", true, kOneModel},
-    {"disable-bias-linear", false, kOneModel},
+    {"group-query-attention", false, "leave it out; --num-query-groups says it"},
+    {"apply-layernorm-1p", false, "leave it out; norms are weight x normalized"},
     {"transformer-impl", true, kLeaveOut},
     {"use-mcore-models", false, kLeaveOut},
     {"use-flash-attn", false, kLeaveOut},
@@ -60,6 +55,11 @@ const std::vector<MegatronSwitch>& switches() {
       {"bf16", {{"train.dtype", "bf16"}}},
       {"fp16", {{"train.dtype", "fp16"}}},
       {"accumulate-allreduce-grads-in-fp32", {{"optimizer.grad_dtype", "fp32"}}},
+      {"swiglu", {{"model.activation", "silu"}, {"model.gated_linear_unit", "true"}}},
+      {"squared-relu", {{"model.activation", "squared_relu"}}},
+      {"disable-bias-linear", {{"model.add_bias_linear", "false"}}},
+      {"use-rope-scaling", {{"model.rope_scaling_factor", "8"}}},
+      {"use-rotary-position-embeddings", {{"model.position_embedding_type", "rope"}}},
   };
   return all;
 }

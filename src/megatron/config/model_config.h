@@ -9,13 +9,27 @@ struct ModelConfig {
   std::int64_t num_layers = 4;
   std::int64_t hidden_size = 256;
   std::int64_t num_attention_heads = 4;
+  std::int64_t num_query_groups = 0;
+  std::int64_t kv_channels = 0;
   std::int64_t ffn_hidden_size = 0;
   std::int64_t max_position_embeddings = 0;
   std::int64_t vocab_size = 0;
   std::int64_t make_vocab_size_divisible_by = 128;
   bool untie_embeddings_and_output_weights = false;
+  std::string normalization = "LayerNorm";
   double layernorm_epsilon = 1e-5;
-  std::string gelu = "tanh";
+  std::string activation = "gelu_tanh";
+  bool gated_linear_unit = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  std::string position_embedding_type = "learned_absolute";
+  double rotary_base = 10000;
+  double rotary_percent = 1;
+  bool rotary_interleaved = false;
+  double rope_scaling_factor = 1;
+  double rope_low_freq_factor = 1;
+  double rope_high_freq_factor = 4;
+  std::int64_t rope_original_positions = 8192;
   double init_method_std = 0.02;
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
@@ -25,8 +39,12 @@ struct ModelConfig {
     v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size");
     v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.",
       "num-attention-heads");
-    v("ffn_hidden_size", ffn_hidden_size, "Width of the MLP; 0: 4 x hidden_size.", "ffn-hidden-size");
-    v("max_position_embeddings", max_position_embeddings, "Learned positions; 0: data.seq_length.",
+    v("num_query_groups", num_query_groups,
+      "Key and value heads, each shared by a group of query heads; 0: one a head.", "num-query-groups");
+    v("kv_channels", kv_channels, "Features of a head; 0: hidden_size / num_attention_heads.", "kv-channels");
+    v("ffn_hidden_size", ffn_hidden_size, "Width of the MLP; 0: 4 x hidden_size, gated 2/3 of that in steps of 64.",
+      "ffn-hidden-size");
+    v("max_position_embeddings", max_position_embeddings, "Positions of a sequence; 0: data.seq_length.",
       "max-position-embeddings");
     v("vocab_size", vocab_size, "Tokens of the vocabulary; 0: the tokenizer's.", "vocab-size");
     v("make_vocab_size_divisible_by", make_vocab_size_divisible_by,
@@ -34,8 +52,31 @@ struct ModelConfig {
       "make-vocab-size-divisible-by");
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
-    v("layernorm_epsilon", layernorm_epsilon, "Added to the variance in layer normalization.", "norm-epsilon");
-    v("gelu", gelu, "tanh (Megatron's fused bias-GELU) or erf (exact).");
+    v("normalization", normalization, "LayerNorm or RMSNorm.", "normalization");
+    v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
+      "norm-epsilon");
+    v("activation", activation,
+      "Of the MLP: gelu_tanh (Megatron's fused bias-GELU), gelu (exact), silu, relu or "
+      "squared_relu.");
+    v("gated_linear_unit", gated_linear_unit,
+      "The MLP multiplies its activation by a second product: SwiGLU with silu (Megatron's --swiglu), GeGLU with "
+      "gelu.");
+    v("add_bias_linear", add_bias_linear, "Biases of linear layers.");
+    v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
+      "add-qkv-bias");
+    v("position_embedding_type", position_embedding_type, "learned_absolute, rope (rotary) or none.",
+      "position-embedding-type");
+    v("rotary_base", rotary_base, "rope: base of the wavelengths.", "rotary-base");
+    v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent");
+    v("rotary_interleaved", rotary_interleaved, "rope: rotate pairs of neighbours rather than of halves.",
+      "rotary-interleaved");
+    v("rope_scaling_factor", rope_scaling_factor, "rope: stretch of long wavelengths as in Llama 3; 1: none.",
+      "rope-scaling-factor");
+    v("rope_low_freq_factor", rope_low_freq_factor,
+      "rope: wavelengths above rope_original_positions / this are stretched in full.");
+    v("rope_high_freq_factor", rope_high_freq_factor,
+      "rope: wavelengths below rope_original_positions / this are not stretched.");
+    v("rope_original_positions", rope_original_positions, "rope: positions of the model before the stretch.");
     v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
       "init-method-std");
     v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout");

@@ -8,6 +8,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/nearest.h"
 #include "megatron/config/options.h"
+#include "megatron/config/renamed.h"
 #include "megatron/config/value.h"
 
 namespace megatron::config {
@@ -31,6 +32,8 @@ class TomlReader {
       const auto found = by_path_.find(normalized(path));
       if (found != by_path_.end())
         value(found->second, path, node);
+      else if (old_name(path, node))
+        continue;
       else if (const toml::table* inner = node.as_table(); inner != nullptr && is_section(path))
         read(*inner, path + ".");
       else
@@ -56,6 +59,20 @@ class TomlReader {
     const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
     if (!found) return report(node, path + " takes " + type_name(field.value) + ".", text_of(node));
     pending_.emplace(index, *found);
+  }
+
+  /// Whether `path` is an option's name of earlier recipes.
+  bool old_name(const std::string& path, const toml::node& node) {
+    const Renamed now = renamed(normalized(path), node.value_or(std::string()));
+    const auto found = by_path_.find(normalized(now.path));
+    if (now.path.empty() || found == by_path_.end()) return false;
+    if (pending_.contains(found->second))
+      report(node, now.path + " must be given once.", "it is given again as " + path);
+    else if (now.value.empty())
+      report(node, concat(path, " is ", now.path, " now."), text_of(node));
+    else
+      pending_.emplace(found->second, Value(now.value));
+    return true;
   }
 
   static std::string text_of(const toml::node& node) {

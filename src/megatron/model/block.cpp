@@ -8,36 +8,43 @@ namespace {
 using parallel::ColumnParallelLinear;
 using parallel::RowParallelLinear;
 
+/// `prefix`bias, or null.
+parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::string& prefix, bool has_bias) {
+  return has_bias ? p.get(prefix + "bias") : nullptr;
+}
+
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
-                            bool skip_bias_add, bool sequence_parallel) {
+                            bool has_bias, bool skip_bias_add, bool sequence_parallel) {
   return {p.get(prefix + "weight"),
-          p.get(prefix + "bias"),
+          bias_of(p, prefix, has_bias),
           tp,
           {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = sequence_parallel}};
 }
 
 RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
-                      bool sequence_parallel) {
+                      bool has_bias, bool sequence_parallel) {
   return {p.get(prefix + "weight"),
-          p.get(prefix + "bias"),
+          bias_of(p, prefix, has_bias),
           tp,
           {.input_is_parallel = true, .skip_bias_add = true, .sequence_parallel = sequence_parallel}};
 }
 
 }  // namespace
 
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon) {
-  return {parameters.get(prefix + "weight"), parameters.get(prefix + "bias"), epsilon};
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms) {
+  return {parameters.get(prefix + "weight"), bias_of(parameters, prefix, !rms), epsilon};
 }
 
 Block::Block(const parallel::ParameterStore& parameters, const std::string& prefix, const Options& options,
              const comm::Group& tp)
-    : input_norm_(norm_of(parameters, prefix + "input_layernorm.", options.epsilon)),
-      mlp_norm_(norm_of(parameters, prefix + "pre_mlp_layernorm.", options.epsilon)),
-      qkv_(column(parameters, prefix + "self_attention.linear_qkv.", tp, false, options.sequence_parallel)),
-      fc1_(column(parameters, prefix + "mlp.linear_fc1.", tp, true, options.sequence_parallel)),
-      proj_(row(parameters, prefix + "self_attention.linear_proj.", tp, options.sequence_parallel)),
-      fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp, options.sequence_parallel)),
+    : input_norm_(norm_of(parameters, prefix + "input_layernorm.", options.epsilon, options.rms_norm)),
+      mlp_norm_(norm_of(parameters, prefix + "pre_mlp_layernorm.", options.epsilon, options.rms_norm)),
+      qkv_(column(parameters, prefix + "self_attention.linear_qkv.", tp, options.qkv_bias, false,
+                  options.sequence_parallel)),
+      fc1_(column(parameters, prefix + "mlp.linear_fc1.", tp, options.linear_bias, true, options.sequence_parallel)),
+      proj_(
+          row(parameters, prefix + "self_attention.linear_proj.", tp, options.linear_bias, options.sequence_parallel)),
+      fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp, options.linear_bias, options.sequence_parallel)),
       options_(options) {}
 
 Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
@@ -53,8 +60,8 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
   if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };
   x = fc1_.forward(in.y, std::move(in.remake));
   {
-    auto [y, remake] = bias_activation(x, fc1_.bias(), options_.gelu, again);
-    x = fc2_.forward(y, options_.keep_gelu ? parallel::Remake() : std::move(remake), value);
+    auto [y, remake] = bias_activation(x, fc1_.bias(), options_.activation, again);
+    x = fc2_.forward(y, options_.keep_activation ? parallel::Remake() : std::move(remake), value);
   }
   if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output, value), {}, {}};
   return add_norm(x, fc2_.bias(), in.residual, dropout.mlp_output, *next);

@@ -15,16 +15,19 @@ namespace megatron::model {
 using Attend = std::function<Remakeable(const at::Tensor& qkv)>;
 
 /// One pre-norm transformer block (Radford et al. 2019) split by heads and by feed-forward features over `tp`:
-/// x + proj(attention(norm(x))), then the same with fc2(gelu(fc1(norm(x)))). The norm that begins the next block (or
-/// ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward; with
-/// sequence_parallel see parallel/linear.h.
+/// x + proj(attention(norm(x))), then the same with fc2(activation(fc1(norm(x)))). The norm that begins the next block
+/// (or ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward;
+/// with sequence_parallel see parallel/linear.h.
 class Block {
  public:
   struct Options {
     double epsilon = 1e-5;
-    kernels::Activation gelu = kernels::Activation::GeluTanh;
+    MlpActivation activation = {};
+    bool rms_norm = false;           ///< norms without bias: RMSNorm
+    bool linear_bias = true;         ///< of the linear layers
+    bool qkv_bias = true;            ///< of the fused projection
     bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
-    bool keep_gelu = false;          ///< GELU's output is kept rather than computed again
+    bool keep_activation = false;    ///< the activation's output is kept rather than computed again
     bool recompute_mlp = false;      ///< and its input is computed again too, from the stream
   };
 
@@ -49,7 +52,7 @@ class Block {
   Options options_;
 };
 
-/// The norm whose parameters are `prefix`weight and `prefix`bias.
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon);
+/// The norm whose parameters are `prefix`weight and, but for RMSNorm, `prefix`bias.
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms);
 
 }  // namespace megatron::model

@@ -53,25 +53,24 @@ struct CachedGpt::Impl {
     if (options.sequence_parallel) throw std::logic_error("decoding is not sequence parallel: one token cannot divide");
   }
 
-  std::int64_t head_size() const { return options.shape.hidden / options.shape.num_heads; }
-  std::int64_t local_heads() const { return options.shape.num_heads / tp.size(); }
-
   /// Attention of the new tokens over the rows of the cache and over themselves, which are added to it.
-  Attend attention(KvCache& cache, std::size_t layer, const at::Tensor& first_key_bs) const;
+  Attend attention(KvCache& cache, std::size_t layer, const Places& place) const;
   at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
 };
 
-Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const at::Tensor& first_key_bs) const {
+Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Places& place) const {
   kernels::AttentionOptions attention;
-  attention.first_key = first_key_bs;
-  return [&cache, layer, attention, d = head_size()](const at::Tensor& qkv) {
+  attention.first_key = place.first_key_bs;
+  const Rotary rotary{modules.rope, modules.rope.cos.defined() ? place.position_sb.t() : at::Tensor()};
+  return [&cache, layer, attention, rotary, g = modules.local_groups, d = options.shape.head()](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1), seen = cache.length + s;
-    const auto heads = qkv.view({s, b, -1, 3, d});
+    const Heads heads = heads_of(qkv, g, d);
+    rotary.rotate(heads);
     auto &keys = cache.keys[layer], &values = cache.values[layer];
-    keys.narrow(0, cache.length, s).copy_(heads.select(3, 1));
-    values.narrow(0, cache.length, s).copy_(heads.select(3, 2));
+    keys.narrow(0, cache.length, s).copy_(heads.k);
+    values.narrow(0, cache.length, s).copy_(heads.v);
     const auto k = keys.narrow(0, 0, seen), v = values.narrow(0, 0, seen);
-    return Remakeable{kernels::attention(heads.select(3, 0), k, v, attention).out.view({s, b, -1}), {}};
+    return Remakeable{kernels::attention(heads.q, k, v, attention).out.view({s, b, -1}), {}};
   };
 }
 
@@ -80,17 +79,18 @@ at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const 
   if (cache.length + s > cache.capacity)
     throw std::logic_error(concat("a cache of ", cache.capacity, " rows cannot take ", cache.length, " + ", s));
   const auto place = places(s, b, cache, in.device());
+  modules.check_positions(place.position_sb, s);
   const auto x = part.embedding ? modules.embed(in.t().contiguous(), place.position_sb) : in;
   const Norm* end = part.output ? &*modules.final_norm : nullptr;
   Normed stream{x, {}, {}};
   for (std::size_t l = 0; l < modules.blocks.size(); ++l) {
-    if (l == 0) stream = layer_norm(x, modules.blocks[0].input_norm());
+    if (l == 0) stream = normalized(x, modules.blocks[0].input_norm());
     const Norm* next = l + 1 < modules.blocks.size() ? &modules.blocks[l + 1].input_norm() : end;
-    stream = modules.blocks[l].forward(std::move(stream), attention(cache, l, place.first_key_bs), {}, next);
+    stream = modules.blocks[l].forward(std::move(stream), attention(cache, l, place), {}, next);
   }
   cache.length += s;
   if (!part.output) return stream.residual;
-  const auto last = stream.y.defined() ? stream.y[s - 1] : layer_norm(x, *end).y[s - 1];
+  const auto last = stream.y.defined() ? stream.y[s - 1] : normalized(x, *end).y[s - 1];
   return modules.output->logits(last);
 }
 
@@ -109,7 +109,8 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   cache.capacity = capacity;
   for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
     for (auto* tensors : {&cache.keys, &cache.values})
-      tensors->push_back(at::empty({capacity, batch, impl_->local_heads(), impl_->head_size()}, impl_->tensor));
+      tensors->push_back(
+          at::empty({capacity, batch, impl_->modules.local_groups, impl_->options.shape.head()}, impl_->tensor));
   return cache;
 }
 

@@ -13,9 +13,9 @@
 // s sequence, b batch, h hidden, n heads, t ranks of tp, d head size.
 namespace megatron::model {
 
-/// Keys and values of the tokens seen, per layer of a stage, this rank's heads: [capacity, b, n/t, d]. Sequences of
-/// different lengths share a batch by ending together: sequence b begins with padding[b] rows that no token sees, and
-/// its positions count from there.
+/// Keys and values of the tokens seen, per layer of a stage, this rank's heads of them: [capacity, b, g/t, d].
+/// Sequences of different lengths share a batch by ending together: sequence b begins with padding[b] rows that no
+/// token sees, and its positions count from there.
 struct KvCache {
   std::vector<at::Tensor> keys, values;
   std::int64_t length = 0;  ///< rows filled, padding included

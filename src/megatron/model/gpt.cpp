@@ -30,7 +30,7 @@ kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, con
 
 /// What the blocks need to know of a microbatch and of the pass over it: little, as what is computed again keeps it.
 struct Pass {
-  at::Tensor sample_ids, first_key_bs;
+  at::Tensor sample_ids, first_key_bs, position_ids_bs;
   bool training;
 };
 
@@ -44,8 +44,6 @@ struct Gpt::Impl {
 
   Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
 
-  std::int64_t head_size() const { return options.shape.hidden / options.shape.num_heads; }
-  std::int64_t local_heads() const { return options.shape.num_heads / tp.size(); }
   void need_whole_model() const {
     if (part != plan::whole_model(options.shape.num_layers))
       throw std::logic_error("only the whole model gives logits, not a pipeline stage");
@@ -84,21 +82,23 @@ kernels::Dropout Gpt::Impl::stream_site(const Pass& pass, const std::string& nam
 }
 
 Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
-  kernels::AttentionOptions attention;
-  attention.first_key = pass.first_key_bs;
-  attention.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
-                           concat("layer ", layer, "/attention"), pass.sample_ids);
-  attention.head_offset = tp.rank() * local_heads();
-  return [attention, d = head_size(), again = options.recompute.attention_core](const at::Tensor& qkv) {
-    return self_attention(qkv, d, attention, again);
-  };
+  AttentionForm form{.groups = modules.local_groups,
+                     .head_size = options.shape.head(),
+                     .rotary = {modules.rope, pass.position_ids_bs},
+                     .options = {},
+                     .again = options.recompute.attention_core};
+  form.options.first_key = pass.first_key_bs;
+  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
+                              concat("layer ", layer, "/attention"), pass.sample_ids);
+  form.options.head_offset = tp.rank() * modules.local_heads;
+  return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
 }
 
 Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
                              parallel::Value value) const {
   const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
   const auto block = [&](std::int64_t l) -> const Block& { return modules.blocks[static_cast<std::size_t>(l)]; };
-  auto stream = layer_norm(std::exchange(x_sbh, {}), block(group.first).input_norm());
+  auto stream = normalized(std::exchange(x_sbh, {}), block(group.first).input_norm());
   for (std::int64_t l = group.first; l < group.last; ++l) {
     const bool last = l + 1 == group.last;
     const std::string layer = concat("layer ", part.first_layer + l);
@@ -122,7 +122,11 @@ at::Tensor Gpt::Impl::embed(const Batch& batch, const Pass& pass) const {
 at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
   if (x.defined() == part.embedding)
     throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
-  const Pass pass{.sample_ids = batch.sample_ids, .first_key_bs = batch.first_key_bs, .training = training};
+  modules.check_positions(batch.position_ids_bs, batch.tokens_bs.size(1));
+  const Pass pass{.sample_ids = batch.sample_ids,
+                  .first_key_bs = batch.first_key_bs,
+                  .position_ids_bs = batch.position_ids_bs,
+                  .training = training};
   if (part.embedding) x = embed(batch, pass);
   for (const LayerGroup& group : groups) {
     if (group.again) {
@@ -138,7 +142,7 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
       x = run_blocks(std::move(x), group, nullptr, pass).residual;
     }
   }
-  return part.output ? layer_norm(x, *modules.final_norm).y : x;
+  return part.output ? normalized(x, *modules.final_norm).y : x;
 }
 
 Gpt::Gpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters, comm::Group tp)

@@ -7,6 +7,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
+#include "megatron/kernels/rope.h"
 #include "megatron/model/recompute.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/parameters.h"
@@ -15,8 +16,8 @@
 // s sequence, b microbatch, h hidden, n heads, d head size, f feed-forward, v vocabulary.
 namespace megatron::model {
 
-/// What a model computes on: one microbatch. A stage with embedding reads the tokens and positions, the last one labels
-/// and mask, each the rest; every stage may be given all.
+/// What a model computes on: one microbatch. A stage with embedding reads the tokens, the last one labels and mask,
+/// each the rest; every stage may be given all.
 struct Batch {
   at::Tensor tokens_bs;        ///< [b, s] int64
   at::Tensor labels_bs;        ///< [b, s] int64; undefined for generation
@@ -35,7 +36,8 @@ struct LossSum {
 
 struct GptOptions {
   plan::GptShape shape;
-  kernels::Activation gelu = kernels::Activation::GeluTanh;
+  kernels::Activation activation = kernels::Activation::GeluTanh;
+  kernels::RopeOptions rope;  ///< rotary_dim 0: no rotary positions
   double layernorm_epsilon = 1e-5;
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;
@@ -47,9 +49,9 @@ struct GptOptions {
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
-/// A GPT (pre-norm blocks, learned positions) tensor-parallel over `tp`: one pipeline stage of it, or the whole model
-/// as the one stage. Results do not depend on how layers are split into stages. Stores only the group and its
-/// parameters; must outlive the graphs that it records.
+/// A GPT (pre-norm blocks; GPT-2's, Llama's or what else the options say) tensor-parallel over `tp`: one pipeline stage
+/// of it, or the whole model as the one stage. Results do not depend on how layers are split into stages. Stores only
+/// the group and its parameters; must outlive the graphs that it records.
 class Gpt {
  public:
   /// `parameters`: at least those of `part`. A tied output layer finds its weight in them by the embedding's name.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -18,28 +19,54 @@ using parallel::with_backward;
 using parallel::without_autograd;
 using Gradients = std::vector<at::Tensor>;
 
+at::Tensor value_of(const parallel::ParameterPtr& parameter) {
+  return parameter ? parameter->value : at::Tensor();
+}
+
+/// What autograd is told that an operator's outputs depend on.
+std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
+                               std::initializer_list<const parallel::ParameterPtr*> parameters) {
+  for (const auto* parameter : parameters)
+    if (*parameter) tensors.push_back((*parameter)->value);
+  return tensors;
+}
+
+kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
+  return norm.bias ? kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon)
+                   : kernels::rms_norm(x, norm.weight->value, norm.epsilon);
+}
+
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
 at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& x, const at::Tensor& mean,
                          const at::Tensor& rstd) {
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
-  auto dx = kernels::layer_norm_backward(grads[1].contiguous(), x, mean, rstd, norm.weight->value, norm.weight->grad,
-                                         norm.bias->grad, norm.weight->beta(), past);
+  const auto dy = grads[1].contiguous();
+  const auto& weight = *norm.weight;
+  auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, weight.value, weight.grad, norm.bias->grad,
+                                                     weight.beta(), past)
+                      : kernels::rms_norm_backward(dy, x, rstd, weight.value, weight.grad, weight.beta(), past);
   norm.weight->gradient_written();
-  norm.bias->gradient_written();
+  if (norm.bias) norm.bias->gradient_written();
   return dx;
+}
+
+/// Adds dx, the gradient of what `bias` was added to, to the bias's.
+void bias_backward(const parallel::ParameterPtr& bias, const at::Tensor& dx) {
+  if (!bias) return;
+  kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
+  bias->gradient_written();
 }
 
 /// Gradients of x and residual from that of residual + dropout(x + bias); writes the bias's.
 Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr& bias,
                             const kernels::Dropout& dropout) {
   const auto dx = kernels::dropout_backward(dsum, dropout);
-  kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
-  bias->gradient_written();
+  bias_backward(bias, dx);
   return {dx, dsum};
 }
 
 parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
-  return [x, norm] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon).y; };
+  return [x, norm] { return norm_forward(x, norm).y; };
 }
 
 /// A value that is made when it is first asked for in the backward pass. It lives as long as those who may ask: a
@@ -58,42 +85,34 @@ class MadeAgain {
   std::optional<T> value_;
 };
 
-struct Heads {
-  at::Tensor q, k, v;  ///< views [s, b, n, d]
-};
-
-Heads heads_of(const at::Tensor& qkv, std::int64_t head_size) {
-  const auto split = qkv.view({qkv.size(0), qkv.size(1), -1, 3, head_size});
-  return {split.select(3, 0), split.select(3, 1), split.select(3, 2)};
-}
-
 }  // namespace
 
-Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm) {
+Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
   const auto x = x_sbh.detach();
-  const auto out =
-      without_autograd([&] { return kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon); });
+  const auto out = without_autograd([&] { return norm_forward(x, norm); });
   auto backward = [x, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
     return {norm_backward(norm, grads, x, mean, rstd)};
   };
   const auto outputs =
-      with_backward({x_sbh, norm.weight->value, norm.bias->value}, {x.detach(), out.y}, std::move(backward));
+      with_backward(inputs({x_sbh}, {&norm.weight, &norm.bias}), {x.detach(), out.y}, std::move(backward));
   return {outputs[0], outputs[1], remake_norm(x, norm)};
 }
 
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm) {
   const auto out = without_autograd([&] {
-    return kernels::bias_dropout_add_norm(x_sbh.detach(), bias->value, residual_sbh, dropout, norm.weight->value,
-                                          norm.bias->value, norm.epsilon);
+    const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.weight->value;
+    return norm.bias
+               ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, norm.bias->value, norm.epsilon)
+               : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
   });
   const auto sum = out.sum.detach();
   auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
     const auto dresidual = norm_backward(norm, grads, sum, mean, rstd);
     return residual_backward(dresidual, bias, dropout);
   };
-  const auto outputs = with_backward({x_sbh, residual_sbh, bias->value, norm.weight->value, norm.bias->value},
-                                     {out.sum, out.y}, std::move(backward));
+  const auto outputs = with_backward(inputs({x_sbh, residual_sbh}, {&bias, &norm.weight, &norm.bias}), {out.sum, out.y},
+                                     std::move(backward));
   return {outputs[0], outputs[1], remake_norm(sum, norm)};
 }
 
@@ -101,62 +120,82 @@ at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& b
                         const kernels::Dropout& dropout, parallel::Value value) {
   const auto sum = without_autograd([&] {
     if (value == parallel::Value::Unread) return x_sbh.detach();
-    return kernels::bias_dropout_add(x_sbh.detach(), bias->value, residual_sbh, dropout);
+    return kernels::bias_dropout_add(x_sbh.detach(), value_of(bias), residual_sbh, dropout);
   });
   auto backward = [bias, dropout](const Gradients& grads) -> Gradients {
     return residual_backward(grads[0].contiguous(), bias, dropout);
   };
-  return with_backward({x_sbh, residual_sbh, bias->value}, sum, std::move(backward));
+  return with_backward(inputs({x_sbh, residual_sbh}, {&bias}), sum, std::move(backward));
 }
 
-Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form,
+Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, const MlpActivation& activation,
                            const parallel::Remake& x_again) {
   struct Made {
-    at::Tensor u, y;  // x + bias, gelu of that
+    at::Tensor u, y;  // x + bias, the activation of that
   };
-  const auto activate = [bias, form](const at::Tensor& x) {
-    return Made{x, kernels::bias_activation(x, bias->value, form)};  // x becomes u
+  const auto [form, gated] = activation;
+  const auto activate = [bias, form = form, gated = gated](const at::Tensor& x) {
+    const auto y = gated ? kernels::bias_gated_activation(x, value_of(bias), form)
+                         : kernels::bias_activation(x, value_of(bias), form);
+    return Made{x, y};  // x became u
   };
   const auto made = without_autograd([&] { return activate(x_sbf.detach()); });
   std::function<at::Tensor()> u = [kept = made.u] { return kept; };
-  parallel::Remake y = [kept = made.u, form] { return kernels::activation(kept, form); };
+  parallel::Remake y = [kept = made.u, form = form, gated = gated] {
+    return gated ? kernels::gated_activation(kept, form) : kernels::activation(kept, form);
+  };
   if (x_again) {
     const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); });
     u = [again] { return std::move(again->value().u); };
     y = [again] { return std::move(again->value().y); };
   }
-  auto backward = [u = std::move(u), bias, form](const Gradients& grads) -> Gradients {
-    auto dx = kernels::activation_backward(grads[0].contiguous(), u(), form);
-    kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
-    bias->gradient_written();
+  auto backward = [u = std::move(u), bias, form = form, gated = gated](const Gradients& grads) -> Gradients {
+    auto dx = gated ? kernels::gated_activation_backward(grads[0].contiguous(), u(), form)
+                    : kernels::activation_backward(grads[0].contiguous(), u(), form);
+    bias_backward(bias, dx);
     return {dx};
   };
-  return {with_backward({x_sbf, bias->value}, made.y, std::move(backward)), std::move(y)};
+  return {with_backward(inputs({x_sbf}, {&bias}), made.y, std::move(backward)), std::move(y)};
 }
 
-Remakeable self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options,
-                          bool again) {
+Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size) {
+  const auto split = qkv.view({qkv.size(0), qkv.size(1), groups, -1, head_size});
+  const std::int64_t queries = split.size(3) - 2;
+  return {queries == 1 ? split.select(3, 0) : split.narrow(3, 0, queries), split.select(3, queries),
+          split.select(3, queries + 1), split.narrow(3, 0, queries + 1)};
+}
+
+void Rotary::rotate(const Heads& heads, bool inverse) const {
+  if (table.cos.defined()) kernels::rotate_(heads.q_and_k, table, position_ids_bs, 0, inverse);
+}
+
+Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
   const auto kept = qkv.detach();
-  const auto attend = [kept, head_size, options] {
-    const auto [q, k, v] = heads_of(kept, head_size);
-    return kernels::attention(q, k, v, options);
+  const auto attend = [kept, form] {
+    const Heads heads = heads_of(kept, form.groups, form.head_size);
+    return kernels::attention(heads.q, heads.k, heads.v, form.options);
   };
-  const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) / 3};
-  const auto made = without_autograd(attend);
+  const auto made = without_autograd([&] {
+    form.rotary.rotate(heads_of(kept, form.groups, form.head_size));
+    return attend();
+  });
+  const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) - 2 * form.groups * form.head_size};
   std::function<kernels::AttentionOutput()> forward =
       [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
   parallel::Remake remake;
-  if (again) {
+  if (form.again) {
     const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
     forward = [remade] { return remade->value(); };
     remake = [remade, shape] { return remade->value().out.view(shape); };
   }
-  auto backward = [kept, head_size, options, forward = std::move(forward)](const Gradients& grads) -> Gradients {
+  auto backward = [kept, form, forward = std::move(forward)](const Gradients& grads) -> Gradients {
     const auto out = forward();
-    const auto [q, k, v] = heads_of(kept, head_size);
+    const Heads heads = heads_of(kept, form.groups, form.head_size);
     const auto dqkv = at::empty_like(kept);
-    const auto [dq, dk, dv] = heads_of(dqkv, head_size);
-    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), q, k, v, out, options, dq, dk, dv);
+    const Heads gradients = heads_of(dqkv, form.groups, form.head_size);
+    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
+                                form.options, gradients.q, gradients.k, gradients.v);
+    form.rotary.rotate(gradients, /*inverse=*/true);
     return {dqkv};
   };
   return {with_backward({qkv}, made.out.view(shape), std::move(backward)), std::move(remake)};

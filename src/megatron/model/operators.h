@@ -6,6 +6,7 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/attention.h"
 #include "megatron/kernels/dropout.h"
+#include "megatron/kernels/rope.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
 
@@ -14,7 +15,7 @@
 // this rank, d head size, f feed-forward features of this rank.
 namespace megatron::model {
 
-/// Layer normalization over h (Ba et al. 2016).
+/// Layer normalization over h (Ba et al. 2016) or, without bias, RMSNorm (Zhang & Sennrich 2019).
 struct Norm {
   parallel::ParameterPtr weight, bias;
   double epsilon = 1e-5;
@@ -29,15 +30,15 @@ struct Normed {
 };
 
 /// residual = x, y = norm(x).
-Normed layer_norm(const at::Tensor& x_sbh, const Norm& norm);
+Normed normalized(const at::Tensor& x_sbh, const Norm& norm);
 
 /// residual' = residual + dropout(x + bias), y = norm(residual'): the end of one branch and the start of the next, in
-/// one pass. x's memory becomes residual'. Gradients of `bias` and `norm` are written.
+/// one pass. x's memory becomes residual'. Gradients of `bias`, which may be null, and `norm` are written.
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm);
 
 /// residual + dropout(x + bias): the end of a branch where no norm follows. x's memory becomes the sum, which is not
-/// kept. The gradient of `bias` is written.
+/// kept. The gradient of `bias`, which may be null, is written.
 at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                         const kernels::Dropout& dropout, parallel::Value value = parallel::Value::Needed);
 
@@ -47,16 +48,45 @@ struct Remakeable {
   parallel::Remake remake;  ///< y again; called at most once. Empty: keep y.
 };
 
-/// y [s, b, f] = gelu(x + bias). x's memory becomes x + bias, which is kept; `x_again`, where given, makes x again
-/// instead.
-Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form,
+/// What an MLP does between its two products.
+struct MlpActivation {
+  kernels::Activation form = kernels::Activation::GeluTanh;
+  bool gated = false;  ///< f(first half) * second half (Shazeer 2020)
+};
+
+/// y [s, b, f] = f(x + bias); x [s, b, f], gated [s, b, 2 f]. `bias` may be null. x's memory becomes x + bias, which is
+/// kept; `x_again`, where given, makes x again instead.
+Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, const MlpActivation& activation,
                            const parallel::Remake& x_again = {});
 
-/// Causal attention of the fused projection qkv [s, b, n * 3 * d], rows a head: q, k, v. -> [s, b, n * d]. The heads
-/// are read where they lie and their gradients written where they belong. Keeps qkv and the output; with `again` qkv
-/// alone, and the output is computed again in the backward pass, once.
-Remakeable self_attention(const at::Tensor& qkv, std::int64_t head_size, const kernels::AttentionOptions& options,
-                          bool again = false);
+/// The heads of a fused projection qkv [s, b, g * (n/g + 2) * d], rows a group: its queries, key, value. Views.
+struct Heads {
+  at::Tensor q;        ///< [s, b, g, n/g, d]; [s, b, n, d] where each head has its own key and value
+  at::Tensor k, v;     ///< [s, b, g, d]
+  at::Tensor q_and_k;  ///< [s, b, g, n/g + 1, d]: what rotary positions rotate
+};
+Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size);
+
+/// Rotary positions of a microbatch.
+struct Rotary {
+  kernels::RopeTable table;    ///< its tensors are undefined where there are none
+  at::Tensor position_ids_bs;  ///< [b, s] int64; undefined: 0, 1, 2, …
+
+  /// Turns queries and keys by their positions, in place; back with `inverse`.
+  void rotate(const Heads& heads, bool inverse = false) const;
+};
+
+/// What self_attention needs to know of its input and does with it.
+struct AttentionForm {
+  std::int64_t groups = 0, head_size = 0;  ///< of this rank
+  Rotary rotary;
+  kernels::AttentionOptions options;
+  bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
+};
+
+/// Causal attention of the fused projection qkv (Heads) -> [s, b, n * d]. The heads are read where they lie, rotated
+/// there, and their gradients written where they belong. Keeps qkv and the output.
+Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);

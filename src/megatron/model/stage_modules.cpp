@@ -2,6 +2,8 @@
 
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
+
 #include "megatron/base/error.h"
 
 namespace megatron::model {
@@ -13,24 +15,34 @@ constexpr const char* kPositionEmbedding = "embedding.position_embeddings.weight
 }  // namespace
 
 StageModules::StageModules(const GptOptions& options, const plan::StagePart& part,
-                           const parallel::ParameterStore& parameters, const comm::Group& tp) {
+                           const parallel::ParameterStore& parameters, const comm::Group& tp)
+    : local_heads(options.shape.num_heads / tp.size()),
+      local_groups(std::max<std::int64_t>(options.shape.groups() / tp.size(), 1)),
+      max_positions_(options.shape.max_positions) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
+  const at::Tensor& values = parameters.values();
+  if (options.rope.rotary_dim > 0 && part.num_layers > 0)
+    rope = kernels::rope_table(options.rope, shape.max_positions, values.scalar_type(), values.device());
   if (part.embedding) {
     using parallel::VocabParallelEmbedding;
     words.emplace(parameters.get(kWordEmbedding), shape.vocab, "token id", tp, VocabParallelEmbedding::Options{split});
-    positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
-                      VocabParallelEmbedding::Options{split});
+    if (shape.learned_positions)
+      positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
+                        VocabParallelEmbedding::Options{split});
   }
   const Block::Options block{.epsilon = options.layernorm_epsilon,
-                             .gelu = options.gelu,
+                             .activation = {.form = options.activation, .gated = shape.gated},
+                             .rms_norm = shape.rms_norm,
+                             .linear_bias = shape.linear_bias,
+                             .qkv_bias = shape.linear_bias || shape.qkv_bias,
                              .sequence_parallel = split,
-                             .keep_gelu = !options.recompute.gelu && !options.recompute.mlp,
+                             .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
                              .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
     blocks.emplace_back(parameters, concat("decoder.layers.", l, "."), block, tp);
   if (!part.output) return;
-  final_norm = norm_of(parameters, "decoder.final_layernorm.", options.layernorm_epsilon);
+  final_norm = norm_of(parameters, "decoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
   output.emplace(parameters.get(shape.tied_output ? kWordEmbedding : "output_layer.weight"), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
                                                         .label_smoothing = options.label_smoothing,
@@ -39,7 +51,20 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
 }
 
 at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const {
-  return words->forward(tokens_sb).add(positions->forward(positions_sb));
+  const auto x = words->forward(tokens_sb);
+  return positions ? x.add(positions->forward(positions_sb)) : x;
+}
+
+void StageModules::check_positions(const at::Tensor& position_ids, std::int64_t count) const {
+  if (!rope.cos.defined()) return;  // learned positions are checked where they are looked up
+  std::int64_t lowest = 0, highest = count - 1;
+  if (position_ids.defined()) {
+    lowest = position_ids.min().item<std::int64_t>();
+    highest = position_ids.max().item<std::int64_t>();
+  }
+  if (lowest < 0 || highest >= max_positions_)
+    throw ConfigError(rule_got_fix(concat("each position id must be one of 0 … ", max_positions_ - 1),
+                                   concat("position id ", lowest < 0 ? lowest : highest)));
 }
 
 at::Tensor counted_positions(std::int64_t s, std::int64_t b, at::Device device) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "megatron/kernels/rope.h"
 #include "megatron/model/block.h"
 #include "megatron/model/gpt.h"
 #include "megatron/parallel/embedding.h"
@@ -14,16 +15,24 @@ namespace megatron::model {
 /// What one pipeline stage of a GPT is made of: the layers of `part`, as `options` say, on their parameters. Training
 /// (gpt.h) and decoding (decode.h) run the same modules.
 struct StageModules {
-  std::optional<parallel::VocabParallelEmbedding> words, positions;  ///< of the first stage
-  std::vector<Block> blocks;                                         ///< layers part.first_layer …
-  std::optional<Norm> final_norm;                                    ///< of the last stage
-  std::optional<parallel::VocabParallelOutput> output;               ///< of the last stage
+  std::optional<parallel::VocabParallelEmbedding> words, positions;  ///< of the first stage; learned positions
+  kernels::RopeTable rope;                                           ///< of rotary positions, else undefined tensors
+  std::int64_t local_heads, local_groups;  ///< of this rank: query heads, and the groups that share key and value
+  std::vector<Block> blocks;               ///< layers part.first_layer …
+  std::optional<Norm> final_norm;          ///< of the last stage
+  std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
 
   StageModules(const GptOptions& options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
                const comm::Group& tp);
 
+  /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
+  void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
+
   /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. Collective over tp.
   at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const;
+
+ private:
+  std::int64_t max_positions_;
 };
 
 /// [s, b] int64: 0, 1, 2, … in each sequence.

@@ -12,10 +12,13 @@ std::int64_t parameter_count(const GptShape& shape) {
 
 ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length) {
   const auto h = static_cast<double>(shape.hidden), ffn = static_cast<double>(shape.ffn_hidden);
+  const auto queries = static_cast<double>(shape.query_rows()), qkv = static_cast<double>(shape.qkv_rows());
+  const auto fc1 = static_cast<double>(shape.fc1_rows());
   const auto vocab = static_cast<double>(shape.padded_vocab), length = static_cast<double>(seq_length);
   const double tokens = static_cast<double>(sequences) * length;
-  return {.layer_matrices = 2 * tokens * (h * 3 * h + h * h + 2 * h * ffn),
-          .layer_attention = 2 * tokens * length * h,
+  return {.layer_matrices = 2 * tokens * h * (qkv + queries + fc1 + ffn),
+          .layer_fc1 = 2 * tokens * h * fc1,
+          .layer_attention = 2 * tokens * length * queries,
           .output = 2 * tokens * h * vocab};
 }
 

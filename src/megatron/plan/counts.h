@@ -12,18 +12,20 @@ std::int64_t parameter_count(const GptShape& shape);
 
 /// Floating-point operations of forward and backward over `sequences` sequences of `seq_length` tokens, as Megatron-LM
 /// counts them: a multiply-add is two, backward is twice forward, causal attention counts half of its square, and the
-/// output layer counts its padded rows. What is computed again in backward does not count.
+/// output layer counts its padded rows. What is computed again in backward does not count, nor that ranks which share a
+/// key and value head compute both.
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
 
 /// Floating-point operations of the forward pass, by part; the embedding has none. As training_flops() counts.
 struct ForwardFlops {
   double layer_matrices = 0;   ///< of one layer: products with weights
+  double layer_fc1 = 0;        ///< the part of these that is the MLP's first product
   double layer_attention = 0;  ///< of one layer: products of activations
   double output = 0;           ///< output layer
 };
 ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
 
-/// Bytes of one element of parameters, gradients and activations: train.dtype.
+/// Bytes of one element of parameters and activations: train.dtype.
 std::int64_t element_bytes(const config::RunConfig& config);
 
 /// Elements at which a bucket of gradients closes, as buffer_layout() takes it: optimizer.bucket_size, or Megatron's

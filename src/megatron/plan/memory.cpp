@@ -10,10 +10,12 @@ namespace {
 /// Sizes of one token's tensors, in elements of a tensor-parallel rank.
 struct Token {
   std::int64_t stream;      ///< residual stream and what is as wide outside of the matrices
-  std::int64_t heads;       ///< q, or k, or v, or the attention's output
-  std::int64_t inner;       ///< inside of the MLP
-  std::int64_t statistics;  ///< mean and reciprocal deviation of both norms
-  std::int64_t logsumexp;
+  std::int64_t queries;     ///< q, or the attention's output
+  std::int64_t qkv;         ///< the fused projection
+  std::int64_t fc1;         ///< what the MLP's first product gives
+  std::int64_t inner;       ///< what its second one takes
+  std::int64_t statistics;  ///< of both norms: reciprocal deviation, and LayerNorm's mean; in fp32 or wider
+  std::int64_t logsumexp;   ///< in fp32 or wider
 };
 
 Token token_of(const config::RunConfig& config, const GptShape& shape) {
@@ -21,9 +23,11 @@ Token token_of(const config::RunConfig& config, const GptShape& shape) {
   const bool split = config.parallel.sp && tp > 1;
   // Statistics are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
   return {.stream = split ? shape.hidden / tp : shape.hidden,
-          .heads = shape.hidden / tp,
+          .queries = shape.query_rows() / tp,
+          .qkv = (shape.query_rows() / tp) + 2 * std::max<std::int64_t>(shape.groups() / tp, 1) * shape.head(),
+          .fc1 = shape.fc1_rows() / tp,
           .inner = shape.ffn_hidden / tp,
-          .statistics = 4,
+          .statistics = shape.rms_norm ? 2 : 4,
           .logsumexp = shape.num_heads / tp};
 }
 
@@ -69,9 +73,11 @@ EmbeddingOperations embedding_operations(const config::RunConfig& config, const 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
 std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape& shape) {
   const Token token = token_of(config, shape);
-  // Inputs, of the first and the third as the stream before the norm; then gradients of the four outputs.
-  const std::int64_t inputs = 2 * token.stream + token.heads + token.inner;
-  const std::int64_t outputs = 3 * token.heads + token.inner + 2 * token.stream;
+  // Inputs, of the first and the third as the stream before the norm, of the last as it is kept; then gradients of the
+  // four outputs.
+  const bool again = config.train.recompute_gelu && !recomputes(config, "mlp");
+  const std::int64_t inputs = 2 * token.stream + token.queries + (again ? token.fc1 : token.inner);
+  const std::int64_t outputs = token.qkv + token.fc1 + 2 * token.stream;
   return tokens_of(config) * (inputs + outputs) * element_bytes(config);
 }
 
@@ -80,10 +86,14 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape&
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape) {
   const Token token = token_of(config, shape);
   const int split = config.parallel.sp ? config.parallel.tp : 1;
-  std::int64_t elements = 2 * token.stream + 3 * token.heads;
-  if (!recomputes(config, "core_attn")) elements += token.heads + token.logsumexp;
-  if (!recomputes(config, "mlp")) elements += (config.train.recompute_gelu ? 1 : 2) * token.inner;
-  return (tokens_of(config) * elements + tokens_of(config) * token.statistics / split) * element_bytes(config);
+  std::int64_t elements = 2 * token.stream + token.qkv, wide = 0;
+  if (!recomputes(config, "core_attn")) {
+    elements += token.queries;
+    wide += token.logsumexp;
+  }
+  if (!recomputes(config, "mlp")) elements += token.fc1 + (config.train.recompute_gelu ? 0 : token.inner);
+  const std::int64_t tokens = tokens_of(config), wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
+  return tokens * elements * element_bytes(config) + (tokens * wide + tokens * token.statistics / split) * wide_bytes;
 }
 
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part) {
@@ -119,7 +129,7 @@ schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& sha
     const auto again = static_cast<double>(full_recomputation(config.train, part.num_layers).layers);
     double input = layers * (matrices + 2 * attention) + again * (matrices + attention);
     if (recomputes(config, "core_attn")) input += layers * attention;
-    if (recomputes(config, "mlp")) input += layers * matrices / 3;  // the first of its two products: a third of all
+    if (recomputes(config, "mlp")) input += layers * flops.layer_fc1 / unit;
     double forward = layers * (matrices + attention) + (part.output ? 3 * output : 0);
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;

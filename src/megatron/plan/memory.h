@@ -7,9 +7,10 @@
 namespace megatron::plan {
 
 /// Bytes that one layer keeps for the backward pass of one microbatch on each tensor-parallel rank, as model/ holds
-/// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and the
-/// MLP's inner activation. Outputs of norms and, with train.recompute_gelu, of GELU are computed again; dropout masks
-/// too. `config` is resolved; train.recompute full is not considered here.
+/// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and
+/// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
+/// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
+/// here.
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape);
 
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -14,8 +15,8 @@
 #include "megatron/data/split.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/memory.h"
-#include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/parameter_groups.h"
+#include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
 namespace {
@@ -96,21 +97,59 @@ std::int64_t width_for_heads(const config::ModelConfig& model) {
   return std::clamp<std::int64_t>(model.hidden_size, 0, kLargestWidth) / heads * heads + heads;
 }
 
+void check_attention(const config::ModelConfig& model, Rules& rules) {
+  const std::int64_t heads = model.num_attention_heads;
+  rules.range<std::int64_t>("model.num_attention_heads", heads, 1, kLargestWidth);
+  rules.range<std::int64_t>("model.kv_channels", model.kv_channels, 0, kLargestWidth);
+  if (model.kv_channels == 0)
+    rules.require(heads < 1 || model.hidden_size % heads == 0,
+                  "model.hidden_size must divide by model.num_attention_heads.",
+                  concat(model.hidden_size, " and ", heads), concat("--model.hidden_size ", width_for_heads(model)));
+  rules.require(
+      heads > kLargestWidth || model.kv_channels > kLargestWidth || heads * model.kv_channels <= kLargestWidth,
+      concat("model.num_attention_heads x model.kv_channels must be at most ", kLargestWidth, "."),
+      concat(heads, " x ", model.kv_channels));
+  rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kLargestWidth);
+  if (model.num_query_groups > 0 && heads > 0)
+    rules.require(heads % model.num_query_groups == 0,
+                  "model.num_attention_heads must divide by model.num_query_groups.",
+                  concat(heads, " heads, ", model.num_query_groups, " groups"),
+                  concat("--model.num_query_groups ", std::gcd(heads, model.num_query_groups)));
+}
+
+void check_positions(const config::ModelConfig& model, Rules& rules) {
+  rules.one_of("model.position_embedding_type", model.position_embedding_type, {"learned_absolute", "rope", "none"});
+  rules.range("model.rotary_base", model.rotary_base, 1.0, 1e12);
+  rules.option("model.rotary_percent", model.rotary_percent > 0 && model.rotary_percent <= 1,
+               "must be above 0 and at most 1.", concat(model.rotary_percent));
+  rules.range("model.rope_scaling_factor", model.rope_scaling_factor, 1.0, 1e6);
+  rules.range("model.rope_low_freq_factor", model.rope_low_freq_factor, 1e-6, 1e6);
+  rules.require(model.rope_high_freq_factor > model.rope_low_freq_factor && model.rope_high_freq_factor <= 1e9,
+                "model.rope_high_freq_factor must be above model.rope_low_freq_factor.",
+                concat(model.rope_high_freq_factor, " and ", model.rope_low_freq_factor));
+  rules.range<std::int64_t>("model.rope_original_positions", model.rope_original_positions, 1, kMostPositions);
+  const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
+  const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
+  if (model.position_embedding_type != "rope" || head < 1 || model.rotary_percent > 1) return;
+  const std::int64_t rotated = rotary_features(head, model.rotary_percent);
+  rules.require(rotated >= 2 && rotated % 2 == 0,
+                "rope rotates pairs: model.rotary_percent of a head's features must be an even number.",
+                concat(rotated, " of ", head), "--model.rotary_percent 1 (the default) with heads of even size");
+}
+
 void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_layers", model.num_layers, 1, kMostLayers);
   rules.range<std::int64_t>("model.hidden_size", model.hidden_size, 1, kLargestWidth);
-  rules.range<std::int64_t>("model.num_attention_heads", model.num_attention_heads, 1, kLargestWidth);
   rules.range<std::int64_t>("model.ffn_hidden_size", model.ffn_hidden_size, 0, kLargestFfn);
   rules.range<std::int64_t>("model.max_position_embeddings", model.max_position_embeddings, 0, kMostPositions);
   rules.range<std::int64_t>("model.vocab_size", model.vocab_size, 0, kLargestVocab);
   rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
-  rules.require(model.num_attention_heads < 1 || model.hidden_size % model.num_attention_heads == 0,
-                "model.hidden_size must divide by model.num_attention_heads.",
-                concat(model.hidden_size, " and ", model.num_attention_heads),
-                concat("--model.hidden_size ", width_for_heads(model)));
+  check_attention(model, rules);
+  check_positions(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
                concat(model.layernorm_epsilon));
-  rules.one_of("model.gelu", model.gelu, {"tanh", "erf"});
+  rules.one_of("model.normalization", model.normalization, {"LayerNorm", "RMSNorm"});
+  rules.one_of("model.activation", model.activation, {"gelu_tanh", "gelu", "silu", "relu", "squared_relu"});
   rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
   const auto probability = [&](const char* option, double p) {
     rules.option(option, p >= 0 && p < 1, "must be from 0 to below 1.", concat(p));
@@ -165,12 +204,38 @@ void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
 }
 
+void check_precision(const config::OptimizerConfig& optimizer, const std::string& dtype, Rules& rules) {
+  rules.one_of("train.dtype", dtype, {"fp32", "fp64", "bf16", "fp16"});
+  rules.one_of("optimizer.grad_dtype", optimizer.grad_dtype, {"fp32", "bf16", "fp16"});
+  rules.require(optimizer.grad_dtype == "fp32" || optimizer.grad_dtype == dtype,
+                "optimizer.grad_dtype must be fp32 or train.dtype.", concat(optimizer.grad_dtype, " and ", dtype),
+                "--optimizer.grad_dtype fp32 (the default)");
+  rules.one_of("optimizer.state_dtype", optimizer.state_dtype, {"fp32", "bf16"});
+  rules.require(optimizer.loss_scale == 0 || dtype == "fp16",
+                "optimizer.loss_scale needs train.dtype fp16: gradients of the others do not vanish.", dtype,
+                "--optimizer.loss_scale 0 (the default)");
+  const auto scale = [&](const char* option, double value, double low) {
+    rules.option(option, std::isfinite(value) && value >= low && value <= 0x1p64,
+                 concat("must be from ", low, " to 2^64."), concat(value));
+  };
+  scale("optimizer.loss_scale", optimizer.loss_scale, 0);
+  scale("optimizer.min_loss_scale", optimizer.min_loss_scale, 0x1p-24);
+  scale("optimizer.initial_loss_scale", optimizer.initial_loss_scale, 0x1p-24);
+  rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMostSteps);
+  rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
+}
+
 void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
+  rules.one_of("optimizer.name", optimizer.name, {"adam", "sgd", "lion"});
   const auto decay = [&](const char* option, double value) {
     rules.option(option, value >= 0 && value < 1, "must be from 0 to below 1.", concat(value));
   };
   decay("optimizer.adam_beta1", optimizer.adam_beta1);
   decay("optimizer.adam_beta2", optimizer.adam_beta2);
+  decay("optimizer.sgd_momentum", optimizer.sgd_momentum);
+  decay("optimizer.lion_beta1", optimizer.lion_beta1);
+  decay("optimizer.lion_beta2", optimizer.lion_beta2);
+  rules.attempt([&] { multipliers(optimizer, {}); });
   rules.option("optimizer.adam_eps", optimizer.adam_eps > 0, "must be above 0.", concat(optimizer.adam_eps));
   rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
                concat(optimizer.weight_decay));
@@ -204,38 +269,12 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
   rules.option("train.out", !train.out.empty(), "must name the run's folder.", "nothing");
-void check_precision(const config::OptimizerConfig& optimizer, const std::string& dtype, Rules& rules) {
-  rules.one_of("train.dtype", dtype, {"fp32", "fp64", "bf16", "fp16"});
-  rules.one_of("optimizer.grad_dtype", optimizer.grad_dtype, {"fp32", "bf16", "fp16"});
-  rules.require(optimizer.grad_dtype == "fp32" || optimizer.grad_dtype == dtype,
-                "optimizer.grad_dtype must be fp32 or train.dtype.", concat(optimizer.grad_dtype, " and ", dtype),
-                "--optimizer.grad_dtype fp32 (the default)");
-  rules.one_of("optimizer.state_dtype", optimizer.state_dtype, {"fp32", "bf16"});
-  rules.require(optimizer.loss_scale == 0 || dtype == "fp16",
-                "optimizer.loss_scale needs train.dtype fp16: gradients of the others do not vanish.", dtype,
-                "--optimizer.loss_scale 0 (the default)");
-  const auto scale = [&](const char* option, double value, double low) {
-    rules.option(option, std::isfinite(value) && value >= low && value <= 0x1p64,
-                 concat("must be from ", low, " to 2^64."), concat(value));
-  };
-  scale("optimizer.loss_scale", optimizer.loss_scale, 0);
-  scale("optimizer.min_loss_scale", optimizer.min_loss_scale, 0x1p-24);
-  scale("optimizer.initial_loss_scale", optimizer.initial_loss_scale, 0x1p-24);
-  rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMostSteps);
-  rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
-}
-
   rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
-  rules.one_of("optimizer.name", optimizer.name, {"adam", "sgd", "lion"});
   rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
   rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
   rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, data.seq_length),
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
                 concat(train.micro_batch_size, " x ", data.seq_length));
-  decay("optimizer.sgd_momentum", optimizer.sgd_momentum);
-  decay("optimizer.lion_beta1", optimizer.lion_beta1);
-  decay("optimizer.lion_beta2", optimizer.lion_beta2);
-  rules.attempt([&] { multipliers(optimizer, {}); });
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
@@ -256,6 +295,9 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                   Rules& rules) {
   rules.at_least("checkpoint.save_interval", checkpoint.save_interval, 0);
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
+  rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
+  rules.require(!checkpoint.finetune || !checkpoint.load.empty(),
+                "checkpoint.finetune needs checkpoint.load, the folder of the weights.", "none", "--load FOLDER");
   rules.at_least("log.interval", log.interval, 1);
   rules.attempt([&] { Progress::mode_of(log.progress); });
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
@@ -269,7 +311,9 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
 void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
   config::ModelConfig& model = config.model;
-  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth) model.ffn_hidden_size = 4 * model.hidden_size;
+  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth)
+    model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(model.hidden_size * 8 / 3 / 64, 1) * 64
+                                                    : 4 * model.hidden_size;
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
   if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
   rules.require(model.max_position_embeddings >= config.data.seq_length,
@@ -427,6 +471,10 @@ bool is_schedule_file(const std::string& pp_schedule) {
          std::filesystem::is_regular_file(pp_schedule, error);
 }
 
+std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
+  return static_cast<std::int64_t>(static_cast<double>(head_size) * rotary_percent);
+}
+
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
   return {.num_layers = model.num_layers,
@@ -437,7 +485,14 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, config.parallel.tp),
           .max_positions = model.max_position_embeddings,
           .tied_output = !model.untie_embeddings_and_output_weights,
-          .init_std = model.init_method_std};
+          .init_std = model.init_method_std,
+          .num_groups = model.num_query_groups,
+          .head_size = model.kv_channels,
+          .rms_norm = model.normalization == "RMSNorm",
+          .gated = model.gated_linear_unit,
+          .linear_bias = model.add_bias_linear,
+          .qkv_bias = model.add_qkv_bias,
+          .learned_positions = model.position_embedding_type == "learned_absolute"};
 }
 
 ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
@@ -446,6 +501,7 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   check_parallel(config.parallel, facts, rules);
   check_data(config.data, facts, rules);
   check_optimizer(config.optimizer, rules);
+  check_precision(config.optimizer, config.train.dtype, rules);
   check_schedule(config.schedule, rules);
   check_train(config.train, config.data, rules);
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
@@ -477,4 +533,3 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
 }
 
 }  // namespace megatron::plan
-  check_precision(config.optimizer, config.train.dtype, rules);

@@ -45,6 +45,9 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
 /// Whether parallel.pp_schedule names a file: it has a '.' or a '/', or is no schedule's name and a file is so called.
 bool is_schedule_file(const std::string& pp_schedule);
 
+/// Features of each head that rotary positions rotate.
+std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
+
 /// The model's sizes; `config` is resolved.
 GptShape gpt_shape(const config::RunConfig& config);
 

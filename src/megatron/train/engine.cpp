@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/model/options.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
@@ -10,40 +11,6 @@
 
 namespace megatron::train {
 namespace {
-
-model::Recompute recompute_options(const config::TrainConfig& train) {
-  using Layers = model::Recompute::Layers;
-  const auto& modules = train.recompute_modules;
-  const auto selected = [&](const char* name) {
-    return train.recompute == "selective" && std::find(modules.begin(), modules.end(), name) != modules.end();
-  };
-  const Layers method = train.recompute_method == "block" ? Layers::Block : Layers::Uniform;
-  return {.layers = train.recompute == "full" ? method : Layers::None,
-          .num_layers = method == Layers::Uniform && train.recompute_num_layers == 0 ? 1 : train.recompute_num_layers,
-          .distribute_inputs = train.distribute_saved_activations,
-          .attention_core = selected("core_attn"),
-          .mlp = selected("mlp"),
-          .gelu = train.recompute_gelu};
-}
-
-model::GptOptions model_options(const plan::ResolvedRun& run) {
-  const config::RunConfig& config = run.config;
-  return {.shape = run.shape,
-          .gelu = config.model.gelu == "erf" ? kernels::Activation::GeluErf : kernels::Activation::GeluTanh,
-          .layernorm_epsilon = config.model.layernorm_epsilon,
-/// What this rank updates: everything.
-std::vector<plan::Shard> owned_shards(const parallel::ParameterStore& parameters) {
-  return plan::shards(parameters.layout(), 1, 0);
-}
-
-          .hidden_dropout = config.model.hidden_dropout,
-          .attention_dropout = config.model.attention_dropout,
-          .label_smoothing = config.train.label_smoothing,
-          .loss_chunk_tokens = config.train.loss_chunk_tokens,
-          .sequence_parallel = config.parallel.sp,
-          .recompute = recompute_options(config.train),
-          .seed = config.train.seed};
-}
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
@@ -60,8 +27,13 @@ std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel
                                     const parallel::ParameterStore& parameters) {
   std::vector<model::Gpt> stages;
   for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)))
-    stages.emplace_back(model_options(run), part, parameters, context.group(plan::Axis::Tp));
+    stages.emplace_back(model::gpt_options(run.config, run.shape), part, parameters, context.group(plan::Axis::Tp));
   return stages;
+}
+
+/// What this rank updates: everything.
+std::vector<plan::Shard> owned_shards(const parallel::ParameterStore& parameters) {
+  return plan::shards(parameters.layout(), 1, 0);
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -82,11 +54,6 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
 std::unique_ptr<optim::UpdateRule> update_rule(const config::OptimizerConfig& optimizer) {
   if (optimizer.name == "sgd") return optim::sgd(optimizer.sgd_momentum);
   if (optimizer.name == "lion") return optim::lion({.beta1 = optimizer.lion_beta1, .beta2 = optimizer.lion_beta2});
-  const std::string& name = config.train.dtype;
-  return name == "fp64" ? at::kDouble : name == "bf16" ? at::kBFloat16 : name == "fp16" ? at::kHalf : at::kFloat;
-}
-
-at::ScalarType loss_type(const config::RunConfig& config) {
   return optim::adam({.beta1 = optimizer.adam_beta1, .beta2 = optimizer.adam_beta2, .eps = optimizer.adam_eps});
 }
 
@@ -115,6 +82,11 @@ std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
 }  // namespace
 
 at::ScalarType scalar_type(const config::RunConfig& config) {
+  const std::string& name = config.train.dtype;
+  return name == "fp64" ? at::kDouble : name == "bf16" ? at::kBFloat16 : name == "fp16" ? at::kHalf : at::kFloat;
+}
+
+at::ScalarType loss_type(const config::RunConfig& config) {
   return config.train.dtype == "fp64" ? at::kDouble : at::kFloat;
 }
 

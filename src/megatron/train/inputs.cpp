@@ -28,7 +28,26 @@ constexpr const char* kArchitecture[] = {"model.num_layers",
                                          "model.vocab_size",
                                          "model.untie_embeddings_and_output_weights",
                                          "model.layernorm_epsilon",
+<<<<<<< ours
                                          "model.gelu"};
+=======
+                                         "model.num_query_groups",
+                                         "model.kv_channels",
+                                         "model.normalization",
+                                         "model.activation",
+                                         "model.gated_linear_unit",
+                                         "model.add_bias_linear",
+                                         "model.add_qkv_bias",
+                                         "model.position_embedding_type",
+                                         "model.rotary_base",
+                                         "model.rotary_percent",
+                                         "model.rotary_interleaved",
+                                         "model.rope_scaling_factor",
+                                         "model.rope_low_freq_factor",
+                                         "model.rope_high_freq_factor",
+                                         "model.rope_original_positions",
+                                         "train.dtype"};
+>>>>>>> theirs
 // Options that decide which samples come next: consumed samples of one order are not those of another.
 constexpr const char* kOrderOfSamples[] = {"train.seed", "data.split", "data.seq_length"};
 

@@ -1,0 +1,64 @@
+#include "megatron/model/options.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "megatron/plan/rules.h"
+
+namespace megatron::model {
+namespace {
+
+kernels::Activation activation_of(const std::string& name) {
+  using kernels::Activation;
+  if (name == "gelu_tanh") return Activation::GeluTanh;
+  if (name == "gelu") return Activation::GeluErf;
+  if (name == "silu") return Activation::Silu;
+  if (name == "relu") return Activation::Relu;
+  if (name == "squared_relu") return Activation::SquaredRelu;
+  throw std::logic_error("an activation that the rules let through: " + name);
+}
+
+kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::GptShape& shape) {
+  if (model.position_embedding_type != "rope") return {};
+  return {.rotary_dim = plan::rotary_features(shape.head(), model.rotary_percent),
+          .base = model.rotary_base,
+          .interleaved = model.rotary_interleaved,
+          .scaling = {.factor = model.rope_scaling_factor,
+                      .low_freq_factor = model.rope_low_freq_factor,
+                      .high_freq_factor = model.rope_high_freq_factor,
+                      .original_positions = model.rope_original_positions}};
+}
+
+Recompute recompute_options(const config::TrainConfig& train) {
+  using Layers = Recompute::Layers;
+  const auto& modules = train.recompute_modules;
+  const auto selected = [&](const char* name) {
+    return train.recompute == "selective" && std::find(modules.begin(), modules.end(), name) != modules.end();
+  };
+  const Layers method = train.recompute_method == "block" ? Layers::Block : Layers::Uniform;
+  return {.layers = train.recompute == "full" ? method : Layers::None,
+          .num_layers = method == Layers::Uniform && train.recompute_num_layers == 0 ? 1 : train.recompute_num_layers,
+          .distribute_inputs = train.distribute_saved_activations,
+          .attention_core = selected("core_attn"),
+          .mlp = selected("mlp"),
+          .gelu = train.recompute_gelu};
+}
+
+}  // namespace
+
+GptOptions gpt_options(const config::RunConfig& config, const plan::GptShape& shape) {
+  return {.shape = shape,
+          .activation = activation_of(config.model.activation),
+          .rope = rope_options(config.model, shape),
+          .layernorm_epsilon = config.model.layernorm_epsilon,
+          .hidden_dropout = config.model.hidden_dropout,
+          .attention_dropout = config.model.attention_dropout,
+          .label_smoothing = config.train.label_smoothing,
+          .loss_chunk_tokens = config.train.loss_chunk_tokens,
+          .sequence_parallel = config.parallel.sp,
+          .recompute = recompute_options(config.train),
+          .seed = config.train.seed};
+}
+
+}  // namespace megatron::model
