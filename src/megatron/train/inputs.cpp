@@ -28,9 +28,6 @@ constexpr const char* kArchitecture[] = {"model.num_layers",
                                          "model.vocab_size",
                                          "model.untie_embeddings_and_output_weights",
                                          "model.layernorm_epsilon",
-<<<<<<< ours
-                                         "model.gelu"};
-=======
                                          "model.num_query_groups",
                                          "model.kv_channels",
                                          "model.normalization",
@@ -45,9 +42,7 @@ constexpr const char* kArchitecture[] = {"model.num_layers",
                                          "model.rope_scaling_factor",
                                          "model.rope_low_freq_factor",
                                          "model.rope_high_freq_factor",
-                                         "model.rope_original_positions",
-                                         "train.dtype"};
->>>>>>> theirs
+                                         "model.rope_original_positions"};
 // Options that decide which samples come next: consumed samples of one order are not those of another.
 constexpr const char* kOrderOfSamples[] = {"train.seed", "data.split", "data.seq_length"};
 
