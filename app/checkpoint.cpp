@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "app/checkpoint_interchange.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/difference.h"
@@ -226,7 +227,9 @@ int checkpoint(const Args& args) {
                    {"verify", "Compares every byte with its checksum.", verify},
                    {"reshard", "Writes a checkpoint anew, in other files or another dtype.", reshard},
                    {"diff", "Says which tensors of two checkpoints differ, and by how much.", diff},
-                   {"prune", "Removes old checkpoints.", prune}},
+                   {"prune", "Removes old checkpoints.", prune},
+                   {"import", "Makes a checkpoint of a Hugging Face folder, or of Megatron-LM's.", checkpoint_import},
+                   {"export", "Writes weights as a Hugging Face folder.", checkpoint_export}},
                   args);
 }
 

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/model_config.h"
@@ -25,5 +27,12 @@ std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::pa
 /// The network whose weights `folder`, of any kind, holds: all that the weights and the results depend on. Options of
 /// training that such a folder does not know (dropout in Megatron-LM's is known) keep their defaults.
 config::ModelConfig model_config_of(const std::filesystem::path& folder);
+
+/// What `model` computes otherwise than the network in `folder`, where shapes do not tell: "model.rotary_base: 10000,
+/// and 50000 in the folder". Empty: the weights mean the same in it.
+std::vector<std::string> differences(const config::ModelConfig& model, const std::filesystem::path& folder);
+
+/// Throws ConfigError that lists them.
+void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder);
 
 }  // namespace megatron::interchange

@@ -1,0 +1,412 @@
+#include "megatron/interchange/hf_config.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/interchange/json.h"
+#include "megatron/interchange/json_fields.h"
+
+namespace megatron::interchange {
+namespace {
+
+using nlohmann::json;
+
+// Bounds of what is computed with before the weights are there to be compared with.
+constexpr std::int64_t kMaxLayers = 1 << 14, kMaxWidth = 1 << 24, kMaxVocab = std::int64_t{1} << 31;
+constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
+
+/// Hugging Face's name of an activation, ours; of several names for one function the first is written.
+constexpr std::array<std::pair<const char*, const char*>, 8> kActivations = {{{"gelu", "gelu"},
+                                                                              {"gelu_new", "gelu_tanh"},
+                                                                              {"gelu_pytorch_tanh", "gelu_tanh"},
+                                                                              {"gelu_fast", "gelu_tanh"},
+                                                                              {"silu", "silu"},
+                                                                              {"swish", "silu"},
+                                                                              {"relu", "relu"},
+                                                                              {"relu2", "squared_relu"}}};
+
+std::string our_activation(JsonFields& fields, const std::string& key, const std::string& otherwise) {
+  const std::string name = fields.text(key, otherwise);
+  for (const auto& [theirs, ours] : kActivations)
+    if (name == theirs) return ours;
+  fields.refuse(key, "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu or relu2");
+}
+
+std::string their_activation(const std::string& name) {
+  for (const auto& [theirs, ours] : kActivations)
+    if (name == ours) return theirs;
+  throw std::logic_error(concat("an activation without a name in config.json: ", name));
+}
+
+/// What all families have and no result depends on; what must have one value.
+void common_fields(JsonFields& fields) {
+  fields.ignore({"_name_or_path",
+                 "architectures",
+                 "model_type",
+                 "chunk_size_feed_forward",
+                 "dtype",
+                 "torch_dtype",
+                 "id2label",
+                 "label2id",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "output_past",
+                 "problem_type",
+                 "return_dict",
+                 "transformers_version",
+                 "use_cache",
+                 "task_specific_params",
+                 "gradient_checkpointing",
+                 "torchscript",
+                 "use_bfloat16",
+                 "classifier_dropout",
+                 "pretraining_tp",
+                 "tokenizer_class",
+                 "prefix",
+                 "finetuning_task",
+                 "transformers.js_config",
+                 "_attn_implementation_autoset",
+                 "attn_implementation",
+                 "is_llama_config",
+                 "unsloth_version",
+                 "unsloth_fixed",
+                 "sep_token_id",
+                 "decoder_start_token_id"});
+  // Defaults of text generation, which transformers 4 wrote here.
+  fields.ignore({"bad_words_ids",
+                 "begin_suppress_tokens",
+                 "diversity_penalty",
+                 "do_sample",
+                 "early_stopping",
+                 "encoder_no_repeat_ngram_size",
+                 "exponential_decay_length_penalty",
+                 "forced_bos_token_id",
+                 "forced_eos_token_id",
+                 "length_penalty",
+                 "max_length",
+                 "min_length",
+                 "no_repeat_ngram_size",
+                 "num_beam_groups",
+                 "num_beams",
+                 "num_return_sequences",
+                 "output_scores",
+                 "remove_invalid_values",
+                 "repetition_penalty",
+                 "return_dict_in_generate",
+                 "suppress_tokens",
+                 "temperature",
+                 "top_k",
+                 "top_p",
+                 "typical_p",
+                 "tf_legacy_loss"});
+  fields.must_be("is_encoder_decoder", false);
+  fields.must_be("add_cross_attention", false);
+  fields.must_be("is_decoder", false);
+  fields.must_be("pruned_heads", json::object());
+  fields.must_be("cross_attention_hidden_size", nullptr);
+  fields.must_be("tie_encoder_decoder", false);
+}
+
+void check_architecture(const json& object, JsonFields& fields, const std::vector<std::string>& known) {
+  const auto list = object.find("architectures");
+  if (list == object.end() || list->is_null()) return;
+  for (const std::string& name : known)
+    if (*list == json::array({name})) return;
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "[\"" : "\"], [\"") + name;
+  fields.refuse("architectures", names + "\"]");
+}
+
+config::ModelConfig gpt2_model(const json& object, JsonFields& fields) {
+  check_architecture(object, fields, {"GPT2LMHeadModel", "GPT2Model"});
+  fields.ignore({"n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+                 "summary_use_proj", "reorder_and_upcast_attn"});  // the last: where softmax is computed in float32
+  fields.must_be("scale_attn_weights", true);
+  fields.must_be("scale_attn_by_inverse_layer_idx", false);
+  config::ModelConfig model;
+  model.num_layers = fields.size("n_layer", kMaxLayers);
+  model.hidden_size = fields.size("n_embd", kMaxWidth);
+  model.num_attention_heads = fields.size("n_head", kMaxWidth);
+  model.ffn_hidden_size = fields.size("n_inner", kMaxWidth, 4 * model.hidden_size);
+  model.max_position_embeddings = fields.size("n_positions", kMaxVocab);
+  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.activation = our_activation(fields, "activation_function", "gelu_new");
+  model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-5);
+  model.init_method_std = fields.number("initializer_range", 0.02);
+  model.hidden_dropout = fields.number("resid_pdrop", 0.1);
+  fields.ignore({"embd_pdrop"});  // one option here; it matters to training alone
+  model.attention_dropout = fields.number("attn_pdrop", 0.1);
+  model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", true);
+  return model;
+}
+
+/// "rope_type", or "type" as older folders say.
+std::string rope_type(JsonFields& fields) { return fields.text("rope_type", fields.text("type", "default")); }
+
+/// Base and scaling of the rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
+void read_rope(const json& object, JsonFields& fields, config::ModelConfig& model) {
+  model.position_embedding_type = "rope";
+  model.rotary_base = fields.number("rope_theta", 10000);
+  const std::string key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  fields.ignore({"rope_parameters", "rope_scaling"});
+  fields.must_be("partial_rotary_factor", 1.0);
+  fields.must_be("rope_interleaved", false);
+  if (fields.has(key)) {
+    const json& inner = object.at(key);
+    if (!inner.is_object()) fields.refuse(key, "an object");
+    JsonFields rope(inner, fields.file(), key + ".");
+    model.rotary_base = rope.number("rope_theta", model.rotary_base);
+    rope.must_be("partial_rotary_factor", 1.0);
+    const std::string type = rope_type(rope);
+    if (type == "llama3") {
+      model.rope_scaling_factor = rope.number("factor", 0);
+      model.rope_low_freq_factor = rope.number("low_freq_factor", 0);
+      model.rope_high_freq_factor = rope.number("high_freq_factor", 0);
+      model.rope_original_positions = rope.size("original_max_position_embeddings", kMaxVocab);
+      if (!(model.rope_scaling_factor >= 1)) rope.refuse("factor", "at least 1");
+      if (!(model.rope_low_freq_factor > 0)) rope.refuse("low_freq_factor", "above 0");
+      if (!(model.rope_high_freq_factor > model.rope_low_freq_factor))
+        rope.refuse("high_freq_factor", "above low_freq_factor");
+    } else if (type != "default") {
+      rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "default or llama3");
+    }
+    rope.finish();
+  }
+  if (!(model.rotary_base > 0)) fields.refuse("rope_theta", "above 0");
+}
+
+/// Fields of Mistral and Qwen2 that make them more than a Llama.
+void check_windows(const json& object, JsonFields& fields, const std::string& type) {
+  if (type == "mistral") fields.must_be("sliding_window", nullptr);
+  if (type != "qwen2") return;
+  fields.must_be("use_sliding_window", false);
+  fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
+  fields.must_be("use_mrope", false);
+  for (const json& layer : fields.value("layer_types").is_array() ? object.at("layer_types") : json::array())
+    if (layer != "full_attention") fields.refuse("layer_types", "full_attention for every layer");
+}
+
+config::ModelConfig llama_model(const json& object, JsonFields& fields, const std::string& type) {
+  const std::string name = type == "llama" ? "Llama" : type == "mistral" ? "Mistral" : "Qwen2";
+  check_architecture(object, fields, {name + "ForCausalLM", name + "Model"});
+  check_windows(object, fields, type);
+  config::ModelConfig model;
+  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
+  model.hidden_size = fields.size("hidden_size", kMaxWidth);
+  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
+  model.num_query_groups = fields.size("num_key_value_heads", kMaxWidth, model.num_attention_heads);
+  model.kv_channels = fields.size("head_dim", kMaxWidth, 0);
+  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxVocab);
+  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.normalization = "RMSNorm";
+  model.layernorm_epsilon = fields.number("rms_norm_eps", 1e-6);
+  model.activation = our_activation(fields, "hidden_act", "silu");
+  model.gated_linear_unit = true;
+  model.init_method_std = fields.number("initializer_range", 0.02);
+  model.hidden_dropout = 0;
+  model.attention_dropout = fields.number("attention_dropout", 0);
+  model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
+  const bool attention_bias = fields.flag("attention_bias", false), mlp_bias = fields.flag("mlp_bias", false);
+  if (attention_bias != mlp_bias) fields.refuse("attention_bias", "equal to mlp_bias");
+  if (type != "llama" && attention_bias) fields.refuse("attention_bias", "false");
+  model.add_bias_linear = attention_bias;
+  model.add_qkv_bias = type == "qwen2";
+  read_rope(object, fields, model);
+  return model;
+}
+
+config::ModelConfig bert_model(const json& object, JsonFields& fields) {
+  check_architecture(object, fields, {"BertModel", "BertForPreTraining", "BertForMaskedLM"});
+  fields.must_be("position_embedding_type", "absolute");
+  fields.must_be("tie_word_embeddings", true);
+  config::ModelConfig model;
+  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
+  model.hidden_size = fields.size("hidden_size", kMaxWidth);
+  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
+  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxVocab);
+  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.activation = our_activation(fields, "hidden_act", "gelu");
+  model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);
+  model.init_method_std = fields.number("initializer_range", 0.02);
+  model.hidden_dropout = fields.number("hidden_dropout_prob", 0.1);
+  model.attention_dropout = fields.number("attention_probs_dropout_prob", 0.1);
+  return model;
+}
+
+json common_json(const FolderConfig& folder, const std::string& dtype) {
+  json object = {{"dtype", dtype},
+                 {"torch_dtype", dtype},
+                 {"initializer_range", folder.model.init_method_std},
+                 {"vocab_size", folder.model.vocab_size},
+                 {"tie_word_embeddings", !folder.model.untie_embeddings_and_output_weights},
+                 {"use_cache", true}};
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    const auto found = folder.token_ids.find(key);
+    object[key] = found == folder.token_ids.end() ? json() : json::parse(found->second);
+  }
+  return object;
+}
+
+void write_gpt2(const config::ModelConfig& model, const plan::GptShape& shape, json& object) {
+  object.update(
+      {{"model_type", "gpt2"},
+       {"architectures", {"GPT2LMHeadModel"}},
+       {"activation_function", model.activation == "gelu_tanh" ? "gelu_new" : their_activation(model.activation)},
+       {"n_layer", model.num_layers},
+       {"n_embd", model.hidden_size},
+       {"n_head", model.num_attention_heads},
+       {"n_inner", shape.ffn_hidden},
+       {"n_positions", model.max_position_embeddings},
+       {"layer_norm_epsilon", model.layernorm_epsilon},
+       {"resid_pdrop", model.hidden_dropout},
+       {"embd_pdrop", model.hidden_dropout},
+       {"attn_pdrop", model.attention_dropout},
+       {"scale_attn_weights", true},
+       {"scale_attn_by_inverse_layer_idx", false}});
+}
+
+void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, json& object) {
+  const bool qwen2 = model.add_qkv_bias && !model.add_bias_linear;
+  json rope = {{"rope_type", "default"}};
+  object["rope_scaling"] = nullptr;
+  if (model.rope_scaling_factor != 1) {
+    rope = {{"rope_type", "llama3"},
+            {"factor", model.rope_scaling_factor},
+            {"low_freq_factor", model.rope_low_freq_factor},
+            {"high_freq_factor", model.rope_high_freq_factor},
+            {"original_max_position_embeddings", model.rope_original_positions}};
+    object["rope_scaling"] = rope;
+  }
+  rope["rope_theta"] = model.rotary_base;
+  object.update({{"model_type", qwen2 ? "qwen2" : "llama"},
+                 {"architectures", {qwen2 ? "Qwen2ForCausalLM" : "LlamaForCausalLM"}},
+                 {"hidden_act", their_activation(model.activation)},
+                 {"num_hidden_layers", model.num_layers},
+                 {"hidden_size", model.hidden_size},
+                 {"num_attention_heads", model.num_attention_heads},
+                 {"num_key_value_heads", shape.groups()},
+                 {"head_dim", shape.head()},
+                 {"intermediate_size", shape.ffn_hidden},
+                 {"max_position_embeddings", model.max_position_embeddings},
+                 {"rms_norm_eps", model.layernorm_epsilon},
+                 {"attention_dropout", model.attention_dropout},
+                 {"rope_theta", model.rotary_base},
+                 {"rope_parameters", rope}});
+  if (qwen2) object["use_sliding_window"] = false;
+  if (!qwen2) object.update({{"attention_bias", model.add_bias_linear}, {"mlp_bias", model.add_bias_linear}});
+}
+
+void write_bert(const FolderConfig& folder, const plan::GptShape& shape, const std::string& architecture,
+                json& object) {
+  const config::ModelConfig& model = folder.model;
+  object.update({{"model_type", "bert"},
+                 {"architectures", {architecture}},
+                 {"hidden_act", their_activation(model.activation)},
+                 {"num_hidden_layers", model.num_layers},
+                 {"hidden_size", model.hidden_size},
+                 {"num_attention_heads", model.num_attention_heads},
+                 {"intermediate_size", shape.ffn_hidden},
+                 {"max_position_embeddings", model.max_position_embeddings},
+                 {"type_vocab_size", folder.token_types},
+                 {"layer_norm_eps", model.layernorm_epsilon},
+                 {"hidden_dropout_prob", model.hidden_dropout},
+                 {"attention_probs_dropout_prob", model.attention_dropout}});
+}
+
+}  // namespace
+
+FolderConfig parse_config(std::string_view text, const std::string& file) {
+  const json object = parse_json_object(text, file);
+  JsonFields fields(object, file);
+  const std::string type = fields.text("model_type", "");
+  FolderConfig folder;
+  if (type == "gpt2") {
+    folder.model = gpt2_model(object, fields);
+  } else if (type == "llama" || type == "mistral" || type == "qwen2") {
+    folder.family = Family::Llama;
+    folder.model = llama_model(object, fields, type);
+  } else if (type == "bert") {
+    folder.family = Family::Bert;
+    folder.model = bert_model(object, fields);
+    folder.token_types = fields.size("type_vocab_size", kMaxWidth, 2);
+  } else {
+    fields.refuse("model_type", "gpt2, llama, mistral, qwen2 or bert");
+  }
+  folder.model.make_vocab_size_divisible_by = 1;
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (const json& id = fields.value(key); !id.is_null()) folder.token_ids[key] = id.dump();
+  common_fields(fields);
+  fields.finish();
+  check_heads(folder.model, file);
+  if (!(folder.model.layernorm_epsilon > 0))
+    throw ConfigError(
+        rule_got_fix(concat(file, ": the norms' epsilon must be above 0."), concat(folder.model.layernorm_epsilon)));
+  return folder;
+}
+
+void check_heads(const config::ModelConfig& model, const std::string& file) {
+  const std::int64_t groups = model.num_query_groups > 0 ? model.num_query_groups : model.num_attention_heads;
+  if (model.num_attention_heads % groups != 0)
+    throw ConfigError(rule_got_fix(concat(file, ": the attention heads must be a multiple of the key and value heads."),
+                                   concat(model.num_attention_heads, " and ", groups)));
+  if (model.kv_channels == 0 && model.hidden_size % model.num_attention_heads != 0)
+    throw ConfigError(rule_got_fix(concat(file, ": the hidden size must be a multiple of the attention heads."),
+                                   concat(model.hidden_size, " and ", model.num_attention_heads)));
+  if (model.num_layers * groups > kMaxLayersTimesGroups)
+    throw ConfigError(
+        rule_got_fix(concat(file, ": layers times key and value heads must be at most ", kMaxLayersTimesGroups, "."),
+                     concat(model.num_layers, " x ", groups)));
+}
+
+plan::GptShape shape_of(const config::ModelConfig& model) {
+  plan::GptShape shape{.num_layers = model.num_layers,
+                       .hidden = model.hidden_size,
+                       .num_heads = model.num_attention_heads,
+                       .ffn_hidden = model.ffn_hidden_size > 0 ? model.ffn_hidden_size : 4 * model.hidden_size,
+                       .vocab = model.vocab_size,
+                       .padded_vocab = model.vocab_size,
+                       .max_positions = model.max_position_embeddings,
+                       .tied_output = !model.untie_embeddings_and_output_weights};
+  shape.num_groups = model.num_query_groups;
+  shape.head_size = model.kv_channels;
+  shape.rms_norm = model.normalization == "RMSNorm";
+  shape.gated = model.gated_linear_unit;
+  shape.linear_bias = model.add_bias_linear;
+  shape.qkv_bias = model.add_qkv_bias;
+  shape.learned_positions = model.position_embedding_type == "learned_absolute";
+  return shape;
+}
+
+Family family_of(const config::ModelConfig& model) {
+  const plan::GptShape shape = shape_of(model);
+  const bool gpt2 = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
+                    shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
+  const bool llama = shape.rms_norm && shape.gated && model.position_embedding_type == "rope" &&
+                     model.rotary_percent == 1 && !model.rotary_interleaved;
+  if (gpt2) return Family::Gpt2;
+  if (llama) return Family::Llama;
+  throw ConfigError(rule_got_fix(
+      "A Hugging Face folder can hold a GPT-2 (LayerNorm, learned_absolute positions, no gated_linear_unit, biases, "
+      "one "
+      "key and value head a head) or a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit).",
+      concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
+             ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
+             ", gated_linear_unit ", model.gated_linear_unit, ", add_bias_linear ", model.add_bias_linear,
+             ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads of ", shape.head())));
+}
+
+std::string config_json(const FolderConfig& folder, const std::string& dtype, const std::string& bert_architecture) {
+  json object = common_json(folder, dtype);
+  const plan::GptShape shape = shape_of(folder.model);
+  if (folder.family == Family::Gpt2) write_gpt2(folder.model, shape, object);
+  if (folder.family == Family::Llama) write_llama(folder.model, shape, object);
+  if (folder.family == Family::Bert) write_bert(folder, shape, bert_architecture, object);
+  return object.dump(2) + "\n";
+}
+
+}  // namespace megatron::interchange

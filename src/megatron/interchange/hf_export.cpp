@@ -1,0 +1,165 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/dtypes.h"
+#include "megatron/checkpoint/safetensors.h"
+#include "megatron/interchange/hugging_face.h"
+#include "megatron/interchange/mapped_source.h"
+#include "megatron/interchange/stored_tensor.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+/// What config.json calls a dtype.
+std::string config_name(at::ScalarType type) {
+  if (type == at::kDouble) return "float64";
+  if (type == at::kHalf) return "float16";
+  return type == at::kBFloat16 ? "bfloat16" : "float32";
+}
+
+/// Their names made of ours: the table of their folder read the other way. Which parts a BERT has follows from the
+/// weights.
+Mapping export_mapping(const checkpoint::WeightSource& weights, const FolderConfig& config) {
+  const plan::GptShape shape = shape_of(config.model);
+  if (config.family == Family::Gpt2) return inverted(gpt2_mapping(shape));
+  if (config.family == Family::Llama) return inverted(llama_mapping(shape));
+  const auto has = [&](const char* tensor) { return weights.shape(tensor) != nullptr; };
+  const BertParts parts{.token_types = config.token_types,
+                        .pooler = has("pooler.dense.weight"),
+                        .token_head = has("output_layer.bias"),
+                        .sentence_head = has("binary_head.weight")};
+  return inverted(bert_mapping(shape, parts, parts.token_head || parts.sentence_head ? "bert." : ""));
+}
+
+/// The class of transformers that has just the parts that a BERT's tensors are of.
+const char* bert_architecture(const checkpoint::WeightSource& theirs) {
+  if (theirs.shape("cls.seq_relationship.weight") != nullptr) return "BertForPreTraining";
+  return theirs.shape("cls.predictions.bias") != nullptr ? "BertForMaskedLM" : "BertModel";
+}
+
+/// A reference to a source that somebody else owns.
+std::shared_ptr<const checkpoint::WeightSource> borrowed(const checkpoint::WeightSource& source) {
+  return {std::shared_ptr<void>(), &source};
+}
+
+class FolderWriter {
+ public:
+  FolderWriter(const checkpoint::WeightSource& theirs, const ExportOptions& options)
+      : theirs_(theirs), options_(options) {
+    for (const std::string& name : theirs.tensors()) {
+      const at::ScalarType type =
+          scalar_type(options.dtype.empty() ? theirs.dtype(name) : options.dtype, "export: dtype");
+      entries_.push_back({.name = name, .dtype = checkpoint::dtype_name(type), .shape = *theirs.shape(name)});
+      if (entries_.size() == 1) dtype_ = config_name(type);
+    }
+  }
+
+  /// What config.json calls the dtype of the first tensor.
+  const std::string& dtype() const { return dtype_; }
+
+  void write(const fs::path& folder) const {
+    const auto shards = split();
+    json weight_map = json::object();
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      char name[64];
+      std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+      total += write_shard(folder / (shards.size() == 1 ? "model.safetensors" : name), shards[i]);
+      for (const auto& entry : shards[i]) weight_map[entry.name] = name;
+    }
+    if (shards.size() > 1)
+      write_file(folder / "model.safetensors.index.json",
+                 json({{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}).dump(2) + "\n");
+  }
+
+ private:
+  using Entries = std::vector<checkpoint::SafetensorsEntry>;
+
+  static std::uint64_t bytes_of(const checkpoint::SafetensorsEntry& entry) {
+    return checkpoint::shape_elements(entry.shape, entry.name) * checkpoint::dtype_bytes(entry.dtype);
+  }
+
+  std::vector<Entries> split() const {
+    std::vector<Entries> shards(1);
+    std::uint64_t size = 0;
+    for (const auto& entry : entries_) {
+      if (size > 0 && size + bytes_of(entry) > options_.shard_bytes) {
+        shards.emplace_back();
+        size = 0;
+      }
+      size += bytes_of(entry);
+      shards.back().push_back(entry);
+    }
+    return shards;
+  }
+
+  std::uint64_t write_shard(const fs::path& path, const Entries& entries) const {
+    std::string header;
+    const auto placed = checkpoint::make_safetensors(entries, {{"format", "pt"}}, header);
+    AtomicFile file(path);
+    file.write(header);
+    for (const auto& entry : placed.tensors) {
+      const at::Tensor tensor = at::empty(entry.shape, scalar_type(entry.dtype, entry.name));
+      theirs_.read(entry.name, {std::vector<std::int64_t>(entry.shape.size(), 0), entry.shape}, tensor);
+      file.write({static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())});
+    }
+    file.commit();
+    return placed.file_size() - placed.data_begin;
+  }
+
+  const checkpoint::WeightSource& theirs_;
+  const ExportOptions& options_;
+  Entries entries_;
+  std::string dtype_;
+};
+
+void check_nothing_is_left_out(const checkpoint::WeightSource& weights, const Mapping& mapping) {
+  const auto used = source_shapes(mapping);
+  for (const std::string& name : weights.tensors())
+    if (!used.contains(name))
+      throw ConfigError(
+          rule_got_fix(concat(weights.name(), ": every weight must have its place in the exported model."), name));
+}
+
+}  // namespace
+
+void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
+                         const ExportOptions& options) {
+  if (fs::exists(folder) && !fs::is_empty(folder))
+    throw ConfigError(rule_got_fix("export: the output folder must not exist, or be empty.", folder.string(),
+                                   "name another --output"));
+  Mapping mapping = export_mapping(weights, config);
+  check_nothing_is_left_out(weights, mapping);
+  const MappedSource theirs(borrowed(weights), std::move(mapping));
+  const FolderWriter writer(theirs, options);
+
+  const fs::path whole = fs::absolute(folder).lexically_normal();
+  const fs::path final_path = whole.has_filename() ? whole : whole.parent_path();
+  const fs::path temporary = final_path.parent_path() / concat(".tmp-", final_path.filename().string());
+  fs::remove_all(temporary);  // of an attempt that was ended
+  make_folder(temporary);
+  try {
+    write_file(temporary / "config.json",
+               config_json(config, writer.dtype(), config.family == Family::Bert ? bert_architecture(theirs) : ""));
+    writer.write(temporary);
+    if (!options.tokenizer.empty()) copy_tokenizer_files(options.tokenizer, temporary);
+    fs::rename(temporary, final_path);
+    fsync_folder(final_path.parent_path());
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+}
+
+}  // namespace megatron::interchange

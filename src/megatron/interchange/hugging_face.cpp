@@ -1,0 +1,110 @@
+#include "megatron/interchange/hugging_face.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/interchange/mapped_source.h"
+#include "megatron/interchange/safetensors_folder.h"
+
+namespace megatron::interchange {
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
+
+/// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
+bool needs_no_reading(Family family, const FolderConfig& config, const std::string& name) {
+  const auto ends = [&](std::string_view end) { return name.ends_with(end); };
+  switch (family) {
+    case Family::Gpt2:
+      if (ends(".attn.bias") || ends(".attn.masked_bias")) return true;  // the causal mask
+      break;
+    case Family::Llama:
+      if (ends(".rotary_emb.inv_freq")) return true;
+      break;
+    case Family::Bert:
+      return ends("embeddings.position_ids") || name == "cls.predictions.decoder.weight" ||
+             name == "cls.predictions.decoder.bias";
+  }
+  return name == "lm_head.weight" && !config.model.untie_embeddings_and_output_weights;
+}
+
+/// The first BERTs call a norm's weight and bias gamma and beta.
+Mapping with_first_names(Mapping mapping) {
+  for (auto& [name, tensor] : mapping) {
+    std::string& source = tensor.pieces.front().source;
+    if (source.ends_with(".LayerNorm.weight")) source.replace(source.size() - 6, 6, "gamma");
+    if (source.ends_with(".LayerNorm.bias")) source.replace(source.size() - 4, 4, "beta");
+  }
+  return mapping;
+}
+
+Mapping mapping_of(const FolderConfig& config, const SafetensorsFolder& raw) {
+  const plan::GptShape shape = shape_of(config.model);
+  const auto prefix = [&](const std::string& usual, const std::string& tensor) {
+    return raw.shape(usual + tensor) != nullptr ? usual : "";
+  };
+  const auto has = [&](const std::string& tensor) { return raw.shape(tensor) != nullptr; };
+  if (config.family == Family::Gpt2) return gpt2_mapping(shape, prefix("transformer.", "wte.weight"));
+  if (config.family == Family::Llama) return llama_mapping(shape, prefix("model.", "embed_tokens.weight"));
+  const std::string bert = prefix("bert.", "embeddings.word_embeddings.weight");
+  Mapping mapping = bert_mapping(shape,
+                                 {.token_types = config.token_types,
+                                  .pooler = has(bert + "pooler.dense.weight"),
+                                  .token_head = has("cls.predictions.bias"),
+                                  .sentence_head = has("cls.seq_relationship.weight")},
+                                 bert);
+  return has(bert + "embeddings.LayerNorm.gamma") ? with_first_names(std::move(mapping)) : mapping;
+}
+
+void check_all_are_used(const SafetensorsFolder& raw, const Mapping& mapping, const FolderConfig& config) {
+  const auto used = source_shapes(mapping);
+  std::string unused;
+  std::size_t count = 0;
+  for (const std::string& name : raw.tensors()) {
+    if (used.contains(name) || needs_no_reading(config.family, config, name)) continue;
+    if (++count <= 5) unused += concat(count == 1 ? "" : ", ", "\"", name, "\"");
+  }
+  if (count > 5) unused += concat(" and ", count - 5, " more");
+  if (count > 0)
+    throw ConfigError(
+        rule_got_fix(concat(raw.name(), ": every tensor must belong to the model that config.json describes."), unused,
+                     "merge adapters and undo quantization first; a model with other parts cannot be read"));
+}
+
+}  // namespace
+
+FolderConfig read_config(const std::filesystem::path& folder) {
+  const auto path = folder / "config.json";
+  return parse_config(read_file(path, kMaxConfigBytes), path.string());
+}
+
+std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {
+  const FolderConfig config = read_config(folder);
+  auto raw = std::make_shared<SafetensorsFolder>(folder);
+  if (config.model.num_layers > static_cast<std::int64_t>(raw->tensors().size()))
+    throw ConfigError(rule_got_fix(concat(folder.string(), ": must hold the tensors of ", config.model.num_layers,
+                                          " layers, as config.json says."),
+                                   concat(raw->tensors().size(), " tensors")));
+  Mapping mapping = mapping_of(config, *raw);
+  check_all_are_used(*raw, mapping, config);
+  return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));
+}
+
+int copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to) {
+  int copied = 0;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe", "tokenizer.model",
+                           "chat_template.jinja", "generation_config.json"}) {
+    if (!std::filesystem::is_regular_file(from / name)) continue;
+    write_file(to / name, read_file(from / name));
+    ++copied;
+  }
+  return copied;
+}
+
+}  // namespace megatron::interchange

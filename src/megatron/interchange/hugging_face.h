@@ -1,0 +1,35 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/hf_config.h"
+
+namespace megatron::interchange {
+
+/// config.json of the folder.
+FolderConfig read_config(const std::filesystem::path& folder);
+
+/// The weights of a Hugging Face folder under our names. Throws ConfigError for a tensor that is missing, of another
+/// shape than config.json says, or that no part of such a model uses (an adapter's, a quantized matrix's scales).
+std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder);
+
+struct ExportOptions {
+  std::string dtype;  ///< "float32", "bfloat16", "float16"; empty: each tensor's own
+  /// Where tokenizer and generation files are copied from; empty: none are.
+  std::filesystem::path tokenizer;
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
+};
+
+/// Writes `weights` of the model `config` as a Hugging Face folder that transformers loads: config.json, safetensors
+/// (with model.safetensors.index.json where there are several), the tokenizer's files. One tensor is in memory at a
+/// time. `folder` must not exist, or be empty: it appears whole or not at all.
+void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config,
+                         const std::filesystem::path& folder, const ExportOptions& options);
+
+/// Copies the files of a tokenizer and of text generation that `from` has. Returns how many.
+int copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace megatron::interchange

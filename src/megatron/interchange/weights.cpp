@@ -1,0 +1,79 @@
+#include "megatron/interchange/weights.h"
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face.h"
+#include "megatron/interchange/megatron_torch.h"
+
+namespace megatron::interchange {
+
+FolderKind kind_of(const std::filesystem::path& folder) {
+  if (!find_megatron(folder).empty()) return FolderKind::MegatronTorch;  // first: its iterations look like ours
+  if (checkpoint::has_checkpoint(folder)) return FolderKind::Native;
+  if (std::filesystem::is_regular_file(folder / "config.json")) return FolderKind::HuggingFace;
+  throw ConfigError(rule_got_fix(
+      "Weights must be a folder of this program's checkpoints, a Hugging Face folder (config.json, safetensors) or one "
+      "of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, mp_rank_00/model_optim_rng.pt).",
+      concat(folder.string(),
+             std::filesystem::exists(folder) ? ", which holds none of these" : ", which does not exist")));
+}
+
+std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {
+  switch (kind_of(folder)) {
+    case FolderKind::HuggingFace:
+      return open_hugging_face(folder);
+    case FolderKind::MegatronTorch:
+      return open_megatron(folder);
+    default:
+      return checkpoint::open_checkpoint(folder);
+  }
+}
+
+config::ModelConfig model_config_of(const std::filesystem::path& folder) {
+  switch (kind_of(folder)) {
+    case FolderKind::HuggingFace:
+      return read_config(folder).model;
+    case FolderKind::MegatronTorch:
+      return megatron_model(folder);
+    default:
+      return checkpoint::saved_recipe(folder).model;
+  }
+}
+
+std::vector<std::string> differences(const config::ModelConfig& model, const std::filesystem::path& folder) {
+  const config::ModelConfig theirs = model_config_of(folder);
+  std::vector<std::string> lines;
+  const auto compare = [&](const char* option, const auto& a, const auto& b) {
+    if (a != b) lines.push_back(concat("model.", option, ": ", a, ", and ", b, " in the folder"));
+  };
+  const plan::GptShape shape = shape_of(model), their_shape = shape_of(theirs);
+  compare("num_attention_heads", shape.num_heads, their_shape.num_heads);
+  compare("num_query_groups", shape.groups(), their_shape.groups());
+  compare("normalization", model.normalization, theirs.normalization);
+  compare("layernorm_epsilon", model.layernorm_epsilon, theirs.layernorm_epsilon);
+  compare("activation", model.activation, theirs.activation);
+  compare("position_embedding_type", model.position_embedding_type, theirs.position_embedding_type);
+  if (model.position_embedding_type != "rope" || theirs.position_embedding_type != "rope") return lines;
+  compare("rotary_base", model.rotary_base, theirs.rotary_base);
+  compare("rotary_percent", model.rotary_percent, theirs.rotary_percent);
+  compare("rotary_interleaved", model.rotary_interleaved, theirs.rotary_interleaved);
+  compare("rope_scaling_factor", model.rope_scaling_factor, theirs.rope_scaling_factor);
+  if (model.rope_scaling_factor == 1) return lines;
+  compare("rope_low_freq_factor", model.rope_low_freq_factor, theirs.rope_low_freq_factor);
+  compare("rope_high_freq_factor", model.rope_high_freq_factor, theirs.rope_high_freq_factor);
+  compare("rope_original_positions", model.rope_original_positions, theirs.rope_original_positions);
+  return lines;
+}
+
+void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder) {
+  std::string all;
+  for (const std::string& line : differences(model, folder)) all += concat(all.empty() ? "" : "\n        ", line);
+  if (!all.empty())
+    throw ConfigError(
+        rule_got_fix(concat("The recipe must describe the network whose weights are in ", folder.string(), "."), all,
+                     "give the options the folder's values"));
+}
+
+}  // namespace megatron::interchange

@@ -1,0 +1,215 @@
+#include "megatron/interchange/hf_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tests/interchange/support.h"
+
+namespace megatron::interchange {
+namespace {
+
+using nlohmann::json;
+
+json llama() {
+  return {{"model_type", "llama"},       {"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 64},           {"intermediate_size", 96},
+          {"num_attention_heads", 4},    {"num_hidden_layers", 2},
+          {"num_key_value_heads", 2},    {"max_position_embeddings", 128},
+          {"vocab_size", 256},           {"rms_norm_eps", 1e-6},
+          {"tie_word_embeddings", true}, {"eos_token_id", {2, 7}},
+          {"dtype", "bfloat16"}};
+}
+
+json gpt2() {
+  return {{"model_type", "gpt2"}, {"n_layer", 2},      {"n_embd", 64},
+          {"n_head", 4},          {"n_positions", 32}, {"vocab_size", 257}};
+}
+
+config::ModelConfig model_of(const json& object) { return parse_config(object.dump(), "config.json").model; }
+
+void expect_field_refused(json object, const std::string& field, const json& value) {
+  object[field] = value;
+  expect_refused([&] { model_of(object); }, {"config.json", field});
+}
+
+TEST(HuggingFaceConfig, ReadsGpt2) {
+  const auto model = model_of(gpt2());
+  EXPECT_EQ(model.ffn_hidden_size, 256);
+  EXPECT_EQ(model.activation, "gelu_tanh");
+  EXPECT_EQ(model.normalization, "LayerNorm");
+  EXPECT_EQ(model.position_embedding_type, "learned_absolute");
+  EXPECT_FALSE(model.untie_embeddings_and_output_weights);
+  EXPECT_EQ(model.max_position_embeddings, 32);
+}
+
+TEST(HuggingFaceConfig, ReadsLlama) {
+  const auto model = model_of(llama());
+  EXPECT_EQ(model.num_query_groups, 2);
+  EXPECT_EQ(model.normalization, "RMSNorm");
+  EXPECT_TRUE(model.gated_linear_unit);
+  EXPECT_EQ(model.activation, "silu");
+  EXPECT_FALSE(model.add_bias_linear);
+  EXPECT_FALSE(model.add_qkv_bias);
+  EXPECT_EQ(model.rotary_base, 10000);
+  EXPECT_EQ(model.rope_scaling_factor, 1);
+  EXPECT_EQ(parse_config(llama().dump(), "c").token_ids.at("eos_token_id"), "[2,7]");
+}
+
+TEST(HuggingFaceConfig, TakesAnUntiedOutputAsTransformersDoesWhereNothingIsSaid) {
+  json object = llama();
+  object.erase("tie_word_embeddings");
+  EXPECT_TRUE(model_of(object).untie_embeddings_and_output_weights);
+  EXPECT_FALSE(model_of(gpt2()).untie_embeddings_and_output_weights);
+}
+
+TEST(HuggingFaceConfig, ReadsRotaryPositionsAsBothVersionsWriteThem) {
+  json four = llama(), five = llama();
+  four["rope_theta"] = 50000.0;
+  four["rope_scaling"] = {{"rope_type", "llama3"},
+                          {"factor", 8.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
+                          {"original_max_position_embeddings", 64}};
+  five["rope_parameters"] = four["rope_scaling"];
+  five["rope_parameters"]["rope_theta"] = 50000.0;
+  for (const json& object : {four, five}) {
+    const auto model = model_of(object);
+    EXPECT_EQ(model.rotary_base, 50000);
+    EXPECT_EQ(model.rope_scaling_factor, 8);
+    EXPECT_EQ(model.rope_high_freq_factor, 4);
+    EXPECT_EQ(model.rope_original_positions, 64);
+  }
+}
+
+TEST(HuggingFaceConfig, RefusesOtherScalingsByName) {
+  for (const char* type : {"linear", "dynamic", "yarn", "longrope"})
+    expect_refused(
+        [&] {
+          json object = llama();
+          object["rope_scaling"] = {{"type", type}, {"factor", 2.0}};
+          model_of(object);
+        },
+        {"rope_scaling.type", type});
+}
+
+TEST(HuggingFaceConfig, RefusesFieldsThatChangeTheResult) {
+  expect_field_refused(llama(), "logits_scaling", 8.0);
+  expect_field_refused(llama(), "quantization_config", {{"bits", 4}});
+  expect_field_refused(llama(), "attention_bias", true);  // without mlp_bias
+  expect_field_refused(llama(), "partial_rotary_factor", 0.5);
+  expect_field_refused(llama(), "rope_interleaved", true);
+  expect_field_refused(llama(), "hidden_act", "gelu_10");
+  expect_field_refused(llama(), "architectures", {"LlamaForSequenceClassification"});
+  expect_field_refused(gpt2(), "scale_attn_by_inverse_layer_idx", true);
+  expect_field_refused(gpt2(), "scale_attn_weights", false);
+  expect_field_refused(gpt2(), "add_cross_attention", true);
+}
+
+TEST(HuggingFaceConfig, TakesFieldsThatChangeNothing) {
+  json object = llama();
+  object.update({{"pretraining_tp", 2},
+                 {"use_cache", false},
+                 {"_name_or_path", "x"},
+                 {"temperature", 0.6},
+                 {"quantization_config", nullptr},
+                 {"torch_dtype", "float16"}});
+  EXPECT_EQ(model_of(object).num_layers, 2);
+}
+
+TEST(HuggingFaceConfig, TakesMistralAndQwen2WhereTheyAreALlama) {
+  json mistral = llama(), qwen2 = llama();
+  mistral.update({{"model_type", "mistral"}, {"architectures", {"MistralForCausalLM"}}, {"sliding_window", nullptr}});
+  qwen2.update({{"model_type", "qwen2"},
+                {"architectures", {"Qwen2ForCausalLM"}},
+                {"use_sliding_window", false},
+                {"sliding_window", 4096},
+                {"max_window_layers", 28}});
+  EXPECT_FALSE(model_of(mistral).add_qkv_bias);
+  EXPECT_TRUE(model_of(qwen2).add_qkv_bias);
+  expect_field_refused(mistral, "sliding_window", 4096);
+  expect_field_refused(qwen2, "use_sliding_window", true);
+  expect_field_refused(qwen2, "layer_types", {"full_attention", "sliding_attention"});
+  expect_field_refused(llama(), "model_type", "gemma2");
+}
+
+TEST(HuggingFaceConfig, RefusesSizesThatCannotBe) {
+  for (const json& value : {json(0), json(-4), json(4.5), json("4"), json(1e30), json(std::uint64_t{1} << 40), json()})
+    for (const char* field : {"hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"})
+      expect_field_refused(llama(), field, value);
+  expect_refused(
+      [] {
+        json o = llama();
+        o["num_key_value_heads"] = 3;
+        model_of(o);
+      },
+      {"multiple of the key"});
+  expect_refused(
+      [] {
+        json o = llama();
+        o["num_attention_heads"] = 6;
+        model_of(o);
+      },
+      {"multiple of the attention heads"});
+  expect_refused(
+      [] {
+        json o = gpt2();
+        o["n_layer"] = 16384;
+        o["n_head"] = 512;
+        o["n_embd"] = 512;
+        model_of(o);
+      },
+      {"layers times"});
+  expect_field_refused(llama(), "rms_norm_eps", "small");
+  expect_refused(
+      [] {
+        json o = llama();
+        o["rms_norm_eps"] = 0;
+        model_of(o);
+      },
+      {"epsilon"});
+}
+
+TEST(HuggingFaceConfig, RefusesWhatIsNoJsonObject) {
+  for (const std::string text : {"", "[]", "{", "{\"model_type\": \"gpt2\"} x", "{\"a\": 1, \"a\": 2}", "\xff"})
+    expect_refused([&] { parse_config(text, "config.json"); }, {"config.json"});
+  expect_refused([] { parse_config("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", "config.json"); },
+                 {"nested"});
+}
+
+TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
+  json scaled = llama(), qwen2 = llama(), biased = llama();
+  scaled["rope_parameters"] = {{"rope_type", "llama3"},   {"rope_theta", 5e5},
+                               {"factor", 32.0},          {"low_freq_factor", 1.5},
+                               {"high_freq_factor", 4.5}, {"original_max_position_embeddings", 64}};
+  scaled["head_dim"] = 24;
+  qwen2.update({{"model_type", "qwen2"}, {"architectures", {"Qwen2ForCausalLM"}}});
+  biased.update({{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", false}, {"hidden_act", "gelu"}});
+  for (const json& object : {gpt2(), llama(), scaled, qwen2, biased}) {
+    FolderConfig first = parse_config(object.dump(), "first");
+    const FolderConfig again = parse_config(config_json(first, "float32"), "again");
+    EXPECT_EQ(again.family, family_of(first.model));
+    // What a folder leaves open is written out.
+    first.model.num_query_groups = again.model.num_query_groups;
+    first.model.kv_channels = again.model.kv_channels;
+    EXPECT_EQ(config_json(again, "float32"), config_json(first, "float32"));
+    EXPECT_EQ(again.model.rope_scaling_factor, first.model.rope_scaling_factor);
+    EXPECT_EQ(again.model.rotary_base, first.model.rotary_base);
+    EXPECT_EQ(again.model.add_bias_linear, first.model.add_bias_linear);
+    EXPECT_EQ(again.model.add_qkv_bias, first.model.add_qkv_bias);
+    EXPECT_EQ(again.model.activation, first.model.activation);
+    EXPECT_EQ(again.token_ids, first.token_ids);
+    EXPECT_EQ(shape_of(again.model).query_rows(), shape_of(first.model).query_rows());
+    EXPECT_EQ(shape_of(again.model).groups(), shape_of(first.model).groups());
+  }
+}
+
+TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
+  config::ModelConfig model = model_of(llama());
+  model.rotary_percent = 0.5;
+  expect_refused([&] { family_of(model); }, {"rotary_percent 0.5"});
+  model = model_of(gpt2());
+  model.normalization = "RMSNorm";
+  expect_refused([&] { family_of(model); }, {"RMSNorm"});
+}
+
+}  // namespace
+}  // namespace megatron::interchange

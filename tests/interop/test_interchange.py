@@ -1,0 +1,147 @@
+"""transformers loads what the program exports, and computes the same. Needs torch, transformers, safetensors."""
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import RunFolder, run  # noqa: E402
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[3] / "shared/golden/models"
+MEGATRON_GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/interchange"
+try:
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    MISSING = ""
+except ImportError as error:
+    MISSING = f"{error}: pip install torch transformers safetensors"
+NO_GOLDEN = "" if GOLDEN.exists() else f"{GOLDEN} is not there"
+
+SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+LLAMA_3 = dict(rope_type="llama3", rope_theta=50000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+               original_max_position_embeddings=16)
+
+
+def variants():
+    """Tiny models that transformers makes: what Llama-like folders can differ in."""
+    return {
+        "untied": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)),
+        "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+        "scaled": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA_3)),
+        "head_dim": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, head_dim=12)),
+        "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=None)),
+        "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    }
+
+
+def tensors_of(folder):
+    files = pathlib.Path(folder).glob("model*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def logits(folder, ids):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Interchange(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+        torch.manual_seed(5)
+
+    def there_and_back(self, folder, name):
+        run("checkpoint", "import", "--from", folder, "--output", self.path / f"{name}-ours")
+        run("checkpoint", "export", "--load", self.path / f"{name}-ours", "--output", self.path / f"{name}-back")
+        return self.path / f"{name}-back"
+
+    def same_tensors(self, first, second):
+        a, b = tensors_of(first), tensors_of(second)
+        self.assertEqual(sorted(a), sorted(b))
+        for name, tensor in a.items():
+            self.assertEqual(tensor.dtype, b[name].dtype, name)
+            self.assertTrue(torch.equal(tensor, b[name]), name)
+
+    @unittest.skipIf(NO_GOLDEN, NO_GOLDEN)
+    def test_an_imported_folder_is_exported_bit_by_bit_and_computes_the_same(self):
+        for name in ("tiny_gpt2", "tiny_llama"):
+            back = self.there_and_back(GOLDEN / name, name)
+            self.same_tensors(GOLDEN / name, back)
+            expected = load_file(GOLDEN / name / "expected.safetensors")
+            ids = expected["input.input_ids"]
+            self.assertTrue(torch.equal(logits(back, ids), logits(GOLDEN / name, ids)), name)
+            self.assertLess((logits(back, ids) - expected["output.logits"]).abs().max(), 1e-4)
+
+    @unittest.skipIf(NO_GOLDEN, NO_GOLDEN)
+    def test_bert_is_exported_bit_by_bit(self):
+        back = self.there_and_back(GOLDEN / "tiny_bert", "bert")
+        self.same_tensors(GOLDEN / "tiny_bert", back)
+        ids = load_file(GOLDEN / "tiny_bert/expected.safetensors")["input.input_ids"]
+        outputs = []
+        for folder in (GOLDEN / "tiny_bert", back):
+            model = transformers.BertForPreTraining.from_pretrained(folder).eval()
+            with torch.no_grad():
+                outputs.append(model(ids))
+        self.assertTrue(torch.equal(outputs[0].prediction_logits, outputs[1].prediction_logits))
+        self.assertTrue(torch.equal(outputs[0].seq_relationship_logits, outputs[1].seq_relationship_logits))
+
+    def test_every_kind_of_llama_is_exported_bit_by_bit_and_computes_the_same(self):
+        ids = torch.randint(0, SIZES["vocab_size"], (2, 40))
+        for name, model in variants().items():
+            folder = self.path / name
+            with torch.no_grad():
+                for parameter in model.parameters():  # biases and norms that are not 0 and 1
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
+            self.assertGreater(len(list(folder.glob("model*.safetensors"))), 1, name)
+            back = self.there_and_back(folder, name)
+            self.same_tensors(folder, back)
+            self.assertTrue(torch.equal(logits(back, ids), logits(folder, ids)), name)
+
+    def test_megatron_weights_become_folders_that_transformers_loads(self):
+        for name, count in (("gpt2", 28), ("llama", 39)):
+            run("checkpoint", "export", "--load", MEGATRON_GOLDEN / name, "--output", self.path / name)
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(self.path / name,
+                                                                              output_loading_info=True)
+            self.assertFalse(report["missing_keys"] or report["unexpected_keys"], report)
+            self.assertEqual(len(tensors_of(self.path / name)), count)
+            self.assertEqual(model.config.vocab_size, 20 if name == "gpt2" else 24)
+
+    def test_transformers_goes_on_from_a_model_trained_here_as_it_does_itself(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        llama = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
+                 "--num-query-groups", 2, "--untie-embeddings-and-output-weights"]
+        for name, options in (("gpt2", []), ("llama", llama)):
+            place.train(name, *options, "--hidden-dropout", 0, "--attention-dropout", 0)
+            run("checkpoint", "export", "--load", place.path / name, "--output", self.path / name)
+            ours = json.loads(run("generate", "--load", place.path / name, "--prompt", "the old man", "--json",
+                                  "--temperature", 0, "--max-new-tokens", 12, "--ignore-eos"))
+            self.assertTrue((self.path / name / "tokenizer.json").exists())
+            ids = torch.tensor([ours["prompt_ids"]])
+            for _ in range(12):
+                ids = torch.cat([ids, logits(self.path / name, ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+            self.assertEqual(ids[0, len(ours["prompt_ids"]):].tolist(), ours["new_ids"], name)
+
+    def test_a_folder_that_cannot_be_read_exactly_is_refused_by_name(self):
+        model = variants()["mistral"]
+        model.config.sliding_window = 16
+        model.save_pretrained(self.path / "window")
+        message = run("checkpoint", "import", "--from", self.path / "window", "--output", self.path / "x", code=2)
+        self.assertIn("sliding_window", message)
+        self.assertFalse((self.path / "x").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
