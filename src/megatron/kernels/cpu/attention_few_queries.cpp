@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "megatron/kernels/cpu/attention_few_queries.cpp"
 #include <hwy/foreach_target.h>
 // foreach_target.h comes first
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "megatron/kernels/cpu/attention-inl.h"
@@ -13,7 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-constexpr std::size_t kFewStride = kFewKeys + 16;
+// Rows that are read at once: converted, they stay in the first cache beside what they were.
+constexpr std::size_t kFewStride = kFewKeys + 16, kRowsAtOnce = 32;
 
 /// Rows of float32: where they lie, or converted and padded in scratch.
 struct Rows {
@@ -30,6 +32,14 @@ Rows rows_of(const AttentionProblem& p, const Heads& x, const Head& group, std::
   const std::size_t stride = round_up(p.size, 16);
   read_rows(p.type, first, x.position, count, p.size, scratch, stride);
   return {scratch, static_cast<std::ptrdiff_t>(stride)};
+}
+
+/// Asks memory for keys [k0, k0 + count): rows of one group lie apart, which the processor does not foresee by itself.
+void prefetch_rows(const AttentionProblem& p, const Heads& x, const Head& group, std::size_t k0, std::size_t count) {
+  constexpr std::size_t kCacheLine = 64;
+  const std::size_t bytes = p.size * element_size(p.type);
+  for (std::size_t k = k0; k < std::min(k0 + count, p.keys); ++k)
+    for (std::size_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(x.at(k, group) + i);
 }
 
 /// The sums of the lanes of four vectors.
@@ -102,16 +112,24 @@ void few_queries(const AttentionProblem& p, const Head& group, std::size_t block
     read_rows(p.type, p.q.at(0, {group.b, group.group, member}), p.q.position, p.queries, p.size,
               queries + member * p.queries * result.stride, result.stride);
   }
-  dots(queries, result.rows, rows_of(p, p.k, group, k0, all.end, rest), all.end, result.stride, scores);
+  for (std::size_t j = 0; j < all.end; j += kRowsAtOnce) {
+    const std::size_t keys = std::min(kRowsAtOnce, all.end - j);
+    prefetch_rows(p, p.k, group, k0 + j + kRowsAtOnce, kRowsAtOnce);
+    prefetch_rows(p, p.v, group, k0 + j, kRowsAtOnce);
+    dots(queries, result.rows, rows_of(p, p.k, group, k0 + j, keys, rest), keys, result.stride, scores + j);
+  }
   for (std::size_t row = 0; row < result.rows; ++row) {
     Running running;
     softmax_row(scores + row * kFewStride, all.end, seen[row % p.queries], p.scale, running);
     result.max[row] = running.max;
     result.sum[row] = running.sum;
   }
-  const Rows values = rows_of(p, p.v, group, k0, all.end, rest);
-  product({scores, kFewStride, 1}, values.data, static_cast<std::size_t>(values.stride), result.sums, result.stride,
-          result.rows, all.end, result.stride, false);
+  for (std::size_t j = 0; j < all.end; j += kRowsAtOnce) {
+    const std::size_t keys = std::min(kRowsAtOnce, all.end - j);
+    const Rows values = rows_of(p, p.v, group, k0 + j, keys, rest);
+    product({scores + j, kFewStride, 1}, values.data, static_cast<std::size_t>(values.stride), result.sums,
+            result.stride, result.rows, keys, result.stride, j > 0);
+  }
 }
 
 void join(const AttentionProblem& p, const Head& group, float* partials, const MutableHeads& out,
@@ -154,7 +172,7 @@ HWY_EXPORT(few_queries);
 HWY_EXPORT(join);
 
 std::size_t few_queries_scratch_floats(const AttentionProblem& p) {
-  return p.sharing * p.queries * (kFewKeys + 16 + padded(p.size)) + kFewKeys * padded(p.size);
+  return p.sharing * p.queries * (kFewKeys + 16 + padded(p.size)) + 32 * padded(p.size);
 }
 std::size_t few_queries_partial_floats(const AttentionProblem& p) {
   return padded(p.sharing * p.queries * (padded(p.size) + 2));

@@ -21,14 +21,10 @@ constexpr std::size_t kPanel = 64;  // rows of a transposed panel
 template <class T>
 void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
                   std::size_t to_stride) {
-  const std::size_t lanes = hn::Lanes(Floats());
   for (std::size_t r = 0; r < rows; ++r, from += position, to += to_stride) {
     const T* row = reinterpret_cast<const T*>(from);
-    for (std::size_t c = 0; c < size; c += lanes) {
-      const std::size_t count = std::min(lanes, size - c);
-      store(load(row + c, count), to + c, count);
-    }
-    std::fill(to + size, to + to_stride, 0.0f);
+    for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(row + c, lanes), to + c, lanes); });
+    for (std::size_t c = size; c < to_stride; ++c) to[c] = 0.0f;
   }
 }
 
@@ -48,12 +44,9 @@ inline void read_rows(ElementType type, const std::byte* from, std::ptrdiff_t po
 template <class T>
 void write_rows_of(const float* from, std::size_t stride, std::size_t rows, std::size_t size, std::byte* to,
                    std::ptrdiff_t position) {
-  const std::size_t lanes = hn::Lanes(Floats());
   for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) {
-    for (std::size_t c = 0; c < size; c += lanes) {
-      const std::size_t count = std::min(lanes, size - c);
-      store(load(from + c, count), reinterpret_cast<T*>(to) + c, count);
-    }
+    T* row = reinterpret_cast<T*>(to);
+    for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(from + c, lanes), row + c, lanes); });
   }
 }
 
