@@ -44,6 +44,7 @@ struct Options {
   bool recompute_gelu = true;
   bool json = false;
 
+  config::OptimizerConfig optimizer;
   void visit(auto& v) {
     v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.");
     v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.");
@@ -75,6 +76,7 @@ struct Options {
   }
 };
 
+    v("optimizer", optimizer, "As a recipe's.");
 // configs/NAME.toml of the working folder, or of the source tree that the program was built in (build/megatron).
 std::string recipe_path(const std::string& model) {
   const fs::path program = fs::read_symlink("/proc/self/exe");
@@ -94,6 +96,7 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.parallel.world_size = place ? 0 : options.world_size;
   config.parallel.tp = options.tp;
   config.parallel.pp = options.pp;
+  config.optimizer = options.optimizer;
   config.parallel.vpp = options.vpp;
   config.parallel.sp = options.sp;
   config.parallel.pp_schedule = options.schedule;
@@ -172,6 +175,7 @@ struct Measured {
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
+  double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
 // tp.
 std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
   const auto& train = run.config.train;
@@ -183,7 +187,8 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
   const std::int64_t s = run.config.data.seq_length, b = train.micro_batch_size;
   const auto options = engine.parameters.values().options();
   const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
-  const auto labels = at::zeros({s, b}, options.dtype(at::kLong)), mask = at::ones({s, b}, options);
+  const auto labels = at::zeros({s, b}, options.dtype(at::kLong)),
+             mask = at::ones({s, b}, options.dtype(train::loss_type(run.config)));
   std::vector<double> seconds;
   for (int i = 0; i < 3; ++i) {
     const Stopwatch watch;
@@ -201,7 +206,7 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
     const Stopwatch watch;
     const auto result = train::synthetic_step(engine, run, i, 1e-4);
-    finish(engine.parameters.values());
+    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step goes on
     measured.loss = result.loss;
     if (i < options.warmup) {
       faults_before = page_faults();
@@ -220,6 +225,10 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   if (engine.pipeline.measures()) {
     const auto timeline = engine.pipeline.timeline();
     if (timeline && engine.context.rank() == 0)
+  const auto buffers =
+      static_cast<std::int64_t>(engine.parameters.values().nbytes() + engine.parameters.gradients().nbytes());
+  measured.bytes_per_parameter =
+      static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.values().numel());
       measured.timeline = train::write_timeline(*timeline, run, run.config.train.train_iters, options.trace);
   }
   return measured;
@@ -259,6 +268,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"breakdown_ms",
            {{"forward", std::max(0.0, ms(measured.forward_s) - loss_layer_ms)},
             {"loss_layer", loss_layer_ms},
+          {"bytes_per_parameter", measured.bytes_per_parameter},
             {"backward", ms(measured.backward_s)},
             {"reduce", ms(measured.reduce_s)},
             {"optimizer", ms(measured.optimizer_s)}}},

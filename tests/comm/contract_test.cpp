@@ -92,6 +92,19 @@ void reduce_scatter_keeps_the_own_part_of_the_sum(const Group& g) {
   REQUIRE_THAT(g.reduce_scatter(full, -1, ReduceOp::Max).equal(truth.narrow(1, g.rank() * 2, 2)), "last dimension");
 }
 
+void parts_of_one_buffer_are_reduced_and_gathered_where_they_lie(const Group& g) {
+  for (const auto dtype : kNumbers)
+    for (const std::int64_t part : {1, 3, 4099, 70001}) {
+      const at::Tensor buffer = numbers(g.rank(), part * g.size(), dtype);
+      const at::Tensor own = buffer.narrow(0, g.rank() * part, part);
+      g.reduce_scatter_async(own, buffer)->wait();
+      const at::Tensor truth = reduced(g.size(), part * g.size(), dtype, ReduceOp::Sum);
+      REQUIRE_THAT(own.equal(truth.narrow(0, g.rank() * part, part)), c10::toString(dtype), " sum");
+      g.all_gather_async(buffer, own)->wait();
+      REQUIRE_THAT(buffer.equal(truth), c10::toString(dtype), " gathered");
+    }
+}
+
 void broadcast_sends_the_roots_tensor(const Group& g) {
   for (int root = 0; root < g.size(); ++root)
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kBool})
@@ -254,6 +267,8 @@ const std::vector<Clause>& clauses() {
       {"AllReduceSumsEveryTypeAndSize", all_reduce_sums_every_type_and_size},
       {"AllGatherConcatenatesInRankOrder", all_gather_concatenates_in_rank_order},
       {"ReduceScatterKeepsTheOwnPartOfTheSum", reduce_scatter_keeps_the_own_part_of_the_sum},
+      {"PartsOfOneBufferAreReducedAndGatheredWhereTheyLie",
+       parts_of_one_buffer_are_reduced_and_gathered_where_they_lie},
       {"BroadcastSendsTheRootsTensor", broadcast_sends_the_roots_tensor},
       {"AllToAllTransposesRanksAndParts", all_to_all_transposes_ranks_and_parts},
       {"SendAndRecvMatchBySourceAndTag", send_and_recv_match_by_source_and_tag},

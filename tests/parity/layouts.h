@@ -15,6 +15,8 @@ struct Layout {
   std::string stages = {};   ///< parallel.pp_layout
   int microbatch_group = 0;  ///< parallel.microbatch_group_size
   bool untied = false;       ///< an output layer of its own
+  bool sharded = false;      ///< optimizer.use_distributed_optimizer
+  int global_batch = 8;
   /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
   /// layers.
   int llama = 0;
@@ -36,6 +38,7 @@ inline std::string name_of(const Layout& layout) {
   if (!layout.stages.empty()) name += "_stages_" + layout.stages;
   if (layout.microbatch_group > 0) name += "_group" + std::to_string(layout.microbatch_group);
   if (layout.untied) name += "_untied";
+  if (layout.sharded) name += "_sharded";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
@@ -110,6 +113,30 @@ inline std::vector<Layout> layouts() {
   all.push_back({.pp = 2, .schedule = "zb-h1", .gloo = true});
   all.push_back({.tp = 2, .pp = 2, .sp = true, .gloo = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .communication = "batched", .gloo = true});
+  return all;
+}
+
+/// The distributed optimizer with each kind of layout, and with numbers of ranks that divide nothing.
+inline std::vector<Layout> sharded_layouts() {
+  std::vector<Layout> all;
+  for (const int dp : {1, 2, 4}) all.push_back({.dp = dp, .micro_batch = 2});
+  all.push_back({.dp = 3, .global_batch = 12});
+  all.push_back({.tp = 2, .dp = 2});
+  all.push_back({.tp = 2, .dp = 3, .sp = true, .global_batch = 12});
+  all.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true, .recompute = "full"});
+  all.push_back({.pp = 2, .dp = 2});
+  all.push_back({.pp = 2, .dp = 3, .schedule = "zb-h1", .global_batch = 12});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+  all.push_back({.pp = 4, .dp = 2, .stages = "E|tt|t|tL"});
+  all.push_back({.pp = 2, .dp = 2, .untied = true});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true});
+  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true, .recompute = "selective"});
+  all.push_back({.tp = 4, .dp = 2, .sp = true, .llama = 2});
+  all.push_back({.tp = 4, .pp = 2, .dp = 2, .untied = true, .llama = 1});
+  all.push_back({.dp = 2, .micro_batch = 2, .gloo = true});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .gloo = true});
+  for (Layout& layout : all) layout.sharded = true;
   return all;
 }
 

@@ -48,10 +48,11 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype) {
   config.model.untie_embeddings_and_output_weights = layout.untied;
   config.parallel.world_size = layout.ranks();
   config.optimizer.bucket_size = 3000;
+  config.optimizer.use_distributed_optimizer = layout.sharded;
   config.optimizer.clip_grad = 0.5;  // below the norms of this model: clipping is always on
   config.schedule.lr = 1e-3;
   config.train.micro_batch_size = layout.micro_batch;
-  config.train.global_batch_size = 8;
+  config.train.global_batch_size = layout.global_batch;
   config.train.train_iters = kSteps;
   config.train.recompute = layout.recompute;
   config.train.dtype = dtype;
@@ -91,8 +92,12 @@ class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once.
   static Course differences(const char* dtype) {
-    const Course want = course_of({.micro_batch = 8, .untied = GetParam().untied, .llama = GetParam().llama}, dtype),
-                 got = course_of(GetParam(), dtype);
+    const Layout& layout = GetParam();
+    const Layout one{.micro_batch = layout.global_batch,
+                     .untied = layout.untied,
+                     .global_batch = layout.global_batch,
+                     .llama = layout.llama};
+    const Course want = course_of(one, dtype), got = course_of(layout, dtype);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
       std::vector<double> result;
@@ -126,6 +131,8 @@ std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, SinglePrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });

@@ -222,6 +222,8 @@ class GlooBackend final : public Backend {
   WorkHandle reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     if (in.numel() == 0) return std::make_shared<Done>();
     const bool widen = in.scalar_type() == at::kShort || in.scalar_type() == at::kBool;
+    // Where the result belongs into `in` itself, that may be overwritten: nothing has to be copied.
+    if (!widen && out.is_alias_of(in)) return start_reduce(in.detach(), op, "reduce_scatter", {});
     const at::Tensor sum = widen ? in.detach().to(at::kInt) : in.detach().clone();  // c10d's own does the same
     return start_reduce(sum, op, "reduce_scatter", [out = out.detach(), sum, rank = rank()] {
       out.view(-1).copy_(sum.view(-1).narrow(0, rank * out.numel(), out.numel()));

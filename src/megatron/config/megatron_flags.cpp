@@ -19,8 +19,6 @@ constexpr MegatronFlag kFlags[] = {
     {"pipeline-model-parallel-split-rank", true, "leave it out; the model has a decoder alone"},
     {"checkpoint-activations", false, "--train.recompute full"},
     {"virtual-pipeline-model-parallel-size", true, "--vpp"},
-    {"use-distributed-optimizer", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
-    {"overlap-param-gather", false, "leave it out; every data-parallel rank keeps the whole optimizer state"},
     {"attention-softmax-in-fp32", false, "leave it out; sums and softmax are always in fp32 or fp64"},
     {"lr-warmup-iters", true, "--lr-warmup-samples, iterations x global batch"},
     {"lr-decay-iters", true, "--lr-decay-samples, iterations x global batch"},

@@ -16,8 +16,8 @@ struct OptimizerConfig {
   double lion_beta2 = 0.99;
   double weight_decay = 0.01;
   bool decoupled_weight_decay = true;
-  std::vector<std::string> lr_mult;
-  std::vector<std::string> wd_mult;
+  std::vector<std::string> lr_mult = {};
+  std::vector<std::string> wd_mult = {};
   double clip_grad = 1.0;
   std::string clip_norm = "l2";
   std::string grad_dtype = "fp32";
@@ -30,6 +30,8 @@ struct OptimizerConfig {
   std::int64_t hysteresis = 2;
   std::int64_t bucket_size = 0;
   bool overlap_grad_reduce = true;
+  bool use_distributed_optimizer = false;
+  bool overlap_param_gather = true;
 
   void visit(auto& v) {
     v("name", name, "adam, sgd or lion.", "optimizer");
@@ -60,6 +62,11 @@ struct OptimizerConfig {
     v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis");
     v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp).", "ddp-bucket-size");
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
+    v("use_distributed_optimizer", use_distributed_optimizer,
+      "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer");
+    v("overlap_param_gather", overlap_param_gather,
+      "With use_distributed_optimizer: gather each bucket of updated parameters while the next forward goes on.",
+      "overlap-param-gather");
   }
 };
 

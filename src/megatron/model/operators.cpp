@@ -20,7 +20,7 @@ using parallel::without_autograd;
 using Gradients = std::vector<at::Tensor>;
 
 at::Tensor value_of(const parallel::ParameterPtr& parameter) {
-  return parameter ? parameter->value : at::Tensor();
+  return parameter ? parameter->arrived().detach() : at::Tensor();
 }
 
 /// What autograd is told that an operator's outputs depend on.
@@ -32,8 +32,8 @@ std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
 }
 
 kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
-  return norm.bias ? kernels::layer_norm(x, norm.weight->value, norm.bias->value, norm.epsilon)
-                   : kernels::rms_norm(x, norm.weight->value, norm.epsilon);
+  return norm.bias ? kernels::layer_norm(x, norm.weight->arrived(), norm.bias->arrived(), norm.epsilon)
+                   : kernels::rms_norm(x, norm.weight->arrived(), norm.epsilon);
 }
 
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
@@ -101,9 +101,9 @@ Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm) {
   const auto out = without_autograd([&] {
-    const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.weight->value;
+    const auto x = x_sbh.detach(), added = value_of(bias), weight = value_of(norm.weight);
     return norm.bias
-               ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, norm.bias->value, norm.epsilon)
+               ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, value_of(norm.bias), norm.epsilon)
                : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
   });
   const auto sum = out.sum.detach();

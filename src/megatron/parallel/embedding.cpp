@@ -40,7 +40,7 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
   const std::int64_t num_own = ids_sb.size(0) / positions_.size();
   const auto ids = ids_sb.narrow(0, num_own * positions_.rank(), num_own);
   const auto y = without_autograd([&] {
-    auto rows = kernels::embedding(ids, weight_->value, begin);
+    auto rows = kernels::embedding(ids, weight_->arrived(), begin);
     sum_.all_reduce(rows);
     return scatter_.reduce_scatter(rows);
   });

@@ -107,10 +107,10 @@ class LinearBackward {
 
 /// y = x W^T (+ b, added to the sum over ranks).
 at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links) {
-  auto y = kernels::linear(links.gather_x.all_gather(x), weight->value);
+  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived());
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
-  if (bias) y.add_(bias->value);
+  if (bias) y.add_(bias->arrived());
   return y;
 }
 

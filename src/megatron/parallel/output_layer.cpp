@@ -68,7 +68,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, co
                      std::int64_t begin, std::int64_t count) {
   const auto hidden = hidden_nh.narrow(0, begin, count), labels = labels_n.narrow(0, begin, count);
   const auto mask = mask_n.narrow(0, begin, count);
-  const auto logits = kernels::linear(hidden, weight->value);
+  const auto logits = kernels::linear(hidden, weight->arrived());
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
   loss += (losses * mask).sum(at::kDouble);
   if (!with_gradient) return;
@@ -145,7 +145,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
 
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
   return without_autograd([&] {
-    const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->value);
+    const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->arrived());
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
 }

@@ -68,11 +68,13 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
   const auto options = at::TensorOptions().device(device);
   values_ = at::zeros({layout_.size}, options.dtype(precision.values));
   gradients_ = at::zeros({gradients == Gradients::Hold ? layout_.size : 0}, options.dtype(precision.gradients));
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) arrivals_.push_back(std::make_shared<Arrival>());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& slot = layout_.slot_of(static_cast<int>(i));
     auto parameter = std::make_shared<Parameter>();
     parameter->spec = std::move(specs[i]);
     parameter->queue = queue_;
+    parameter->arrival = arrivals_[static_cast<std::size_t>(slot.bucket)];
     const auto view = [&](const at::Tensor& buffer) {
       return buffer.narrow(0, slot.begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
     };
@@ -83,6 +85,11 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     by_name_.emplace(parameter->spec.name, parameter);
     parameters_.push_back(std::move(parameter));
   }
+}
+
+const at::Tensor& ParameterStore::values() const {
+  for (const auto& arrival : arrivals_) arrival->wait();
+  return values_;
 }
 
 at::Tensor ParameterStore::first_values(std::size_t index) const {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/group.h"
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/parameters.h"
 
@@ -34,6 +35,19 @@ class GradientQueue {
 /// Computes pieces in order and lets go of each one's tensors as soon as it is done.
 void run_pieces(std::vector<GradientQueue::Work> pieces);
 
+/// Values that are on their way from other ranks: with the distributed optimizer a bucket of parameters is gathered
+/// while the next forward pass goes on, and the first module that reads one of them waits for it.
+class Arrival {
+ public:
+  void expect(comm::WorkHandle work) { work_ = std::move(work); }
+  void wait() {
+    if (work_) std::exchange(work_, nullptr)->wait();
+  }
+
+ private:
+  comm::WorkHandle work_;
+};
+
 /// One parameter on this rank: views of the contiguous buffers, and the bookkeeping of its gradient. Layers hold a
 /// shared pointer to it; their backward passes write the gradient themselves (no autograd accumulation).
 class Parameter {
@@ -42,6 +56,13 @@ class Parameter {
   at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward
   at::Tensor grad;   ///< [local_shape], view of the gradient buffer
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
+  std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
+
+  /// The value, for a forward pass: waits for it where it is on its way.
+  const at::Tensor& arrived() const {
+    if (arrival) arrival->wait();
+    return value;
+  }
 
   /// A backward pass hands over what writes a contribution: done now or, where the queue defers, when that is run. So
   /// `write` asks beta() itself.
@@ -89,9 +110,11 @@ class ParameterStore {
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs
   const plan::BufferLayout& layout() const { return layout_; }
-  const at::Tensor& values() const { return values_; }        ///< flat [layout.size]
+  const at::Tensor& values() const;                           ///< flat [layout.size], once all of them are there
   const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size]
   GradientQueue& gradient_queue() const { return *queue_; }
+  /// Of the values in a bucket of the layout.
+  Arrival& arrival(std::size_t bucket) const { return *arrivals_.at(bucket); }
   /// The values that the parameter at `index` of all() was drawn as, in float32 (float64 for float64): [local_shape].
   at::Tensor first_values(std::size_t index) const;
 
@@ -99,6 +122,7 @@ class ParameterStore {
   plan::BufferLayout layout_;
   std::uint64_t seed_;
   at::Tensor values_, gradients_;
+  std::vector<std::shared_ptr<Arrival>> arrivals_;  ///< by bucket
   std::shared_ptr<GradientQueue> queue_ = std::make_shared<GradientQueue>();
   std::vector<ParameterPtr> parameters_;
   std::unordered_map<std::string, ParameterPtr> by_name_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/plan/counts.h"
+#include "megatron/plan/rank_buffers.h"
 
 namespace megatron::plan {
 namespace {
@@ -159,17 +160,17 @@ SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, i
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes) {
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
-  const std::int64_t element = element_bytes(config);
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : gpt_parameters(run.shape, tp, tp_rank, parts)) elements += spec.local_size();
+  const std::int64_t elements = rank_layout(run, gpt_parameters(run.shape, tp, tp_rank, parts)).size;
+  const ElementBytes element = element_bytes_of(config);
   MemoryPlan memory;
-  memory.parameters = memory.gradients = elements * element;
-  memory.optimizer_state = 2 * elements * element;
+  memory.parameters = elements * element.value;
+  memory.gradients = elements * element.gradient;
+  memory.optimizer_state = elements / num_owners(run) * element.optimizer;
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits =
-        std::min(config.train.loss_chunk_tokens, tokens_of(config)) * (run.shape.padded_vocab / tp) * element;
+        std::min(config.train.loss_chunk_tokens, tokens_of(config)) * (run.shape.padded_vocab / tp) * element.value;
   return memory;
 }
 

@@ -37,7 +37,7 @@ SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, i
 struct MemoryPlan {
   std::int64_t parameters = 0;
   std::int64_t gradients = 0;
-  std::int64_t optimizer_state = 0;  ///< two moments
+  std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates
   std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
   std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
   std::int64_t total() const { return parameters + gradients + optimizer_state + activations + logits; }

@@ -8,6 +8,8 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/shards.h"
 
 namespace megatron::plan {
 namespace {
@@ -49,11 +51,32 @@ json parameters_of(const ResolvedRun& run) {
   return all;
 }
 
+/// Of each data-parallel rank, at most 64: its part of each bucket, and of which parameters that is what.
+json shards_of(const BufferLayout& layout, int num_ranks, const auto& name_of) {
+  constexpr int kMostListed = 64;
+  const auto range = [](const Range& r) { return json{r.begin, r.end}; };
+  json ranks = json::array();
+  for (int rank = 0; rank < std::min(num_ranks, kMostListed); ++rank) {
+    json own = json::array();
+    for (const Shard& shard : shards(layout, num_ranks, rank)) {
+      json parts = json::array();
+      for (const ParameterRange& part : shard.parameters)
+        parts.push_back({{"name", name_of(part.parameter)},
+                         {"world", range(part.world)},
+                         {"local", range(part.local)},
+                         {"param", range(part.param)}});
+      own.push_back({{"world", range(shard.world)}, {"parameters", parts}});
+    }
+    ranks.push_back(std::move(own));
+  }
+  return ranks;
+}
+
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
   const auto specs =
       gpt_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
-  const BufferLayout layout = buffer_layout(specs, bucket_elements(run.config.optimizer, run.grid.size(Axis::Dp)));
+  const BufferLayout layout = rank_layout(run, specs);
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();
   for (const BufferLayout::Slot& slot : layout.slots)
@@ -64,7 +87,12 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
     for (const int parameter : bucket.parameters) names.push_back(name_of(parameter));
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"stage", bucket.stage}, {"parameters", names}});
   }
-  return {{"size", layout.size}, {"element_bytes", element_bytes(run.config)}, {"slots", slots}, {"buckets", buckets}};
+  json buffer = {{"size", layout.size},
+                 {"element_bytes", element_bytes_of(run.config).gradient},
+                 {"slots", slots},
+                 {"buckets", buckets}};
+  if (num_owners(run) > 1) buffer["shards"] = shards_of(layout, num_owners(run), name_of);
+  return buffer;
 }
 
 /// Sample numbers of the first step: samples[dp rank][microbatch].

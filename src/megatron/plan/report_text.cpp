@@ -111,6 +111,25 @@ std::string parameters_text(const ResolvedRun& run, const json& parameters) {
   return out;
 }
 
+/// Of the first ranks their part of bucket 0.
+std::string shards_text(const json& shards) {
+  std::string out = "shards: what a dp rank updates of bucket 0\n";
+  for (std::size_t rank = 0; rank < std::min(kShown, shards.size()); ++rank) {
+    const json& shard = shards[rank].front();
+    const json& parts = shard["parameters"];
+    std::string text = concat(shard["world"][0].get<std::int64_t>(), "-", shard["world"][1].get<std::int64_t>());
+    if (parts.empty()) text += ", padding alone";
+    for (const json* part : {&parts.front(), &parts.back()}) {
+      if (parts.empty() || (part != &parts.front() && parts.size() == 1)) break;
+      text += concat(part == &parts.front() ? ": " : " … ", (*part)["name"].get<std::string>(), " ",
+                     (*part)["param"][0].get<std::int64_t>(), "-", (*part)["param"][1].get<std::int64_t>());
+    }
+    out += row(concat("dp rank ", rank), text);
+  }
+  if (shards.size() > kShown) out += row("…", concat(shards.size(), " ranks"));
+  return out;
+}
+
 std::string buffer_text(const json& buffers) {
   const auto size = [](const json& buffer) { return buffer["size"].get<std::int64_t>(); };
   const json& buffer = *std::max_element(buffers.begin(), buffers.end(),
@@ -130,7 +149,7 @@ std::string buffer_text(const json& buffers) {
                                          names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
   }
   if (buckets.size() > 2 * kShown) out += row("…", concat(buckets.size(), " buckets in all"));
-  return out;
+  return out + (buffer.contains("shards") ? shards_text(buffer["shards"]) : "");
 }
 
 std::string first_step_text(const json& step) {

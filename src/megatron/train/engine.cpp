@@ -4,8 +4,8 @@
 
 #include "megatron/model/options.h"
 #include "megatron/plan/batch_plan.h"
-#include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/rank_buffers.h"
 #include "megatron/plan/stages.h"
 #include "megatron/train/batches.h"
 
@@ -14,10 +14,9 @@ namespace {
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
-  const auto bucket_size = plan::bucket_elements(config.optimizer, context.grid().size(plan::Axis::Dp));
   auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
                                     plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
-  auto layout = plan::buffer_layout(specs, bucket_size);
+  auto layout = plan::rank_layout(run, specs);
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
   return {std::move(specs), std::move(layout), {precision.values, gradients}, context.device(), config.train.seed};
@@ -31,9 +30,11 @@ std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel
   return stages;
 }
 
-/// What this rank updates: everything.
-std::vector<plan::Shard> owned_shards(const parallel::ParameterStore& parameters) {
-  return plan::shards(parameters.layout(), 1, 0);
+/// What this rank updates: everything, or with the distributed optimizer its part of each bucket.
+std::vector<plan::Shard> owned_shards(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                      const parallel::ParameterStore& parameters) {
+  const int owners = plan::num_owners(run);
+  return plan::shards(parameters.layout(), owners, owners > 1 ? context.index(plan::Axis::Dp) : 0);
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -94,11 +95,12 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
     : context(run.grid, std::move(world), device),
       parameters(make_parameters(run, context)),
       stages(make_stages(run, context, parameters)),
-      owned(owned_shards(parameters)),
+      owned(owned_shards(run, context, parameters)),
       reducer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_grad_reduce),
       shared(make_shared_gradients(run, context, parameters, owned)),
       norm(parameters, owned, context.is_first(plan::Axis::Tp)),
       optimizer(parameters, owned, update_rule(run.config.optimizer), optimizer_options(run.config, parameters)),
+      gatherer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_param_gather),
       scaler(loss_scaler(run.config)),
       pipeline(run, context, parameters, stages, reducer),
       step({.pipeline = pipeline,
@@ -107,11 +109,17 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .shared = shared,
             .norm = norm,
             .optimizer = optimizer,
+            .gatherer = gatherer,
             .scaler = scaler ? &*scaler : nullptr},
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
             .microbatch_tokens = run.config.train.micro_batch_size * run.config.data.seq_length,
-            .counts_norm = context.is_first(plan::Axis::Dp)}) {}
+            .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
+
+void Engine::weights_changed() const {
+  optimizer.weights_changed();
+  gatherer.start();
+}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
   const auto& train = run.config.train;

@@ -9,6 +9,7 @@
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
 #include "megatron/optim/optimizer.h"
+#include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
 #include "megatron/plan/rules.h"
@@ -25,6 +26,10 @@ struct Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  /// After the weights of optimizer.state() were filled from outside (a checkpoint): has the parameters follow.
+  /// Collective over dp.
+  void weights_changed() const;
+
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
   std::vector<model::Gpt> stages;  ///< of this pipeline rank, in the placement's order
@@ -33,6 +38,7 @@ struct Engine {
   optim::SharedGradients shared;
   optim::GradientNorm norm;
   optim::Optimizer optimizer;
+  optim::ParameterGatherer gatherer;
   std::optional<optim::LossScaler> scaler;  ///< of fp16
   Pipeline pipeline;
   TrainStep step;

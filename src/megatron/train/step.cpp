@@ -90,6 +90,7 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
   before_update_();
   parts_.optimizer.step(learning_rate, to_mean * clip / scale);
+  parts_.gatherer.start();  // over dp
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
 #include "megatron/optim/optimizer.h"
+#include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
 #include "megatron/train/pipeline.h"
@@ -51,6 +52,7 @@ class TrainStep {
     const optim::SharedGradients& shared;
     const optim::GradientNorm& norm;
     optim::Optimizer& optimizer;
+    const optim::ParameterGatherer& gatherer;
     /// Of fp16; null: the loss is not scaled. A scale means what it does in Megatron-LM, which scales the mean over a
     /// rank's tokens: gradients begin as those of the sum x scale / (tokens of this rank in the step, rounded up to a
     /// power of two, so that scaling changes no digit).

@@ -1,0 +1,36 @@
+#include "megatron/plan/rank_buffers.h"
+
+#include "megatron/plan/counts.h"
+
+namespace megatron::plan {
+
+BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
+  const config::OptimizerConfig& optimizer = run.config.optimizer;
+  const int dp = run.grid.size(Axis::Dp);
+  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, dp));
+  BufferPadding padding = sharded_padding(dp);
+  const int last = run.placement.num_stages() - 1;
+  if (run.shape.tied_output && run.placement.rank_of(0) != run.placement.rank_of(last))
+    padding.alone = "embedding.word_embeddings.weight";
+  return buffer_layout(specs, bucket_elements(optimizer, dp), padding);
+}
+
+int num_owners(const ResolvedRun& run) {
+  return run.config.optimizer.use_distributed_optimizer ? run.grid.size(Axis::Dp) : 1;
+}
+
+ElementBytes element_bytes_of(const config::RunConfig& config) {
+  const config::OptimizerConfig& optimizer = config.optimizer;
+  ElementBytes bytes;
+  bytes.value = element_bytes(config);
+  const bool half = bytes.value == 2;
+  const std::int64_t precise = half ? 4 : bytes.value;
+  bytes.gradient = half && optimizer.grad_dtype == "fp32" ? 4 : bytes.value;
+  const std::int64_t moments = optimizer.name == "adam"   ? 2
+                               : optimizer.name == "lion" ? 1
+                                                          : (optimizer.sgd_momentum > 0 ? 1 : 0);
+  bytes.optimizer = (half ? precise : 0) + moments * (optimizer.state_dtype == "bf16" ? 2 : precise);
+  return bytes;
+}
+
+}  // namespace megatron::plan

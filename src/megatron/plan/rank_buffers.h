@@ -1,0 +1,26 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+
+/// The layout of one rank's buffers, `specs` being its parameters (gpt_parameters): Megatron-Core's padding with
+/// optimizer.use_distributed_optimizer, and then a tied embedding whose copies are on two pipeline ranks has a bucket
+/// of its own, so that the same data-parallel rank owns the same elements of both.
+BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs);
+
+/// Ranks that share the update of each element between them: dp with the distributed optimizer, else 1.
+int num_owners(const ResolvedRun& run);
+
+/// Bytes of an element of a rank's buffers.
+struct ElementBytes {
+  std::int64_t value = 4;  ///< parameters
+  std::int64_t gradient = 4;
+  std::int64_t optimizer = 8;  ///< master and state, of the elements that a rank owns
+};
+ElementBytes element_bytes_of(const config::RunConfig& config);
+
+}  // namespace megatron::plan

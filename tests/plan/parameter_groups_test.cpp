@@ -1,0 +1,46 @@
+#include "megatron/plan/parameter_groups.h"
+
+#include <gtest/gtest.h>
+
+#include "megatron/base/error.h"
+
+namespace megatron::plan {
+namespace {
+
+TEST(Patterns, MatchWithAnyNumberOfStars) {
+  for (const auto& [pattern, name] : std::vector<std::pair<std::string, std::string>>{
+           {"*", ""},
+           {"*", "abc"},
+           {"abc", "abc"},
+           {"a*c", "abc"},
+           {"a*c", "ac"},
+           {"*.bias", "layers.0.fc1.bias"},
+           {"decoder.*.linear_*.weight", "decoder.layers.11.mlp.linear_fc1.weight"},
+           {"*ab*ab", "abxabyab"},
+           {"a**b", "ab"}})
+    EXPECT_TRUE(matches(pattern, name)) << pattern << " " << name;
+  for (const auto& [pattern, name] : std::vector<std::pair<std::string, std::string>>{
+           {"", "a"}, {"abc", "abcd"}, {"abcd", "abc"}, {"a*c", "abd"}, {"*.bias", "bias"}, {"*ab*ab", "abxa"}})
+    EXPECT_FALSE(matches(pattern, name)) << pattern << " " << name;
+}
+
+TEST(ParameterGroups, DecayMatricesAloneUnlessTold) {
+  const std::vector<ParameterSpec> specs = {{.name = "a.weight", .shape = {2, 2}},
+                                            {.name = "a.bias", .shape = {2}, .weight_decay = false}};
+  config::OptimizerConfig config;
+  EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{1, 1}, {1, 0}}));
+  config.wd_mult = {"*=3", "*.weight=0.5"};
+  config.lr_mult = {"*.bias=2"};
+  EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{1, 0.5}, {2, 3}}));
+}
+
+TEST(ParameterGroups, RefuseWhatIsNoPatternAndNumber) {
+  for (const char* entry : {"", "a", "=1", "a=", "a=x", "a=1x", "a=-1", "a=nan", "a=inf", "a=1e999"}) {
+    config::OptimizerConfig config;
+    config.lr_mult = {entry};
+    EXPECT_THROW(multipliers(config, {}), ConfigError) << entry;
+  }
+}
+
+}  // namespace
+}  // namespace megatron::plan

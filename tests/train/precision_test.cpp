@@ -1,0 +1,150 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "megatron/comm/local_backend.h"
+#include "megatron/kernels/runtime.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+struct Layout {
+  int tp = 1, dp = 1, pp = 1, vpp = 1;
+  bool sp = false, sharded = false;
+  const char* schedule = "";
+};
+const Layout kLayouts[] = {{},
+                           {.dp = 2, .sharded = true},
+                           {.tp = 2, .sp = true},
+                           {.dp = 2, .pp = 2},
+                           {.pp = 2, .schedule = "zb-h1"},
+                           {.dp = 2, .pp = 2, .vpp = 2, .sharded = true, .schedule = "zb-v"},
+                           {.tp = 2, .dp = 2, .pp = 2, .sp = true, .sharded = true}};
+
+config::RunConfig config_of(const Layout& layout, const char* dtype) {
+  auto config = testing::tiny_config(layout.tp, layout.dp, dtype);
+  config.model.num_layers = 4;
+  config.parallel.pp = layout.pp;
+  config.parallel.vpp = layout.vpp;
+  config.parallel.sp = layout.sp;
+  config.parallel.pp_schedule = layout.schedule;
+  config.parallel.world_size = layout.tp * layout.dp * layout.pp;
+  config.optimizer.use_distributed_optimizer = layout.sharded;
+  config.optimizer.bucket_size = 2000;
+  config.train.train_iters = 20;
+  return config;
+}
+
+/// The results of each step on each world rank, after check(engine, result) there.
+std::vector<std::vector<StepResult>> train(const config::RunConfig& config, const auto& check) {
+  const plan::ResolvedRun run = plan::resolve(config);
+  std::vector<std::vector<StepResult>> results(static_cast<std::size_t>(run.grid.world_size()));
+  comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    for (std::int64_t i = 0; i < run.config.train.train_iters; ++i) {
+      const auto step = [&] { return testing::take_step(run, engine, i); };
+      results[static_cast<std::size_t>(world.rank())].push_back(check(engine, step));
+    }
+  });
+  return results;
+}
+
+StepResult just_step(Engine&, const auto& step) { return step(); }
+
+TEST(Bfloat16, LossesOfTwentyStepsInAnyLayoutAreThoseOfOneRankWithinTwoThousandths) {
+  const auto go = [](const Layout& layout) {
+    return train(config_of(layout, "bf16"), [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+  };
+  const auto want = go({});
+  EXPECT_LT(want.back().loss, 0.995 * want.front().loss) << "nothing was learnt";
+  for (const Layout& layout : kLayouts) {
+    const auto got = go(layout);
+    for (std::size_t i = 0; i < want.size(); ++i)
+      EXPECT_NEAR(got[i].loss, want[i].loss, 2e-3 * want[i].loss)
+          << "step " << i + 1 << ", tp " << layout.tp << " pp " << layout.pp << " dp " << layout.dp;
+  }
+}
+
+TEST(HalfPrecision, IsNearSinglePrecision) {
+  const auto go = [](const char* dtype) {
+    auto config = config_of({}, dtype);
+    config.optimizer.initial_loss_scale = 1024;
+    return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+  };
+  const auto single = go("fp32"), bf16 = go("bf16"), fp16 = go("fp16");
+  for (std::size_t i = 0; i < single.size(); ++i) {
+    EXPECT_NEAR(bf16[i].loss, single[i].loss, 1e-2 * single[i].loss) << "step " << i + 1;
+    EXPECT_NEAR(fp16[i].loss, single[i].loss, 2e-3 * single[i].loss) << "step " << i + 1;
+    EXPECT_NEAR(fp16[i].grad_norm, single[i].grad_norm, 2e-2 * single[i].grad_norm) << "step " << i + 1;
+  }
+}
+
+TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing) {
+  for (const Layout& layout : kLayouts) {
+    auto config = config_of(layout, "fp16");
+    config.train.train_iters = 30;
+    const auto results = train(config, [](Engine& engine, const auto& step) {
+      const auto before = engine.parameters.values().clone();
+      std::vector<at::Tensor> state;
+      for (const auto& slice : engine.optimizer.state()) state.push_back(slice.flat.clone());
+      const auto steps = engine.optimizer.steps();
+      const StepResult result = step();
+      if (!result.skipped) return result;
+      EXPECT_TRUE(engine.parameters.values().equal(before));
+      EXPECT_EQ(engine.optimizer.steps(), steps);
+      const auto after = engine.optimizer.state();
+      for (std::size_t i = 0; i < state.size(); ++i) EXPECT_TRUE(after[i].flat.equal(state[i]));
+      return result;
+    });
+    double scale = 0x1p32;
+    int hysteresis = 2, skipped = 0;
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_EQ(results[0][i].loss_scale, scale) << "step " << i + 1;
+      if (results[0][i].skipped) {
+        ++skipped;
+        if (--hysteresis <= 0) scale /= 2;
+      }
+      for (const auto& of_rank : results) {
+        EXPECT_EQ(of_rank[i].skipped, results[0][i].skipped);
+        EXPECT_EQ(of_rank[i].loss_scale, results[0][i].loss_scale);
+        EXPECT_EQ(of_rank[i].loss, results[0][i].loss);
+      }
+    }
+    EXPECT_GE(skipped, 3) << "2^32 was to overflow";
+    EXPECT_FALSE(results[0].back().skipped) << "the scale was to come down";
+  }
+}
+
+TEST(LossScaling, AConstantScaleChangesNoGradientThatFits) {
+  // Powers of two are exact: the same training to the last bit, as long as nothing falls below the smallest number.
+  const auto go = [](double scale) {
+    auto config = config_of({.dp = 2, .pp = 2}, "fp16");
+    config.optimizer.loss_scale = scale;
+    return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+  };
+  const auto one = go(4096), other = go(3000);
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_EQ(one[i].loss_scale, 4096);
+    EXPECT_FALSE(one[i].skipped);
+    EXPECT_NEAR(one[i].loss, other[i].loss, 1e-3 * one[i].loss);
+    EXPECT_NEAR(one[i].grad_norm, other[i].grad_norm, 1e-2 * one[i].grad_norm);
+  }
+}
+
+TEST(LossScaling, SixteenBitGradientsAreAccumulatedInTheirDtype) {
+  auto config = config_of({.dp = 2}, "bf16");
+  config.optimizer.grad_dtype = "bf16";
+  const auto rough = train(config, [](Engine& engine, const auto& step) {
+    EXPECT_EQ(engine.parameters.gradients().scalar_type(), at::kBFloat16);
+    return step();
+  })[0];
+  config.optimizer.grad_dtype = "fp32";
+  const auto fine = train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+  for (std::size_t i = 0; i < fine.size(); ++i) EXPECT_NEAR(rough[i].loss, fine[i].loss, 1e-2 * fine[i].loss);
+}
+
+}  // namespace
+}  // namespace megatron::train
