@@ -15,6 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
 
 namespace megatron::app {
 namespace {
@@ -95,6 +96,7 @@ json report() {
   return {{"cpu", line_of("/proc/cpuinfo", "model name")},
           {"cores", usable_cores()},
           {"instruction_sets", instruction_sets()},
+          {"kernels", kernels::instruction_set()},
           {"memory", memory()},
           {"gpus", found},
           {"backends", backends},
@@ -118,6 +120,8 @@ void print_human(const json& all) {
   for (const auto& [name, present] : all["instruction_sets"].items())
     if (present) sets.push_back(name);
   row("instruction sets", joined(sets));
+  // AMX needs the system's permission besides.
+  row("kernels run on", all["kernels"].get<std::string>());
   const json& mem = all["memory"];
   row("memory", human_bytes(mem["total_bytes"]) + ", " + human_bytes(mem["available_bytes"]) + " available");
   const std::string huge = mem["transparent_huge_pages"];

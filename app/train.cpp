@@ -69,6 +69,7 @@ int train(const Args& args) {
 
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  kernels::set_matmul_precision(run.config.train.matmul_precision);
   if (!starts_processes(run, place)) stop_on_signals();
   return run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
     try {

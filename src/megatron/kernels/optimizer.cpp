@@ -11,6 +11,7 @@
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/random.h"
 #include "megatron/kernels/cpu/update.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
@@ -110,6 +111,8 @@ void update_by_chunk(const Columns& x, const Update& o, const Step& step) {
       model.store(p, at, count, o, Stored::Parameter);
     });
   });
+  written_to(x.param);
+  if (x.model.defined()) written_to(x.model);
 }
 
 cpu::UpdateCoefficients coefficients_of(const Update& o) {

@@ -54,6 +54,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
                  {"step_ms", metrics.step_ms},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
   if (metrics.skipped) object["skipped"] = true;
+  if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
   write_line(object.dump());
 }
 

@@ -14,6 +14,7 @@ struct IterationMetrics {
   double tokens_per_s = 0, step_ms = 0;
   std::int64_t peak_memory_bytes = 0;
   bool skipped = false;
+  bool high_matmul_precision = false;  ///< float32 products were three of bf16
 };
 
 struct ValidationMetrics {
