@@ -13,6 +13,7 @@ endif()
 foreach(name hf_config pickle torch_file)  # what else a target links
   set(MEGATRON_FUZZ_FOLDERS_${name} interchange)
 endforeach()
+set(MEGATRON_FUZZ_FOLDERS_safetensors checkpoint)
 set(fuzz_programs)
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/fuzz/*_fuzz.cpp)
 foreach(source ${fuzz_sources})
