@@ -1,12 +1,13 @@
 #include "megatron/generate/load.h"
 
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/weights.h"
 
 namespace megatron::generate {
 
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
                   const plan::GptShape& shape) {
-  checkpoint::load_weights(*checkpoint::open_checkpoint(folder), parameters, shape);
+  checkpoint::load_weights(*interchange::open_weights(folder), parameters, shape);
 }
 
 }  // namespace megatron::generate

@@ -6,8 +6,10 @@
 
 namespace megatron::generate {
 
-/// Fills the parameters, split in any way, with the weights of the checkpoint in `folder`; nothing of the optimizer's
-/// is read. Rows that pad the vocabulary stay as they are: they take no part. Throws as checkpoint::load does.
+/// Fills the parameters, split in any way, with the weights in `folder`: a checkpoint, a Hugging Face folder or
+/// Megatron-LM's (interchange/weights.h); nothing of the optimizer's is read. Rows that pad the vocabulary stay as they
+/// are: they take no part. Throws ConfigError for weights that
+/// are damaged or another model's.
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
                   const plan::GptShape& shape);
 

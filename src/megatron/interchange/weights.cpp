@@ -20,6 +20,11 @@ FolderKind kind_of(const std::filesystem::path& folder) {
              std::filesystem::exists(folder) ? ", which holds none of these" : ", which does not exist")));
 }
 
+bool is_foreign(const std::filesystem::path& folder) {
+  if (!find_megatron(folder).empty()) return true;
+  return !checkpoint::has_checkpoint(folder) && std::filesystem::is_regular_file(folder / "config.json");
+}
+
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {
   switch (kind_of(folder)) {
     case FolderKind::HuggingFace:

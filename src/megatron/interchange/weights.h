@@ -19,6 +19,10 @@ enum class FolderKind : std::uint8_t {
 /// What `folder` holds, judged by the files that are there. Throws ConfigError where it is none of these.
 FolderKind kind_of(const std::filesystem::path& folder);
 
+/// Whether it holds another program's weights, and so no state of training that a run here could go on from. False for
+/// a folder that is not there.
+bool is_foreign(const std::filesystem::path& folder);
+
 /// The weights in `folder`, of any kind, under our names and in our global shapes. Opens and checks headers; reads
 /// weights only when asked for them. Throws ConfigError that names file and field for what is damaged, unknown or not
 /// of a model that this program computes. Not collective: every rank opens a source of its own.

@@ -8,6 +8,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/run_state.h"
@@ -87,7 +88,8 @@ void check_part(const plan::ResolvedRun& run, data::SplitPart part, const data::
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
-    checkpoint::compare_weights(*checkpoint::open_checkpoint(folder), run.shape, run.config.checkpoint.load_strict);
+    checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, run.config.checkpoint.load_strict);
+    if (run.config.checkpoint.load_strict) interchange::check_same_network(run.config.model, folder);
     return;
   }
   std::string problems;
@@ -136,7 +138,9 @@ std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
 }
 
 bool takes_weights_alone(const config::RunConfig& config) {
-  return config.checkpoint.finetune && !checkpoint::has_checkpoint(save_folder(config));
+  const std::string& load = config.checkpoint.load;
+  if (load.empty() || checkpoint::has_checkpoint(save_folder(config))) return false;
+  return config.checkpoint.finetune || interchange::is_foreign(load);
 }
 
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {

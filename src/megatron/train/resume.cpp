@@ -9,6 +9,7 @@
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/messages.h"
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/train/inputs.h"
 
 namespace megatron::train {
@@ -80,7 +81,7 @@ class Attempts {
 };
 
 Start begin_with_weights(const plan::ResolvedRun& run, Engine& engine, const fs::path& folder) {
-  const auto source = checkpoint::open_checkpoint(folder);
+  const auto source = interchange::open_weights(folder);
   const auto report = load_weights(*source, engine, run.shape, run.config.checkpoint.load_strict);
   Start start{.from = folder, .weights_only = true};
   for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
