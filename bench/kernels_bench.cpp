@@ -3,14 +3,30 @@
 // --benchmark_report_aggregates_only=true and compare medians: a shared machine drifts. The argument is the number of
 // threads.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/zeros.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/GradMode.h>
+
+#include <functional>
+#include <string>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/attention.h"
@@ -120,7 +136,9 @@ struct Caches {
   double bytes() const { return 2.0 * kLayers * static_cast<double>(k[0].nbytes()); }
 };
 
-void bytes(benchmark::State& state, double count);
+void bytes(benchmark::State& state, double count) {
+  state.counters["GB/s"] = benchmark::Counter(count * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
+}
 
 void BM_Decode(benchmark::State& state, at::ScalarType dtype) {
   configure_thread(static_cast<int>(state.range(0)));
@@ -148,95 +166,193 @@ void BM_DecodeTorch(benchmark::State& state, at::ScalarType dtype) {
 BENCHMARK_CAPTURE(BM_DecodeTorch, fp32, at::kFloat)->Apply(threads);
 BENCHMARK_CAPTURE(BM_DecodeTorch, bf16, at::kBFloat16)->Apply(threads);
 
-// Elementwise kernels: bytes read and written a second, against what libtorch does in one call or several.
-constexpr std::int64_t kHidden = 768, kFeedForward = 3072, kParameters = 124'475'904, kVocab = 50304, kChunk = 256;
+// Elementwise kernels and what libtorch does for the same in one call or several, in float32 and in bf16.
+constexpr std::int64_t kHidden = 768, kFeedForward = 3072, kVocab = 50304, kChunk = 256;
+constexpr std::int64_t kParameters = 40'000'000;
 
-void bytes(benchmark::State& state, double count) {
-  state.counters["GB/s"] = benchmark::Counter(count * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
+using Work = std::function<void()>;
+struct Subject {
+  const char* name;
+  Work (*ours)(at::ScalarType);
+  Work (*torch)(at::ScalarType);  ///< null: nothing comparable
+};
+
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype) { return at::randn(shape).to(dtype); }
+
+Work gelu_ours(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kFeedForward}, dtype), bias = normal({kFeedForward}, dtype);
+  return [=] { benchmark::DoNotOptimize(bias_activation(x, bias, Activation::GeluTanh)); };
+}
+Work gelu_torch(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kFeedForward}, dtype), bias = normal({kFeedForward}, dtype);
+  return [=] { benchmark::DoNotOptimize(at::gelu(x.add_(bias), "tanh")); };
 }
 
-void BM_BiasGelu(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor x = at::randn({kTokens, 1, kFeedForward}), bias = at::randn({kFeedForward});
-  for (auto _ : state) benchmark::DoNotOptimize(bias_activation(x, bias, Activation::GeluTanh));
-  bytes(state, 12.0 * kTokens * kFeedForward);
+Work gelu_backward_ours(at::ScalarType dtype) {
+  const auto u = normal({kTokens, 1, kFeedForward}, dtype), dy = normal({kTokens, 1, kFeedForward}, dtype);
+  return [=] { benchmark::DoNotOptimize(activation_backward(dy, u, Activation::GeluTanh)); };
 }
-BENCHMARK(BM_BiasGelu)->Apply(threads);
-
-void BM_BiasGeluTorch(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  at::Tensor x = at::randn({kTokens, 1, kFeedForward});
-  const at::Tensor bias = at::randn({kFeedForward});
-  for (auto _ : state) benchmark::DoNotOptimize(at::gelu(x.add_(bias), "tanh"));
-  bytes(state, 12.0 * kTokens * kFeedForward);
+Work gelu_backward_torch(at::ScalarType dtype) {
+  const auto u = normal({kTokens, 1, kFeedForward}, dtype), dy = normal({kTokens, 1, kFeedForward}, dtype);
+  return [=] { benchmark::DoNotOptimize(at::gelu_backward(dy, u, "tanh")); };
 }
-BENCHMARK(BM_BiasGeluTorch)->Apply(threads);
 
-void BM_LayerNormBackward(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor x = at::randn({kTokens, 1, kHidden}), w = at::randn({kHidden}), dw = at::empty({kHidden}),
-                   db = at::empty({kHidden});
-  const NormOutput norm = layer_norm(x, w, w, 1e-5);
-  for (auto _ : state) benchmark::DoNotOptimize(layer_norm_backward(x, x, norm.mean, norm.rstd, w, dw, db, 0.0, x));
-  bytes(state, 16.0 * kTokens * kHidden);
+Work swiglu_ours(at::ScalarType dtype) {
+  const auto u = normal({kTokens, 1, 2 * kFeedForward}, dtype), dy = normal({kTokens, 1, kFeedForward}, dtype);
+  return [=] {
+    benchmark::DoNotOptimize(gated_activation(u, Activation::Silu));
+    benchmark::DoNotOptimize(gated_activation_backward(dy, u, Activation::Silu));
+  };
 }
-BENCHMARK(BM_LayerNormBackward)->Apply(threads);
+Work swiglu_torch(at::ScalarType dtype) {
+  const auto u = normal({kTokens, 1, 2 * kFeedForward}, dtype), dy = normal({kTokens, 1, kFeedForward}, dtype);
+  return [=] {
+    const auto gate = u.narrow(2, 0, kFeedForward), value = u.narrow(2, kFeedForward, kFeedForward);
+    const auto activated = at::silu(gate);
+    benchmark::DoNotOptimize(activated * value);
+    benchmark::DoNotOptimize(at::cat({at::silu_backward(dy * value, gate), dy * activated}, 2));
+  };
+}
 
-void BM_BiasDropoutAddNorm(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor x = at::randn({kTokens, 1, kHidden}), w = at::randn({kHidden});
+Work layer_norm_ours(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype);
+  const auto dw = at::empty({kHidden}), db = at::empty({kHidden});
+  return [=] {
+    const NormOutput norm = layer_norm(x, w, w, 1e-5);
+    benchmark::DoNotOptimize(layer_norm_backward(norm.y, x, norm.mean, norm.rstd, w, dw, db, 0.0, x));
+  };
+}
+Work layer_norm_torch(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype);
+  return [=] {
+    const auto [y, mean, rstd] = at::native_layer_norm(x, {kHidden}, w, w, 1e-5);
+    const auto dx = at::native_layer_norm_backward(y, x, {kHidden}, mean, rstd, w, w, {true, true, true});
+    benchmark::DoNotOptimize(std::get<0>(dx) + x);
+  };
+}
+
+Work rms_norm_ours(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype), dw = at::empty({kHidden});
+  return [=] {
+    const NormOutput norm = rms_norm(x, w, 1e-5);
+    benchmark::DoNotOptimize(rms_norm_backward(norm.y, x, norm.rstd, w, dw, 0.0, x));
+  };
+}
+/// Forward alone: libtorch's backward pass is a composition by autograd.
+Work rms_norm_torch(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype);
+  return [=] { benchmark::DoNotOptimize(at::rms_norm(x, {kHidden}, w, 1e-5)); };
+}
+
+Work residual_ours(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype);
   const Dropout dropout{.p = 0.1, .key = 1, .sample_ids = at::zeros({1}, at::kLong)};
-  for (auto _ : state) benchmark::DoNotOptimize(bias_dropout_add_norm(x, w, x, dropout, w, w, 1e-5));
-  bytes(state, 16.0 * kTokens * kHidden);
+  return [=] { benchmark::DoNotOptimize(bias_dropout_add_norm(x, w, x, dropout, w, w, 1e-5)); };
 }
-BENCHMARK(BM_BiasDropoutAddNorm)->Apply(threads);
+Work residual_torch(at::ScalarType dtype) {
+  const auto x = normal({kTokens, 1, kHidden}, dtype), w = normal({kHidden}, dtype);
+  return [=] {
+    const auto sum = std::get<0>(at::native_dropout(x + w, 0.1, true)) + x;
+    benchmark::DoNotOptimize(at::native_layer_norm(sum, {kHidden}, w, w, 1e-5));
+  };
+}
 
-void BM_CrossEntropy(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor logits = at::randn({kChunk, kVocab}), labels = at::zeros({kChunk}, at::kLong),
-                   scale = at::zeros({kChunk});
-  const VocabRange range{.begin = 0, .end = 50257, .vocab = 50257};
-  for (auto _ : state) {
+Work cross_entropy_ours(at::ScalarType dtype) {
+  const auto logits = normal({kChunk, kVocab}, dtype), labels = at::zeros({kChunk}, at::kLong);
+  const auto scale = at::zeros({kChunk});
+  return [=] {
+    const VocabRange range{.begin = 0, .end = 50257, .vocab = 50257};
     const SoftmaxPieces pieces = softmax_pieces(logits, labels, range, false);
     cross_entropy_gradient_(logits, labels, range, pieces.max, scale, 0);
-  }
-  bytes(state, 12.0 * kChunk * kVocab);
+  };
 }
-BENCHMARK(BM_CrossEntropy)->Apply(threads);
+Work cross_entropy_torch(at::ScalarType dtype) {
+  const auto logits = normal({kChunk, kVocab}, dtype), dy = normal({kChunk, kVocab}, dtype);
+  return [=] {
+    const auto p = at::log_softmax(logits, 1);
+    benchmark::DoNotOptimize(at::_log_softmax_backward_data(dy, p, 1, dtype));
+  };
+}
 
-void BM_AdamW(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  at::Tensor state_tensors[4];
-  for (at::Tensor& t : state_tensors) t = at::zeros({kParameters}).fill_(0.01);
-  for (auto _ : state)
-    adam_(state_tensors[0], {}, state_tensors[1], state_tensors[2], state_tensors[3], {}, {.learning_rate = 1e-4});
-  bytes(state, 28.0 * kParameters);
+/// Float32 alone, or with the bf16 copy that the model computes with.
+Work adam_ours(at::ScalarType dtype) {
+  const auto flat = [] { return at::zeros({kParameters}).fill_(0.01); };
+  const auto p = flat(), g = flat(), m = flat(), v = flat(), copy = dtype == at::kFloat ? at::Tensor() : p.to(dtype);
+  return [=] { adam_(p, copy, g, m, v, {}, {.learning_rate = 1e-4}); };
 }
-BENCHMARK(BM_AdamW)->Apply(threads);
+Work adam_torch(at::ScalarType dtype) {
+  const auto flat = [] { return at::zeros({kParameters}).fill_(0.01); };
+  const auto p = flat(), g = flat(), m = flat(), v = flat(), copy = dtype == at::kFloat ? at::Tensor() : p.to(dtype);
+  const auto step = at::ones({});
+  return [=] {
+    at::_fused_adamw_({p}, {g}, {m}, {v}, {}, {step}, 1e-4, 0.9, 0.999, 0.01, 1e-8, false, false);
+    if (copy.defined()) copy.copy_(p);
+  };
+}
+/// Bf16 moments, and all that is stored in bf16 rounded stochastically (dtype bf16) or to nearest.
+Work adam_small_ours(at::ScalarType dtype) {
+  const auto flat = [] { return at::zeros({kParameters}).fill_(0.01); };
+  const auto p = flat(), g = flat(), m = flat().to(at::kBFloat16), v = m.clone(), copy = m.clone();
+  return [=] { adam_(p, copy, g, m, v, {}, {.learning_rate = 1e-4, .stochastic_rounding = dtype == at::kBFloat16}); };
+}
 
-void BM_SumOfSquares(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor x = at::zeros({kParameters}).fill_(0.01);
-  for (auto _ : state) benchmark::DoNotOptimize(sum_of_squares(x));
-  bytes(state, 4.0 * kParameters);
+Work squares_ours(at::ScalarType dtype) {
+  const auto x = at::zeros({kParameters}, dtype).fill_(0.01);
+  return [=] { benchmark::DoNotOptimize(sum_of_squares(x)); };
 }
-BENCHMARK(BM_SumOfSquares)->Apply(threads);
+Work squares_torch(at::ScalarType dtype) {
+  const auto x = at::zeros({kParameters}, dtype).fill_(0.01);
+  return [=] { benchmark::DoNotOptimize(at::linalg_vector_norm(x).item<float>()); };
+}
 
-void BM_FillNormal(benchmark::State& state) {
-  configure_thread(static_cast<int>(state.range(0)));
-  const at::Tensor x = at::zeros({kParameters});
-  for (auto _ : state) fill_normal_(x, 1, 0.02, {kParameters}, -1, 0);
-  bytes(state, 4.0 * kParameters);
+Work fill_ours(at::ScalarType dtype) {
+  const auto x = at::zeros({kParameters}, dtype);
+  return [=] { fill_normal_(x, 1, 0.02, {kParameters}, -1, 0); };
 }
-BENCHMARK(BM_FillNormal)->Apply(threads);
+Work fill_torch(at::ScalarType dtype) {
+  auto x = at::zeros({kParameters}, dtype);
+  return [x]() mutable { x.normal_(0, 0.02); };
+}
+
+const Subject kSubjects[] = {{"BiasGelu", gelu_ours, gelu_torch},
+                             {"GeluBackward", gelu_backward_ours, gelu_backward_torch},
+                             {"SwiGlu", swiglu_ours, swiglu_torch},
+                             {"LayerNorm", layer_norm_ours, layer_norm_torch},
+                             {"RmsNorm", rms_norm_ours, rms_norm_torch},
+                             {"BiasDropoutAddNorm", residual_ours, residual_torch},
+                             {"CrossEntropy", cross_entropy_ours, cross_entropy_torch},
+                             {"AdamW", adam_ours, adam_torch},
+                             {"AdamWBf16Moments", adam_small_ours, nullptr},
+                             {"SumOfSquares", squares_ours, squares_torch},
+                             {"FillNormal", fill_ours, fill_torch}};
 
 }  // namespace
+
+void register_subjects() {
+  for (const Subject& subject : kSubjects) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const bool ours : {true, false}) {
+        const auto make = ours ? subject.ours : subject.torch;
+        if (make == nullptr) continue;
+        const std::string name =
+            std::string("BM_") + subject.name + (ours ? "" : "Torch") + (dtype == at::kFloat ? "/fp32" : "/bf16");
+        benchmark::RegisterBenchmark(name.c_str(), [make, dtype](benchmark::State& state) {
+          configure_thread(static_cast<int>(state.range(0)));
+          const Work work = make(dtype);
+          for (auto _ : state) work();
+        })->Apply(threads);
+      }
+    }
+  }
+}
+
 }  // namespace megatron::kernels
 
 int main(int argc, char** argv) {
   megatron::kernels::install_caching_allocator();
   const c10::NoGradGuard no_grad;
   benchmark::Initialize(&argc, argv);
+  megatron::kernels::register_subjects();
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   benchmark::AddCustomContext("instruction set", megatron::kernels::instruction_set());
   benchmark::RunSpecifiedBenchmarks();

@@ -7,6 +7,7 @@
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/half-inl.h"
+#include "megatron/kernels/cpu/vector_body.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -98,29 +99,45 @@ struct SquaredRelu {
   }
 };
 
+/// Stores v at p and returns what can be read there.
+HWY_INLINE F stored(F v, float* p, std::size_t lanes) {
+  store(v, p, lanes);
+  return v;
+}
+HWY_INLINE F stored(F v, c10::BFloat16* p, std::size_t lanes) {
+  const hn::RebindToUnsigned<Floats> du;
+  const HalfBits bits = to_bf16(v);
+  store_bits(bits, p, lanes);
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+HWY_INLINE F stored(F v, c10::Half* p, std::size_t lanes) {
+  store(v, p, lanes);
+  return load(p, lanes);
+}
+
 /// x + bias where there is one, as it is stored: what the backward pass will read.
 template <class T>
 HWY_INLINE F with_bias(T* x, const T* bias, std::size_t i, std::size_t lanes) {
-  if (bias != nullptr) store(hn::Add(load(x + i, lanes), load(bias + i, lanes)), x + i, lanes);
-  return load(x + i, lanes);
+  const F v = load(x + i, lanes);
+  return bias != nullptr ? stored(hn::Add(v, load(bias + i, lanes)), x + i, lanes) : v;
 }
 
 template <class Form, class T>
 void forward(T* x, const T* bias, T* y, std::size_t count) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
-                         HWY_ATTR { store(Form::value(with_bias(x, bias, i, lanes)), y + i, lanes); });
+                         VECTOR_BODY { store(Form::value(with_bias(x, bias, i, lanes)), y + i, lanes); });
 }
 
 template <class Form, class T>
 void backward(T* dy, const T* u, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     store(hn::Mul(load(dy + i, lanes), Form::slope(load(u + i, lanes))), dy + i, lanes);
   });
 }
 
 template <class Form, class T>
 void gated_forward(T* x, const T* bias, T* y, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F gate = with_bias(x, bias, i, lanes);
     const F value = with_bias(x + count, bias != nullptr ? bias + count : nullptr, i, lanes);
     store(hn::Mul(Form::value(gate), value), y + i, lanes);
@@ -129,7 +146,7 @@ void gated_forward(T* x, const T* bias, T* y, std::size_t count) {
 
 template <class Form, class T>
 void gated_backward(const T* dy, const T* u, T* du, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F gate = load(u + i, lanes), g = load(dy + i, lanes);
     store(hn::Mul(hn::Mul(g, load(u + count + i, lanes)), Form::slope(gate)), du + i, lanes);
     store(hn::Mul(g, Form::value(gate)), du + count + i, lanes);

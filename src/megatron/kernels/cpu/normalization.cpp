@@ -9,6 +9,7 @@
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/half-inl.h"
+#include "megatron/kernels/cpu/vector_body.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -26,7 +27,7 @@ HWY_INLINE F dropped(F x, const RowDropout& dropout, std::size_t i, std::size_t 
 
 template <class T>
 void add_branch(T* x, const T* bias, const T* residual, std::size_t count, const RowDropout& dropout) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     F v = load(x + i, lanes);
     if (bias != nullptr) v = hn::Add(v, load(bias + i, lanes));
     if (dropout.words != nullptr) v = dropped(v, dropout, i, lanes);
@@ -37,24 +38,24 @@ void add_branch(T* x, const T* bias, const T* residual, std::size_t count, const
 template <class T>
 void drop(const T* x, T* y, std::size_t count, const RowDropout& dropout) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
-                         HWY_ATTR { store(dropped(load(x + i, lanes), dropout, i, lanes), y + i, lanes); });
+                         VECTOR_BODY { store(dropped(load(x + i, lanes), dropout, i, lanes), y + i, lanes); });
 }
 
 template <class T>
 RowStatistics norm(const T* x, const T* weight, const T* bias, T* y, std::size_t count, float eps) {
   const Floats d;
   F sum = hn::Zero(d), squares = hn::Zero(d);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR { sum = hn::Add(sum, load(x + i, lanes)); });
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY { sum = hn::Add(sum, load(x + i, lanes)); });
   const float mean = sum_of_lanes(sum) / static_cast<float>(count);
   const F centre = hn::Set(d, mean);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     F distance = hn::Sub(load(x + i, lanes), centre);
     if (lanes != hn::Lanes(d)) distance = hn::IfThenElseZero(hn::FirstN(d, lanes), distance);
     squares = hn::MulAdd(distance, distance, squares);
   });
   const float rstd = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(count) + eps);
   const F factor = hn::Set(d, rstd);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F normed = hn::Mul(hn::Sub(load(x + i, lanes), centre), factor);
     store(hn::MulAdd(normed, load(weight + i, lanes), load(bias + i, lanes)), y + i, lanes);
   });
@@ -65,13 +66,13 @@ template <class T>
 float root_mean_square_norm(const T* x, const T* weight, T* y, std::size_t count, float eps) {
   const Floats d;
   F squares = hn::Zero(d);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F v = load(x + i, lanes);
     squares = hn::MulAdd(v, v, squares);
   });
   const float rstd = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(count) + eps);
   const F factor = hn::Set(d, rstd);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     store(hn::Mul(hn::Mul(load(x + i, lanes), factor), load(weight + i, lanes)), y + i, lanes);
   });
   return rstd;
@@ -84,13 +85,13 @@ HWY_INLINE void backward_of_norm(const T* dy, const T* x, RowStatistics statisti
                                  std::size_t count) {
   const Floats d;
   const F mean = hn::Set(d, statistics.mean), rstd = hn::Set(d, statistics.rstd);
-  const auto normed_at = [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  const auto normed_at = [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F v = load(x + i, lanes);
     return hn::Mul(kCentred ? hn::Sub(v, mean) : v, rstd);
   };
   F sum = hn::Zero(d), sum_normed = hn::Zero(d);
   // Behind the last element dy and weight load as zeros, so the sums are right without a mask.
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F normed = normed_at(i, lanes), g = load(dy + i, lanes);
     const F gw = hn::Mul(g, load(weight + i, lanes));
     sum_normed = hn::MulAdd(gw, normed, sum_normed);
@@ -102,7 +103,7 @@ HWY_INLINE void backward_of_norm(const T* dy, const T* x, RowStatistics statisti
   });
   const F a = hn::Set(d, kCentred ? sum_of_lanes(sum) / static_cast<float>(count) : 0.0f);
   const F c = hn::Set(d, sum_of_lanes(sum_normed) / static_cast<float>(count));
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F gw = hn::Mul(load(dy + i, lanes), load(weight + i, lanes));
     F g = hn::Mul(rstd, hn::NegMulAdd(normed_at(i, lanes), c, kCentred ? hn::Sub(gw, a) : gw));
     if (residual_gradient != nullptr) g = hn::Add(g, load(residual_gradient + i, lanes));
@@ -125,7 +126,7 @@ void root_mean_square_norm_backward(const T* dy, const T* x, float rstd, const T
 template <class T>
 void accumulate(float* to, const T* from, std::size_t count) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
-                         HWY_ATTR { store(hn::Add(load(to + i, lanes), load(from + i, lanes)), to + i, lanes); });
+                         VECTOR_BODY { store(hn::Add(load(to + i, lanes), load(from + i, lanes)), to + i, lanes); });
 }
 
 template <class T>

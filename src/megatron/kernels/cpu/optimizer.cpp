@@ -10,6 +10,7 @@
 
 #include "megatron/kernels/cpu/half-inl.h"
 #include "megatron/kernels/cpu/update.h"
+#include "megatron/kernels/cpu/vector_body.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -29,7 +30,7 @@ void adam(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, st
   const F one_minus_beta1 = hn::Set(d, c.one_minus_beta1), one_minus_beta2 = hn::Set(d, c.one_minus_beta2);
   const F decay = hn::Set(d, c.update.decay), step = hn::Set(d, c.step_size), eps = hn::Set(d, c.eps);
   const F correction = hn::Set(d, c.inverse_sqrt_correction2);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F p = load(param + i, lanes), g = gradient(load(grad + i, lanes), p, c.update);
     const F m = hn::MulAdd(one_minus_beta1, g, hn::Mul(beta1, load(exp_avg + i, lanes)));
     const F v = hn::MulAdd(hn::Mul(one_minus_beta2, g), g, hn::Mul(beta2, load(exp_avg_sq + i, lanes)));
@@ -43,7 +44,7 @@ void adam(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, st
 void sgd(float* param, const float* grad, float* momentum, std::size_t count, const SgdCoefficients& c) {
   const Floats d;
   const F decay = hn::Set(d, c.update.decay), rate = hn::Set(d, c.learning_rate), keep = hn::Set(d, c.momentum);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F p = load(param + i, lanes);
     F direction = gradient(load(grad + i, lanes), p, c.update);
     if (momentum != nullptr) {
@@ -59,7 +60,7 @@ void lion(float* param, const float* grad, float* exp_avg, std::size_t count, co
   const F beta1 = hn::Set(d, c.beta1), beta2 = hn::Set(d, c.beta2), zero = hn::Zero(d);
   const F one_minus_beta1 = hn::Set(d, c.one_minus_beta1), one_minus_beta2 = hn::Set(d, c.one_minus_beta2);
   const F decay = hn::Set(d, c.update.decay), rate = hn::Set(d, c.learning_rate);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F p = load(param + i, lanes), g = gradient(load(grad + i, lanes), p, c.update);
     const F m = load(exp_avg + i, lanes);
     const F direction = hn::MulAdd(one_minus_beta1, g, hn::Mul(beta1, m));
@@ -89,7 +90,7 @@ float largest(const float* x, std::size_t count) {
   const Floats d;
   F max = hn::Zero(d);
   auto nan = hn::FirstN(d, 0);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F v = load(x + i, lanes);
     nan = hn::Or(nan, hn::IsNaN(v));
     max = hn::Max(max, hn::Abs(v));
@@ -99,14 +100,16 @@ float largest(const float* x, std::size_t count) {
 
 template <class T>
 HWY_INLINE void widen(const T* from, float* to, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR { store(load(from + i, lanes), to + i, lanes); });
+  for_vectors(count,
+              [=](std::size_t i, std::size_t lanes) VECTOR_BODY { store(load(from + i, lanes), to + i, lanes); });
 }
 void widen_bf16(const c10::BFloat16* from, float* to, std::size_t count) { widen(from, to, count); }
 void widen_fp16(const c10::Half* from, float* to, std::size_t count) { widen(from, to, count); }
 
 template <class T>
 HWY_INLINE void narrow(const float* from, T* to, std::size_t count) {
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR { store(load(from + i, lanes), to + i, lanes); });
+  for_vectors(count,
+              [=](std::size_t i, std::size_t lanes) VECTOR_BODY { store(load(from + i, lanes), to + i, lanes); });
 }
 void narrow_bf16(const float* from, c10::BFloat16* to, std::size_t count) { narrow(from, to, count); }
 void narrow_fp16(const float* from, c10::Half* to, std::size_t count) { narrow(from, to, count); }
@@ -115,7 +118,7 @@ void narrow_stochastically(const float* from, const std::uint32_t* words, c10::B
   const Floats d;
   const hn::RebindToUnsigned<Floats> du;
   const auto last = hn::Set(du, 0xFFFF0000u);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F v = load(from + i, lanes);
     const auto bits = hn::BitCast(du, v);
     const auto word = hn::BitCast(du, load(reinterpret_cast<const float*>(words + i), lanes));

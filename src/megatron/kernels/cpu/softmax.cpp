@@ -10,6 +10,7 @@
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/half-inl.h"
+#include "megatron/kernels/cpu/vector_body.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -30,12 +31,12 @@ SoftmaxRow pieces(const T* logits, std::size_t count) {
   constexpr std::size_t kBlock = 1024;  // elements summed in float32 before they join the float64 sum
   F largest = hn::Set(d, -std::numeric_limits<float>::infinity());
   for_vectors(count, [&](std::size_t i, std::size_t lanes)
-                         HWY_ATTR { largest = hn::Max(largest, load_logits(logits + i, lanes)); });
+                         VECTOR_BODY { largest = hn::Max(largest, load_logits(logits + i, lanes)); });
   SoftmaxRow row{max_of_lanes(largest), 0, 0};
   const F max = hn::Set(d, row.max);
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     F sum_exp = hn::Zero(d), sum = hn::Zero(d);
-    for_vectors(std::min(kBlock, count - begin), [&](std::size_t i, std::size_t lanes) HWY_ATTR {
+    for_vectors(std::min(kBlock, count - begin), [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
       sum_exp = hn::Add(sum_exp, exp(hn::Sub(load_logits(logits + begin + i, lanes), max)));
       sum = hn::Add(sum, load(logits + begin + i, lanes));
     });
@@ -49,7 +50,7 @@ template <class T>
 void gradient(T* logits, std::size_t count, float logsumexp, float scale, float smooth) {
   const Floats d;
   const F shift = hn::Set(d, logsumexp), factor = hn::Set(d, scale), less = hn::Set(d, smooth);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR {
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     store(hn::Mul(hn::Sub(exp(hn::Sub(load(logits + i, lanes), shift)), less), factor), logits + i, lanes);
   });
 }
