@@ -15,6 +15,7 @@
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/optimizer.h"
 #include "megatron/kernels/random.h"
+#include "megatron/kernels/rope.h"
 #include "tests/kernels/compare.h"
 #include "tests/testing/cuda.h"
 
@@ -79,6 +80,23 @@ Tensors attentions(Inputs& in) {
   const AttentionOutput out = attention(q, k, v, options);
   Tensors results{out.out, out.logsumexp, at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   attention_backward(in.normal({9, 2, 3, 8}), q, k, v, out, options, results[2], results[3], results[4]);
+  const at::Tensor grouped_q = in.normal({9, 2, 3, 2, 8}), grouped_dout = in.normal({9, 2, 6, 8});
+  const AttentionOutput grouped = attention(grouped_q, k, v, {});
+  const Tensors grads{at::empty_like(grouped_q), at::empty_like(k), at::empty_like(v)};
+  attention_backward(grouped_dout, grouped_q, k, v, grouped, {}, grads[0], grads[1], grads[2]);
+  results.insert(results.end(), {grouped.out, grads[0], grads[1], grads[2]});
+  return results;
+}
+
+Tensors rotations(Inputs& in) {
+  Tensors results;
+  for (const bool interleaved : {false, true}) {
+    const RopeTable table = rope_table({.rotary_dim = 6, .interleaved = interleaved}, 20, in.dtype(), in.device());
+    results.push_back(in.normal({5, 2, 3, 8}));
+    rotate_(results.back(), table, {}, 11);
+    results.push_back(in.normal({5, 2, 3, 2, 8}).narrow(3, 0, 1));
+    rotate_(results.back(), table, in.whole(20, {2, 5}), 0, true);
+  }
   return results;
 }
 
@@ -160,6 +178,7 @@ Tensors random_weights(Inputs& in) {
 
 const std::vector<Kernel> kKernels = {{"Activation", activations},
                                       {"Attention", attentions},
+                                      {"Rope", rotations},
                                       {"CrossEntropy", cross_entropies},
                                       {"Dropout", dropouts},
                                       {"Embedding", embeddings},
