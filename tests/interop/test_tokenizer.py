@@ -182,7 +182,8 @@ class TrainedModelsTokenizers(unittest.TestCase):
     def test_random_texts_have_the_same_ids(self):
         rng = random.Random(7)
         specials = ["".join(rng.choice(self.SPECIALS) for _ in range(rng.randrange(12))) for _ in range(500)]
-        marks = ["".join(rng.choice("\U0001d16d\U0001d165\u0301\u302e a\u0334\u0345b") for _ in range(9)) for _ in range(500)]
+        marks = ["".join(rng.choice("\U0001d16d\U0001d165\u0301\u302e a\u0334\u0345b") for _ in range(9))
+                 for _ in range(500)]
         for folder in self.FOLDERS:
             self.equal(folder, [*random_texts(), *specials, *marks])
 
