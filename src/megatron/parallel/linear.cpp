@@ -63,7 +63,7 @@ class LinearBackward {
     at::Tensor dx, dx_whole;
     comm::WorkHandle reduced;
     if (needs_dx_) {
-      dx = dx_whole = kernels::linear_input_gradient(dy, weight_->value);
+      dx = dx_whole = kernels::linear_input_gradient(dy, weight_->value, &weight_->packed);
       reduced = reduce(dx_whole, dx);
     }
     if (later)
@@ -107,7 +107,7 @@ class LinearBackward {
 
 /// y = x W^T (+ b, added to the sum over ranks).
 at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links) {
-  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived());
+  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived(), &weight->packed);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
   if (bias) y.add_(bias->arrived());

@@ -68,13 +68,13 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, co
                      std::int64_t begin, std::int64_t count) {
   const auto hidden = hidden_nh.narrow(0, begin, count), labels = labels_n.narrow(0, begin, count);
   const auto mask = mask_n.narrow(0, begin, count);
-  const auto logits = kernels::linear(hidden, weight->arrived());
+  const auto logits = kernels::linear(hidden, weight->arrived(), &weight->packed);
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
   loss += (losses * mask).sum(at::kDouble);
   if (!with_gradient) return;
   const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
   kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
-  dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value));
+  dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value, &weight->packed));
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
   const bool last = begin + count == hidden_nh.size(0);
   const auto reduced = last ? reduce_dhidden() : nullptr;
@@ -145,7 +145,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
 
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
   return without_autograd([&] {
-    const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->arrived());
+    const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->arrived(), &weight_->packed);
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/plan/buffer_layout.h"
 #include "megatron/plan/parameters.h"
 
@@ -63,6 +64,8 @@ class Parameter {
     if (arrival) arrival->wait();
     return value;
   }
+
+  kernels::PackedWeight packed;  ///< of `value`, for the products that read it
 
   /// A backward pass hands over what writes a contribution: done now or, where the queue defers, when that is run. So
   /// `write` asks beta() itself.
