@@ -288,21 +288,42 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
 TEST(Recipe, StaysTheRecipeAfterAFlagOfMegatrons) {
   RunConfig run;
   try {
-    parse_recipe_command(run, {"--bf16", "absent.toml"}, "megatron train RECIPE.toml");
+    parse_recipe_command(run, {"--use-flash-attn", "absent.toml"}, "megatron train RECIPE.toml");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--bf16"));
+    EXPECT_THAT(error.what(), HasSubstr("--use-flash-attn"));
     EXPECT_THAT(error.what(), Not(HasSubstr("takes one recipe")));
   } catch (const std::runtime_error& error) {
     EXPECT_THAT(error.what(), HasSubstr("absent.toml"));
   }
 }
 
+TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
+  const std::string path = testing::TempDir() + "options_test_switches.toml";
+  std::ofstream(path) << "[train]\ndtype = 'fp64'\n[optimizer]\ngrad_dtype = 'bf16'\n";
+  const auto given = [&](Words words) {
+    words.insert(words.begin(), path);
+    RunConfig run;
+    parse_recipe_command(run, words, "megatron train RECIPE.toml");
+    return run;
+  };
+  EXPECT_EQ(given({}).train.dtype, "fp64");
+  EXPECT_EQ(given({"--bf16"}).train.dtype, "bf16");
+  EXPECT_EQ(given({"--fp16"}).train.dtype, "fp16");
+  EXPECT_EQ(given({"--bf16"}).optimizer.grad_dtype, "bf16");
+  EXPECT_EQ(given({"--bf16", "--accumulate-allreduce-grads-in-fp32"}).optimizer.grad_dtype, "fp32");
+  EXPECT_TRUE(given({"--use-distributed-optimizer"}).optimizer.use_distributed_optimizer);
+  std::remove(path.c_str());
+}
+
 TEST(Recipe, HasNoFlagOfMegatronsThatIsAnOption) {
   RunConfig run;
   for (const Field& field : fields_of(run).fields) {
     EXPECT_EQ(megatron_flag(normalized(field.path)), nullptr) << field.path;
-    for (const std::string& alias : field.aliases) EXPECT_EQ(megatron_flag(normalized(alias)), nullptr) << alias;
+    for (const std::string& alias : field.aliases) {
+      EXPECT_EQ(megatron_flag(normalized(alias)), nullptr) << alias;
+      EXPECT_EQ(megatron_switch(normalized(alias)), nullptr) << alias;
+    }
   }
 }
 

@@ -167,5 +167,31 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
   EXPECT_NEAR(half.layer, plain.layer * 7 / 6, 1e-9 * plain.layer);
 }
 
+TEST(MemoryPlan, IsTheTableOfBytesAParameterOnDRanks) {
+  struct Row {
+    const char *dtype, *gradients, *optimizer, *state;
+    double each, shared;
+  };
+  for (const Row& row : {Row{"fp32", "fp32", "adam", "fp32", 8, 8}, Row{"bf16", "fp32", "adam", "fp32", 6, 12},
+                         Row{"fp16", "fp16", "adam", "fp32", 4, 12}, Row{"bf16", "bf16", "adam", "bf16", 4, 8},
+                         Row{"fp64", "fp32", "adam", "fp32", 16, 16}, Row{"bf16", "fp32", "lion", "fp32", 6, 8},
+                         Row{"fp32", "fp32", "sgd", "fp32", 8, 4}})
+    for (const int dp : {1, 2, 3, 8}) {
+      config::RunConfig config;
+      config.model.vocab_size = 1000;
+      config.parallel.world_size = dp;
+      config.train.dtype = row.dtype;
+      config.optimizer.grad_dtype = row.gradients;
+      config.optimizer.state_dtype = row.state;
+      config.optimizer.name = row.optimizer;
+      config.optimizer.use_distributed_optimizer = true;
+      const ResolvedRun run = resolve(config);
+      const MemoryPlan memory = memory_plan(run, 0, 0, 0);
+      const double bytes = static_cast<double>(memory.parameters + memory.gradients + memory.optimizer_state) /
+                           static_cast<double>(parameter_count(run.shape));
+      EXPECT_NEAR(bytes, row.each + row.shared / dp, 0.02 * bytes) << row.dtype << " dp " << dp;
+    }
+}
+
 }  // namespace
 }  // namespace megatron::plan

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -54,6 +55,30 @@ TEST(Report, CutsEveryParameterIntoSlicesThatCoverIt) {
     EXPECT_EQ(parameter["slices"].size(), 2u) << parameter;
   }
   EXPECT_EQ(elements, all["parameters"]);
+}
+
+TEST(Report, ListsTheShardsOfTheDistributedOptimizerWhichCoverEveryGradientOnce) {
+  config::RunConfig config = small_run().config;
+  config.optimizer.use_distributed_optimizer = true;
+  config.parallel.world_size = 6;  // dp 3: bucket sizes are multiples of 384
+  config.train.global_batch_size = 27;
+  const ResolvedRun run = resolve(config);
+  const json buffer = report(run)["gradient_buffers"][0];
+  ASSERT_EQ(buffer["shards"].size(), 3u);
+  std::map<std::string, std::int64_t> elements;
+  for (const json& of_rank : buffer["shards"]) {
+    ASSERT_EQ(of_rank.size(), buffer["buckets"].size());
+    for (std::size_t b = 0; b < of_rank.size(); ++b) {
+      const auto size = [](const json& range) { return range[1].get<std::int64_t>() - range[0].get<std::int64_t>(); };
+      EXPECT_EQ(3 * size(of_rank[b]["world"]),
+                buffer["buckets"][b]["end"].get<std::int64_t>() - buffer["buckets"][b]["begin"].get<std::int64_t>());
+      for (const json& part : of_rank[b]["parameters"]) elements[part["name"]] += size(part["param"]);
+    }
+  }
+  for (const json& slot : buffer["slots"])
+    EXPECT_EQ(elements[slot["name"]], slot["end"].get<std::int64_t>() - slot["begin"].get<std::int64_t>());
+  EXPECT_THAT(report_text(run), ::testing::HasSubstr("shards: what a dp rank updates of bucket 0\n"));
+  EXPECT_FALSE(report(small_run())["gradient_buffers"][0].contains("shards"));
 }
 
 TEST(Report, PlacesEveryGradientInOneBucket) {

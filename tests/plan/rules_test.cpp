@@ -242,11 +242,35 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
        }},
       {"train.seed", [](RunConfig& c) { c.train.seed = std::uint64_t{1} << 32; }},
       {"train.dtype", [](RunConfig& c) { c.train.dtype = "float"; }},
+      {"optimizer.name", [](RunConfig& c) { c.optimizer.name = "adafactor"; }},
+      {"optimizer.sgd_momentum", [](RunConfig& c) { c.optimizer.sgd_momentum = 1; }},
+      {"optimizer.lion_beta1", [](RunConfig& c) { c.optimizer.lion_beta1 = -1; }},
+      {"optimizer.lion_beta2", [](RunConfig& c) { c.optimizer.lion_beta2 = 1; }},
+      {"optimizer.lr_mult",
+       [](RunConfig& c) {
+         c.optimizer.lr_mult = {"embedding"};
+       }},
+      {"optimizer.grad_dtype must be one of", [](RunConfig& c) { c.optimizer.grad_dtype = "int8"; }},
+      {"optimizer.grad_dtype must be fp32 or train.dtype", [](RunConfig& c) { c.optimizer.grad_dtype = "bf16"; }},
+      {"optimizer.state_dtype", [](RunConfig& c) { c.optimizer.state_dtype = "fp16"; }},
+      {"optimizer.loss_scale needs train.dtype fp16", [](RunConfig& c) { c.optimizer.loss_scale = 8; }},
+      {"optimizer.initial_loss_scale", [](RunConfig& c) { c.optimizer.initial_loss_scale = 0; }},
+      {"optimizer.min_loss_scale", [](RunConfig& c) { c.optimizer.min_loss_scale = -1; }},
+      {"optimizer.loss_scale_window", [](RunConfig& c) { c.optimizer.loss_scale_window = 0; }},
+      {"optimizer.hysteresis", [](RunConfig& c) { c.optimizer.hysteresis = 0; }},
       {"train.label_smoothing", [](RunConfig& c) { c.train.label_smoothing = 1; }},
       {"train.loss_chunk_tokens", [](RunConfig& c) { c.train.loss_chunk_tokens = 0; }},
       {"train.kernels", [](RunConfig& c) { c.train.kernels = "sse"; }},
+      {"train.matmul_precision must be one of", [](RunConfig& c) { c.train.matmul_precision = "medium"; }},
+      {"train.matmul_precision = high is for train.dtype = fp32",
+       [](RunConfig& c) {
+         c.train.matmul_precision = "high";
+         c.train.dtype = "bf16";
+       }},
       {"checkpoint.save_interval", [](RunConfig& c) { c.checkpoint.save_interval = -1; }},
       {"checkpoint.keep_last", [](RunConfig& c) { c.checkpoint.keep_last = -1; }},
+      {"checkpoint.keep_every", [](RunConfig& c) { c.checkpoint.keep_every = -1; }},
+      {"checkpoint.finetune", [](RunConfig& c) { c.checkpoint.finetune = true; }},
       {"log.interval", [](RunConfig& c) { c.log.interval = 0; }},
       {"progress", [](RunConfig& c) { c.log.progress = "maybe"; }},
   };

@@ -56,7 +56,8 @@ struct TrainConfig {
     v("matmul_precision", matmul_precision,
       "float32 matrix products: highest, or high, which permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX.",
       "matmul-precision");
-    v("exit_on_nan", exit_on_nan, "End the run at a NaN or infinite loss or gradient instead of skipping the step.");
+    v("exit_on_nan", exit_on_nan,
+      "End the run at a NaN or infinite loss or gradient instead of skipping the step; fp16 skips overflows still.");
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 
@@ -174,8 +175,10 @@ class Run {
                                .global_batch = global_batch,
                                .learning_rate = learning_rate,
                                .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
-    if (result.skipped && config_.train.exit_on_nan) saver_.finish();
-    if (result.skipped && config_.train.exit_on_nan)
+    const bool overflow = engine_.scaler && std::isfinite(result.loss);  // the scale comes down: nothing is wrong
+    const bool ends = result.skipped && config_.train.exit_on_nan && !overflow;
+    if (ends) saver_.finish();
+    if (ends)
       throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
                                       result.grad_norm, " must be finite (train.exit_on_nan)."));
     return result.stop;
