@@ -29,11 +29,15 @@ Places places(std::int64_t s, std::int64_t b, const KvCache& cache, at::Device d
   return {row_sb.sub(padding).clamp_min(0), at::minimum(row_sb, padding).t().to(at::kInt).contiguous()};
 }
 
+/// A cache as its readers see it. In memory the rows of one sequence's group lie one after another: they are read
+/// together.
+at::Tensor positions_first(const at::Tensor& x_bgsd) { return x_bgsd.permute({2, 0, 1, 3}); }
+
 }  // namespace
 
 void KvCache::keep(const at::Tensor& rows) {
   for (auto* tensors : {&keys, &values})
-    for (at::Tensor& tensor : *tensors) tensor = tensor.index_select(1, rows);
+    for (at::Tensor& tensor : *tensors) tensor = positions_first(tensor.permute({1, 2, 0, 3}).index_select(0, rows));
   if (padding.defined()) padding = padding.index_select(0, rows);
 }
 
@@ -109,8 +113,8 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   cache.capacity = capacity;
   for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
     for (auto* tensors : {&cache.keys, &cache.values})
-      tensors->push_back(
-          at::empty({capacity, batch, impl_->modules.local_groups, impl_->options.shape.head()}, impl_->tensor));
+      tensors->push_back(positions_first(
+          at::empty({batch, impl_->modules.local_groups, capacity, impl_->options.shape.head()}, impl_->tensor)));
   return cache;
 }
 
