@@ -13,6 +13,7 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
@@ -27,10 +28,12 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/attention.h"
 #include "megatron/kernels/cross_entropy.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/optimizer.h"
 #include "megatron/kernels/random.h"
@@ -165,6 +168,94 @@ void BM_DecodeTorch(benchmark::State& state, at::ScalarType dtype) {
 }
 BENCHMARK_CAPTURE(BM_DecodeTorch, fp32, at::kFloat)->Apply(threads);
 BENCHMARK_CAPTURE(BM_DecodeTorch, bf16, at::kBFloat16)->Apply(threads);
+
+// Matrix products of a layer, rows x outputs x inputs: GPT-2 124M's layers and vocabulary on 1024 tokens,
+// SmolLM2-135M's on one, decoding, where the bytes of the weight a second are what counts. "Torch": at::mm and its
+// like.
+struct LinearShape {
+  std::int64_t rows, outputs, inputs;
+};
+constexpr LinearShape kLinear[] = {{kTokens, 2304, 768},  {kTokens, 3072, 768}, {kTokens, 768, 3072},
+                                   {kTokens, 50304, 768}, {1, 3072, 576},       {1, 576, 1536},
+                                   {1, 49152, 576}};
+
+/// Operands of one shape, and enough weights in turn that no cache holds them where their bytes are what counts.
+struct Linear {
+  LinearShape shape;
+  std::vector<at::Tensor> weights;
+  std::vector<PackedWeight> packed;
+  at::Tensor x, dy, y, dx, grad;
+  std::size_t next = 0;
+
+  Linear(const benchmark::State& state, at::ScalarType dtype) : shape(kLinear[state.range(1)]) {
+    configure_thread(static_cast<int>(state.range(0)));
+    constexpr std::int64_t kElements = 64 << 20;
+    const std::int64_t count = shape.rows > 1 ? 1 : kElements / (shape.outputs * shape.inputs) + 1;
+    for (std::int64_t i = 0; i < count; ++i) weights.push_back(at::randn({shape.outputs, shape.inputs}).to(dtype));
+    packed.resize(weights.size());
+    x = at::randn({shape.rows, shape.inputs}).to(dtype);
+    dy = at::randn({shape.rows, shape.outputs}).to(dtype);
+    y = at::empty(dy.sizes(), dtype);
+    dx = at::empty(x.sizes(), dtype);
+    grad = at::zeros({shape.outputs, shape.inputs});
+  }
+  /// Times fn(weight, its copy for AMX).
+  template <class Fn>
+  void time(benchmark::State& state, const Fn& fn) {
+    for (auto _ : state) {
+      fn(weights[next], &packed[next]);
+      next = (next + 1) % weights.size();
+    }
+    rate(state, 2e0 * static_cast<double>(shape.rows * shape.outputs * shape.inputs));
+    bytes(state, static_cast<double>(weights[0].nbytes()));
+  }
+};
+
+void BM_Linear(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state, [&](const at::Tensor& w, PackedWeight* p) { benchmark::DoNotOptimize(kernels::linear(l.x, w, p)); });
+}
+void BM_LinearTorch(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state, [&](const at::Tensor& w, PackedWeight*) { at::mm_out(l.y, l.x, w.t()); });
+}
+void BM_LinearInputGradient(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state,
+         [&](const at::Tensor& w, PackedWeight* p) { benchmark::DoNotOptimize(linear_input_gradient(l.dy, w, p)); });
+}
+void BM_LinearInputGradientTorch(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state, [&](const at::Tensor& w, PackedWeight*) { at::mm_out(l.dx, l.dy, w); });
+}
+void BM_LinearWeightGradient(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state, [&](const at::Tensor&, PackedWeight*) { linear_weight_gradient(l.grad, l.dy, l.x, 1.0); });
+}
+void BM_LinearWeightGradientTorch(benchmark::State& state, at::ScalarType dtype) {
+  Linear l(state, dtype);
+  l.time(state, [&](const at::Tensor&, PackedWeight*) { l.grad.add_(at::mm(l.dy.t(), l.x)); });
+}
+void products(benchmark::internal::Benchmark* benchmark) {
+  benchmark->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
+  for (const int count : {1, 2})
+    for (int shape = 0; shape < 4; ++shape) benchmark->Args({count, shape});
+}
+void products_and_decoding(benchmark::internal::Benchmark* benchmark) {
+  products(benchmark);
+  for (const int count : {1, 2})
+    for (int shape = 4; shape < 7; ++shape) benchmark->Args({count, shape});
+}
+BENCHMARK_CAPTURE(BM_Linear, fp32, at::kFloat)->Apply(products_and_decoding);
+BENCHMARK_CAPTURE(BM_Linear, bf16, at::kBFloat16)->Apply(products_and_decoding);
+BENCHMARK_CAPTURE(BM_LinearTorch, fp32, at::kFloat)->Apply(products_and_decoding);
+BENCHMARK_CAPTURE(BM_LinearTorch, bf16, at::kBFloat16)->Apply(products_and_decoding);
+BENCHMARK_CAPTURE(BM_LinearInputGradient, bf16, at::kBFloat16)->Apply(products);
+BENCHMARK_CAPTURE(BM_LinearInputGradientTorch, fp32, at::kFloat)->Apply(products);
+BENCHMARK_CAPTURE(BM_LinearInputGradientTorch, bf16, at::kBFloat16)->Apply(products);
+BENCHMARK_CAPTURE(BM_LinearWeightGradient, bf16, at::kBFloat16)->Apply(products);
+BENCHMARK_CAPTURE(BM_LinearWeightGradientTorch, fp32, at::kFloat)->Apply(products);
+BENCHMARK_CAPTURE(BM_LinearWeightGradientTorch, bf16, at::kBFloat16)->Apply(products);
 
 // Elementwise kernels and what libtorch does for the same in one call or several, in float32 and in bf16.
 constexpr std::int64_t kHidden = 768, kFeedForward = 3072, kVocab = 50304, kChunk = 256;

@@ -23,7 +23,6 @@ void ParameterGatherer::start() const {
         dp_.all_gather_async(part(buckets[b].begin, buckets[b].end), part(own.begin, own.end)));
     kernels::written_to(values);  // by the transport: copies of the parameters are old
   }
-  kernels::written_to(values);          // also where other ranks alone write
   if (!overlap_) parameters_.values();  // waits
 }
 
