@@ -6,8 +6,10 @@
 // The jobs of `megatron bench`: each measures one thing and prints its figures, as JSON with --json.
 namespace megatron::app {
 
+int bench_checkpoint(const Args& args);
 int bench_comm(const Args& args);
 int bench_data(const Args& args);
+int bench_generate(const Args& args);
 int bench_pipeline(const Args& args);
 int bench_step(const Args& args);
 int bench_tokenizer(const Args& args);

@@ -37,6 +37,7 @@ int checkpoint(const Args& args);
 int data(const Args& args);
 int doctor(const Args& args);
 int docs(const Args& args);
+int eval(const Args& args);
 int generate(const Args& args);
 int plan(const Args& args);
 int tokenizer(const Args& args);

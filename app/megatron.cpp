@@ -15,6 +15,7 @@ const std::vector<app::Job> kJobs = {
     {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
     {"data", "Turns text into tokens and looks into the files.", app::data},
     {"train", "Trains a model from a recipe; goes on by itself.", app::train},
+    {"eval", "Loss and perplexity of a text under a trained model.", app::eval},
     {"generate", "Writes on from a prompt with a trained model.", app::generate},
     {"checkpoint", "Looks into checkpoints and checks them.", app::checkpoint},
     {"plan", "Groups, memory and arithmetic of a recipe, without running it.", app::plan},

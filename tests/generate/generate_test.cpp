@@ -31,7 +31,7 @@ Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const
   Texts result;
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(kOptions.shape, t, tp.rank(), weights);
-    const model::CachedGpt gpt(kOptions, store, tp);
+    const StagedGpt gpt(model::CachedGpt(kOptions, store, tp));
     auto texts = generate(gpt, prompts, options, tp.rank() == 0 ? on_token : OnToken());
     if (tp.rank() == 0) result = std::move(texts);
   });
@@ -51,7 +51,7 @@ std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, const Gener
     added.push_back(sample({last.const_data_ptr<double>(), 30}, options.sampling,
                            draws.at(static_cast<std::int64_t>(text.size()))));
     text.push_back(added.back());
-    if (added.back() == options.eod) break;
+    if (std::ranges::count(options.ends, added.back()) > 0) break;
   }
   return added;
 }
@@ -87,7 +87,7 @@ TEST(Generate, SaysWhereLogitsAreNotFinite) {
   auto weights = random_weights(kOptions.shape, 4);
   weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");
   const auto store = make_store(kOptions.shape, 1, 0, weights);
-  const model::CachedGpt gpt(kOptions, store, {});
+  const StagedGpt gpt(model::CachedGpt(kOptions, store, {}));
   for (const double temperature : {0.0, 1.0})
     EXPECT_THAT(
         [&] {
@@ -106,14 +106,26 @@ TEST(Generate, GivesTheSameOnAnyNumberOfRanks) {
   EXPECT_NE(run(kPrompts, other), alone);
 }
 
+TEST(Generate, GivesTheSameThroughAPipeline) {
+  const GenerateOptions options{.max_new_tokens = 6, .sampling = {.temperature = 0.8, .top_k = 9}};
+  const auto weights = random_weights(kOptions.shape, 4);
+  const auto alone = run(kPrompts, options);
+  comm::run_ranks(2, [&](comm::Group pp) {
+    const auto store = make_store(kOptions.shape, 1, 0, weights);
+    const auto part = plan::parts_of_layers({1, 1})[static_cast<std::size_t>(pp.rank())];
+    const StagedGpt gpt(model::CachedGpt(kOptions, part, store, {}), pp, at::TensorOptions(at::kDouble));
+    EXPECT_EQ(generate(gpt, kPrompts, options), alone) << "stage " << pp.rank();
+  });
+}
+
 TEST(Generate, StopsAtTheEndOfTextAndGoesOnWithTheOthers) {
   GenerateOptions options{.max_new_tokens = 7, .sampling = {.temperature = 1}};
   const auto endless = run(kPrompts, options);
-  options.eod = endless[0][2];
+  options.ends = {endless[0][2], endless[1][1]};
   const auto texts = run(kPrompts, options);
   for (std::size_t i = 0; i < kPrompts.size(); ++i) {
     auto expected = endless[i];
-    const auto end = std::find(expected.begin(), expected.end(), options.eod);
+    const auto end = std::ranges::find_first_of(expected, options.ends);
     if (end != expected.end()) expected.erase(end + 1, expected.end());
     EXPECT_EQ(texts[i], expected) << i;
   }

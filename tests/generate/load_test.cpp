@@ -41,7 +41,7 @@ class Load : public ::testing::Test {
       tensors.push_back(
           {name, data.sizes().vec(), std::vector<std::int64_t>(value.sizes().size(), 0), data.contiguous()});
     }
-    checkpoint::save(folder_ / "checkpoints", 7, tensors, metadata, {}, 0);
+    checkpoint::save(folder_ / "checkpoints", 7, tensors, metadata, {});
   }
 
   fs::path folder_ = fs::temp_directory_path() / ("megatron_load_test_" + std::to_string(::getpid()));

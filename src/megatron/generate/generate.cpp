@@ -17,7 +17,7 @@ using Prompts = std::vector<std::vector<std::int64_t>>;
 /// The texts that are under way: row r of the batch is text rows[r].
 class Batch {
  public:
-  Batch(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options);
+  Batch(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options);
 
   bool empty() const { return rows_.empty(); }
   /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
@@ -30,7 +30,7 @@ class Batch {
   }
   at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
 
-  const model::CachedGpt& model_;
+  const StagedGpt& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
   std::int64_t context_;
@@ -41,7 +41,7 @@ class Batch {
   at::Tensor input_;  ///< [rows, s]: what the next step feeds
 };
 
-Batch::Batch(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options)
+Batch::Batch(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options)
     : model_(model), prompts_(prompts), options_(options), context_(model.options().shape.max_positions) {
   for (std::size_t i = 0; i < prompts.size(); ++i)
     draws_.emplace_back(options.seed, prompts[i],
@@ -83,7 +83,8 @@ void Batch::step(Prompts& texts, const OnToken& on_token) {
     const std::int64_t token = sample(row, options_.sampling, draws_[i].at(position));
     texts[i].push_back(token);
     if (on_token) on_token(i, token);
-    if (token == options_.eod || static_cast<std::int64_t>(texts[i].size()) == limit(i)) continue;
+    if (std::ranges::count(options_.ends, token) > 0 || static_cast<std::int64_t>(texts[i].size()) == limit(i))
+      continue;
     rows.push_back(i);
     kept.push_back(static_cast<std::int64_t>(r));
     next.push_back(token);
@@ -109,7 +110,7 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
   }
 }
 
-Prompts generate(const model::CachedGpt& model, const Prompts& prompts, const GenerateOptions& options,
+Prompts generate(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options,
                  const OnToken& on_token) {
   check(prompts, model.options().shape.max_positions, options);
   Prompts texts(prompts.size());

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "megatron/generate/sampler.h"
-#include "megatron/model/decode.h"
+#include "megatron/generate/staged_gpt.h"
 
 namespace megatron::generate {
 
@@ -12,7 +12,7 @@ struct GenerateOptions {
   std::int64_t max_new_tokens = 64;
   SamplingOptions sampling = {};
   std::uint64_t seed = 1234;
-  std::int64_t eod = -1;  ///< token that ends a text; -1: none does
+  std::vector<std::int64_t> ends = {};  ///< tokens that end a text
 };
 
 /// Told of each new token as it is drawn; all prompts' tokens of one position come one after the other.
@@ -22,15 +22,15 @@ using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
 /// not hold: what generate() would throw, before any model is loaded.
 void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
 
-/// New tokens for each prompt, the ending one included. A text ends at `eod`, after max_new_tokens, or where the
-/// context (the model's positions) is full. Prompts of different lengths go through the model together, aligned at
+/// New tokens for each prompt, the ending one included. A text ends at one of `ends`, after max_new_tokens, or where
+/// the context (the model's positions) is full. Prompts of different lengths go through the model together, aligned at
 /// their ends; each gives what it would give alone, except that copies of one prompt get texts of their own (Draws).
 /// Texts that have ended leave the batch.
 ///
-/// Collective over the model's tensor-parallel group: every rank gets the same logits, draws the same tokens and
+/// Collective over the ranks that hold the model: every one gets the same logits, draws the same tokens and
 /// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or
 /// options that do not hold; std::runtime_error naming the position where logits are not finite.
-std::vector<std::vector<std::int64_t>> generate(const model::CachedGpt& model,
+std::vector<std::vector<std::int64_t>> generate(const StagedGpt& model,
                                                 const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options, const OnToken& on_token = {});
 

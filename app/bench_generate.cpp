@@ -1,0 +1,132 @@
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/bench.h"
+#include "app/json_line.h"
+#include "app/ranks.h"
+#include "app/trained_model.h"
+#include "megatron/base/error.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/generate/staged_gpt.h"
+#include "megatron/kernels/runtime.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron bench generate --load DIR [OPTION]…\n\n"
+    "Tokens/s of greedy writing, one token after the other, and of reading a prompt, with the model in DIR. The bound "
+    "is\n"
+    "how often a second this machine could read the weights from memory: each token needs all of them once.";
+
+struct Options : ModelFlags {
+  std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
+  bool json = false;
+
+  void visit(auto& v) {
+    ModelFlags::visit(v);
+    v("prompt_tokens", prompt_tokens, "Tokens before those that are written.");
+    v("new_tokens", new_tokens, "Tokens that are written.");
+    v("prefill_tokens", prefill_tokens, "Tokens of the prompt whose reading is measured.");
+    v("repeats", repeats, "Times that each is measured; the median counts.");
+    v("json", json, "One JSON object on stdout.");
+  }
+};
+
+/// Bytes a second at which the rank's threads read memory: the best of a few sums over 512 MB.
+double read_bandwidth() {
+  const auto data = at::ones({std::int64_t{1} << 27}, at::kFloat);
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    const Stopwatch watch;
+    data.sum().item<float>();
+    best = std::max(best, static_cast<double>(data.nbytes()) / watch.seconds());
+  }
+  return best;
+}
+
+struct Figures {
+  std::vector<double> decode_s, prefill_s;  ///< of each repeat
+  double load_s = 0, weight_bytes = 0, bandwidth = 0;
+};
+
+Figures measure(const Options& options, const TrainedModel& trained, const comm::Group& world, at::Device device) {
+  Figures figures;
+  const Stopwatch loading;
+  const RankModel rank = load_rank(trained, world, device);
+  figures.load_s = loading.seconds();
+  for (const auto& parameter : rank.parameters.all())
+    if (parameter->spec.name != "embedding.position_embeddings.weight")
+      figures.weight_bytes += static_cast<double>(parameter->value.nbytes());
+  const generate::StagedGpt model(
+      model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
+      rank.context.group(plan::Axis::Pp), rank.tensor());
+  const std::int64_t longest = std::max(options.prefill_tokens, options.prompt_tokens);
+  auto tokens = at::randint(trained.run.shape.vocab, {1, longest}, at::kLong).to(device);
+  world.broadcast(tokens, 0);
+  for (std::int64_t i = 0; i <= options.repeats; ++i) {  // the first is not counted
+    auto prompt = model.make_cache(1, options.prefill_tokens);
+    Stopwatch watch;
+    model.forward(tokens.narrow(1, 0, options.prefill_tokens), prompt);
+    if (i > 0) figures.prefill_s.push_back(watch.seconds());
+
+    auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
+    auto next = model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache).argmax(-1, true);
+    watch = Stopwatch();
+    for (std::int64_t k = 0; k < options.new_tokens; ++k) next = model.forward(next, cache).argmax(-1, true);
+    if (i > 0) figures.decode_s.push_back(watch.seconds());
+  }
+  if (device.is_cpu() && world.size() == 1) figures.bandwidth = read_bandwidth();
+  return figures;
+}
+
+void report(const Options& options, const TrainedModel& trained, const Figures& figures) {
+  const double tokens_per_s = static_cast<double>(options.new_tokens) / median(figures.decode_s);
+  nlohmann::ordered_json fields{
+      {"tokens_per_s", tokens_per_s},
+      {"token_ms", 1e3 / tokens_per_s},
+      {"prefill_tokens_per_s", static_cast<double>(options.prefill_tokens) / median(figures.prefill_s)},
+      {"prefill_ms", 1e3 * median(figures.prefill_s)},
+      {"load_s", figures.load_s},
+      {"weight_bytes", static_cast<std::int64_t>(figures.weight_bytes)}};
+  if (figures.bandwidth > 0) {
+    fields["read_bytes_per_s"] = figures.bandwidth;
+    fields["bound_tokens_per_s"] = figures.bandwidth / figures.weight_bytes;
+    fields["bound_fraction"] = tokens_per_s * figures.weight_bytes / figures.bandwidth;
+  }
+  fields["dtype"] = trained.run.config.train.dtype;
+  fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
+                                                   : std::max(1, usable_cores() / trained.run.grid.world_size());
+  fields["instruction_set"] = kernels::instruction_set();
+  if (options.json) return print_json(fields);
+  for (const auto& [name, value] : fields.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+}
+
+}  // namespace
+
+int bench_generate(const Args& args) {
+  Options options;
+  const auto rest = config::parse_command_line(options, args, kUsage);
+  if (!rest.empty()) throw ConfigError(rule_got_fix("bench generate takes options alone.", rest[0]));
+  const TrainedModel trained = open_trained_model(options, "bench generate");
+  const std::int64_t context = trained.run.shape.max_positions;
+  if (options.prompt_tokens < 1 || options.new_tokens < 1 || options.prefill_tokens < 1 || options.repeats < 1)
+    throw ConfigError(rule_got_fix("bench generate: each number of tokens and repeats must be 1 or above.", "less"));
+  if (options.prompt_tokens + options.new_tokens > context || options.prefill_tokens > context)
+    throw ConfigError(
+        rule_got_fix(concat("bench generate: texts must fit into the model's context of ", context, "."),
+                     concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens))));
+  kernels::install_caching_allocator();
+  return run_on_ranks(trained.run, comm::place_from(environment()), [&](const comm::Group& world, at::Device device) {
+    const Figures figures = measure(options, trained, world, device);
+    if (world.rank() == 0) report(options, trained, figures);
+    return kDone;
+  });
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,62 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/model/gpt.h"
+#include "megatron/parallel/context.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/rules.h"
+#include "megatron/text/tokenizer.h"
+
+// A model that was trained somewhere, for the jobs that only compute forward with it.
+namespace megatron::app {
+
+/// Which model, and the ranks to compute it on.
+struct ModelFlags {
+  std::string load;
+  std::string tokenizer;
+  std::string dtype;
+  int tp = 1, pp = 1, dp = 1;
+  int threads_per_rank = 0;
+  std::string device = "cpu";
+
+  void visit(auto& v) {
+    v("load", load, "Folder of a trained run or checkpoint, or a Hugging Face folder.");
+    v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.");
+    v("dtype", dtype, "fp32, bf16, fp16 or fp64; empty: the run's, fp32 for a Hugging Face folder.");
+    v("tp", tp, "Ranks that split each weight matrix.");
+    v("pp", pp, "Ranks that split the layers.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
+    v("device", device, "cpu or cuda.");
+  }
+};
+
+struct TrainedModel {
+  std::string folder;
+  plan::ResolvedRun run;
+  text::Tokenizer tokenizer;
+  std::vector<std::int64_t> ends;  ///< tokens that end a text
+};
+
+/// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
+/// whatever is wrong with the folder or the layout.
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job);
+
+/// This rank's part of it, its weights read.
+struct RankModel {
+  parallel::ParallelContext context;
+  plan::StagePart part;
+  parallel::ParameterStore parameters;
+  model::GptOptions options;
+
+  at::TensorOptions tensor() const { return parameters.values().options(); }
+};
+
+/// Collective over `world`.
+RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device);
+
+}  // namespace megatron::app
