@@ -134,7 +134,8 @@ struct Caches {
   at::Tensor q;
   explicit Caches(at::ScalarType dtype) : q(at::randn({1, 1, kGroups, kSharing, kHeadSize}).to(dtype)) {
     for (std::int64_t i = 0; i < kLayers; ++i)
-      for (auto* cache : {&k, &v}) cache->push_back(at::randn({kTokens, 1, kGroups, kHeadSize}).to(dtype));
+      for (auto* cache : {&k, &v})  // laid out as the model's
+        cache->push_back(at::randn({1, kGroups, kTokens, kHeadSize}).to(dtype).permute({2, 0, 1, 3}));
   }
   double bytes() const { return 2.0 * kLayers * static_cast<double>(k[0].nbytes()); }
 };
