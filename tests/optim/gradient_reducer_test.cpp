@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
@@ -7,8 +8,10 @@
 #include <algorithm>
 #include <random>
 
+#include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/optim/gradient_reducer.h"
+#include "megatron/optim/parameter_gatherer.h"
 #include "tests/optim/hand_made_store.h"
 
 namespace megatron::optim {
@@ -260,6 +263,49 @@ TEST(GradientReducer, SumsOverTheRanksOfTheGroup) {
       }
     }
   });
+}
+
+/// Buckets that three ranks share.
+parallel::ParameterStore shared_store() {
+  const auto specs = testing::specs();
+  return {specs, plan::buffer_layout(specs, 12, plan::sharded_padding(3)), at::kDouble, at::kCPU, 7};
+}
+
+TEST(GradientReducer, LeavesARankTheSumOfWhatItOwnsWhereItLies) {
+  comm::run_ranks(3, [](const comm::Group& dp) {
+    const auto store = shared_store();
+    const auto counting = comm::CountingBackend::wrap(dp);
+    const auto owned = plan::shards(store.layout(), 3, dp.rank());
+    GradientReducer reducer(store, counting, owned, true);
+    for (int step = 0; step < 2; ++step) {
+      reducer.begin_step(1);
+      for (const auto& parameter : store.all()) contribute(store, parameter->spec.name, dp.rank() + 1 + step);
+      reducer.finish();
+      for (const auto& shard : owned)
+        for (const auto& part : shard.parameters) {
+          const auto got = store.gradients().narrow(0, part.world.begin, part.world.size());
+          EXPECT_TRUE((got == 6 + 3 * step).all().item<bool>()) << "rank " << dp.rank();
+        }
+    }
+    const auto& counts = comm::CountingBackend::of(counting).counts();
+    EXPECT_EQ(counts.size(), 1U);
+    EXPECT_EQ(counts.at("reduce_scatter").calls, 2 * static_cast<std::int64_t>(owned.size()));
+  });
+}
+
+TEST(ParameterGatherer, MakesTheSlicesOfAllRanksWholeForWhoAsks) {
+  for (const bool overlap : {true, false})
+    comm::run_ranks(3, [&](const comm::Group& dp) {
+      const auto store = shared_store();
+      const auto owned = plan::shards(store.layout(), 3, dp.rank());
+      const ParameterGatherer gatherer(store, dp, owned, overlap);
+      for (int step = 1; step <= 2; ++step) {
+        for (const auto& shard : owned) store.values().narrow(0, shard.world.begin, shard.world.size()).fill_(step);
+        gatherer.start();
+        for (const auto& parameter : store.all())
+          EXPECT_TRUE((parameter->arrived() == step).all().item<bool>()) << parameter->spec.name;
+      }
+    });
 }
 
 }  // namespace

@@ -75,6 +75,21 @@ TEST(OutputLayer, WritesNoGradientWithoutAutograd) {
   EXPECT_TRUE(w->grad.isnan().all().item<bool>());
 }
 
+TEST(OutputLayer, ScalesGradientsWhereTheyBeginAndNotTheLoss) {
+  const Dense dense(0.1);
+  for (const double scale : {0x1p20, 3.0})
+    comm::run_ranks(2, [&](comm::Group tp) {
+      const auto w = make_parameter("w", dense.w, 0, 2, tp.rank());
+      const VocabParallelOutput output(w, tp, {.vocab = kVocab, .label_smoothing = 0.1, .chunk_tokens = 4});
+      const auto hidden = dense.hidden.detach().clone().requires_grad_(true);
+      const auto loss = output.loss_sum(hidden, dense.labels, dense.mask, scale);
+      EXPECT_NEAR_TENSOR(loss, dense.loss, 1e-13);
+      loss.backward();
+      EXPECT_NEAR_TENSOR(hidden.grad() / scale, dense.hidden.grad(), 1e-13);
+      EXPECT_NEAR_TENSOR(w->grad / scale, slice_of(dense.w.grad(), w->spec), 1e-13);
+    });
+}
+
 TEST(OutputLayer, RefusesAnUpstreamGradientOtherThanOne) {
   const Dense dense(0);
   const auto w = make_parameter("w", dense.w, 0, 1, 0);

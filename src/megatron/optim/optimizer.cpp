@@ -1,7 +1,6 @@
 #include "megatron/optim/optimizer.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
 #include <utility>
 
@@ -23,10 +22,13 @@ Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<pla
     state_.push_back(flat(options_.bf16_state ? at::kBFloat16 : precise));
   for (const plan::Shard& shard : owned_)
     for (const plan::ParameterRange& range : shard.parameters) add_runs(shard, range);
-  for_each_master([&](const plan::ParameterRange& range, const at::Tensor& master) {
-    const auto drawn = parameters.first_values(static_cast<std::size_t>(range.parameter)).view({-1});
-    master.copy_(drawn.narrow(0, range.param.begin, range.param.size()));
-  });
+  if (!half) return;
+  for (const plan::Shard& shard : owned_)
+    for (const plan::ParameterRange& range : shard.parameters) {
+      const auto drawn = parameters.first_values(static_cast<std::size_t>(range.parameter)).view({-1});
+      masters_.narrow(0, shard.state + range.local.begin, range.local.size())
+          .copy_(drawn.narrow(0, range.param.begin, range.param.size()));
+    }
 }
 
 void Optimizer::add_runs(const plan::Shard& shard, const plan::ParameterRange& range) {
@@ -95,26 +97,6 @@ std::vector<StateSlice> Optimizer::state() const {
   const std::vector<std::string> kinds = rule_->state();
   for (std::size_t i = 0; i < kinds.size(); ++i) add(kinds[i], state_[i]);
   return slices;
-}
-
-void Optimizer::for_each_master(const auto& visit) const {
-  if (!masters_.defined()) return;
-  const c10::NoGradGuard no_grad;
-  for (const plan::Shard& shard : owned_)
-    for (const plan::ParameterRange& range : shard.parameters)
-      visit(range, masters_.narrow(0, shard.state + range.local.begin, range.local.size()));
-}
-
-void Optimizer::weights_changed() const {
-  for_each_master([&](const plan::ParameterRange& range, const at::Tensor& master) {
-    parameters_.values().narrow(0, range.world.begin, range.world.size()).copy_(master);
-  });
-}
-
-void Optimizer::parameters_changed() const {
-  for_each_master([&](const plan::ParameterRange& range, const at::Tensor& master) {
-    master.copy_(parameters_.values().narrow(0, range.world.begin, range.world.size()));
-  });
 }
 
 std::int64_t Optimizer::bytes() const {

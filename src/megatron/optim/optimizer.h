@@ -39,14 +39,9 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
-  /// Everything to keep of the owned elements, the weights first.
+  /// Everything to keep of the owned elements, the weights first. Who fills masters from outside fills the parameters
+  /// too.
   std::vector<StateSlice> state() const;
-  /// After the weights of state() were filled from outside: has the parameters follow the masters, where there are
-  /// some. With the distributed optimizer the parameters are whole once they have been gathered (ParameterGatherer).
-  void weights_changed() const;
-  /// After the parameters themselves were filled: has the masters follow.
-  void parameters_changed() const;
-
   /// Bytes of masters and state.
   std::int64_t bytes() const;
 
@@ -60,7 +55,6 @@ class Optimizer {
   };
   void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
   at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
-  void for_each_master(const auto& visit) const;
 
   const parallel::ParameterStore& parameters_;
   std::vector<plan::Shard> owned_;

@@ -116,11 +116,6 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .microbatch_tokens = run.config.train.micro_batch_size * run.config.data.seq_length,
             .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
 
-void Engine::weights_changed() const {
-  optimizer.weights_changed();
-  gatherer.start();
-}
-
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
   const auto& train = run.config.train;
   const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,

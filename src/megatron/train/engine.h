@@ -26,10 +26,6 @@ struct Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// After the weights of optimizer.state() were filled from outside (a checkpoint): has the parameters follow.
-  /// Collective over dp.
-  void weights_changed() const;
-
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
   std::vector<model::Gpt> stages;  ///< of this pipeline rank, in the placement's order
