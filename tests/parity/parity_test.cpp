@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kSteps = 4;
 
-plan::ResolvedRun run_of(const Layout& layout, const char* dtype) {
+plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   config::RunConfig config;
   config.model.num_layers = 4;
   config.model.hidden_size = 32;
@@ -53,7 +53,7 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype) {
   config.schedule.lr = 1e-3;
   config.train.micro_batch_size = layout.micro_batch;
   config.train.global_batch_size = layout.global_batch;
-  config.train.train_iters = kSteps;
+  config.train.train_iters = steps;
   config.train.recompute = layout.recompute;
   config.train.dtype = dtype;
   config.train.loss_chunk_tokens = 10;
@@ -65,8 +65,8 @@ struct Course {
   std::vector<double> losses, norms;
 };
 
-Course course_of(const Layout& layout, const char* dtype) {
-  const plan::ResolvedRun run = run_of(layout, dtype);
+Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
+  const plan::ResolvedRun run = run_of(layout, dtype, steps);
   const auto& train = run.config.train;
   Course course;
   const auto rank = [&](const comm::Group& world) {
@@ -91,13 +91,13 @@ Course course_of(const Layout& layout, const char* dtype) {
 class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once.
-  static Course differences(const char* dtype) {
+  static Course differences(const char* dtype, std::int64_t steps = kSteps) {
     const Layout& layout = GetParam();
     const Layout one{.micro_batch = layout.global_batch,
                      .untied = layout.untied,
                      .global_batch = layout.global_batch,
                      .llama = layout.llama};
-    const Course want = course_of(one, dtype), got = course_of(layout, dtype);
+    const Course want = course_of(one, dtype, steps), got = course_of(layout, dtype, steps);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
       std::vector<double> result;
@@ -124,6 +124,14 @@ TEST_P(SinglePrecisionParity, DiffersByRoundingAlone) {
   EXPECT_LE(difference.norms.back(), 1e-4);
 }
 
+class HalfPrecisionParity : public Parity {};
+
+TEST_P(HalfPrecisionParity, StaysWithinTwoThousandthsForTwentySteps) {
+  const Course difference = differences("bf16", 20);
+  for (std::size_t i = 0; i < difference.losses.size(); ++i)
+    EXPECT_LE(difference.losses[i], 2e-3) << "loss of step " << i + 1;
+}
+
 std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
   std::vector<Layout> some;
   for (std::size_t i = 0; i < all.size(); i += 4) some.push_back(all[i]);
@@ -133,6 +141,8 @@ std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
 INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(Layouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, SinglePrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });

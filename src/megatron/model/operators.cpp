@@ -102,9 +102,9 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
                 const kernels::Dropout& dropout, const Norm& norm) {
   const auto out = without_autograd([&] {
     const auto x = x_sbh.detach(), added = value_of(bias), weight = value_of(norm.weight);
-    return norm.bias
-               ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, value_of(norm.bias), norm.epsilon)
-               : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
+    return norm.bias ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, value_of(norm.bias),
+                                                      norm.epsilon)
+                     : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
   });
   const auto sum = out.sum.detach();
   auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
