@@ -45,6 +45,8 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
   EXPECT_EQ(written[0], nlohmann::json::parse(R"({"iteration":3,"consumed_samples":24,"loss":5.5,"grad_norm":1.25,
     "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"peak_memory_bytes":1048576})"));
   EXPECT_EQ(written[1]["valid_loss"], 5.0);
+  file.write(IterationMetrics{.iteration = 4, .high_matmul_precision = true});
+  EXPECT_EQ(lines()[2]["matmul_precision"], "high");
   EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
 }
 
