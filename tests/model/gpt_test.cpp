@@ -87,6 +87,52 @@ TEST_P(Tp, OtherKindsOfLayersMatchTheDenseModel) {
   }
 }
 
+/// The error of `got` as a share of `want`.
+double share(const at::Tensor& got, const at::Tensor& want) {
+  return (got.to(at::kDouble) - want).norm().item<double>() / want.norm().item<double>();
+}
+
+/// Parameters and activations of `dtype`, with dropout, against the dense model in double precision.
+void expect_half_precision_follows_dense(GptOptions options, at::ScalarType dtype, double tolerance, int t) {
+  options.hidden_dropout = options.attention_dropout = 0.1;
+  // The slope of max(x, 0) jumps: rounding an x near 0 changes gradients by any amount.
+  if (options.activation == kernels::Activation::Relu) options.activation = kernels::Activation::Silu;
+  auto weights = random_weights(options.shape, 9);
+  for (auto& [name, weight] : weights) weight = weight.detach().to(dtype).to(at::kDouble).requires_grad_(true);
+  auto batch = random_batch(10);
+  const auto loss = DenseGpt(options, weights).loss_sum(batch, true);
+  loss.backward();
+  batch.loss_mask_bs = batch.loss_mask_bs.to(at::kFloat);
+  comm::run_ranks(t, [&](comm::Group tp) {
+    const auto store = make_store(options.shape, t, tp.rank(), weights, dtype);
+    constexpr double kScale = 1024;  // as fp16 needs it
+    const auto got = Gpt(options, store, tp).loss({}, batch, true, kScale);
+    EXPECT_EQ(got.sum.scalar_type(), at::kDouble);
+    EXPECT_LE(share(got.sum, loss.detach()), tolerance);
+    got.sum.backward();
+    ASSERT_EQ(store.gradients().scalar_type(), at::kFloat);
+    double error = 0, whole = 0;
+    for (const auto& p : store.all()) {
+      const auto expected = slice_of(weights.at(p->spec.name).grad(), p->spec);
+      const double part = share(whole_gradient(*p, tp) / kScale, expected), norm = expected.norm().item<double>();
+      EXPECT_LE(part, 24 * tolerance) << p->spec.name << " on rank " << tp.rank();
+      error += part * part * norm * norm;
+      whole += norm * norm;
+    }
+    EXPECT_LE(std::sqrt(error / whole), 8 * tolerance) << "of all gradients, on rank " << tp.rank();
+  });
+}
+
+TEST_P(Tp, InHalfPrecisionFollowsTheDenseModel) {
+  auto all = variants();
+  all.emplace_back("gpt2", small());
+  for (const auto& [name, options] : all) {
+    SCOPED_TRACE(name);
+    expect_half_precision_follows_dense(options, at::kBFloat16, 0.01, GetParam());
+    expect_half_precision_follows_dense(options, at::kHalf, 0.003, GetParam());
+  }
+}
+
 void expect_the_same_in_every_layout(GptOptions options) {
   options.hidden_dropout = options.attention_dropout = 0.1;
   const auto batch = random_batch(10);
