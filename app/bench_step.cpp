@@ -39,12 +39,13 @@ struct Options {
   int world_size = 1, tp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
   bool sp = false;
   std::string schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
-  std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto";
+  std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto",
+              matmul_precision = "highest";
   std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
   bool json = false;
-
   config::OptimizerConfig optimizer;
+
   void visit(auto& v) {
     v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.");
     v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.");
@@ -68,15 +69,17 @@ struct Options {
     v("launch", launch, "threads, processes or auto.");
     v("backend", backend, "local, gloo, nccl or auto.");
     v("device", device, "cpu or cuda.");
-    v("dtype", dtype, "fp32 or fp64.");
-    v("kernels", kernels, "Instruction set of the kernels: auto, avx512, avx2 or reference.");
+    v("dtype", dtype, "fp32, fp64, bf16 or fp16.");
+    v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512, avx2 or reference.");
+    v("matmul_precision", matmul_precision, "float32 products: highest, or high where there is AMX.",
+      "matmul-precision");
     v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once.");
     v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass.");
     v("json", json, "One JSON object on stdout.");
+    v("optimizer", optimizer, "As a recipe's.");
   }
 };
 
-    v("optimizer", optimizer, "As a recipe's.");
 // configs/NAME.toml of the working folder, or of the source tree that the program was built in (build/megatron).
 std::string recipe_path(const std::string& model) {
   const fs::path program = fs::read_symlink("/proc/self/exe");
@@ -93,10 +96,10 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.model.hidden_dropout = config.model.attention_dropout = options.dropout;
   config.model.max_position_embeddings = std::max(config.model.max_position_embeddings, options.seq_length);
   config.data.seq_length = options.seq_length;
+  config.optimizer = options.optimizer;
   config.parallel.world_size = place ? 0 : options.world_size;
   config.parallel.tp = options.tp;
   config.parallel.pp = options.pp;
-  config.optimizer = options.optimizer;
   config.parallel.vpp = options.vpp;
   config.parallel.sp = options.sp;
   config.parallel.pp_schedule = options.schedule;
@@ -116,6 +119,7 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.train.train_iters = options.warmup + options.steps;
   config.train.dtype = options.dtype;
   config.train.kernels = options.kernels;
+  config.train.matmul_precision = options.matmul_precision;
   config.train.loss_chunk_tokens = options.loss_chunk_tokens;
   config.train.recompute_gelu = options.recompute_gelu;
   config.train.recompute = options.recompute;
@@ -171,11 +175,11 @@ struct Measured {
   std::vector<double> step_s, forward_s, loss_layer_s, backward_s, reduce_s, optimizer_s;
   std::int64_t peak_memory_bytes = 0;
   double page_faults_per_step = 0;  // minor ones of this process
+  double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
   std::string timeline;             // what --trace says
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
-  double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
 // tp.
 std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
   const auto& train = run.config.train;
@@ -221,14 +225,14 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   measured.page_faults_per_step =
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
-  measured.loss_layer_s = time_loss_layer(run, engine);
-  if (engine.pipeline.measures()) {
-    const auto timeline = engine.pipeline.timeline();
-    if (timeline && engine.context.rank() == 0)
   const auto buffers =
       static_cast<std::int64_t>(engine.parameters.values().nbytes() + engine.parameters.gradients().nbytes());
   measured.bytes_per_parameter =
       static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.values().numel());
+  measured.loss_layer_s = time_loss_layer(run, engine);
+  if (engine.pipeline.measures()) {
+    const auto timeline = engine.pipeline.timeline();
+    if (timeline && engine.context.rank() == 0)
       measured.timeline = train::write_timeline(*timeline, run, run.config.train.train_iters, options.trace);
   }
   return measured;
@@ -247,6 +251,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"parameters", plan::parameter_count(run.shape)},
           {"dtype", run.config.train.dtype},
           {"kernels", kernels::instruction_set()},
+          {"matmul_precision", kernels::matmul_precision()},
           {"micro_batch_size", options.micro_batch_size},
           {"microbatches", options.microbatches},
           {"seq_length", options.seq_length},
@@ -263,12 +268,12 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"all_step_ms", steps},
           {"loss", measured.loss},
           {"peak_memory_bytes", measured.peak_memory_bytes},
+          {"bytes_per_parameter", measured.bytes_per_parameter},
           {"page_faults_per_step", measured.page_faults_per_step},
           {"startup_s", measured.startup_s},
           {"breakdown_ms",
            {{"forward", std::max(0.0, ms(measured.forward_s) - loss_layer_ms)},
             {"loss_layer", loss_layer_ms},
-          {"bytes_per_parameter", measured.bytes_per_parameter},
             {"backward", ms(measured.backward_s)},
             {"reduce", ms(measured.reduce_s)},
             {"optimizer", ms(measured.optimizer_s)}}},
@@ -302,6 +307,7 @@ int bench_step(const Args& args) {
   const plan::ResolvedRun run = resolve(options, place);
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  kernels::set_matmul_precision(run.config.train.matmul_precision);
   std::optional<Measured> of_first_rank;
   const int code = run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
     const bool first = world.rank() == 0;
