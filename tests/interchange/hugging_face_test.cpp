@@ -191,6 +191,7 @@ TEST(HuggingFaceFolder, AHostileIndexIsRefused) {
   };
   expect([](json& i) { i["weight_map"]["model.norm.weight"] = "../model.safetensors"; }, "same folder");
   expect([](json& i) { i["weight_map"]["model.norm.weight"] = 3; }, "same folder");
+  expect([](json& i) { i["weight_map"]["model.norm.weight"] = "a/model.safetensors"; }, "same folder");
   expect([](json& i) { i["weight_map"]["model.norm.weight"] = "model-00009-of-00004.safetensors"; }, "00009");
   expect([](json& i) { i["weight_map"]["model.norm.weight"] = "model-00001-of-00004.safetensors"; },
          "model.norm.weight");

@@ -9,9 +9,8 @@ import unittest
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder, run  # noqa: E402
+from program import GOLDEN_MODELS as GOLDEN, MODELS, RunFolder, run  # noqa: E402
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[3] / "shared/golden/models"
 MEGATRON_GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/interchange"
 try:
     import torch
@@ -44,7 +43,9 @@ def variants():
 
 def tensors_of(folder):
     files = pathlib.Path(folder).glob("model*.safetensors")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors.pop("embeddings.position_ids", None)  # 0, 1, 2, …
+    return tensors
 
 
 def logits(folder, ids):
@@ -133,6 +134,28 @@ class Interchange(unittest.TestCase):
             for _ in range(12):
                 ids = torch.cat([ids, logits(self.path / name, ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
             self.assertEqual(ids[0, len(ours["prompt_ids"]):].tolist(), ours["new_ids"], name)
+
+    def test_fine_tuning_begins_with_the_folders_weights(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        config = transformers.LlamaConfig(**{**SIZES, "vocab_size": 320}, rope_parameters=LLAMA_3)
+        transformers.LlamaForCausalLM(config).save_pretrained(self.path / "theirs")
+        options = [
+            "--load", self.path / "theirs", "--train-iters", 1, "--vocab-size", 320, "--hidden-size", 32,
+            "--num-query-groups", 2, "--ffn-hidden-size", 48, "--max-position-embeddings", 64,
+            "--normalization", "RMSNorm", "--norm-epsilon", 1e-6, "--position-embedding-type", "rope", "--swiglu",
+            "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--rope-scaling-factor", 8,
+            "--model.rope_original_positions", 16]
+        message = place.train("wrong", *options, code=2)
+        self.assertIn("rotary_base: 10000, and 50000", message)
+        place.train("run", *options, "--rotary-base", 50000, "--lr", 0, "--min-lr", 0)
+        run("checkpoint", "export", "--load", place.path / "run", "--output", self.path / "back")
+        self.same_tensors(self.path / "theirs", self.path / "back")
+
+    @unittest.skipUnless(MODELS.exists(), f"{MODELS} is not there")
+    def test_trained_models_are_exported_bit_by_bit(self):
+        for name in ("smollm2-135m-instruct", "minilm-l6", "rxn-bert"):
+            self.same_tensors(MODELS / name, self.there_and_back(MODELS / name, name))
 
     def test_a_folder_that_cannot_be_read_exactly_is_refused_by_name(self):
         model = variants()["mistral"]
