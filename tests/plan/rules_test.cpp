@@ -110,6 +110,18 @@ struct Violation {
   std::function<void(RunConfig&)> make;
 };
 
+TEST(Resolve, NamesTheRanksThatGroupsOfHeadsFit) {
+  RunConfig config = valid();
+  config.model.hidden_size = 12 * 8;
+  config.model.num_attention_heads = 12;
+  config.model.num_query_groups = 3;
+  config.parallel.tp = config.parallel.world_size = 4;
+  const std::string error = error_of(config);
+  EXPECT_THAT(error, HasSubstr("model.num_query_groups must divide by it or it by them"));
+  EXPECT_THAT(error, HasSubstr("12 heads in 3 groups, tp=4"));
+  EXPECT_THAT(error, HasSubstr("--parallel.tp 3 or 6"));
+}
+
 TEST(Resolve, NamesTheOptionOfEveryViolation) {
   const std::vector<Violation> violations = {
       {"model.num_layers", [](RunConfig& c) { c.model.num_layers = 0; }},

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/heads.h"
 
 namespace megatron::plan {
 namespace {
@@ -18,25 +19,6 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
 void check_divides(const char* what, std::int64_t size, int tp) {
   if (size % tp == 0) return;
   throw ConfigError(rule_got_fix(concat(what, " must divide by parallel.tp."), concat(size, ", tp=", tp)));
-}
-
-bool heads_fit(const GptShape& shape, std::int64_t tp) {
-  return shape.num_heads % tp == 0 && (shape.groups() % tp == 0 || tp % shape.groups() == 0);
-}
-
-void check_heads(const GptShape& shape, int tp) {
-  if (heads_fit(shape, tp)) return;
-  std::int64_t below = std::min<std::int64_t>(tp, shape.num_heads), above = tp;
-  while (!heads_fit(shape, below)) --below;  // 1 fits
-  while (above < shape.num_heads && !heads_fit(shape, above)) ++above;
-  std::string fix = concat("--parallel.tp ", below);
-  if (above > tp && above <= shape.num_heads) fix += concat(" or ", above);
-  const bool grouped = shape.groups() != shape.num_heads;
-  const char* rule = grouped ? "model.num_attention_heads must divide by parallel.tp, and model.num_query_groups must "
-                               "divide by it or it by them."
-                             : "model.num_attention_heads must divide by parallel.tp.";
-  const std::string groups = grouped ? concat(" in ", shape.groups(), " groups") : "";
-  throw ConfigError(rule_got_fix(rule, concat(shape.num_heads, " heads", groups, ", tp=", tp), fix));
 }
 
 /// How a tensor-parallel rank has a share of something.
@@ -145,7 +127,7 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
                                           const std::vector<StagePart>& parts) {
-  check_heads(shape, tp);
+  check_heads(shape.num_heads, shape.groups(), tp);
   check_divides("model.ffn_hidden_size", shape.ffn_hidden, tp);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
   const auto word_embedding = [&](SpecBuilder& build) -> ParameterSpec& {

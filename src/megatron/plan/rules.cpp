@@ -14,6 +14,7 @@
 #include "megatron/config/value.h"
 #include "megatron/data/split.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/heads.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/parameter_groups.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -333,8 +334,9 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
       !by_sequence || config.data.seq_length % tp == 0,
       "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
       concat(config.data.seq_length, " tokens, tp ", tp));
-  rules.require(model.num_attention_heads % tp == 0, "model.num_attention_heads must divide by parallel.tp.",
-                concat(model.num_attention_heads, " heads, tp ", tp));
+  const std::int64_t heads = model.num_attention_heads, groups = model.num_query_groups;
+  if (heads >= 1 && heads <= kLargestWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
+    rules.attempt([&] { check_heads(heads, groups > 0 ? groups : heads, tp); });
   rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
                 concat(model.ffn_hidden_size, ", tp ", tp));
 }
