@@ -1,0 +1,256 @@
+#include <ATen/ops/full.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <thread>
+
+#include "app/bench.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/base/timer.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/checkpoint/saver.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/run_state.h"
+
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string recipe = "configs/gpt2_124m.toml";
+  std::string folder;
+  int load_tp = 2;
+  int repeats = 3;
+  std::int64_t steps = 0;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("recipe", recipe, "Model whose weights and two moments are saved, in fp32.");
+    v("folder", folder, "On the disk to measure; empty: the system's temporary folder.");
+    v("load_tp", load_tp, "Ranks, one thread each, that load it split by rows and columns.");
+    v("repeats", repeats, "Rounds, of which the median counts.");
+    v("steps", steps, "Training steps (1 x seq_length tokens) with and without a save under way; 0: none.");
+    v("json", json, "Print JSON.");
+  }
+};
+
+/// The resident set's anonymous part, which the system's file cache is none of.
+double anonymous_mb() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("RssAnon:")) return std::atof(line.c_str() + 8) / 1e3;
+  return 0;
+}
+
+/// The largest anonymous_mb() until stop(), looked at each millisecond.
+class PeakMemory {
+ public:
+  double stop() {
+    done_ = true;
+    thread_.join();
+    return peak_;
+  }
+
+ private:
+  std::atomic<bool> done_ = false;
+  double peak_ = 0;
+  std::thread thread_{[this] {
+    for (; !done_; std::this_thread::sleep_for(std::chrono::milliseconds(1))) peak_ = std::max(peak_, anonymous_mb());
+  }};
+};
+
+/// Writes or reads a file in requests of 8 MiB, as `dd bs=8M oflag=direct conv=fsync` does; seconds.
+double transfer(const fs::path& path, std::int64_t bytes, int flags) {
+  constexpr std::size_t kRequest = std::size_t{8} << 20;
+  const std::unique_ptr<void, void (*)(void*)> buffer(std::aligned_alloc(4096, kRequest), std::free);
+  std::fill_n(static_cast<char*>(buffer.get()), kRequest, 'x');
+  const Stopwatch watch;
+  const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (file < 0) throw std::runtime_error(concat("cannot open ", path.string()));
+  const bool writes = (flags & O_ACCMODE) == O_WRONLY;
+  for (std::int64_t done = 0; done < bytes; done += static_cast<std::int64_t>(kRequest)) {
+    const ssize_t part = writes ? ::write(file, buffer.get(), kRequest) : ::read(file, buffer.get(), kRequest);
+    if (part < 0) throw std::runtime_error(concat("cannot write or read ", path.string()));
+  }
+  if (writes) ::fsync(file);
+  ::close(file);
+  return watch.seconds();
+}
+
+/// Has the system forget what it holds of a checkpoint's files: the next reading is from the disk.
+void make_cold(const fs::path& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const int file = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    ::fsync(file);
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(file);
+  }
+}
+
+/// Weights and two moments of one rank.
+std::vector<checkpoint::ShardedTensor> state_of(const plan::GptShape& shape, int tp, int rank, double value) {
+  std::vector<checkpoint::ShardedTensor> tensors;
+  for (const plan::ParameterSpec& spec : plan::gpt_parameters(shape, tp, rank))
+    for (const char* kind : {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."})
+      for (auto& tensor :
+           checkpoint::model_tensor(kind + spec.name, spec, shape, at::full(spec.local_shape(), value, at::kFloat)))
+        tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+struct Loading {
+  double seconds, extra_mb;
+};
+
+Loading load_split(const fs::path& folder, const std::vector<std::vector<checkpoint::ShardedTensor>>& ranks) {
+  const double before = anonymous_mb();
+  PeakMemory peak;
+  const Stopwatch watch;
+  std::vector<std::thread> threads;
+  for (const auto& tensors : ranks) threads.emplace_back([&] { checkpoint::load(folder, tensors); });
+  for (std::thread& thread : threads) thread.join();
+  const double seconds = watch.seconds();
+  return {seconds, peak.stop() - before};
+}
+
+Json measure_disk(const Options& options, const plan::GptShape& shape, const fs::path& folder) {
+  const auto state = state_of(shape, 1, 0, 1.0);
+  std::int64_t bytes = 0;
+  for (const auto& tensor : state) bytes += static_cast<std::int64_t>(tensor.data.nbytes());
+  const double gb = static_cast<double>(bytes) / 1e9;
+  const fs::path raw = folder / "raw", saved = folder / "checkpoints";
+  std::vector<double> direct, cached, save, read, same_cold, split_cold, split_warm, save_extra, load_extra;
+  std::vector<std::vector<checkpoint::ShardedTensor>> ranks;
+  for (int rank = 0; rank < options.load_tp; ++rank) ranks.push_back(state_of(shape, options.load_tp, rank, 0.0));
+  for (int round = 0; round < options.repeats; ++round) {  // interleaved: disks of others' machines are shared
+    direct.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT));
+    read.push_back(transfer(raw, bytes, O_RDONLY | O_DIRECT));
+    fs::remove(raw);
+    const double before = anonymous_mb();
+    {
+      PeakMemory peak;
+      const Stopwatch watch;
+      checkpoint::save(saved, round + 1, state, {}, {}, 1);
+      save.push_back(watch.seconds());
+      save_extra.push_back(peak.stop() - before);
+    }
+    cached.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC));
+    fs::remove(raw);
+    make_cold(saved);
+    same_cold.push_back(load_split(saved, {state}).seconds);
+    make_cold(saved);
+    const Loading cold = load_split(saved, ranks);
+    split_cold.push_back(cold.seconds);
+    load_extra.push_back(cold.extra_mb);
+    split_warm.push_back(load_split(saved, ranks).seconds);
+  }
+  const auto rate = [&](const std::vector<double>& seconds) { return gb / median(seconds); };
+  return {{"benchmark", "checkpoint"},
+          {"gigabytes", gb},
+          {"write_direct_gb_s", rate(direct)},
+          {"write_cached_fsync_gb_s", rate(cached)},
+          {"save_gb_s", rate(save)},
+          {"save_vs_write_direct", median(direct) / median(save)},
+          {"save_vs_write_cached_fsync", median(cached) / median(save)},
+          {"save_extra_memory_mb", median(save_extra)},
+          {"read_direct_gb_s", rate(read)},
+          {"load_cold_gb_s", rate(same_cold)},
+          {"load_split_cold_gb_s", rate(split_cold)},
+          {"load_split_cold_vs_read", median(read) / median(split_cold)},
+          {"load_split_warm_gb_s", rate(split_warm)},
+          {"load_extra_memory_share", median(load_extra) * 1e6 / static_cast<double>(bytes)}};
+}
+
+/// Steps in turns, with a save that begins before and without; what a save stops training for, as a share of a step.
+Json measure_stall(const Options& options, const plan::ResolvedRun& run, const fs::path& folder) {
+  train::Engine engine(run, {}, at::kCPU);
+  checkpoint::Saver saver(folder / "while_training", {}, {.keep = {.last = 1}, .asynchronous = true});
+  double stalled = 0;
+  engine.step.before_update([&] {
+    const Stopwatch watch;
+    saver.before_change();
+    stalled += watch.seconds();
+  });
+  std::vector<double> alone, saving, stalls;
+  std::int64_t iteration = 0;
+  const auto step = [&] {
+    const Stopwatch watch;
+    train::synthetic_step(engine, run, iteration++, 1e-4);
+    return watch.seconds();
+  };
+  for (int warmup = 0; warmup < 2; ++warmup) step();
+  for (std::int64_t i = 0; i < options.steps; ++i) {
+    alone.push_back(step());
+    stalled = 0;
+    const Stopwatch whole, begin;
+    saver.begin(iteration, train::sharded_tensors(engine), {});
+    stalled += begin.seconds();
+    step();
+    saving.push_back(whole.seconds());
+    while (saver.under_way()) {
+      const Stopwatch poll;
+      saver.poll();
+      stalled += poll.seconds();
+      if (saver.under_way()) step();
+    }
+    stalls.push_back(stalled);
+  }
+  return {{"step_s", median(alone)},
+          {"step_with_save_s", median(saving)},
+          {"stall_s", median(stalls)},
+          {"stall_share_of_step", median(stalls) / median(alone)},
+          {"slowdown_share_of_step", median(saving) / median(alone) - 1}};
+}
+
+}  // namespace
+
+int bench_checkpoint(const Args& args) {
+  Options options;
+  const auto words = config::parse_command_line(options, args, "megatron bench checkpoint [OPTION]…");
+  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+  if (options.repeats < 1 || options.steps < 0 || options.load_tp < 1)
+    throw ConfigError(rule_got_fix("--repeats and --load-tp must be 1 or more, --steps 0 or more.",
+                                   concat(options.repeats, ", ", options.load_tp, ", ", options.steps)));
+  config::RunConfig config;
+  config::read_toml(config::fields_of(config), read_file(options.recipe), options.recipe);
+  config.train.global_batch_size = config.train.micro_batch_size = 1;
+  config.data.data_path = {};
+  const plan::ResolvedRun run = plan::resolve(config);
+  plan::gpt_parameters(run.shape, options.load_tp, 0);  // an error where the model does not divide
+  kernels::install_caching_allocator();
+  const fs::path parent = options.folder.empty() ? fs::temp_directory_path() : fs::path(options.folder);
+  std::string folder = (parent / "megatron-bench-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr)
+    throw ConfigError(rule_got_fix("--folder must be writable.", parent.string()));
+  Json report;
+  try {
+    report = measure_disk(options, run.shape, folder);
+    if (options.steps > 0) report.update(measure_stall(options, run, folder));
+  } catch (...) {
+    fs::remove_all(folder);
+    throw;
+  }
+  fs::remove_all(folder);
+  if (options.json)
+    print_json(report);
+  else
+    for (const auto& [name, value] : report.items()) std::printf("%-28s %s\n", name.c_str(), value.dump().c_str());
+  return kDone;
+}
+
+}  // namespace megatron::app
