@@ -76,7 +76,8 @@ class Stopping(unittest.TestCase):
         self.assertIn(f'"iteration":{last}', info.replace(" ", ""))
 
     def test_killed_at_any_moment_leaves_a_whole_latest(self):
-        for name, options in [("one rank", []), ("two ranks", ["--world-size", 2, "--tp", 2])]:
+        for name, options in [("one rank", []), ("two ranks", ["--world-size", 2, "--tp", 2]),
+                              ("shards", ["--world-size", 2, "--use-distributed-optimizer"])]:
             kill_at_random_moments(self.place, name, times=2, seed=time.time_ns(), options=options)
 
 

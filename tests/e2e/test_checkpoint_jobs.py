@@ -1,0 +1,75 @@
+"""`megatron checkpoint`, and what train makes of damaged checkpoints and of other runs' weights."""
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import RunFolder, run  # noqa: E402
+
+
+class CheckpointJobs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+        cls.place.train("run", "--train-iters", 6, "--save-interval", 2, "--checkpoint.keep_last", 0)
+        cls.run = cls.place.path / "run"
+
+    def names(self, folder):
+        return sorted(path.name for path in (folder / "checkpoints").glob("iter_*"))
+
+    def test_reshard_keeps_every_number_and_diff_says_so(self):
+        made = self.place.path / "resharded"
+        about = json.loads(run("checkpoint", "reshard", self.run, made, "--files", 3, "--json"))
+        self.assertEqual((about["files"], about["iteration"]), (3, 6))
+        run("checkpoint", "verify", made)
+        answer = json.loads(run("checkpoint", "diff", self.run, made, "--json"))
+        self.assertTrue(answer["equal"])
+        self.assertEqual(answer["compared"], len(about["tensors"]))
+        run("checkpoint", "diff", self.run / "checkpoints/iter_0000002", made, code=4)
+        run("checkpoint", "diff", self.run / "checkpoints/iter_0000002", made, "--tolerance", 1000)
+
+    def test_weights_in_bf16_train_on(self):
+        made = self.place.path / "bf16"
+        run("checkpoint", "reshard", self.run, made, "--dtype", "bf16", "--weights-only")
+        self.place.train("tuned", "--load", made, "--finetune", "--train-iters", 2)
+        first = self.place.losses("run")
+        self.assertLess(self.place.losses("tuned")[1], first[1] - 0.5, "it begins with what was learned")
+        self.place.train("tuned", "--load", made, "--finetune", "--train-iters", 3)
+        self.assertEqual(max(self.place.losses("tuned")), 3, "its own checkpoint comes first")
+
+    def test_prune_keeps_the_newest_and_every_nth(self):
+        self.place.train("many", "--train-iters", 6, "--save-interval", 1, "--checkpoint.keep_last", 0)
+        many = self.place.path / "many"
+        words = ["checkpoint", "prune", many, "--keep-last", 1, "--keep-every", 2]
+        self.assertEqual(json.loads(run(*words, "--dry-run", "--json"))["removed"],
+                         ["iter_0000001", "iter_0000003", "iter_0000005"])
+        self.assertEqual(len(self.names(many)), 6)
+        run(*words)
+        self.assertEqual(self.names(many), ["iter_0000002", "iter_0000004", "iter_0000006"])
+        self.assertIn("--keep-last", run("checkpoint", "prune", many, code=2))
+
+    def test_a_damaged_checkpoint_is_passed_over_loudly_and_nothing_begins_anew(self):
+        self.place.train("hurt", "--train-iters", 6, "--save-interval", 2, "--checkpoint.keep_last", 0)
+        hurt = self.place.path / "hurt"
+        whole = self.place.losses("hurt")
+
+        def damage(name):
+            file = next((hurt / "checkpoints" / name).glob("rank_*"))
+            data = bytearray(file.read_bytes())
+            data[-100] ^= 1
+            file.write_bytes(data)
+
+        damage("iter_0000006")
+        said = self.place.train("hurt", "--train-iters", 6)
+        self.assertIn("WARNING: a damaged checkpoint is left out", said)
+        self.assertIn("resumed from", said)
+        self.assertEqual(self.place.losses("hurt"), whole, "the steps since are done again, to the bit")
+        for name in self.names(hurt):
+            damage(name)
+        self.assertIn("none is", self.place.train("hurt", "--train-iters", 8, code=1))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,203 @@
+#include "megatron/train/resume.h"
+
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/manifest.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  config::RunConfig config(int tp = 1, int dp = 1) const {
+    auto config = testing::tiny_config(tp, dp);
+    config.train.out = folder_.string();
+    return config;
+  }
+
+  fs::path checkpoints() const { return folder_ / "checkpoints"; }
+  fs::path iteration(int number) const { return checkpoints() / checkpoint::iteration_name(number); }
+
+  // Saves after steps 1, 2 and 3; a step changes every weight.
+  void save_three(const config::RunConfig& config) const {
+    const plan::ResolvedRun run = plan::resolve(config);
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      for (int i = 0; i < 3; ++i) {
+        testing::take_step(run, engine, i);
+        const RunState state{.iteration = i + 1, .consumed_samples = 4 * (i + 1), .schedule_samples = 4 * (i + 1)};
+        save_run(checkpoints(), state, engine, config::save_toml(config), 0);
+      }
+    });
+  }
+
+  struct Begun {
+    Start start;
+    std::string error;
+    std::vector<double> losses;  // of the next two steps
+  };
+  static Begun begin(const config::RunConfig& config) {
+    const plan::ResolvedRun run = plan::resolve(config);
+    Begun begun;
+    std::atomic<int> agreeing = 0;
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      try {
+        const Start start = start_run(run, engine);
+        ++agreeing;
+        for (std::int64_t i = start.state.iteration; i < start.state.iteration + 2; ++i) {
+          const double loss = testing::take_step(run, engine, i).loss;
+          if (world.rank() == 0) begun.losses.push_back(loss);
+        }
+        if (world.rank() == 0) begun.start = start;
+      } catch (const ConfigError& e) {
+        if (world.rank() == 0) begun.error = e.what();
+      }
+    });
+    EXPECT_TRUE(agreeing == 0 || agreeing == run.grid.world_size());
+    return begun;
+  }
+
+  static void flip_byte(const fs::path& file, std::int64_t offset) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(offset);
+    const char byte = static_cast<char>(stream.get() ^ 1);
+    stream.seekp(offset);
+    stream.put(byte);
+  }
+
+  static std::string all(const std::vector<std::string>& messages) {
+    std::string text;
+    for (const std::string& message : messages) text += message + "\n";
+    return text;
+  }
+
+  const fs::path folder_ = fs::path(::testing::TempDir()) /
+                           (std::string("resume_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(ResumeTest, WithoutDamageTheNewestCheckpointIsTakenAndNothingIsSaid) {
+  save_three(config(2, 1));
+  const auto begun = begin(config(2, 1));
+  EXPECT_EQ(begun.error, "");
+  EXPECT_EQ(begun.start.state.iteration, 3);
+  EXPECT_THAT(all(begun.start.messages), Not(HasSubstr("WARNING")));
+}
+
+TEST_F(ResumeTest, EachKindOfDamageFallsBackToTheCheckpointBeforeAndIsNamed) {
+  const auto file = [&](int number) { return iteration(number) / "rank_00001.safetensors"; };
+  const std::vector<std::pair<std::function<void()>, std::string>> damages = {
+      {[&] { flip_byte(file(3), static_cast<std::int64_t>(fs::file_size(file(3))) - 9); },
+       "do not match their checksum"},
+      {[&] { fs::resize_file(file(3), fs::file_size(file(3)) - 1); }, "must be as long as its manifest says"},
+      {[&] { fs::remove(file(3)); }, "must be a file of the checkpoint"},
+      {[&] { fs::remove(iteration(3) / "manifest.json"); }, "manifest.json"},
+      {[&] { fs::remove_all(iteration(3)); }, "iter_0000003"},
+      {[&] { write_file(iteration(3) / "manifest.json", R"({"format":"megatron-cpp checkpoint","version":7})"); },
+       "version 7"},
+      {[&] { flip_byte(iteration(3) / "manifest.json", 200); }, "manifest"},
+  };
+  for (std::size_t k = 0; k < damages.size(); ++k) {
+    fs::remove_all(folder_);
+    save_three(config(2, 1));
+    const auto undamaged = begin([&] {
+      auto options = config(2, 1);
+      options.checkpoint.load = iteration(2).string();
+      options.train.out = (folder_ / "elsewhere").string();
+      return options;
+    }());
+    ASSERT_EQ(undamaged.start.state.iteration, 2) << undamaged.error;
+    damages[k].first();
+    const auto begun = begin(config(2, 1));
+    EXPECT_EQ(begun.error, "") << k;
+    EXPECT_EQ(begun.start.state.iteration, 2) << k;
+    EXPECT_EQ(begun.losses, undamaged.losses) << k;
+    EXPECT_THAT(all(begun.start.messages), HasSubstr("WARNING: a damaged checkpoint is left out: ")) << k;
+    EXPECT_THAT(all(begun.start.messages), HasSubstr(damages[k].second)) << k;
+    EXPECT_THAT(all(begun.start.messages), HasSubstr("fell back to the older checkpoint " + iteration(2).string()))
+        << k;
+  }
+}
+
+TEST_F(ResumeTest, SeveralDamagedOnesArePassedAndLatestNeedsToSayNothing) {
+  save_three(config());
+  flip_byte(iteration(3) / "rank_00000.safetensors", 5000);
+  fs::remove(iteration(2) / "rank_00000.safetensors");
+  write_file(checkpoints() / "latest", "nonsense\n");
+  EXPECT_EQ(begin(config()).start.state.iteration, 1);
+  fs::remove(checkpoints() / "latest");
+  EXPECT_EQ(begin(config()).start.state.iteration, 1);
+}
+
+TEST_F(ResumeTest, WithNothingWholeTheRunDoesNotBeginAnew) {
+  save_three(config(1, 2));
+  for (const int number : {1, 2, 3}) flip_byte(iteration(number) / "rank_00000.safetensors", 5000);
+  const auto begun = begin(config(1, 2));
+  EXPECT_THAT(begun.error, HasSubstr("a run goes on from a whole checkpoint; none is."));
+  for (const int number : {1, 2, 3}) EXPECT_THAT(begun.error, HasSubstr(iteration(number).string()));
+}
+
+TEST_F(ResumeTest, AnotherModelIsAnErrorAndNoReasonToFallBack) {
+  save_three(config());
+  auto other = config();
+  other.model.num_layers = 1;
+  EXPECT_THAT(begin(other).error, HasSubstr("model.num_layers must be 2"));
+}
+
+TEST_F(ResumeTest, FineTuningTakesTheWeightsAloneUntilTheRunHasItsOwnCheckpoint) {
+  save_three(config());
+  auto tuning = config(1, 2);
+  tuning.train.out = (folder_ / "tuned").string();
+  tuning.checkpoint.load = folder_.string();
+  tuning.checkpoint.finetune = true;
+  const plan::ResolvedRun run = plan::resolve(tuning);
+  const auto begun = begin(tuning);
+  EXPECT_EQ(begun.error, "");
+  EXPECT_TRUE(begun.start.weights_only);
+  EXPECT_EQ(begun.start.state.iteration, 0);
+
+  // The first loss is that of the weights after step 3, on the first batch.
+  const plan::ResolvedRun whole = plan::resolve(config());
+  Engine engine(whole, {}, at::kCPU);
+  load_run(folder_, engine);
+  EXPECT_NEAR(testing::take_step(whole, engine, 0).loss, begun.losses.at(0), 1e-12);
+}
+
+TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
+  save_three(config());
+  auto options = config();
+  options.checkpoint.no_load_optim = true;
+  const plan::ResolvedRun run = plan::resolve(options);
+  Engine engine(run, {}, at::kCPU);
+  const Start start = start_run(run, engine);
+  EXPECT_EQ(start.state.iteration, 3);
+  EXPECT_EQ(engine.optimizer.steps(), 0);
+  for (const auto& slice : engine.optimizer.state()) {
+    if (slice.kind.empty()) continue;
+    EXPECT_EQ(slice.flat.abs().max().item<double>(), 0) << slice.kind;
+  }
+  EXPECT_THAT(all(start.messages), HasSubstr("fresh exp_avg"));
+}
+
+}  // namespace
+}  // namespace megatron::train
