@@ -116,14 +116,13 @@ TEST_P(DistributedOptimizer, ClipsTheNormOfTheWholeModelCountedOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, DistributedOptimizer,
-                         ::testing::Values(Layout{}, Layout{.dp = 2}, Layout{.dp = 3}, Layout{.dp = 4, .dtype = "fp64"},
+                         ::testing::Values(Layout{}, Layout{.dp = 2}, Layout{.dp = 3}, Layout{.dp = 4},
                                            Layout{.dp = 2, .dtype = "bf16"}, Layout{.tp = 2, .dp = 2},
-                                           Layout{.tp = 2, .dp = 2, .sp = true},
-                                           Layout{.tp = 2, .dp = 3, .sp = true, .dtype = "fp64"},
+                                           Layout{.tp = 2, .dp = 2, .sp = true}, Layout{.tp = 2, .dp = 3, .sp = true},
                                            Layout{.dp = 2, .pp = 2}, Layout{.dp = 3, .pp = 2, .schedule = "zb-h1"},
                                            Layout{.dp = 2, .pp = 2, .vpp = 2},
                                            Layout{.dp = 2, .pp = 2, .vpp = 2, .schedule = "zb-v", .dtype = "bf16"},
-                                           Layout{.tp = 2, .dp = 2, .pp = 2, .sp = true, .dtype = "fp64"}),
+                                           Layout{.tp = 2, .dp = 2, .pp = 2, .sp = true}),
                          name_of);
 
 /// The article's table, bytes of a parameter on d ranks. Of 16-bit gradients it counts 4/d more: a copy in fp32, which
