@@ -28,6 +28,7 @@ class Loaded {
   explicit Loaded(const fs::path& folder) {
     config::RunConfig config;
     config.model = interchange::model_config_of(folder);
+    config.data.seq_length = config.model.max_position_embeddings;
     const auto run = plan::resolve(config);
     const auto specs = plan::gpt_parameters(run.shape, 1, 0);
     store_ = std::make_unique<parallel::ParameterStore>(specs, plan::buffer_layout(specs, 0), at::kFloat, at::kCPU, 0,
