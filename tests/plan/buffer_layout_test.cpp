@@ -25,7 +25,7 @@ TEST(BufferLayout, EqualsMegatronCoresWithoutAlignment) {
       const std::string name = (*entry)[0];
       specs.push_back({.name = name, .shape = example["parameters"][name].get<std::vector<std::int64_t>>()});
     }
-    const bool one_bucket = example.value("stage", 0) > 0;  // later pipeline stages reduce all at once
+    const bool one_bucket = example.value("stage", 0) > 0;  // its later stages; ours are cut too (decision 35)
     const auto layout =
         buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), {.alignment = 1});
     EXPECT_EQ(layout.size, buffer["numel"]);

@@ -92,6 +92,7 @@ TEST(ShardedBuffer, EqualsMegatronCores) {
       const std::string name = (*entry)[0];
       specs.push_back({.name = name, .shape = example["parameters"][name].get<std::vector<std::int64_t>>()});
     }
+    // Megatron-Core leaves later stages uncut; ours are cut on every stage, on purpose (decision 35).
     const bool one_bucket = example.value("stage", 0) > 0 || example["bucket_size"].is_null();
     BufferPadding padding = sharded_padding(example["dp"]);
     if (!example["shared_embedding"].empty()) padding.alone = example["shared_embedding"][0];

@@ -4,8 +4,6 @@
 
 #include "megatron/kernels/matmul.h"
 
-#include "megatron/kernels/matmul.h"
-
 namespace megatron::optim {
 
 ParameterGatherer::ParameterGatherer(const parallel::ParameterStore& parameters, comm::Group dp,
