@@ -14,25 +14,25 @@ class CheckpointJobs(unittest.TestCase):
         cls.place = RunFolder()
         cls.addClassCleanup(cls.place.close)
         cls.place.train("run", "--train-iters", 6, "--save-interval", 2, "--checkpoint.keep_last", 0)
-        cls.run = cls.place.path / "run"
+        cls.trained = cls.place.path / "run"
 
     def names(self, folder):
         return sorted(path.name for path in (folder / "checkpoints").glob("iter_*"))
 
     def test_reshard_keeps_every_number_and_diff_says_so(self):
         made = self.place.path / "resharded"
-        about = json.loads(run("checkpoint", "reshard", self.run, made, "--files", 3, "--json"))
+        about = json.loads(run("checkpoint", "reshard", self.trained, made, "--files", 3, "--json"))
         self.assertEqual((about["files"], about["iteration"]), (3, 6))
         run("checkpoint", "verify", made)
-        answer = json.loads(run("checkpoint", "diff", self.run, made, "--json"))
+        answer = json.loads(run("checkpoint", "diff", self.trained, made, "--json"))
         self.assertTrue(answer["equal"])
         self.assertEqual(answer["compared"], len(about["tensors"]))
-        run("checkpoint", "diff", self.run / "checkpoints/iter_0000002", made, code=4)
-        run("checkpoint", "diff", self.run / "checkpoints/iter_0000002", made, "--tolerance", 1000)
+        run("checkpoint", "diff", self.trained / "checkpoints/iter_0000002", made, code=4)
+        run("checkpoint", "diff", self.trained / "checkpoints/iter_0000002", made, "--tolerance", 1000)
 
     def test_weights_in_bf16_train_on(self):
         made = self.place.path / "bf16"
-        run("checkpoint", "reshard", self.run, made, "--dtype", "bf16", "--weights-only")
+        run("checkpoint", "reshard", self.trained, made, "--dtype", "bf16", "--weights-only")
         self.place.train("tuned", "--load", made, "--finetune", "--train-iters", 2)
         first = self.place.losses("run")
         self.assertLess(self.place.losses("tuned")[1], first[1] - 0.5, "it begins with what was learned")
