@@ -22,7 +22,7 @@ measure() { # NAME COMMAND…: one line "NAME JSON"
 for _ in $(seq "$rounds"); do
   for mode in $modes; do
     measure ours "$program" bench step --model gpt2_124m --micro-batch-size 1 --seq-length 1024 --steps "$steps" \
-      --train.dtype "$dtype" --json
+      --dtype "$dtype" --json
     if [ "$mode" = eager ]; then
       measure eager "$python" "$peers/pytorch_gpt.py" --mode eager --dtype "$dtype" --steps "$steps"
     else
