@@ -47,6 +47,22 @@ void Coordinator::begin(std::int64_t iteration, std::map<std::string, std::strin
   metadata_ = std::move(metadata);
 }
 
+namespace {
+
+/// Rank 0 sees every file, of its size: a rank that wrote elsewhere has not saved its part.
+void check_written(const fs::path& temporary) {
+  try {
+    check_structure(temporary);
+  } catch (const Damage& damage) {
+    throw std::runtime_error(
+        concat("checkpoint not saved: rank 0 does not find what another rank wrote; all ranks must "
+               "see one file system: ",
+               damage.what()));
+  }
+}
+
+}  // namespace
+
 std::string Coordinator::finish(const std::vector<std::string>& reports) const {
   const std::string name = iteration_name(iteration_);
   const fs::path temporary = temporary_folder(folder_, name);
@@ -60,6 +76,7 @@ std::string Coordinator::finish(const std::vector<std::string>& reports) const {
     const std::string text = manifest_text(manifest);
     parse_manifest(text, (temporary / "manifest.json").string());  // what could not be read must not be published
     write_file(temporary / "manifest.json", text);
+    check_written(temporary);
     publish(folder_, temporary, name);
     remove_superfluous();
     return "";

@@ -1,6 +1,8 @@
 #include "megatron/checkpoint/folder.h"
 
 #include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +14,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/checkpoint/descriptors.h"
 #include "megatron/checkpoint/files.h"
 
 namespace megatron::checkpoint {
@@ -21,6 +24,8 @@ namespace {
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kLatest = "latest";
 constexpr const char* kTemporary = ".tmp-";
+constexpr const char* kAside = ".old-";      // what replace_by_renaming() puts aside
+constexpr const char* kDamaged = "damaged";  // in an iter_ folder: what mark_damaged() says
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 30;
 
 bool is_iteration_name(const std::string& name) {
@@ -40,43 +45,91 @@ std::int64_t iteration_of(const std::string& name) {
   return error == std::errc() && iteration_name(iteration) == name ? iteration : -1;
 }
 
-/// Of the iter_ folders in `folder`, ascending.
+/// Of the iter_ folders in `folder`, ascending; none where it is no folder. A folder that cannot be read is an error:
+/// a run that took it for an empty one would begin anew.
 std::vector<std::int64_t> iterations_in(const fs::path& folder) {
   std::vector<std::int64_t> iterations;
-  std::error_code none;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, none))
+  if (!fs::is_directory(folder)) return iterations;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
     if (const std::int64_t iteration = iteration_of(entry.path().filename()); iteration >= 0 && entry.is_directory())
       iterations.push_back(iteration);
   std::sort(iterations.begin(), iterations.end());
   return iterations;
 }
 
+/// Without the slash at its end, which hides the name.
+fs::path without_slash(const fs::path& folder) { return folder.has_filename() ? folder : folder.parent_path(); }
+
+/// "a/b" of "a/b/iter_0000001", "." of "iter_0000001".
+fs::path parent_of(const fs::path& iteration_folder) {
+  const fs::path parent = without_slash(iteration_folder).parent_path();
+  return parent.empty() ? "." : parent;
+}
+
+/// Throws Damage where there is no such file, std::runtime_error where the system fails.
+std::string read_whole(const fs::path& path, std::uint64_t limit) {
+  ::close(open_to_read(path));
+  try {
+    return read_file(path, limit);
+  } catch (const ConfigError& e) {
+    throw Damage(e.what());
+  }
+}
+
+/// The whole checkpoints in `folder`, as a fix; empty: there are none.
+std::string whole_ones(const fs::path& folder) {
+  std::string names;
+  for (const std::int64_t iteration : iterations_in(folder)) {
+    try {
+      check_structure(folder / iteration_name(iteration));
+    } catch (const std::exception&) {
+      continue;
+    }
+    names += (names.empty() ? "" : ", ") + (folder / iteration_name(iteration)).string();
+  }
+  return names.empty() ? "" : "name one that is whole: " + names;
+}
+
 /// What `folder`/latest says.
 std::string latest_name(const fs::path& folder) {
-  std::string name = read_file(folder / kLatest, 4096);
+  std::string name = read_whole(folder / kLatest, 4096);
   while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back()))) name.pop_back();
-  if (!is_iteration_name(name))
+  if (iteration_of(name) < 0)
     throw Damage(
         rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint beside it, like iter_0000100."),
-                     concat("\"", name, "\"")));
+                     concat("\"", name, "\""), whole_ones(folder)));
   return name;
+}
+
+bool is_whole(const fs::path& iteration_folder) {
+  try {
+    check_structure(iteration_folder);
+  } catch (const Damage&) {
+    return false;
+  }
+  return !fs::exists(iteration_folder / kDamaged);
 }
 
 void remove_leftovers(const fs::path& folder) {
   std::vector<fs::path> leftovers;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-    if (entry.symlink_status().type() == fs::file_type::directory && is_temporary_name(entry.path().filename()))
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    const bool replaced = name.starts_with(kAside) && iteration_of(name.substr(std::strlen(kAside))) >= 0 &&
+                          fs::exists(folder / name.substr(std::strlen(kAside)));
+    if (entry.symlink_status().type() == fs::file_type::directory && (replaced || is_temporary_name(name)))
       leftovers.push_back(entry.path());
+  }
   for (const fs::path& leftover : leftovers) fs::remove_all(leftover);
 }
 
-/// Renames `temporary` to `final`; where a folder of that name exists, the two change places in one operation.
+/// Renames `temporary` to `final`; where a folder of that name exists, the two change places in one operation, if the
+/// file system has it.
 void exchange(const fs::path& temporary, const fs::path& final) {
-  if (!fs::exists(final)) {
-    fs::rename(temporary, final);
-  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) != 0) {
+  if (!fs::exists(final)) return fs::rename(temporary, final);
+  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
     throw std::runtime_error(concat("cannot replace ", final.string(), ": ", std::strerror(errno)));
-  }
+  replace_by_renaming(temporary, final);
 }
 
 }  // namespace
@@ -94,32 +147,40 @@ bool has_checkpoint(const fs::path& folder) {
 }
 
 fs::path find_checkpoint(const fs::path& folder) {
-  if (fs::exists(folder / kManifest)) return folder;
+  if (fs::exists(folder / kManifest)) return without_slash(folder);
+  if (is_iteration_name(without_slash(folder).filename())) read_manifest(folder);  // says that it has none
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
     if (!fs::exists(place / kLatest)) continue;
     fs::path found = place / latest_name(place);
     if (!fs::exists(found / kManifest))
       throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
-                                concat(found.filename().string(), ", which is not there or has no ", kManifest)));
+                                concat(found.filename().string(), ", which is not there or has no ", kManifest),
+                                whole_ones(place)));
     return found;
   }
-  throw Damage(
-      rule_got_fix(concat(folder.string(), ": must be a folder of checkpoints or one checkpoint."),
-                   concat(fs::exists(folder) ? "a folder" : "nothing", " with neither ", kLatest, " nor ", kManifest)));
+  std::string fix;
+  for (const fs::path& place : {folder, folder / "checkpoints"}) fix += fix.empty() ? whole_ones(place) : "";
+  throw Damage(rule_got_fix(
+      concat(folder.string(), ": must be a folder of checkpoints or one checkpoint."),
+      concat(fs::exists(folder) ? "a folder" : "nothing", " with neither ", kLatest, " nor ", kManifest), fix));
 }
 
 std::vector<fs::path> candidates(const fs::path& folder) {
-  if (fs::exists(folder / kManifest) || is_iteration_name(folder.filename())) return {folder};
+  if (fs::exists(folder / kManifest) || is_iteration_name(without_slash(folder).filename()))
+    return {without_slash(folder)};
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
-    std::vector<std::int64_t> iterations = iterations_in(place);
+    const std::vector<std::int64_t> iterations = iterations_in(place);
     if (!fs::exists(place / kLatest) && iterations.empty()) continue;
     std::vector<fs::path> found;
     std::int64_t before = std::numeric_limits<std::int64_t>::max();
     try {
       const std::string latest = latest_name(place);
       found.push_back(place / latest);
-      before = iteration_of(latest);
-    } catch (const ConfigError&) {  // it is not there or says nothing
+      if (fs::exists(found[0]))
+        before = iteration_of(latest);
+      else if (fs::exists(place / (kAside + latest)))
+        found.push_back(place / (kAside + latest));
+    } catch (const Damage&) {  // it is not there or says nothing
     }
     for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration)
       if (*iteration < before) found.push_back(place / iteration_name(*iteration));
@@ -128,15 +189,40 @@ std::vector<fs::path> candidates(const fs::path& folder) {
   return {folder};
 }
 
+fs::path checkpoints_folder(const fs::path& folder) {
+  if (fs::exists(folder / kManifest) || is_iteration_name(without_slash(folder).filename()))
+    throw ConfigError(rule_got_fix("The folder of a run or of its checkpoints must be named.",
+                                   concat(folder.string(), ", one checkpoint"), parent_of(folder).string()));
+  for (const fs::path& place : {folder, folder / "checkpoints"})
+    if (fs::exists(place / kLatest) || !iterations_in(place).empty()) return place;
+  throw ConfigError(
+      rule_got_fix("The folder of a run or of its checkpoints must be named.",
+                   concat(folder.string(), fs::exists(folder) ? ", which holds none" : ", which is not there")));
+}
+
 Manifest read_manifest(const fs::path& iteration_folder) {
   const fs::path path = iteration_folder / kManifest;
+  if (!fs::exists(path))
+    throw Damage(rule_got_fix(concat(path.string(), ": a checkpoint must have its manifest."), "no such file",
+                              "copy the checkpoint anew, whole; or load another checkpoint of the run"));
+  return parse_manifest(read_whole(path, kMaxManifestBytes), path.string());
+}
+
+std::string fingerprint(const fs::path& iteration_folder) {
   std::string text;
   try {
-    text = read_file(path, kMaxManifestBytes);
-  } catch (const ConfigError& e) {
-    throw Damage(e.what());
+    text = read_whole(iteration_folder / kManifest, kMaxManifestBytes);
+  } catch (const Damage&) {
+    return fs::exists(iteration_folder) ? "no manifest" : "no such folder";
   }
-  return parse_manifest(text, path.string());
+  return concat("a manifest of ", text.size(), " bytes, XXH3 ", std::hex, XXH3_64bits(text.data(), text.size()));
+}
+
+void mark_damaged(const fs::path& iteration_folder, const std::string& problem) {
+  try {
+    if (fs::exists(iteration_folder)) write_file(iteration_folder / kDamaged, problem + "\n");
+  } catch (const std::exception&) {  // a folder that may not be written is not pruned either
+  }
 }
 
 void check_structure(const fs::path& iteration_folder) {
@@ -148,6 +234,15 @@ fs::path temporary_folder(const fs::path& folder, const std::string& name) { ret
 void prepare_folder(const fs::path& folder) {
   fs::create_directories(folder);
   remove_leftovers(folder);
+}
+
+void replace_by_renaming(const fs::path& temporary, const fs::path& final) {
+  const fs::path aside = parent_of(final) / (kAside + final.filename().string());
+  fs::remove_all(aside);
+  fs::rename(final, aside);
+  fs::rename(temporary, final);
+  fsync_folder(parent_of(final));  // the new one stays, whatever happens now
+  fs::remove_all(aside);
 }
 
 void publish(const fs::path& folder, const fs::path& temporary, const std::string& name) {
@@ -162,15 +257,25 @@ std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {
   if (keep.last <= 0) return {};
   const std::vector<std::int64_t> iterations = iterations_in(folder);
   const std::int64_t latest = iteration_of(latest_name(folder));
+  const bool latest_is_whole = is_whole(folder / iteration_name(latest));
   std::vector<fs::path> found;
-  for (std::size_t k = 0; k + static_cast<std::size_t>(keep.last) < iterations.size(); ++k)
-    if (iterations[k] != latest && (keep.every <= 0 || iterations[k] % keep.every != 0))
-      found.push_back(folder / iteration_name(iterations[k]));
+  std::int64_t whole = 0;
+  for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration) {
+    const fs::path path = folder / iteration_name(*iteration);
+    if (*iteration > latest) {  // set aside by falling back
+      if (latest_is_whole) found.push_back(path);
+    } else if (whole >= keep.last) {
+      if (keep.every <= 0 || *iteration % keep.every != 0) found.push_back(path);
+    } else if (*iteration == latest ? latest_is_whole : is_whole(path)) {
+      ++whole;
+    }
+  }
+  std::reverse(found.begin(), found.end());
   return found;
 }
 
 void remove_checkpoint(const fs::path& iteration_folder) {
-  const fs::path doomed = temporary_folder(iteration_folder.parent_path(), iteration_folder.filename());
+  const fs::path doomed = temporary_folder(parent_of(iteration_folder), without_slash(iteration_folder).filename());
   fs::remove_all(doomed);
   fs::rename(iteration_folder, doomed);
   fs::remove_all(doomed);

@@ -13,7 +13,7 @@ namespace megatron::checkpoint {
 std::string iteration_name(std::int64_t iteration);
 
 /// The iter_ folder meant by `folder`: itself, or what the `latest` in it (or in its `checkpoints`) names. Throws
-/// Damage where there is none.
+/// Damage where there is none, which names the whole checkpoints that are there.
 std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 
 /// Whether `folder`, or its `checkpoints`, has checkpoints, or is one. Damage is for the loading to report: a run that
@@ -21,15 +21,27 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 bool has_checkpoint(const std::filesystem::path& folder);
 
 /// Where to go on from, best first: what find_checkpoint() finds, then the earlier iterations beside it, the newest
-/// first; where `latest` says nothing, all that are there. Of one iter_ folder: itself alone. Never empty, and nothing
-/// is looked into.
+/// first; where `latest` says nothing or names what is not there, all that are there. Of one iter_ folder: itself
+/// alone. Never empty, and nothing is looked into.
 std::vector<std::filesystem::path> candidates(const std::filesystem::path& folder);
 
-/// The manifest of an iter_ folder. Throws Damage.
+/// The folder that holds the iter_ folders: `folder` or its `checkpoints`. Throws ConfigError where there are none, and
+/// for one checkpoint.
+std::filesystem::path checkpoints_folder(const std::filesystem::path& folder);
+
+/// The manifest of an iter_ folder. Throws Damage, and std::runtime_error where the system fails: that says nothing of
+/// the checkpoint.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
 
+/// What two ranks that see the same checkpoint both get: a text of the manifest's size and hash, or that there is none.
+std::string fingerprint(const std::filesystem::path& iteration_folder);
+
+/// Notes in an iter_ folder why a run has passed it over, so that it never counts among those that superfluous() keeps.
+/// A folder that cannot be written stays as it is.
+void mark_damaged(const std::filesystem::path& iteration_folder, const std::string& problem);
+
 /// Throws Damage where the manifest of an iter_ folder is not whole, or one of its files is missing or of another
-/// size. Reads no data.
+/// size; std::runtime_error where the system fails. Reads no data.
 void check_structure(const std::filesystem::path& iteration_folder);
 
 /// Makes the folder where it is not there, and removes what killed programs left in it.
@@ -42,13 +54,19 @@ std::filesystem::path temporary_folder(const std::filesystem::path& folder, cons
 /// exists, names a whole checkpoint.
 void publish(const std::filesystem::path& folder, const std::filesystem::path& temporary, const std::string& name);
 
-/// Which iterations stay: the newest `last` (0: all), those that `every` divides (0: none because of that), and always
-/// the one that `latest` names.
+/// Puts `temporary` in the place of the folder `final` where the two cannot change places in one operation: `final` is
+/// first renamed to .old- and its name. A program killed between the two renames leaves that for candidates().
+void replace_by_renaming(const std::filesystem::path& temporary, const std::filesystem::path& final);
+
+/// Which iterations stay: the newest `last` (0: all) whole ones up to the one that `latest` names, what lies between
+/// them, and those that `every` divides (0: none because of that).
 struct Keep {
   std::int64_t last = 0, every = 0;
 };
 
-/// The iter_ folders in `folder` that `keep` does not keep, the oldest first.
+/// The iter_ folders in `folder` that `keep` does not keep, the oldest first. Those after `latest`, which a run has
+/// passed over, go too, if `latest` names a whole one. Whole: check_structure() finds nothing and mark_damaged() was
+/// not called; so the last whole one always stays. Throws Damage where `latest` says nothing.
 std::vector<std::filesystem::path> superfluous(const std::filesystem::path& folder, const Keep& keep);
 
 /// Removes one of them; half a folder never looks like a checkpoint.
