@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+
+#include "megatron/base/error.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -26,6 +29,38 @@ std::int64_t tensor_element(const Box& box, const std::vector<std::int64_t>& sha
     stride *= shape[d];
   }
   return element;
+}
+
+TEST(AnyOverlap, IsWhatComparingAllPairsSays) {
+  std::mt19937 random(9);
+  int with = 0, without = 0;
+  for (int round = 0; round < 4000; ++round) {
+    std::vector<std::int64_t> shape(random() % 4);
+    for (std::int64_t& size : shape) size = 1 + static_cast<std::int64_t>(random() % 9);
+    std::vector<Box> boxes;
+    for (std::size_t i = random() % 5; i-- > 0;) boxes.push_back(random_box(shape, random));
+    bool expected = false;
+    for (std::size_t i = 0; i < boxes.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) expected = expected || overlap(boxes[i], boxes[j]);
+    ASSERT_EQ(any_overlap(boxes), expected) << round;
+    ++(expected ? with : without);
+  }
+  EXPECT_GT(with, 400);
+  EXPECT_GT(without, 400);
+}
+
+TEST(AnyOverlap, OfManySlicesIsFoundWithoutComparingAllPairs) {  // which would take minutes
+  constexpr std::int64_t kSlices = 300000;
+  std::vector<Box> columns, stairs;
+  for (std::int64_t i = 0; i < kSlices; ++i) {
+    columns.push_back({{0, i}, {8, 1}});
+    stairs.push_back({{i, i}, {kSlices - i, kSlices - i}});  // every pair, along both dimensions
+  }
+  std::shuffle(columns.begin(), columns.end(), std::mt19937(3));
+  EXPECT_FALSE(any_overlap(columns));
+  columns.push_back({{7, 5000}, {1, 1}});
+  EXPECT_TRUE(any_overlap(columns));
+  EXPECT_THROW(any_overlap(stairs), ConfigError);
 }
 
 TEST(SharedRuns, CopyEachCommonElementOnceAndToItsPlace) {

@@ -71,6 +71,7 @@ TensorRecord read_tensor_record(const std::string& name, const json& value, cons
   const std::uint64_t element_bytes = dtype_bytes(record.dtype);
   if (element_bytes == 0) throw ConfigError(concat("an unknown dtype of \"", name, "\""));
   std::uint64_t covered = 0;
+  std::vector<Box> boxes;
   for (const json& slice : value.at("slices")) {
     SliceRecord read{.box = {numbers(slice, "offset"), numbers(slice, "shape")},
                      .file = number(slice, "file"),
@@ -79,11 +80,11 @@ TensorRecord read_tensor_record(const std::string& name, const json& value, cons
     const std::uint64_t bytes = static_cast<std::uint64_t>(read.box.elements()) * element_bytes;
     if (read.file >= files.size() || read.begin > files[read.file].size || bytes > files[read.file].size - read.begin)
       throw ConfigError(concat("a slice of \"", name, "\" that lies outside of its file"));
-    for (const SliceRecord& other : record.slices)
-      if (overlap(other.box, read.box)) throw ConfigError(concat("slices of \"", name, "\" that overlap"));
     covered += static_cast<std::uint64_t>(read.box.elements());
+    boxes.push_back(read.box);
     record.slices.push_back(std::move(read));
   }
+  if (any_overlap(boxes)) throw ConfigError(concat("slices of \"", name, "\" that overlap"));
   if (covered != elements) throw ConfigError(concat("slices that leave a part of \"", name, "\" out"));
   return record;
 }

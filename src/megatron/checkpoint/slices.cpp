@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
+
 namespace megatron::checkpoint {
 
 std::int64_t Box::elements() const {
@@ -16,6 +18,54 @@ bool overlap(const Box& a, const Box& b) {
     if (begin >= std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d])) return false;
   }
   return true;
+}
+
+namespace {
+
+/// Pairs of boxes whose ranges along dimension d share an index. `boxes` have none that are empty.
+std::uint64_t pairs_along(const std::vector<const Box*>& boxes, std::size_t d) {
+  std::vector<std::int64_t> begins, ends;
+  for (const Box* box : boxes) {
+    begins.push_back(box->offset[d]);
+    ends.push_back(box->offset[d] + box->shape[d]);
+  }
+  std::sort(begins.begin(), begins.end());
+  std::sort(ends.begin(), ends.end());
+  std::uint64_t pairs = 0;
+  for (std::size_t i = 0, ended = 0; i < begins.size(); ++i) {
+    while (ends[ended] <= begins[i]) ++ended;
+    pairs += i - ended;
+  }
+  return pairs;
+}
+
+}  // namespace
+
+bool any_overlap(const std::vector<Box>& boxes) {
+  std::vector<const Box*> sorted;
+  for (const Box& box : boxes)
+    if (std::find(box.shape.begin(), box.shape.end(), 0) == box.shape.end()) sorted.push_back(&box);
+  if (sorted.size() < 2) return false;
+  std::size_t sweep = 0;
+  std::uint64_t fewest = ~std::uint64_t{0};
+  for (std::size_t d = 0; d < sorted[0]->shape.size(); ++d)
+    if (const std::uint64_t pairs = pairs_along(sorted, d); pairs < fewest) {
+      fewest = pairs;
+      sweep = d;
+    }
+  if (sorted[0]->shape.empty()) return true;  // two of the one element that there is
+  if (fewest >> 26 != 0) throw ConfigError(concat(sorted.size(), " slices that lie beside each other in every way"));
+  std::sort(sorted.begin(), sorted.end(),
+            [&](const Box* a, const Box* b) { return a->offset[sweep] < b->offset[sweep]; });
+  std::vector<const Box*> open;
+  for (const Box* box : sorted) {
+    std::erase_if(open,
+                  [&](const Box* other) { return other->offset[sweep] + other->shape[sweep] <= box->offset[sweep]; });
+    for (const Box* other : open)
+      if (overlap(*other, *box)) return true;
+    open.push_back(box);
+  }
+  return false;
 }
 
 bool inside(const Box& box, const std::vector<std::int64_t>& shape) {
