@@ -229,6 +229,7 @@ int bench_checkpoint(const Args& args) {
   config::RunConfig config;
   config::read_toml(config::fields_of(config), read_file(options.recipe), options.recipe);
   config.train.global_batch_size = config.train.micro_batch_size = 1;
+  config.schedule = {};
   config.data.data_path = {};
   const plan::ResolvedRun run = plan::resolve(config);
   plan::gpt_parameters(run.shape, options.load_tp, 0);  // an error where the model does not divide

@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
@@ -37,24 +38,46 @@ AlignedMemory aligned_memory(std::size_t size) {
 
 }  // namespace
 
-// The caller fills buffer `filling`; the thread writes the other one when it is handed over.
+// The caller fills one buffer while threads write others: disks want several requests at a time, and none of them waits
+// where a busy machine keeps one thread from running.
 struct HashedWriter::Impl {
+  struct Buffer {
+    AlignedMemory memory = aligned_memory(kBufferBytes);
+    // Under the mutex.
+    enum class State : std::uint8_t { Free, Full, Writing } state = State::Free;
+    std::size_t size = 0;
+    std::uint64_t offset = 0;
+  };
+
   std::filesystem::path path;
   FileRecord record;
   int descriptor = -1;
-  AlignedMemory buffers[2] = {aligned_memory(kBufferBytes), aligned_memory(kBufferBytes)};
-  int filling = 0;
+  std::array<Buffer, 4> buffers;
+  Buffer* filling = buffers.data();
   std::size_t filled = 0;
 
   std::mutex mutex;
   std::condition_variable changed;
-  // Under the mutex: the buffer on its way, and the thread's orders.
-  int writing = -1;
-  std::size_t writing_size = 0;
-  std::uint64_t writing_offset = 0;
-  bool ends = false;
-  std::exception_ptr error;
-  std::thread thread;
+  bool ends = false;         // under the mutex
+  std::exception_ptr error;  // under the mutex
+  std::array<std::thread, 2> threads;
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex);
+      ends = true;
+      changed.notify_all();
+    }
+    for (std::thread& thread : threads)
+      if (thread.joinable()) thread.join();
+    if (descriptor >= 0) ::close(descriptor);
+  }
+
+  /// Under the mutex.
+  Buffer* find(Buffer::State state) {
+    const auto found = std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.state == state; });
+    return found == buffers.end() ? nullptr : &*found;
+  }
 
   void open_file(std::uint64_t size) {
     constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
@@ -86,42 +109,42 @@ struct HashedWriter::Impl {
   void run() {
     std::unique_lock lock(mutex);
     while (true) {
-      changed.wait(lock, [&] { return writing >= 0 || ends; });
-      if (writing < 0) return;
-      const std::byte* const bytes = buffers[writing].get();
-      const std::size_t size = writing_size;
-      const std::uint64_t offset = writing_offset;
+      Buffer* buffer = nullptr;
+      changed.wait(lock, [&] { return ends || (buffer = find(Buffer::State::Full)) != nullptr; });
+      if (ends) return;
+      buffer->state = Buffer::State::Writing;
       lock.unlock();
       std::exception_ptr thrown;
       try {
-        write_all(bytes, size, offset);
+        write_all(buffer->memory.get(), buffer->size, buffer->offset);
       } catch (...) {
         thrown = std::current_exception();
       }
       lock.lock();
       if (thrown) error = thrown;
-      writing = -1;
+      buffer->state = Buffer::State::Free;
       changed.notify_all();
     }
   }
 
   void hand_over() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return writing < 0; });
-    if (error) std::rethrow_exception(error);
-    writing = filling;
     // A file's end need not lie on a sector's: what is written past it is cut off at the end.
-    writing_size = (filled + kSector - 1) / kSector * kSector;
-    std::memset(buffers[filling].get() + filled, 0, writing_size - filled);
-    writing_offset = record.size - filled;
+    const std::size_t size = (filled + kSector - 1) / kSector * kSector;
+    std::memset(filling->memory.get() + filled, 0, size - filled);
+    std::unique_lock lock(mutex);
+    filling->size = size;
+    filling->offset = record.size - filled;
+    filling->state = Buffer::State::Full;
     changed.notify_all();
-    filling = 1 - filling;
+    changed.wait(lock, [&] { return error || find(Buffer::State::Free) != nullptr; });
+    if (error) std::rethrow_exception(error);
+    filling = find(Buffer::State::Free);
     filled = 0;
   }
 
   void wait_until_written() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return writing < 0; });
+    changed.wait(lock, [&] { return !find(Buffer::State::Full) && !find(Buffer::State::Writing); });
     if (error) std::rethrow_exception(error);
   }
 };
@@ -130,30 +153,22 @@ HashedWriter::HashedWriter(const std::filesystem::path& path, std::uint64_t size
   impl_->path = path;
   impl_->record.name = path.filename();
   impl_->open_file(size);
-  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+  for (std::thread& thread : impl_->threads) thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
 
-HashedWriter::~HashedWriter() {
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->ends = true;
-    impl_->changed.notify_all();
-  }
-  if (impl_->thread.joinable()) impl_->thread.join();
-  if (impl_->descriptor >= 0) ::close(impl_->descriptor);
-}
+HashedWriter::~HashedWriter() = default;
 
 std::span<std::byte> HashedWriter::space() {
   if (impl_->filled == kBufferBytes) impl_->hand_over();
   const std::size_t in_block = impl_->filled % kBlockBytes;
-  return {impl_->buffers[impl_->filling].get() + impl_->filled, kBlockBytes - in_block};
+  return {impl_->filling->memory.get() + impl_->filled, kBlockBytes - in_block};
 }
 
 void HashedWriter::wrote(std::size_t count) {
   impl_->filled += count;
   impl_->record.size += count;
   if (count == 0 || impl_->filled % kBlockBytes != 0) return;
-  const std::byte* const end = impl_->buffers[impl_->filling].get() + impl_->filled;
+  const std::byte* const end = impl_->filling->memory.get() + impl_->filled;
   impl_->record.block_hashes.push_back(XXH3_64bits(end - kBlockBytes, kBlockBytes));  // while it is in the caches
 }
 
@@ -170,7 +185,7 @@ void HashedWriter::write(std::span<const std::byte> bytes) {
 FileRecord HashedWriter::finish() {
   FileRecord& record = impl_->record;
   if (const std::size_t rest = impl_->filled % kBlockBytes; rest > 0)
-    record.block_hashes.push_back(XXH3_64bits(impl_->buffers[impl_->filling].get() + impl_->filled - rest, rest));
+    record.block_hashes.push_back(XXH3_64bits(impl_->filling->memory.get() + impl_->filled - rest, rest));
   if (impl_->filled > 0) impl_->hand_over();
   impl_->wait_until_written();
   if (::ftruncate(impl_->descriptor, static_cast<off_t>(record.size)) != 0) fail(impl_->path, "cannot be written");

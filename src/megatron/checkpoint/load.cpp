@@ -13,7 +13,9 @@ namespace {
 
 constexpr const char* kOtherModel = "give the run the model options the checkpoint was written with";
 
-void fill(const Reader& reader, const ShardedTensor& tensor) {
+Box box_of(const ShardedTensor& tensor) { return {tensor.offset, tensor.data.sizes().vec()}; }
+
+void check(const Reader& reader, const ShardedTensor& tensor) {
   const TensorRecord* const record = reader.find(tensor.name);
   const std::string manifest = reader.name() + "/manifest.json";
   if (record == nullptr)
@@ -24,13 +26,13 @@ void fill(const Reader& reader, const ShardedTensor& tensor) {
     throw ConfigError(rule_got_fix(
         concat(manifest, ": \"", tensor.name, "\" must be ", dtype, " ", shape_text(tensor.global_shape), "."),
         concat(record->dtype, " ", shape_text(record->shape)), kOtherModel));
-  reader.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
 }
 
 /// What is wrong with one file of a checkpoint; reads all of it.
 void verify_file(const fs::path& folder, const Manifest& manifest, std::size_t index) {
   CheckedReader file(folder, manifest.files[index]);
   std::vector<std::byte> block(kBlockBytes);
+  file.expect(0, file.size());
   for (std::uint64_t offset = 0; offset < file.size(); offset += kBlockBytes)
     file.read(offset, std::span(block).first(std::min(kBlockBytes, file.size() - offset)));
 
@@ -54,7 +56,11 @@ void verify_file(const fs::path& folder, const Manifest& manifest, std::size_t i
 
 Loaded load(const fs::path& folder, const std::vector<ShardedTensor>& tensors) {
   const Reader reader(find_checkpoint(folder));
-  for (const ShardedTensor& tensor : tensors) fill(reader, tensor);
+  for (const ShardedTensor& tensor : tensors) {
+    check(reader, tensor);
+    reader.expect(tensor.name, box_of(tensor));
+  }
+  for (const ShardedTensor& tensor : tensors) reader.read(tensor.name, box_of(tensor), tensor.data);
   return {.iteration = reader.manifest().iteration, .metadata = reader.manifest().metadata};
 }
 

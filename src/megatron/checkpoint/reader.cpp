@@ -65,6 +65,17 @@ const std::vector<std::int64_t>* Reader::shape(const std::string& tensor) const 
 
 std::string Reader::dtype(const std::string& tensor) const { return manifest_.tensors.at(tensor).dtype; }
 
+void Reader::expect(const std::string& tensor, const Box& box) const {
+  const TensorRecord& record = manifest_.tensors.at(tensor);
+  if (!inside(box, record.shape)) throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
+  const std::uint64_t bytes = dtype_bytes(record.dtype);
+  for (const SliceRecord& slice : record.slices)
+    for_each_shared_run(slice.box, box, [&](std::int64_t from, std::int64_t, std::int64_t count) {
+      file(slice.file)
+          .expect(slice.begin + static_cast<std::uint64_t>(from) * bytes, static_cast<std::uint64_t>(count) * bytes);
+    });
+}
+
 void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& into) const {
   const c10::NoGradGuard no_grad;
   const TensorRecord& record = manifest_.tensors.at(tensor);

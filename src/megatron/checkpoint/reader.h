@@ -27,6 +27,8 @@ class Reader final : public WeightSource {
   std::vector<std::string> tensors() const override;
   const std::vector<std::int64_t>* shape(const std::string& tensor) const override;
   std::string dtype(const std::string& tensor) const override;
+  /// Says that this slice is read next, after those of earlier calls. Only speed depends on it. Throws as read() does.
+  void expect(const std::string& tensor, const Box& box) const;
   /// Of weights and of the optimizer's state. Throws Damage; std::logic_error for a slice outside of the tensor.
   void read(const std::string& tensor, const Box& box, const at::Tensor& into) const override;
 

@@ -82,6 +82,7 @@ Written write_share(const Reader& reader, const std::vector<HeldSlice>& slices, 
   const SafetensorsHeader header = make_safetensors(entries_of(slices, writes), {{"format", "pt"}}, text);
   HashedWriter file(path, header.file_size());
   file.write(std::as_bytes(std::span(text)));
+  for (const std::size_t index : writes) reader.expect(slices[index].name, slices[index].box);
   for (const std::size_t index : writes) copy_box(reader, slices[index], slices[index].box, file);
   Written written{.file = file.finish(), .begins = {}};
   for (const SafetensorsEntry& entry : header.tensors) written.begins.push_back(entry.begin);
