@@ -63,6 +63,17 @@ class Stopping(unittest.TestCase):
         for iteration, loss in whole.items():
             self.assertAlmostEqual(moved[iteration] / loss, 1, delta=2e-5, msg=f"iteration {iteration}")
 
+    def test_shards_of_the_optimizer_go_on_without_it_in_another_layout_and_back(self):
+        options = ["--lr-decay-samples", 120, "--global-batch-size", 12, "--micro-batch-size", 2]
+        sharded, split = ["--world-size", 3, "--use-distributed-optimizer"], ["--world-size", 2, "--tp", 2]
+        self.place.train("whole", *options, *sharded, "--train-iters", 9)
+        for iterations, layout in [(3, sharded), (6, split), (9, sharded)]:
+            self.place.train("moved", *options, *layout, "--train-iters", iterations)
+        whole, moved = self.place.losses("whole"), self.place.losses("moved")
+        self.assertEqual((len(whole), len(moved)), (9, 9))
+        for iteration, loss in whole.items():
+            self.assertAlmostEqual(moved[iteration] / loss, 1, delta=1e-7, msg=f"iteration {iteration}")
+
     def test_sigterm_finishes_the_step_saves_and_exits_with_3(self):
         words = self.place.train_words("run", "--train-iters", 100000, "--world-size", 2, "--tp", 2)
         process = start(words)
