@@ -278,6 +278,11 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   EXPECT_EQ(recipe_error("", {"--lr-warmup-iters", "20"}),
             "this flag of Megatron-LM is not supported.\n  got:  --lr-warmup-iters\n"
             "  fix:  --lr-warmup-samples, iterations x global batch");
+  for (const char* flag : {"--exp-avg-dtype", "--exp-avg-sq-dtype"})
+    EXPECT_THAT(recipe_error("", {flag, "bf16"}), HasSubstr("fix:  --optimizer.state_dtype, of both moments"));
+  EXPECT_THAT(recipe_error("", {"--use-precision-aware-optimizer"}), HasSubstr("--optimizer.state_dtype"));
+  EXPECT_THAT(recipe_error("", {"--data-parallel-sharding-strategy", "optim_grads"}),
+              HasSubstr("fix:  --use-distributed-optimizer"));
   EXPECT_THAT(recipe_error("", {"--context_parallel_size=2"}), HasSubstr("fix:  leave it out; ranks are split"));
   EXPECT_THAT(recipe_error("", {"--no-overlap-p2p-communication"}), HasSubstr("--pp-communication batched"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));
@@ -312,6 +317,7 @@ TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
   EXPECT_EQ(given({"--fp16"}).train.dtype, "fp16");
   EXPECT_EQ(given({"--bf16"}).optimizer.grad_dtype, "bf16");
   EXPECT_EQ(given({"--bf16", "--accumulate-allreduce-grads-in-fp32"}).optimizer.grad_dtype, "fp32");
+  EXPECT_EQ(given({"--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"}).optimizer.grad_dtype, "bf16");
   EXPECT_TRUE(given({"--use-distributed-optimizer"}).optimizer.use_distributed_optimizer);
   std::remove(path.c_str());
 }

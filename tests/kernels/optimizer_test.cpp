@@ -237,6 +237,20 @@ TEST_F(OptimizerTest, StochasticRoundingIsTheSameInEverySliceAndOnEveryInstructi
   });
 }
 
+TEST_F(OptimizerTest, RoundsAParameterAgainAsItsUpdateDid) {
+  const at::Tensor x = at::randn({70'000}) * 3;
+  const ElementNumbers numbers{.key = 5, .first = 11, .run = 7, .stride = 50};
+  on_each_and_the_reference([&] {
+    for (const at::ScalarType dtype : kHalves)
+      for (const bool stochastic : {false, true}) {
+        const Update update{.step = 3, .stochastic_rounding = stochastic, .numbers = numbers};
+        const at::Tensor model = at::zeros({x.numel()}, dtype);
+        round_(model, x, update);
+        EXPECT_TRUE(model.equal(stochastic ? stored(x, dtype, numbers, 3) : x.to(dtype))) << dtype;
+      }
+  });
+}
+
 TEST_F(OptimizerTest, KeepsSmallStepsOfBf16ParametersInTheMeanByStochasticRounding) {
   on_each_and_the_reference([] {
     const at::Tensor grad = at::ones({20'000});

@@ -22,7 +22,8 @@ at::Tensor full_gradient(const plan::ParameterSpec& spec) {
 }
 
 double norm_of(const parallel::ParameterStore& store, const comm::Group& tp, NormKind kind) {
-  return norm_over(tp, GradientNorm(store, plan::shards(store.layout(), 1, 0), tp.rank() == 0).part(kind), kind);
+  const GradientNorm norm(store, plan::shards(store.layout(), 1, 0), tp.rank() == 0);
+  return testing::norm_over(tp, norm.part(kind), kind);
 }
 
 class GradientNormTest : public ::testing::TestWithParam<int> {};

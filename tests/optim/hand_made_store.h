@@ -1,9 +1,12 @@
 #pragma once
 #include <ATen/ops/empty.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "megatron/comm/group.h"
+#include "megatron/optim/gradient_norm.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/buffer_layout.h"
 
@@ -33,6 +36,13 @@ inline parallel::ParameterStore store(std::int64_t bucket_size = 0, at::ScalarTy
                                       int k = 0) {
   const auto of_rank = specs(t, k);
   return parallel::ParameterStore(of_rank, plan::buffer_layout(of_rank, bucket_size), dtype, at::kCPU, 7);
+}
+
+/// Of the parts of all ranks of `group`.
+inline double norm_over(const comm::Group& group, double part, NormKind kind) {
+  const bool squares = kind == NormKind::L2;
+  const double total = group.all_reduce_scalars({part}, squares ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
+  return squares ? std::sqrt(total) : total;
 }
 
 }  // namespace megatron::optim::testing

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "tests/plan/golden.h"
 
@@ -56,6 +57,20 @@ TEST(LossScaler, GoesOnFromItsStateAsIfItHadNotStopped) {
     after.update(steps[step]);
     EXPECT_EQ(after.state(), straight.state()) << "step " << step + 1;
   }
+}
+
+TEST(LossScaler, CanShrinkUntilItIsAtItsSmallest) {
+  LossScaler scaler({.initial = 8, .min = 3, .window = 2, .hysteresis = 1});
+  std::vector<bool> could;
+  for (int step = 0; step < 4; ++step) {
+    could.push_back(scaler.can_shrink());
+    scaler.update(true);
+  }
+  EXPECT_EQ(could, (std::vector<bool>{true, true, false, false}));  // 8, 4, 3, 3
+  scaler.update(false);
+  scaler.update(false);
+  EXPECT_TRUE(scaler.can_shrink()) << "it has grown";
+  EXPECT_FALSE(LossScaler::constant(1024).can_shrink());
 }
 
 TEST(LossScaler, AConstantOneStaysWhateverHappens) {

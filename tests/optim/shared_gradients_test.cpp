@@ -68,7 +68,7 @@ std::vector<plan::Shard> whole(const parallel::ParameterStore& parameters) {
 }
 
 double norm_of(const parallel::ParameterStore& parameters, const comm::Group& group, bool first, NormKind kind) {
-  return norm_over(group, GradientNorm(parameters, whole(parameters), first).part(kind), kind);
+  return testing::norm_over(group, GradientNorm(parameters, whole(parameters), first).part(kind), kind);
 }
 
 /// The gradient of the whole model: element i of a parameter.

@@ -34,6 +34,23 @@ TEST(ParameterGroups, DecayMatricesAloneUnlessTold) {
   EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{1, 0.5}, {2, 3}}));
 }
 
+TEST(ParameterGroups, RefuseAPatternThatMatchesNoParameterOfTheWholeModel) {
+  const std::vector<ParameterSpec> whole = {{.name = "a.weight", .shape = {1}},
+                                            {.name = "b.layers.0.bias", .shape = {1}}};
+  config::OptimizerConfig config;
+  config.lr_mult = {"a.*=2", "*.layers.*=1"};
+  config.wd_mult = {"*.bias=1"};
+  EXPECT_NO_THROW(check_patterns(config, whole));
+  config.wd_mult = {"*.bias=1", "bias=1"};
+  try {
+    check_patterns(config, whole);
+    FAIL() << "taken";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find("optimizer.wd_mult"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("'bias'"), std::string::npos) << e.what();
+  }
+}
+
 TEST(ParameterGroups, RefuseWhatIsNoPatternAndNumber) {
   for (const char* entry : {"", "a", "=1", "a=", "a=x", "a=1x", "a=-1", "a=nan", "a=inf", "a=1e999"}) {
     config::OptimizerConfig config;

@@ -262,6 +262,15 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
        [](RunConfig& c) {
          c.optimizer.lr_mult = {"embedding"};
        }},
+      {"optimizer.lr_mult: each pattern must match",
+       [](RunConfig& c) {
+         c.optimizer.lr_mult = {"decoder.*.bias=2", "encoder.*=2"};
+       }},
+      {"optimizer.wd_mult: each pattern must match",
+       [](RunConfig& c) {
+         c.optimizer.wd_mult = {"output_layer.weight=1"};  // tied
+       }},
+      {"optimizer.stochastic_rounding needs", [](RunConfig& c) { c.optimizer.stochastic_rounding = true; }},
       {"optimizer.grad_dtype must be one of", [](RunConfig& c) { c.optimizer.grad_dtype = "int8"; }},
       {"optimizer.grad_dtype must be fp32 or train.dtype", [](RunConfig& c) { c.optimizer.grad_dtype = "bf16"; }},
       {"optimizer.state_dtype", [](RunConfig& c) { c.optimizer.state_dtype = "fp16"; }},

@@ -1,3 +1,5 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -122,20 +124,132 @@ TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing)
   }
 }
 
-TEST(LossScaling, AConstantScaleChangesNoGradientThatFits) {
-  // Powers of two are exact: the same training to the last bit, as long as nothing falls below the smallest number.
-  const auto go = [](double scale) {
-    auto config = config_of({.dp = 2, .pp = 2}, "fp16");
-    config.optimizer.loss_scale = scale;
+/// Of every kind of state and of the weights, what this rank owns.
+std::vector<at::Tensor> owned_of(const Engine& engine) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : engine.optimizer.state()) tensors.push_back(slice.flat.clone());
+  return tensors;
+}
+
+TEST(LossScaling, TheNumberOfDataParallelRanksDoesNotDecideWhichStepsOverflow) {
+  const auto go = [](int dp) {
+    auto config = config_of({.dp = dp}, "fp16");
+    config.train.train_iters = 26;
     return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
-  const auto one = go(4096), other = go(3000);
-  for (std::size_t i = 0; i < one.size(); ++i) {
-    EXPECT_EQ(one[i].loss_scale, 4096);
-    EXPECT_FALSE(one[i].skipped);
-    EXPECT_NEAR(one[i].loss, other[i].loss, 1e-3 * one[i].loss);
-    EXPECT_NEAR(one[i].grad_norm, other[i].grad_norm, 1e-2 * one[i].grad_norm);
+  const auto want = go(1);
+  EXPECT_TRUE(want.front().skipped && !want.back().skipped) << "2^32 was to overflow until the scale had come down";
+  for (const int dp : {2, 4}) {
+    const auto got = go(dp);
+    for (std::size_t i = 0; i < want.size(); ++i)
+      EXPECT_EQ(got[i].skipped, want[i].skipped) << "dp " << dp << " step " << i + 1;
   }
+}
+
+TEST(LossScaling, AConstantScaleLeavesTheUpdateUpToTheRoundingOfFp16) {
+  // Not a power of two: every gradient is rounded elsewhere. SGD's step and the moments depend on the size of
+  // gradients.
+  for (const char* name : {"adam", "sgd"}) {
+    const auto go = [&](double scale, std::vector<at::Tensor>& state) {
+      auto config = config_of({.dp = 2}, "fp16");
+      config.optimizer.name = name;
+      config.optimizer.loss_scale = scale;
+      config.optimizer.clip_grad = 0;
+      return train(config, [&](Engine& engine, const auto& step) {
+        const StepResult result = step();
+        if (engine.context.world().rank() == 0) state = owned_of(engine);
+        return result;
+      })[0];
+    };
+    std::vector<at::Tensor> state, other_state;
+    const auto one = go(4096, state), other = go(3000, other_state);
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(one[i].loss_scale, 4096);
+      EXPECT_FALSE(one[i].skipped);
+      EXPECT_NEAR(one[i].loss, other[i].loss, 1e-3 * one[i].loss);
+      EXPECT_NEAR(one[i].grad_norm, other[i].grad_norm, 1e-2 * one[i].grad_norm);
+    }
+    double difference = 0, size = 0;
+    for (std::size_t i = 0; i < state.size(); ++i) {
+      difference += (state[i] - other_state[i]).square().sum().item<double>();
+      size += state[i].square().sum().item<double>();
+    }
+    EXPECT_LT(std::sqrt(difference), 2e-2 * std::sqrt(size)) << name;
+  }
+}
+
+TEST(LossScaling, APowerOfTwoLeavesEveryBitWhereItsExponentsFit) {
+  // In float32, whose exponents do: a scaled step of its own, for engines scale the loss of fp16 alone.
+  for (const char* name : {"adam", "sgd"}) {
+    auto config = config_of({.dp = 2, .pp = 2, .sharded = true}, "fp32");
+    config.optimizer.name = name;
+    const plan::ResolvedRun run = plan::resolve(config);
+    const auto go = [&](double scale) {
+      std::vector<std::vector<at::Tensor>> owned(4);
+      comm::run_ranks(4, [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        Engine e(run, world, at::kCPU);
+        auto scaler = optim::LossScaler::constant(scale);
+        TrainStep step({.pipeline = e.pipeline,
+                        .context = e.context,
+                        .reducer = e.reducer,
+                        .shared = e.shared,
+                        .norm = e.norm,
+                        .optimizer = e.optimizer,
+                        .gatherer = e.gatherer,
+                        .scaler = &scaler},
+                       {.clip_grad = 0.5, .microbatch_tokens = 20});
+        for (int i = 0; i < 4; ++i) {
+          const auto batch = [&](std::size_t m) {
+            const std::vector<std::int64_t> sample = {4 * i + 2 * e.context.index(plan::Axis::Dp) +
+                                                      static_cast<std::int64_t>(m)};
+            return synthetic_batch(sample, 10, 61, 1, at::kCPU);
+          };
+          EXPECT_GT(step(2, batch, 1e-2).grad_norm, 0.5) << "nothing was clipped";
+        }
+        owned[static_cast<std::size_t>(world.rank())] = owned_of(e);
+      });
+      return owned;
+    };
+    const auto want = go(1);
+    for (const double scale : {0x1p12, 0x1p-9}) {
+      const auto got = go(scale);
+      for (std::size_t rank = 0; rank < want.size(); ++rank)
+        for (std::size_t i = 0; i < want[rank].size(); ++i)
+          EXPECT_TRUE(got[rank][i].equal(want[rank][i])) << name << " scale " << scale << " rank " << rank;
+    }
+  }
+}
+
+TEST(LossScaling, AnOverflowInTheLastMicrobatchOfOneRankIsSkippedByAllAndChangesNothing) {
+  auto config = config_of({.dp = 2, .pp = 2, .sharded = true}, "fp16");
+  config.optimizer.initial_loss_scale = 1024;
+  config.optimizer.hysteresis = 1;
+  const plan::ResolvedRun run = plan::resolve(config);
+  comm::run_ranks(4, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    EXPECT_FALSE(testing::take_step(run, engine, 0).skipped);
+    const auto values = engine.parameters.values().clone();
+    const auto owned = owned_of(engine);
+    const int dp = engine.context.index(plan::Axis::Dp);
+    const auto batch = [&](std::size_t m) {
+      const std::vector<std::int64_t> sample = {2 * dp + static_cast<std::int64_t>(m)};
+      auto microbatch = synthetic_batch(sample, 10, 61, 1, at::kCPU);
+      // The loss weighs so much that it fits float32 and its gradient not fp16.
+      if (dp == 1 && m == 1) microbatch.loss_mask_bs = at::full({1, 10}, 1e7);
+      return microbatch;
+    };
+    const StepResult result = engine.step(2, batch, 1e-2);
+    EXPECT_TRUE(std::isfinite(result.loss));
+    EXPECT_TRUE(result.skipped && result.harmless) << "rank " << world.rank();
+    EXPECT_EQ(engine.optimizer.steps(), 1);
+    EXPECT_EQ(engine.scaler->scale(), 512);
+    EXPECT_TRUE(engine.parameters.values().equal(values)) << "rank " << world.rank();
+    const auto after = owned_of(engine);
+    for (std::size_t i = 0; i < owned.size(); ++i) EXPECT_TRUE(after[i].equal(owned[i])) << "rank " << world.rank();
+    EXPECT_FALSE(testing::take_step(run, engine, 2).skipped) << "the step after does not recover";
+  });
 }
 
 TEST(LossScaling, SixteenBitGradientsAreAccumulatedInTheirDtype) {

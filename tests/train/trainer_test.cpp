@@ -164,6 +164,28 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   }
 }
 
+TEST_F(TrainerTest, AnOverflowEndsAStrictRunWhereTheLossScaleCannotComeDown) {
+  const auto options = [&](const char* name) {
+    auto strict = config(name);
+    strict.train.dtype = "fp16";
+    strict.train.exit_on_nan = true;
+    return strict;
+  };
+  ASSERT_EQ(run(options("dynamic")), Outcome::Done);
+  EXPECT_EQ(metrics("dynamic")[0]["skipped"], true) << "2^32 was to overflow";
+  auto constant = options("constant"), least = options("least");
+  constant.optimizer.loss_scale = 0x1p32;
+  least.optimizer.min_loss_scale = least.optimizer.initial_loss_scale;
+  for (const auto& strict : {constant, least}) {
+    try {
+      run(strict);
+      ADD_FAILURE() << "trained to its end without a step";
+    } catch (const std::runtime_error& e) {
+      EXPECT_NE(std::string(e.what()).find("iteration 1: loss"), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST_F(TrainerTest, TheSecondRunOfAFinishedRecipeDoesNothing) {
   ASSERT_EQ(run(config("run")), Outcome::Done);
   const auto lines = metrics("run").size();

@@ -51,7 +51,7 @@ struct OptimizerConfig {
     v("clip_norm", clip_norm, "Norm that is clipped: l2 or inf.");
     v("grad_dtype", grad_dtype,
       "train.dtype bf16, fp16: in what gradients are accumulated and reduced, fp32 or train.dtype.");
-    v("state_dtype", state_dtype, "Of moments: fp32 or bf16; with train.dtype fp64: fp64 or bf16.", "exp-avg-dtype");
+    v("state_dtype", state_dtype, "Of moments: fp32 or bf16; with train.dtype fp64: fp64 or bf16.");
     v("stochastic_rounding", stochastic_rounding,
       "Round what is stored in 16 bits at random, the same in every layout.");
     v("loss_scale", loss_scale, "fp16: constant factor on the loss; 0: dynamic.", "loss-scale");

@@ -195,6 +195,19 @@ void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
                   });
 }
 
+void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
+  const c10::NoGradGuard no_grad;
+  if (!fast_update(o, model, param)) return reference::round_(model, param, o);
+  const Column from(param), to(model);
+  cpu::for_each_block(num_blocks(param), [&](std::int64_t block, int) {
+    Chunk scratch;
+    by_chunk(param, block, [&](std::int64_t at, std::size_t count) {
+      to.store(from.load(at, count, scratch), at, count, o, Stored::Parameter);
+    });
+  });
+  written_to(model);
+}
+
 double sum_of_squares(const at::Tensor& x) {
   const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x)) return reference::sum_of_squares(x);

@@ -54,6 +54,9 @@ struct Lion {
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const Lion& lion, const Update& update);
 
+/// Writes `model` (bf16 or fp16) as the update that left `param` did: what a checkpoint of masters does not hold.
+void round_(const at::Tensor& model, const at::Tensor& param, const Update& update);
+
 /// Sum of squares, accumulated in float64 in blocks whose boundaries do not depend on the number of threads. NaN and
 /// inf propagate.
 double sum_of_squares(const at::Tensor& x);

@@ -68,6 +68,7 @@ void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& gr
           double momentum, const Update& update);
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const Lion& lion, const Update& update);
+void round_(const at::Tensor& model, const at::Tensor& param, const Update& update);
 double sum_of_squares(const at::Tensor& x);
 double max_abs(const at::Tensor& x);
 

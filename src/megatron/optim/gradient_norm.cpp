@@ -61,10 +61,4 @@ double GradientNorm::part(NormKind kind) const {
   return kind == NormKind::L2 ? sum : most;
 }
 
-double norm_over(const comm::Group& group, double part, NormKind kind) {
-  const double total =
-      group.all_reduce_scalars({part}, kind == NormKind::L2 ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
-  return kind == NormKind::L2 ? std::sqrt(total) : total;
-}
-
 }  // namespace megatron::optim

@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/shards.h"
 
@@ -27,8 +26,5 @@ class GradientNorm {
   const parallel::ParameterStore& parameters_;
   std::vector<plan::Range> counted_;  ///< of the gradient buffer; gaps between parameters are zero and do no harm
 };
-
-/// The norm of all parts over `group`: one message. Ranks that hold copies of one another's parts are not in it.
-double norm_over(const comm::Group& group, double part, NormKind kind);
 
 }  // namespace megatron::optim

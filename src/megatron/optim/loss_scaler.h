@@ -28,6 +28,8 @@ class LossScaler {
   explicit LossScaler(const Options& options);
 
   double scale() const { return state_.scale; }
+  /// Whether overflows bring it down, at once or after some more of them.
+  bool can_shrink() const { return dynamic_ && state_.scale > options_.min; }
   /// After each step: whether its gradients, or its loss, were not finite.
   void update(bool overflow);
 

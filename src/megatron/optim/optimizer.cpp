@@ -80,6 +80,15 @@ void Optimizer::step(double learning_rate, double grad_scale) {
   }
 }
 
+bool Optimizer::round_masters() {
+  if (!options_.stochastic_rounding || !masters_.defined() || steps_ == 0) return false;
+  for (const Run& run : runs_)
+    kernels::round_(parameters_.values().narrow(0, run.world.begin, run.world.size()),
+                    masters_.narrow(0, run.own, run.world.size()),
+                    {.step = steps_, .stochastic_rounding = true, .numbers = run.numbers});
+  return true;
+}
+
 std::vector<StateSlice> Optimizer::state() const {
   std::vector<StateSlice> slices;
   const auto add = [&](const std::string& kind, const at::Tensor& buffer) {

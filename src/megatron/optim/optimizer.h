@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "megatron/optim/state_slice.h"
@@ -38,10 +39,15 @@ class Optimizer {
   void step(double learning_rate, double grad_scale);
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
+  /// Where rounding is stochastic: writes the owned elements of the parameters as step number steps() did, which left
+  /// the masters, and returns true. After masters and steps were filled from outside.
+  bool round_masters();
 
   /// Everything to keep of the owned elements, the weights first. Who fills masters from outside fills the parameters
-  /// too.
+  /// too, and calls round_masters().
   std::vector<StateSlice> state() const;
+  /// The kinds of state that it keeps, besides the weights.
+  std::vector<std::string> kinds() const { return rule_->state(); }
   /// Bytes of masters and state.
   std::int64_t bytes() const;
 

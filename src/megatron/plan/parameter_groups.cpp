@@ -1,5 +1,6 @@
 #include "megatron/plan/parameter_groups.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -70,6 +71,22 @@ std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer,
     result.push_back({.learning_rate = last_match(rates, spec.name, 1),
                       .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0)});
   return result;
+}
+
+void check_patterns(const config::OptimizerConfig& optimizer, const std::vector<ParameterSpec>& whole) {
+  const auto check = [&](const char* option, const std::vector<std::string>& list) {
+    for (const Entry& entry : entries_of(option, list)) {
+      const bool matched = std::any_of(whole.begin(), whole.end(),
+                                       [&](const ParameterSpec& spec) { return matches(entry.pattern, spec.name); });
+      if (!matched)
+        throw ConfigError(rule_got_fix(
+            concat("optimizer.", option, ": each pattern must match a parameter of the model, as ", whole.front().name,
+                   "."),
+            "'" + entry.pattern + "'", "leave it out, or let '*' stand for the layers and the modules around a name"));
+    }
+  };
+  check("lr_mult", optimizer.lr_mult);
+  check("wd_mult", optimizer.wd_mult);
 }
 
 }  // namespace megatron::plan

@@ -19,8 +19,11 @@ bool matches(const std::string& pattern, const std::string& name);
 
 /// Those of each parameter, in order, by optimizer.lr_mult and wd_mult: lists of PATTERN=NUMBER, of which the last that
 /// matches a name counts. Where none does: 1, and no decay for biases and one-dimensional parameters, as in Megatron.
-/// Throws ConfigError for an entry that cannot be read; patterns that match nothing are no error, as a pipeline rank
-/// sees some of the names alone.
+/// Throws ConfigError for an entry that cannot be read; patterns that match nothing are no error here, as a pipeline
+/// rank sees some of the names alone.
 std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer, const std::vector<ParameterSpec>& specs);
+
+/// Throws ConfigError for a pattern that matches none of `whole`, the parameters of the whole model.
+void check_patterns(const config::OptimizerConfig& optimizer, const std::vector<ParameterSpec>& whole);
 
 }  // namespace megatron::plan

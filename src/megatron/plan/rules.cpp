@@ -212,6 +212,11 @@ void check_precision(const config::OptimizerConfig& optimizer, const std::string
                 "optimizer.grad_dtype must be fp32 or train.dtype.", concat(optimizer.grad_dtype, " and ", dtype),
                 "--optimizer.grad_dtype fp32 (the default)");
   rules.one_of("optimizer.state_dtype", optimizer.state_dtype, {"fp32", "bf16"});
+  rules.require(!optimizer.stochastic_rounding || dtype == "bf16" || dtype == "fp16" || optimizer.state_dtype == "bf16",
+                "optimizer.stochastic_rounding needs something stored in 16 bits: train.dtype bf16 or fp16, or "
+                "optimizer.state_dtype bf16.",
+                concat("train.dtype ", dtype, ", optimizer.state_dtype ", optimizer.state_dtype),
+                "--optimizer.stochastic_rounding false (the default)");
   rules.require(optimizer.loss_scale == 0 || dtype == "fp16",
                 "optimizer.loss_scale needs train.dtype fp16: gradients of the others do not vanish.", dtype,
                 "--optimizer.loss_scale 0 (the default)");
@@ -523,6 +528,8 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   const Samples samples = resolve_samples(config, dp, rules);
   rules.finish();
   const GptShape shape = gpt_shape(config);
+  if (!config.optimizer.lr_mult.empty() || !config.optimizer.wd_mult.empty())
+    check_patterns(config.optimizer, gpt_parameters(shape, /*tp=*/1, /*tp_rank=*/0));
   ResolvedRun run{.config = std::move(config),
                   .grid = grid,
                   .shape = shape,

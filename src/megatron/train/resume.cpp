@@ -34,6 +34,7 @@ class Attempts {
         if (!fallen_back_.empty())
           start.messages.insert(start.messages.begin(),
                                 concat("WARNING: fell back to the older checkpoint ", candidate.string()));
+        round_as_trained(engine_);
         return start;
       }
       fallen_back_.push_back("WARNING: a damaged checkpoint is left out: " + problem);

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -50,19 +49,15 @@ bool has_kind(const checkpoint::Manifest& manifest, const std::string& kind) {
   return found != manifest.tensors.end() && found->first.starts_with(state_prefix(kind));
 }
 
-/// What load_run() fills: the parameters whole, their masters, and state of kinds that are there.
-std::vector<ShardedTensor> tensors_to_load(const Engine& engine, const checkpoint::Manifest& manifest,
-                                           bool with_optimizer, std::set<std::string>& fresh) {
+/// What load_run() fills: the parameters whole, their masters, and the optimizer's state.
+std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
   std::vector<ShardedTensor> tensors;
   for (const auto& parameter : engine.parameters.all())
     for (ShardedTensor& tensor :
          checkpoint::model_tensor(parameter->spec.name, parameter->spec, shape_of(engine), parameter->value.detach()))
       tensors.push_back(std::move(tensor));
   for (const optim::StateSlice& slice : engine.optimizer.state()) {
-    if (is_master(engine, slice) || (!slice.kind.empty() && with_optimizer && has_kind(manifest, slice.kind)))
-      add_slice(engine, slice, tensors);
-    else if (!slice.kind.empty())
-      fresh.insert(slice.kind);
+    if (is_master(engine, slice) || (!slice.kind.empty() && with_state)) add_slice(engine, slice, tensors);
   }
   return tensors;
 }
@@ -75,13 +70,34 @@ void add_scaler(const Engine& engine, checkpoint::Metadata& metadata) {
   metadata["loss_scale_hysteresis"] = std::to_string(state.hysteresis);
 }
 
-/// A checkpoint of another precision has none: then the scale begins anew.
-void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::path& folder, Engine& engine) {
-  if (!engine.scaler || !metadata.contains("loss_scale")) return;
+/// Of fp16. A checkpoint of another precision has no loss scale: then it begins anew.
+void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::path& folder, Engine& engine,
+                 std::vector<std::string>& messages) {
+  if (!engine.scaler) return;
+  if (!metadata.contains("loss_scale")) {
+    messages.push_back(concat("warning: the loss scale begins anew at ", engine.scaler->scale(),
+                              ": the checkpoint does not have one"));
+    return;
+  }
   const std::int64_t any = std::numeric_limits<std::int64_t>::min();
   engine.scaler->set_state({.scale = number(metadata, "loss_scale", 0.0, folder),
                             .clean_steps = number<std::int64_t>(metadata, "loss_scale_clean_steps", 0, folder),
                             .hysteresis = number<std::int64_t>(metadata, "loss_scale_hysteresis", any, folder)});
+}
+
+/// The optimizer's state is taken whole or not at all: moments of one age mean nothing to those of another, whose bias
+/// corrections count from the same step.
+bool takes_state(const Engine& engine, const checkpoint::Manifest& manifest, bool with_optimizer,
+                 std::vector<std::string>& messages) {
+  std::string kept, missing;
+  for (const std::string& kind : engine.optimizer.kinds()) {
+    kept += (kept.empty() ? "" : ", ") + kind;
+    if (!has_kind(manifest, kind)) missing += (missing.empty() ? "" : ", ") + kind;
+  }
+  if (kept.empty() || (with_optimizer && missing.empty())) return true;
+  messages.push_back(concat("warning: the optimizer begins with a fresh ", kept,
+                            with_optimizer ? ": the checkpoint does not have " + missing : ""));
+  return false;
 }
 
 }  // namespace
@@ -114,16 +130,12 @@ void save_run(const std::filesystem::path& folder, const RunState& state, const 
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages) {
   const auto found = checkpoint::find_checkpoint(folder);
-  std::set<std::string> fresh;
-  const auto loaded =
-      checkpoint::load(found, tensors_to_load(engine, checkpoint::read_manifest(found), with_optimizer, fresh));
+  const bool with_state = takes_state(engine, checkpoint::read_manifest(found), with_optimizer, messages);
+  const auto loaded = checkpoint::load(found, tensors_to_load(engine, with_state));
   const auto read = [&](const char* name) { return number<std::int64_t>(loaded.metadata, name, 0, folder); };
   // Bias corrections belong to the moments: those that begin anew begin at step 0.
-  engine.optimizer.set_steps(fresh.empty() ? read("optimizer_steps") : 0);
-  for (const std::string& kind : fresh)
-    messages.push_back(concat("warning: the optimizer begins with a fresh ", kind,
-                              with_optimizer ? ", which the checkpoint does not have" : ""));
-  load_scaler(loaded.metadata, folder, engine);
+  engine.optimizer.set_steps(with_state ? read("optimizer_steps") : 0);
+  load_scaler(loaded.metadata, folder, engine, messages);
   return {.iteration = loaded.iteration,
           .consumed_samples = read("consumed_samples"),
           .schedule_samples = read("schedule_samples"),
@@ -131,9 +143,17 @@ RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with
           .validated_iteration = read("validated_iteration")};
 }
 
+void round_as_trained(Engine& engine) {
+  if (!engine.optimizer.round_masters()) return;
+  engine.gatherer.start();
+  engine.parameters.values();  // waits
+}
+
 RunState load_run(const std::filesystem::path& folder, Engine& engine) {
   std::vector<std::string> messages;
-  return load_run(folder, engine, true, messages);
+  const RunState state = load_run(folder, engine, true, messages);
+  round_as_trained(engine);
+  return state;
 }
 
 checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,

@@ -32,11 +32,18 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
 void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
               const std::string& recipe, int keep_last);
 
-/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. State of a kind that the
-/// checkpoint does not have stays fresh, as does all where `with_optimizer` is false; a message says so. Not
-/// collective. Throws checkpoint::Damage where the checkpoint is damaged, other ConfigErrors where it does not fit.
+/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where the checkpoint does not
+/// have all kinds of the optimizer's state, or `with_optimizer` is false, all of it stays fresh; a message says so, and
+/// so does one where the loss scale begins anew. Not collective; round_as_trained() is to follow. Throws
+/// checkpoint::Damage where the checkpoint is damaged, other ConfigErrors where it does not fit.
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages);
+
+/// A checkpoint holds masters and load_run() rounds them to nearest: where rounding is stochastic, gives the parameters
+/// the values that the last step gave them. Collective over dp, once every rank has loaded.
+void round_as_trained(Engine& engine);
+
+/// Both, without messages: as a run goes on that was not interrupted. Collective over dp.
 RunState load_run(const std::filesystem::path& folder, Engine& engine);
 
 /// Fills the engine's parameters and their masters with the weights of `source`, as checkpoint::load_weights().

@@ -85,7 +85,10 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.grad_norm = total.norm * to_mean / scale;
   // The same on every rank, so that none ever updates alone.
   result.skipped = total.broken || !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
-  if (parts_.scaler != nullptr) parts_.scaler->update(result.skipped);
+  if (parts_.scaler != nullptr) {
+    result.harmless = result.skipped && std::isfinite(result.loss) && parts_.scaler->can_shrink();
+    parts_.scaler->update(result.skipped);
+  }
   if (result.skipped) return result;
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
   before_update_();

@@ -16,7 +16,7 @@ namespace megatron::train {
 struct StepOptions {
   double clip_grad = 1;  ///< largest gradient norm; 0: no clipping
   optim::NormKind clip_norm = optim::NormKind::L2;
-  /// Of a microbatch of one rank; where the loss is scaled.
+  /// Of a microbatch of every data-parallel rank together; where the loss is scaled.
   std::int64_t microbatch_tokens = 0;
   /// Whether this rank's part of the norm counts: no other rank of the world holds a copy of its gradients.
   bool counts_norm = true;
@@ -36,6 +36,7 @@ struct StepResult {
   double grad_norm = 0;   ///< of the mean loss's gradient, before clipping
   double loss_scale = 1;  ///< that the step used
   bool skipped = false;   ///< loss or gradient was NaN or infinite: nothing was updated
+  bool harmless = false;  ///< skipped for a gradient alone, under a loss scale that such steps bring down
   bool stop = false;      ///< some rank was asked to stop
   StepTimes times;
 };
@@ -53,9 +54,9 @@ class TrainStep {
     const optim::GradientNorm& norm;
     optim::Optimizer& optimizer;
     const optim::ParameterGatherer& gatherer;
-    /// Of fp16; null: the loss is not scaled. A scale means what it does in Megatron-LM, which scales the mean over a
-    /// rank's tokens: gradients begin as those of the sum x scale / (tokens of this rank in the step, rounded up to a
-    /// power of two, so that scaling changes no digit).
+    /// Of fp16; null: the loss is not scaled. Gradients begin as those of the sum x scale / (tokens of the global
+    /// batch, rounded up to a power of two, so that scaling changes no digit): nearly those of scale x mean, whatever
+    /// the number of data-parallel ranks.
     optim::LossScaler* scaler;
   };
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}

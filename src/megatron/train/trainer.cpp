@@ -175,8 +175,7 @@ class Run {
                                .global_batch = global_batch,
                                .learning_rate = learning_rate,
                                .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
-    const bool overflow = engine_.scaler && std::isfinite(result.loss);  // the scale comes down: nothing is wrong
-    const bool ends = result.skipped && config_.train.exit_on_nan && !overflow;
+    const bool ends = result.skipped && config_.train.exit_on_nan && !result.harmless;
     if (ends) saver_.finish();
     if (ends)
       throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",

@@ -86,6 +86,10 @@ void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
   move_parameter(param, model, direction * o.learning_rate, o);
 }
 
+void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
+  store(model, param, o, Stored::Parameter);
+}
+
 double sum_of_squares(const at::Tensor& x) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 20;  // bounds the float64 copy
   double sum = 0;

@@ -1,0 +1,156 @@
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/train/resume.h"
+#include "megatron/train/run_state.h"
+#include "tests/train/tiny_run.h"
+
+// What a run needs to go on besides weights and moments: how they were rounded, the loss scale, and whose moments.
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What one rank saw of a run.
+struct Leg {
+  std::vector<StepResult> steps;
+  at::Tensor begun, ended;  ///< the parameters
+  std::vector<optim::LossScaler::State> scales;
+  std::vector<std::string> messages;
+  std::int64_t optimizer_steps = 0;  ///< when it began
+  bool fresh = true;                 ///< all state was zero when it began
+};
+
+class ResumePrecision : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  config::RunConfig config(const std::string& name, const char* dtype, int tp = 1, int dp = 1) const {
+    auto config = testing::tiny_config(tp, dp, dtype);
+    config.train.out = (folder_ / name).string();
+    config.train.train_iters = 20;
+    config.model.vocab_size = 64;  // without padding, which no checkpoint holds
+    config.optimizer.initial_loss_scale = 1024;
+    config.optimizer.bucket_size = 2000;
+    return config;
+  }
+
+  /// Begins, or goes on, until `last` steps are done, and saves; by rank.
+  static std::vector<Leg> train(const config::RunConfig& config, std::int64_t last) {
+    const plan::ResolvedRun run = plan::resolve(config);
+    std::vector<Leg> legs(static_cast<std::size_t>(run.grid.world_size()));
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      Leg& leg = legs[static_cast<std::size_t>(world.rank())];
+      const Start start = start_run(run, engine);
+      leg.messages = start.messages;
+      leg.optimizer_steps = engine.optimizer.steps();
+      for (const auto& slice : engine.optimizer.state())
+        leg.fresh = leg.fresh && (slice.kind.empty() || slice.flat.count_nonzero().item<std::int64_t>() == 0);
+      leg.begun = engine.parameters.values().clone();
+      const auto note_scale = [&] {
+        if (engine.scaler) leg.scales.push_back(engine.scaler->state());
+      };
+      note_scale();
+      for (std::int64_t i = start.state.iteration; i < last; ++i) {
+        leg.steps.push_back(testing::take_step(run, engine, i));
+        note_scale();
+      }
+      leg.ended = engine.parameters.values().clone();
+      const RunState state{.iteration = last, .consumed_samples = 4 * last, .schedule_samples = 4 * last};
+      save_run(fs::path(config.train.out) / "checkpoints", state, engine, config::save_toml(run.config), 0);
+    });
+    return legs;
+  }
+
+  const fs::path folder_ =
+      fs::path(::testing::TempDir()) /
+      (std::string("resume_precision_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(ResumePrecision, SixStepsRoundedAtRandomAndSixMoreAreTwelveToTheBit) {
+  for (const char* dtype : {"bf16", "fp16"})
+    for (const auto& [tp, dp] : {std::pair{1, 1}, {1, 2}, {2, 2}}) {
+      if (dtype == std::string("fp16") && tp * dp != 2) continue;  // it is slow
+      const std::string name = concat(dtype, " tp ", tp, " dp ", dp);
+      auto straight = config("straight " + name, dtype, tp, dp), halves = config("halves " + name, dtype, tp, dp);
+      for (auto* options : {&straight, &halves}) {
+        options->optimizer.stochastic_rounding = true;
+        options->optimizer.state_dtype = "bf16";
+        options->optimizer.use_distributed_optimizer = dp > 1;
+      }
+      const auto whole = train(straight, 12), first = train(halves, 6), second = train(halves, 12);
+      for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+        EXPECT_TRUE(second[rank].begun.equal(first[rank].ended)) << name << " rank " << rank;
+        EXPECT_TRUE(second[rank].ended.equal(whole[rank].ended)) << name << " rank " << rank;
+        for (std::size_t i = 0; i < 6; ++i)
+          EXPECT_EQ(second[rank].steps[i].loss, whole[rank].steps[i + 6].loss) << name << " step " << i + 7;
+      }
+    }
+}
+
+TEST_F(ResumePrecision, AnOptimizerThatFindsOneOfItsMomentsAloneBeginsWithNone) {
+  auto options = config("run", "fp32", 1, 2);
+  options.optimizer.use_distributed_optimizer = true;
+  options.optimizer.name = "lion";
+  train(options, 3);
+  options.optimizer.name = "adam";
+  for (const Leg& leg : train(options, 4)) {
+    EXPECT_TRUE(leg.fresh) << "Lion's momentum is not Adam's";
+    EXPECT_EQ(leg.optimizer_steps, 0);
+    ASSERT_EQ(leg.messages.size(), 1u);
+    EXPECT_EQ(
+        leg.messages[0],
+        "warning: the optimizer begins with a fresh exp_avg, exp_avg_sq: the checkpoint does not have exp_avg_sq");
+  }
+  for (const Leg& leg : train(options, 5)) {
+    EXPECT_FALSE(leg.fresh);
+    EXPECT_EQ(leg.optimizer_steps, 1);
+    EXPECT_TRUE(leg.messages.empty());
+  }
+}
+
+TEST_F(ResumePrecision, TheLossScaleGoesOnWhereItWas) {
+  auto straight = config("straight", "fp16", 1, 2), parts = config("parts", "fp16", 1, 2);
+  for (auto* options : {&straight, &parts}) {
+    options->optimizer.initial_loss_scale = 0x1p32;
+    options->optimizer.loss_scale_window = 3;
+  }
+  const auto whole = train(straight, 20);
+  std::size_t done = 0;
+  bool clean = false, spent = false;
+  for (const std::int64_t last : {1, 2, 8, 15, 16, 17, 18, 20}) {
+    const auto part = train(parts, last);
+    for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+      EXPECT_EQ(part[rank].scales.front(), whole[rank].scales[done]) << "after step " << done;
+      for (std::size_t i = 0; i < part[rank].steps.size(); ++i)
+        EXPECT_EQ(part[rank].steps[i].skipped, whole[rank].steps[done + i].skipped) << "step " << done + i + 1;
+    }
+    clean = clean || part[0].scales.front().clean_steps > 0;
+    spent = spent || part[0].scales.front().hysteresis < 2;
+    done = static_cast<std::size_t>(last);
+  }
+  EXPECT_TRUE(clean && spent) << "no part began in the middle of what is counted";
+  EXPECT_LT(whole[0].scales.back().scale, 0x1p32);
+}
+
+TEST_F(ResumePrecision, AMissingLossScaleIsSaid) {
+  auto options = config("run", "bf16");
+  train(options, 2);
+  options.train.dtype = "fp16";
+  const auto legs = train(options, 3);
+  ASSERT_EQ(legs[0].messages.size(), 1u);
+  EXPECT_EQ(legs[0].messages[0], "warning: the loss scale begins anew at 1024: the checkpoint does not have one");
+}
+
+}  // namespace
+}  // namespace megatron::train
