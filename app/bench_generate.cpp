@@ -58,7 +58,7 @@ struct Figures {
 Figures measure(const Options& options, const TrainedModel& trained, const comm::Group& world, at::Device device) {
   Figures figures;
   const Stopwatch loading;
-  const RankModel rank = load_rank(trained, world, device);
+  const RankModel rank = load_rank(trained, world, device, trained.run.shape.max_positions);
   figures.load_s = loading.seconds();
   for (const auto& parameter : rank.parameters.all())
     if (parameter->spec.name != "embedding.position_embeddings.weight")

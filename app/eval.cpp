@@ -106,7 +106,7 @@ Task prepare(const Args& args, const char* usage) {
 }
 
 generate::TextLoss run_rank(const Task& task, const comm::Group& world, at::Device device) {
-  const RankModel rank = load_rank(task.model, world, device);
+  const RankModel rank = load_rank(task.model, world, device, task.flags.window);
   const auto& context = rank.context;
   const model::Gpt stage(rank.options, rank.part, rank.parameters, context.group(plan::Axis::Tp));
   const generate::LossRanks ranks{.pp = context.group(plan::Axis::Pp), .dp = context.group(plan::Axis::Dp)};

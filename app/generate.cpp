@@ -117,7 +117,12 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
 }
 
 void run_rank(const Request& request, const comm::Group& world, at::Device device) {
-  const RankModel rank = load_rank(request.model, world, device);
+  std::size_t prompt = 0;
+  for (const auto& ids : request.prompts) prompt = std::max(prompt, ids.size());
+  const std::int64_t context = request.model.run.shape.max_positions;
+  const std::int64_t longest =
+      static_cast<std::int64_t>(prompt) + std::min(request.options.max_new_tokens, context);  // no overflow
+  const RankModel rank = load_rank(request.model, world, device, longest);
   const generate::StagedGpt model(
       model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
       rank.context.group(plan::Axis::Pp), rank.tensor());

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 
@@ -8,6 +9,8 @@
 #include "app/recipe.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
+#include "megatron/interchange/companions.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/train/inputs.h"
@@ -37,10 +40,27 @@ void stop_on_signals() {
 }
 
 // The run's folder keeps what makes text of its model's tokens, as `data.tokenizer` may change or go.
-void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out) {
-  const bool has_one = std::filesystem::exists(out / "tokenizer.json");
-  if (has_one && text::Tokenizer::load(out).fingerprint() == tokenizer.fingerprint()) return;
-  tokenizer.save(out);
+// A model that was loaded brings the files beside it (its ends of texts, its chat template) where its tokenizer is
+// this.
+void keep_tokenizer(const text::Tokenizer& tokenizer, const config::RunConfig& config) {
+  const std::filesystem::path out = config.train.out;
+  const auto is_its = [&](const std::filesystem::path& folder) {
+    return interchange::has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
+  };
+  if (is_its(out)) return;
+  if (train::takes_weights_alone(config)) {
+    const auto from = interchange::companion_folder(config.checkpoint.load);
+    if (!from.empty() && is_its(from)) interchange::copy_companions(from, out);
+  }
+  if (!is_its(out)) tokenizer.save(out);
+}
+
+// With load_strict off a network that differs is taken as meant, and said.
+void warn_of_differences(const config::RunConfig& config) {
+  if (!train::takes_weights_alone(config) || config.checkpoint.load_strict) return;
+  for (const std::string& line : interchange::differences(config.model, config.checkpoint.load))
+    std::fprintf(stderr, "warning: the network differs from that of %s: %s\n", config.checkpoint.load.c_str(),
+                 line.c_str());
 }
 
 }  // namespace
@@ -63,7 +83,8 @@ int train(const Args& args) {
   std::optional<train::RunFolders> folders;  // held until the run ends
   if (!place || place->rank == 0) {
     folders.emplace(run.config);
-    keep_tokenizer(tokenizer, run.config.train.out);
+    keep_tokenizer(tokenizer, run.config);
+    if (!starts_processes(run, place)) warn_of_differences(run.config);
   }
   if (starts_processes(run, place)) folders.reset();  // the first rank's process holds them
 

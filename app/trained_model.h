@@ -56,7 +56,7 @@ struct RankModel {
   at::TensorOptions tensor() const { return parameters.values().options(); }
 };
 
-/// Collective over `world`.
-RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device);
+/// `positions`: as many as its texts will have at most. Collective over `world`.
+RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions);
 
 }  // namespace megatron::app

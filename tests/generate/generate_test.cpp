@@ -83,6 +83,28 @@ TEST(Generate, GivesCopiesOfAPromptTextsOfTheirOwnAndTheFirstWhatItGivesAlone) {
   EXPECT_EQ(run({{6}}, options), Texts{texts[0]});
 }
 
+TEST(Generate, GivesTheSameInGroupsOfAnySizeWithTokensToldByPrompt) {
+  GenerateOptions options{.max_new_tokens = 6, .sampling = {.temperature = 1.5}};
+  const Texts prompts = {{3, 14, 15, 9, 2}, {6}, std::vector<std::int64_t>(12, 1), {6}, {5, 3, 5}, {6}};
+  const auto together = run(prompts, options);
+  // One row of keys and values is 2 layers x 2 x 16 floats, the logits of a text 32 x 12 bytes.
+  for (const std::int64_t bytes : {1, 2 * (7 * 256 + 384), 3 * (11 * 256 + 384)}) {
+    options.group_bytes = bytes;
+    Texts told(prompts.size());
+    std::size_t last = 0, changes = 0;
+    EXPECT_EQ(run(prompts, options, 2,
+                  [&](std::size_t prompt, std::int64_t token) {
+                    told[prompt].push_back(token);
+                    changes += prompt < last ? 1 : 0;
+                    last = prompt;
+                  }),
+              together)
+        << bytes;
+    EXPECT_EQ(told, together) << bytes;
+    EXPECT_EQ(changes == 0, bytes == 1) << bytes;  // one at a time: no prompt is returned to
+  }
+}
+
 TEST(Generate, SaysWhereLogitsAreNotFinite) {
   auto weights = random_weights(kOptions.shape, 4);
   weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");

@@ -92,6 +92,7 @@ TEST(HuggingFaceConfig, RefusesOtherScalingsByName) {
 }
 
 TEST(HuggingFaceConfig, RefusesFieldsThatChangeTheResult) {
+  expect_field_refused(llama(), "max_position_embeddings", (1 << 22) + 1);
   expect_field_refused(llama(), "logits_scaling", 8.0);
   expect_field_refused(llama(), "quantization_config", {{"bits", 4}});
   expect_field_refused(llama(), "attention_bias", true);  // without mlp_bias

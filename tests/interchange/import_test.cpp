@@ -1,7 +1,13 @@
 #include "megatron/interchange/import.h"
 
+#include <map>
+#include <nlohmann/json.hpp>
+
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/manifest.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
@@ -52,6 +58,97 @@ TEST(Import, ADtypeConvertsAndIsTheRecipes) {
     EXPECT_EQ(source->dtype(name), "BF16");
     EXPECT_TRUE(read_whole(*source, name).equal(read_whole(*original, name).to(at::kBFloat16).to(at::kFloat))) << name;
   }
+}
+
+/// A folder of a tiny Llama with these files beside it.
+struct Companions {
+  explicit Companions(const std::map<std::string, std::string>& files, const char* model = "tiny_llama") {
+    if (golden_model(model).empty()) return;
+    fs::copy(golden_model(model), folder(), fs::copy_options::recursive);
+    for (const char* name : {"tokenizer.json", "generation_config.json"}) fs::remove(folder() / name);
+    for (const auto& [name, text] : files) write_file(folder() / name, text);
+  }
+  fs::path folder() const { return place.path() / "theirs"; }
+  TemporaryFolder place;
+};
+
+const std::map<std::string, std::string> kPair = {{"vocab.json", R"({"a": 0, "b": 1, "<|endoftext|>": 2})"},
+                                                  {"merges.txt", "#version: 0.2\n"}};
+
+std::map<std::string, std::string> with(std::map<std::string, std::string> files, const std::string& name,
+                                        const std::string& text) {
+  files[name] = text;
+  return files;
+}
+
+TEST(Import, WhatLiesBesideTheWeightsGoesAlongBothWays) {
+  const Companions theirs(with(with(kPair, "generation_config.json", R"({"eos_token_id": [1, 0], "bos_token_id": 0})"),
+                               "chat_template.jinja", "{{ messages }}"));
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  const fs::path ours = theirs.place.path() / "ours", back = theirs.place.path() / "back";
+  import_weights(theirs.folder(), ours, {});
+  EXPECT_EQ(companion_folder(ours), ours);  // a pair of files is a tokenizer too
+  const auto tokenizer = text::Tokenizer::load(companion_folder(ours));
+  EXPECT_EQ(end_tokens(ours, tokenizer), (std::vector<std::int64_t>{1, 0}));
+  EXPECT_EQ(end_tokens(theirs.folder(), tokenizer), end_tokens(ours, tokenizer));
+  export_hugging_face(*open_weights(ours), export_config(ours), back,
+                      {.dtype = "", .tokenizer = companion_folder(ours)});
+  for (const char* name : {"generation_config.json", "chat_template.jinja", "vocab.json", "merges.txt"})
+    EXPECT_EQ(read_file(back / name), read_file(theirs.folder() / name)) << name;
+  EXPECT_EQ(read_config(back).token_ids, read_config(theirs.folder()).token_ids);
+}
+
+/// A run's checkpoint, in which no config.json is kept, with the files that a run keeps of the folder it began with.
+fs::path run_of(const Companions& theirs) {
+  const fs::path run = theirs.place.path() / "run";
+  import_weights(theirs.folder(), run / "checkpoints", {});
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints"))
+    if (entry.is_regular_file() && entry.path().filename() != "latest") fs::remove(entry.path());
+  const fs::path manifest = checkpoint::find_checkpoint(run) / "manifest.json";
+  auto changed = checkpoint::read_manifest(checkpoint::find_checkpoint(run));
+  changed.metadata.erase("hugging_face_config");
+  write_file(manifest, checkpoint::manifest_text(changed));
+  copy_companions(theirs.folder(), run);
+  return run;
+}
+
+TEST(Import, ARunKeepsTheIdsOfTheModelThatItBeganWith) {
+  const Companions theirs(
+      with(kPair, "generation_config.json", R"({"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2})"));
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  const fs::path run = run_of(theirs);
+  const auto tokenizer = text::Tokenizer::load(companion_folder(run));
+  // Its documents ended with <|endoftext|>.
+  EXPECT_EQ(end_tokens(run, tokenizer), (std::vector<std::int64_t>{1, 2}));
+  const auto ids = export_config(run).token_ids;
+  EXPECT_EQ(ids, (TokenIds{{"bos_token_id", "0"}, {"eos_token_id", "1"}, {"pad_token_id", "2"}}));
+}
+
+TEST(Import, IdsThatOnlyConfigJsonNamesAreKeptToo) {
+  Companions theirs(kPair);
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  std::string config = read_file(theirs.folder() / "config.json");
+  auto object = nlohmann::json::parse(config);
+  object["eos_token_id"] = 1;
+  object["bos_token_id"] = nullptr;
+  write_file(theirs.folder() / "config.json", object.dump());
+  const fs::path run = run_of(theirs);
+  EXPECT_EQ(ids_of(read_token_ids(run), "eos_token_id"), std::vector<std::int64_t>{1});
+  for (const char* damaged :
+       {R"({"eos_token_id": "1"})", R"({"eos_token_id": [1, -4]})", R"({"eos_token_id": 1e30})", "[]"}) {
+    write_file(run / "generation_config.json", damaged);
+    expect_refused([&] { read_token_ids(run); }, {"generation_config.json"});
+  }
+}
+
+TEST(Import, ABertIsNoModelThatWrites) {
+  const fs::path bert = golden_model("tiny_bert"), llama = golden_model("tiny_llama");
+  if (bert.empty() || llama.empty()) GTEST_SKIP() << "tiny_bert is not there";
+  TemporaryFolder place;
+  import_weights(bert, place.path() / "ours", {});
+  for (const fs::path& folder : {bert, place.path() / "ours"})
+    expect_refused([&] { check_is_gpt(folder, "generate"); }, {"generate", "BERT"});
+  EXPECT_NO_THROW(check_is_gpt(llama, "generate"));
 }
 
 TEST(Import, AFolderWithCheckpointsIsLeftAlone) {

@@ -94,6 +94,12 @@ TEST(Pickle, RefusesADamagedStack) {
   expect_pickle_refused("", {"end of the pickle"});
 }
 
+TEST(Pickle, RemembersNoMoreThanItsValuesMayBe) {
+  const std::string one = "\x80\x04N";
+  expect_pickle_refused(one + std::string((std::size_t{1} << 22) + 1, '\x94') + ".", {"remembered", "MEMOIZE"});
+  EXPECT_EQ(refusal([&] { read(one + std::string(1000, '\x94') + "."); }), "");
+}
+
 TEST(Pickle, ATensorMustLieInItsStorage) {
   const std::string two_by_three = "(" + number(2) + number(3) + "t", dense = "(" + number(3) + number(1) + "t";
   const Pickle pickle = read(kProtocol + tensor(7, 1, two_by_three, dense) + ".");
@@ -103,10 +109,15 @@ TEST(Pickle, ATensorMustLieInItsStorage) {
   EXPECT_EQ(node.integer, 1);
   EXPECT_STREQ(pickle[node.items[0]].dtype, "F32");
   expect_pickle_refused(kProtocol + tensor(6, 1, two_by_three, dense) + ".", {"past its storage"});
+  const std::string repeated = "(" + number(0) + number(1) + "t";
+  expect_pickle_refused(kProtocol + tensor(3, 0, two_by_three, repeated) + ".", {"repeats elements"});
+  const std::string huge = "(J\xff\xff\xff\x7fJ\xff\xff\xff\x7fJ\xff\xff\xff\x7ft",
+                    zeros = "(" + number(0) + number(0) + number(0) + "t";
+  expect_pickle_refused(kProtocol + tensor(3, 0, huge, zeros) + ".", {"repeats elements"});
   expect_pickle_refused(kProtocol + tensor(9, 0, two_by_three, number(3) + "\x85") + ".", {"number of strides"});
   expect_pickle_refused(kProtocol + tensor(9, 0, "J\xff\xff\xff\xff\x85", number(1) + "\x85") + ".", {"no sizes"});
-  const std::string huge = "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"s;  // 2^63 - 1
-  expect_pickle_refused(kProtocol + tensor(9, 0, "(" + huge + huge + "t", "(" + huge + huge + "t") + ".",
+  const std::string endless = "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"s;  // 2^63 - 1
+  expect_pickle_refused(kProtocol + tensor(9, 0, "(" + endless + endless + "t", "(" + endless + endless + "t") + ".",
                         {"past its storage"});
 }
 

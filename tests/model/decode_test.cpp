@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
 #include "tests/model/small_gpt.h"
 
@@ -33,6 +34,26 @@ TEST(CachedGpt, GivesTheLogitsOfTheWholeSequenceHoweverTheTokensCome) {
       }
       EXPECT_THROW(gpt.forward(batch.tokens_bs.narrow(1, 0, 1), cache), std::logic_error);
     });
+}
+
+TEST(CachedGpt, TakesMemoryForTheRotationsOfThePositionsAskedForAlone) {
+  auto options = small();
+  options.shape.learned_positions = false;
+  options.rope.rotary_dim = 2;
+  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
+  const auto tokens = random_batch(10).tokens_bs.narrow(1, 0, 5);
+  const auto logits = [&](std::int64_t capacity, std::int64_t count) {
+    const CachedGpt gpt(options, store, {});
+    auto cache = gpt.make_cache(2, capacity);
+    return gpt.forward(tokens.narrow(1, 0, count), cache);
+  };
+  const auto expected = logits(5, 5);
+  options.shape.max_positions = std::int64_t{1} << 50;  // no machine has a table of as many
+  options.rope_positions = 5;
+  EXPECT_TRUE(logits(5, 5).equal(expected));
+  options.rope_positions = 4;
+  EXPECT_NO_THROW(logits(5, 4));
+  EXPECT_THROW(logits(5, 5), ConfigError);
 }
 
 TEST(CachedGpt, GoesThroughStagesOfAnySplit) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -14,10 +15,60 @@ namespace {
 
 using Prompts = std::vector<std::vector<std::int64_t>>;
 
-/// The texts that are under way: row r of the batch is text rows[r].
+/// Tokens that the text of a prompt may get.
+std::int64_t limit_of(const std::vector<std::int64_t>& prompt, const GenerateOptions& options, std::int64_t context) {
+  return std::min(options.max_new_tokens, context - static_cast<std::int64_t>(prompt.size()));
+}
+
+/// Rows of a cache that some texts need, aligned at the ends of their prompts.
+struct Room {
+  std::int64_t longest = 0, most_new = 0, texts = 0;
+
+  void add(const std::vector<std::int64_t>& prompt, std::int64_t limit) {
+    longest = std::max(longest, static_cast<std::int64_t>(prompt.size()));
+    most_new = std::max(most_new, limit);
+    ++texts;
+  }
+  std::int64_t capacity() const { return longest + most_new; }
+};
+
+/// The prompts that get any tokens, in their order, in groups that options.group_bytes hold.
+std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const GenerateOptions& options,
+                                                const plan::GptShape& shape) {
+  const std::int64_t row_bytes = 2 * shape.num_layers * shape.groups() * shape.head() * std::int64_t{4};
+  const std::int64_t logits_bytes = shape.padded_vocab * std::int64_t{4 + 8};
+  std::vector<std::vector<std::size_t>> groups;
+  Room room;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const std::int64_t limit = limit_of(prompts[i], options, shape.max_positions);
+    if (limit <= 0) continue;
+    Room more = room;
+    more.add(prompts[i], limit);
+    if (groups.empty() || more.texts > options.group_bytes / (more.capacity() * row_bytes + logits_bytes)) {
+      groups.emplace_back();
+      more = Room();
+      more.add(prompts[i], limit);
+    }
+    groups.back().push_back(i);
+    room = more;
+  }
+  return groups;
+}
+
+/// The draws of each prompt.
+std::vector<Draws> draws_of(const Prompts& prompts, std::uint64_t seed) {
+  std::map<std::vector<std::int64_t>, std::int64_t> copies;
+  std::vector<Draws> draws;
+  for (const auto& prompt : prompts) draws.emplace_back(seed, prompt, copies[prompt]++);
+  return draws;
+}
+
+/// The texts of one group that are under way: row r of the batch is text rows[r].
 class Batch {
  public:
-  Batch(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options);
+  /// `rows`: at least one prompt. The references must outlive this.
+  Batch(const StagedGpt& model, const Prompts& prompts, const std::vector<Draws>& draws, std::vector<std::size_t> rows,
+        const GenerateOptions& options);
 
   bool empty() const { return rows_.empty(); }
   /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
@@ -26,37 +77,28 @@ class Batch {
  private:
   /// Tokens that text `i` may get.
   std::int64_t limit(std::size_t i) const {
-    return std::min(options_.max_new_tokens, context_ - static_cast<std::int64_t>(prompts_[i].size()));
+    return limit_of(prompts_[i], options_, model_.options().shape.max_positions);
   }
   at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
 
   const StagedGpt& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
-  std::int64_t context_;
-  std::vector<Draws> draws_;  ///< of each prompt
+  const std::vector<Draws>& draws_;  ///< of each prompt
   std::vector<std::size_t> rows_;
   model::KvCache cache_;
   at::Device device_ = at::kCPU;
   at::Tensor input_;  ///< [rows, s]: what the next step feeds
 };
 
-Batch::Batch(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options)
-    : model_(model), prompts_(prompts), options_(options), context_(model.options().shape.max_positions) {
-  for (std::size_t i = 0; i < prompts.size(); ++i)
-    draws_.emplace_back(options.seed, prompts[i],
-                        std::count(prompts.begin(), prompts.begin() + static_cast<std::ptrdiff_t>(i), prompts[i]));
-  std::int64_t longest = 0, capacity = 0;
-  for (std::size_t i = 0; i < prompts.size(); ++i)
-    if (limit(i) > 0) {
-      rows_.push_back(i);
-      longest = std::max(longest, static_cast<std::int64_t>(prompts[i].size()));
-      capacity = std::max(capacity, limit(i));
-    }
-  if (rows_.empty()) return;
-  capacity += longest;
+Batch::Batch(const StagedGpt& model, const Prompts& prompts, const std::vector<Draws>& draws,
+             std::vector<std::size_t> rows, const GenerateOptions& options)
+    : model_(model), prompts_(prompts), options_(options), draws_(draws), rows_(std::move(rows)) {
+  Room room;
+  for (const std::size_t i : rows_) room.add(prompts[i], limit(i));
+  const std::int64_t longest = room.longest;
   const auto b = static_cast<std::int64_t>(rows_.size());
-  cache_ = model.make_cache(b, capacity);
+  cache_ = model.make_cache(b, room.capacity());
   if (!cache_.keys.empty()) device_ = cache_.keys.front().device();
   // Aligned at their ends: the rows before a shorter prompt are padding, which no token sees.
   auto tokens = at::zeros({b, longest}, at::kLong), padding = at::zeros({b}, at::kLong);
@@ -114,8 +156,11 @@ Prompts generate(const StagedGpt& model, const Prompts& prompts, const GenerateO
                  const OnToken& on_token) {
   check(prompts, model.options().shape.max_positions, options);
   Prompts texts(prompts.size());
-  Batch batch(model, prompts, options);
-  while (!batch.empty()) batch.step(texts, on_token);
+  const std::vector<Draws> draws = draws_of(prompts, options.seed);
+  for (auto& group : groups_of(prompts, options, model.options().shape)) {
+    Batch batch(model, prompts, draws, std::move(group), options);
+    while (!batch.empty()) batch.step(texts, on_token);
+  }
   return texts;
 }
 

@@ -13,9 +13,12 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 1234;
   std::vector<std::int64_t> ends = {};  ///< tokens that end a text
+  /// Prompts go through the model in groups, one after another, whose keys, values and logits take as much (over all
+  /// ranks, in float32 and float64); a single prompt may take more.
+  std::int64_t group_bytes = std::int64_t{1} << 30;
 };
 
-/// Told of each new token as it is drawn; all prompts' tokens of one position come one after the other.
+/// Told of each new token as it is drawn; those of one prompt come in their order.
 using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
 
 /// Throws ConfigError for an empty prompt, one longer than `context` tokens (naming both numbers) or options that do
@@ -23,9 +26,9 @@ using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
 void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
 
 /// New tokens for each prompt, the ending one included. A text ends at one of `ends`, after max_new_tokens, or where
-/// the context (the model's positions) is full. Prompts of different lengths go through the model together, aligned at
-/// their ends; each gives what it would give alone, except that copies of one prompt get texts of their own (Draws).
-/// Texts that have ended leave the batch.
+/// the context (the model's positions) is full. Prompts of different lengths go through the model together (as many as
+/// options.group_bytes hold), aligned at their ends; each gives what it would give alone, except that copies of one
+/// prompt get texts of their own (Draws). Texts that have ended leave the batch.
 ///
 /// Collective over the ranks that hold the model: every one gets the same logits, draws the same tokens and
 /// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or

@@ -16,6 +16,7 @@ using nlohmann::json;
 
 // Bounds of what is computed with before the weights are there to be compared with.
 constexpr std::int64_t kMaxLayers = 1 << 14, kMaxWidth = 1 << 24, kMaxVocab = std::int64_t{1} << 31;
+constexpr std::int64_t kMaxPositions = 1 << 22;  // as options have at most
 constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
 
 /// Hugging Face's name of an activation, ours; of several names for one function the first is written.
@@ -131,7 +132,7 @@ config::ModelConfig gpt2_model(const json& object, JsonFields& fields) {
   model.hidden_size = fields.size("n_embd", kMaxWidth);
   model.num_attention_heads = fields.size("n_head", kMaxWidth);
   model.ffn_hidden_size = fields.size("n_inner", kMaxWidth, 4 * model.hidden_size);
-  model.max_position_embeddings = fields.size("n_positions", kMaxVocab);
+  model.max_position_embeddings = fields.size("n_positions", kMaxPositions);
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.activation = our_activation(fields, "activation_function", "gelu_new");
   model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-5);
@@ -165,7 +166,7 @@ void read_rope(const json& object, JsonFields& fields, config::ModelConfig& mode
       model.rope_scaling_factor = rope.number("factor", 0);
       model.rope_low_freq_factor = rope.number("low_freq_factor", 0);
       model.rope_high_freq_factor = rope.number("high_freq_factor", 0);
-      model.rope_original_positions = rope.size("original_max_position_embeddings", kMaxVocab);
+      model.rope_original_positions = rope.size("original_max_position_embeddings", kMaxPositions);
       if (!(model.rope_scaling_factor >= 1)) rope.refuse("factor", "at least 1");
       if (!(model.rope_low_freq_factor > 0)) rope.refuse("low_freq_factor", "above 0");
       if (!(model.rope_high_freq_factor > model.rope_low_freq_factor))
@@ -200,7 +201,7 @@ config::ModelConfig llama_model(const json& object, JsonFields& fields, const st
   model.num_query_groups = fields.size("num_key_value_heads", kMaxWidth, model.num_attention_heads);
   model.kv_channels = fields.size("head_dim", kMaxWidth, 0);
   model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
-  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxVocab);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.normalization = "RMSNorm";
   model.layernorm_epsilon = fields.number("rms_norm_eps", 1e-6);
@@ -228,7 +229,7 @@ config::ModelConfig bert_model(const json& object, JsonFields& fields) {
   model.hidden_size = fields.size("hidden_size", kMaxWidth);
   model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
   model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
-  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxVocab);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.activation = our_activation(fields, "hidden_act", "gelu");
   model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);

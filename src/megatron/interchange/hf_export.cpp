@@ -10,6 +10,7 @@
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/safetensors.h"
+#include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/stored_tensor.h"
@@ -152,7 +153,7 @@ void export_hugging_face(const checkpoint::WeightSource& weights, const FolderCo
     write_file(temporary / "config.json",
                config_json(config, writer.dtype(), config.family == Family::Bert ? bert_architecture(theirs) : ""));
     writer.write(temporary);
-    if (!options.tokenizer.empty()) copy_tokenizer_files(options.tokenizer, temporary);
+    if (!options.tokenizer.empty()) copy_companions(options.tokenizer, temporary);
     fs::rename(temporary, final_path);
     fsync_folder(final_path.parent_path());
   } catch (...) {

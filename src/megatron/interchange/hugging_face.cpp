@@ -95,16 +95,4 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
   return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));
 }
 
-int copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to) {
-  int copied = 0;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                           "vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe", "tokenizer.model",
-                           "chat_template.jinja", "generation_config.json"}) {
-    if (!std::filesystem::is_regular_file(from / name)) continue;
-    write_file(to / name, read_file(from / name));
-    ++copied;
-  }
-  return copied;
-}
-
 }  // namespace megatron::interchange

@@ -29,7 +29,4 @@ struct ExportOptions {
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config,
                          const std::filesystem::path& folder, const ExportOptions& options);
 
-/// Copies the files of a tokenizer and of text generation that `from` has. Returns how many.
-int copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
-
 }  // namespace megatron::interchange

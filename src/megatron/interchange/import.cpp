@@ -2,16 +2,21 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/folder_lock.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/megatron_torch.h"
 #include "megatron/interchange/stored_tensor.h"
@@ -37,14 +42,26 @@ config::RunConfig recipe_of(const config::ModelConfig& model, const std::vector<
   return recipe;
 }
 
-/// The ids that end and begin a text for a tokenizer that was learned here.
-void add_token_ids(const fs::path& checkpoints, FolderConfig& config) {
-  for (const fs::path& folder : {checkpoints, checkpoints.parent_path()}) {
-    if (!fs::exists(folder / "tokenizer.json")) continue;
-    if (const auto id = text::Tokenizer::load(folder).token_to_id("<|endoftext|>"))
-      config.token_ids["bos_token_id"] = config.token_ids["eos_token_id"] = std::to_string(*id);
-    return;
-  }
+/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text.
+TokenIds token_ids_beside(const fs::path& folder) {
+  const fs::path companions = companion_folder(folder);
+  if (companions.empty()) return {};
+  TokenIds ids = read_token_ids(companions);
+  if (!ids.empty()) return ids;
+  if (const auto id = text::Tokenizer::load(companions).token_to_id("<|endoftext|>"))
+    ids["bos_token_id"] = ids["eos_token_id"] = std::to_string(*id);
+  return ids;
+}
+
+/// The config.json that the checkpoint `found` was imported from; none where it was not imported.
+std::optional<FolderConfig> imported_config(const fs::path& found) {
+  const auto metadata = checkpoint::read_manifest(found).metadata;
+  const auto saved = metadata.find(kConfigKey);
+  if (saved == metadata.end()) return std::nullopt;
+  const auto text = nlohmann::json::parse(saved->second, nullptr, false);
+  if (!text.is_string())
+    throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
+  return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
 }
 
 }  // namespace
@@ -70,8 +87,37 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   if (kind_of(folder) == FolderKind::HuggingFace)
     metadata[kConfigKey] = nlohmann::json(read_file(folder / "config.json")).dump();
   make_folder(output);
-  copy_tokenizer_files(folder, output);
+  const checkpoint::FolderLock lock(output, "name another --output");
+  copy_companions(folder, output);
   checkpoint::save(output, 0, tensors, metadata, comm::Group());
+}
+
+bool is_bert(const fs::path& folder) {
+  const FolderKind kind = kind_of(folder);
+  if (kind == FolderKind::HuggingFace) return read_config(folder).family == Family::Bert;
+  if (kind == FolderKind::MegatronTorch) return false;
+  const auto imported = imported_config(checkpoint::find_checkpoint(folder));
+  return imported && imported->family == Family::Bert;
+}
+
+void check_is_gpt(const fs::path& folder, const std::string& job) {
+  if (is_bert(folder))
+    throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
+                                   folder.string(), "a BERT can be imported and exported"));
+}
+
+std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokenizer& tokenizer) {
+  const bool native = kind_of(folder) == FolderKind::Native;
+  const fs::path companions = native ? companion_folder(folder) : folder;
+  TokenIds ids = companions.empty() ? TokenIds() : read_token_ids(companions);
+  std::optional<FolderConfig> imported;
+  if (native) imported = imported_config(checkpoint::find_checkpoint(folder));
+  if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
+  std::vector<std::int64_t> ends = ids_of(ids, "eos_token_id");
+  if (!ends.empty() && (!native || imported)) return ends;
+  const auto eod = tokenizer.token_to_id("<|endoftext|>");
+  if (eod && std::count(ends.begin(), ends.end(), *eod) == 0) ends.push_back(*eod);
+  return ends;
 }
 
 FolderConfig export_config(const fs::path& folder) {
@@ -83,13 +129,7 @@ FolderConfig export_config(const fs::path& folder) {
     return config;
   }
   const fs::path found = checkpoint::find_checkpoint(folder);
-  const auto metadata = checkpoint::read_manifest(found).metadata;
-  if (const auto saved = metadata.find(kConfigKey); saved != metadata.end()) {
-    const auto text = nlohmann::json::parse(saved->second, nullptr, false);
-    if (!text.is_string())
-      throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
-    return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
-  }
+  if (auto imported = imported_config(found)) return *std::move(imported);
   config.model = checkpoint::saved_recipe(folder).model;
   if (config.model.max_position_embeddings == 0)
     config.model.max_position_embeddings = checkpoint::saved_recipe(folder).data.seq_length;
@@ -97,7 +137,7 @@ FolderConfig export_config(const fs::path& folder) {
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
   config.family = family_of(config.model);
-  add_token_ids(fs::absolute(found).parent_path(), config);
+  config.token_ids = token_ids_beside(folder);
   return config;
 }
 

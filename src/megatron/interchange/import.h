@@ -1,8 +1,11 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "megatron/interchange/hf_config.h"
+#include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
 
@@ -19,5 +22,16 @@ void import_weights(const std::filesystem::path& folder, const std::filesystem::
 /// The configuration with which the weights in `folder`, of any kind, are exported: of a checkpoint of ours the network
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.
 FolderConfig export_config(const std::filesystem::path& folder);
+
+/// Whether the weights in `folder`, of any kind, are a BERT's.
+bool is_bert(const std::filesystem::path& folder);
+
+/// Throws ConfigError that begins with `job` where they are: they can be imported and exported, no more.
+void check_is_gpt(const std::filesystem::path& folder, const std::string& job);
+
+/// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the
+/// config.json that they were imported from. A model that was trained here ends at "<|endoftext|>" of `tokenizer` too,
+/// as its documents did; and so does one whose folder names no end.
+std::vector<std::int64_t> end_tokens(const std::filesystem::path& folder, const text::Tokenizer& tokenizer);
 
 }  // namespace megatron::interchange

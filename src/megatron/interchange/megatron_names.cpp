@@ -14,6 +14,7 @@ using Kind = PickleNode::Kind;
 
 // Bounds of what is computed with before the weights are there to be compared with.
 constexpr std::int64_t kMaxLayers = 1 << 14, kMaxWidth = 1 << 24, kMaxVocab = std::int64_t{1} << 31;
+constexpr std::int64_t kMaxPositions = 1 << 22;  // as options have at most
 
 /// The attributes of a saved argparse.Namespace.
 class Arguments {
@@ -142,7 +143,7 @@ config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& n
   model.hidden_size = args.size("hidden_size", kMaxWidth);
   model.num_attention_heads = args.size("num_attention_heads", kMaxWidth);
   model.ffn_hidden_size = args.size("ffn_hidden_size", kMaxWidth, 4 * model.hidden_size);
-  model.max_position_embeddings = args.size("max_position_embeddings", kMaxVocab);
+  model.max_position_embeddings = args.size("max_position_embeddings", kMaxPositions);
   const std::int64_t padded_vocab = args.size("padded_vocab_size", kMaxVocab);
   model.vocab_size = args.size("vocab_size", padded_vocab, padded_vocab);
   model.make_vocab_size_divisible_by = args.size("make_vocab_size_divisible_by", kMaxWidth, 128);

@@ -25,6 +25,7 @@ using Kind = PickleNode::Kind;
 
 constexpr const char* kLatest = "latest_checkpointed_iteration.txt";
 constexpr int kMaxDepth = 8;
+constexpr std::size_t kMaxParts = 64;  // more than virtual stages of a rank
 constexpr std::size_t kMaxTensors = 1 << 20, kMaxNameBytes = 512;
 
 /// "00_001", "00": the numbers between the underscores, as many as 4 digits each.
@@ -135,11 +136,12 @@ class RankFiles : public checkpoint::WeightSource {
       add_part(file, *model, rank + "model/", parts);
       return;
     }
-    while (true) {
-      const std::string key = concat("model", parts.size());
-      const PickleNode* const model = file.values().find(file.root(), key);
-      if (model == nullptr) break;
-      add_part(file, *model, rank + key + "/", parts);
+    for (const PickleNode* model;
+         (model = file.values().find(file.root(), concat("model", parts.size()))) != nullptr;) {
+      if (parts.size() == kMaxParts)
+        throw ConfigError(rule_got_fix(concat(file.name(), ": must hold at most ", kMaxParts, " parts of a model."),
+                                       concat("\"model", kMaxParts, "\" too")));
+      add_part(file, *model, concat(rank, "model", parts.size(), "/"), parts);
     }
     if (parts.empty())
       throw ConfigError(rule_got_fix(concat(file.name(), ": must hold the weights, \"model\" or \"model0\"."), "none"));

@@ -120,7 +120,10 @@ class Machine {
     for (std::size_t i = size; i-- > 0;) items[i] = pop();
     push(Kind::Tuple).items = std::move(items);
   }
-  void remember(std::uint64_t key) { memo_[key] = top(); }
+  void remember(std::uint64_t key) {
+    memo_[key] = top();
+    if (memo_.size() > kMaxNodes) refuse(concat("more than ", kMaxNodes, " remembered values"));
+  }
   void recall(std::uint64_t key) {
     const auto found = memo_.find(key);
     if (found == memo_.end()) refuse("a value that was not remembered");
@@ -260,15 +263,18 @@ class Machine {
     tensor.items = {arguments[0]};
     const std::size_t dims = append_sizes(arguments[2], tensor.extents);
     if (append_sizes(arguments[3], tensor.extents) != dims) refuse("a tensor with another number of strides");
-    bool is_empty = false, overflow = false;
-    std::int64_t last = tensor.integer;  // element
+    bool is_empty = false, overflow = false, too_many = false;
+    std::int64_t last = tensor.integer, elements = 1;  // the last element; how many
     for (std::size_t d = 0; d < dims; ++d) {
       std::int64_t reach = 0;
       is_empty = is_empty || tensor.extents[d] == 0;
       overflow = overflow || __builtin_mul_overflow(tensor.extents[d] - 1, tensor.extents[dims + d], &reach) ||
                  __builtin_add_overflow(last, reach, &last);
+      too_many = too_many || __builtin_mul_overflow(elements, std::max<std::int64_t>(tensor.extents[d], 1), &elements);
     }
     if (overflow || (!is_empty && last >= node(arguments[0]).integer)) refuse("a tensor that reaches past its storage");
+    // A stride of 0 repeats elements: a small file could ask for any amount of memory. No weight is stored so.
+    if (!is_empty && (too_many || elements > node(arguments[0]).integer)) refuse("a tensor that repeats elements");
     stack_.push_back(add(std::move(tensor)));
   }
 

@@ -45,9 +45,9 @@ struct Pickle {
 };
 
 /// Reads a pickle of protocol 2 to 5. Refuses every opcode and every global that torch.save and Megatron-LM do not
-/// write, by name. A tensor's elements are checked to lie in its storage's count; that the storage is as long is for
-/// the caller to check. Memory stays proportional to the pickle's size. Throws ConfigError naming `file`, the byte
-/// offset, and the opcode or global.
+/// write, by name. A tensor's elements are checked to lie in its storage's count, and to be no more than it has; that
+/// the storage is as long is for the caller to check. Memory stays proportional to the pickle's size. Throws
+/// ConfigError naming `file`, the byte offset, and the opcode or global.
 Pickle read_pickle(std::span<const std::byte> bytes, const std::string& file);
 
 }  // namespace megatron::interchange

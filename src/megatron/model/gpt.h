@@ -38,6 +38,8 @@ struct GptOptions {
   plan::GptShape shape;
   kernels::Activation activation = kernels::Activation::GeluTanh;
   kernels::RopeOptions rope;  ///< rotary_dim 0: no rotary positions
+  /// Positions that the table of rotations is made for, as many as sequences have; 0: shape.max_positions.
+  std::int64_t rope_positions = 0;
   double layernorm_epsilon = 1e-5;
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;

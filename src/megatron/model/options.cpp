@@ -51,6 +51,7 @@ GptOptions gpt_options(const config::RunConfig& config, const plan::GptShape& sh
   return {.shape = shape,
           .activation = activation_of(config.model.activation),
           .rope = rope_options(config.model, shape),
+          .rope_positions = config.data.seq_length,
           .layernorm_epsilon = config.model.layernorm_epsilon,
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,

@@ -18,12 +18,13 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
     : local_heads(options.shape.num_heads / tp.size()),
       local_groups(std::max<std::int64_t>(options.shape.groups() / tp.size(), 1)),
-      max_positions_(options.shape.max_positions) {
+      max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
+                                                                               : options.shape.max_positions) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
   const at::Tensor& values = parameters.values();
   if (options.rope.rotary_dim > 0 && part.num_layers > 0)
-    rope = kernels::rope_table(options.rope, shape.max_positions, values.scalar_type(), values.device());
+    rope = kernels::rope_table(options.rope, max_positions_, values.scalar_type(), values.device());
   if (part.embedding) {
     using parallel::VocabParallelEmbedding;
     words.emplace(parameters.get(kWordEmbedding), shape.vocab, "token id", tp, VocabParallelEmbedding::Options{split});

@@ -8,6 +8,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
+#include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters.h"
 #include "megatron/train/batches.h"
@@ -88,6 +89,7 @@ void check_part(const plan::ResolvedRun& run, data::SplitPart part, const data::
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
+    interchange::check_is_gpt(folder, "train");
     checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, run.config.checkpoint.load_strict);
     if (run.config.checkpoint.load_strict) interchange::check_same_network(run.config.model, folder);
     return;

@@ -1,0 +1,95 @@
+#include "megatron/interchange/companions.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/weights.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kGeneration = "generation_config.json";
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
+
+json read_object(const fs::path& path) {
+  json object = json::parse(read_file(path, kMaxConfigBytes), nullptr, false);
+  if (!object.is_object())
+    throw ConfigError(rule_got_fix(concat(path.string(), ": must be a JSON object."), "something else"));
+  return object;
+}
+
+bool is_token(const json& value) { return value.is_number_integer() && value >= 0 && value < (std::int64_t{1} << 31); }
+
+bool are_tokens(const json& value) {
+  if (!value.is_array()) return value.is_null() || is_token(value);
+  return std::all_of(value.begin(), value.end(), is_token);
+}
+
+}  // namespace
+
+bool has_tokenizer(const fs::path& folder) {
+  const auto has = [&](const char* name) { return fs::is_regular_file(folder / name); };
+  return has("tokenizer.json") || has("vocab.txt") || (has("vocab.json") && has("merges.txt")) ||
+         (has("encoder.json") && has("vocab.bpe"));
+}
+
+fs::path companion_folder(const fs::path& folder) {
+  if (kind_of(folder) != FolderKind::Native) return has_tokenizer(folder) ? folder : fs::path();
+  const fs::path checkpoints = fs::absolute(checkpoint::find_checkpoint(folder)).parent_path();
+  for (const fs::path& place : {checkpoints, checkpoints.parent_path()})
+    if (has_tokenizer(place)) return place;
+  const fs::path run = checkpoint::saved_recipe(folder).train.out;
+  return !run.empty() && has_tokenizer(run) ? run : fs::path();
+}
+
+TokenIds read_token_ids(const fs::path& folder) {
+  TokenIds ids;
+  for (const char* file : {kGeneration, "config.json"}) {
+    if (!fs::is_regular_file(folder / file)) continue;
+    const json object = read_object(folder / file);
+    for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+      const json value = object.value(name, json());
+      if (!are_tokens(value))
+        throw ConfigError(
+            rule_got_fix(concat((folder / file).string(), ": ", name, " must be a token or a list of them."),
+                         value.is_array() ? "a list of something else" : value.type_name()));
+      if (!value.is_null()) ids.emplace(name, value.dump());
+    }
+  }
+  return ids;
+}
+
+std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name) {
+  const auto found = ids.find(name);
+  if (found == ids.end()) return {};
+  const json value = json::parse(found->second, nullptr, false);
+  if (!are_tokens(value))
+    throw ConfigError(rule_got_fix(concat(name, " must be a token or a list of them."), value.type_name()));
+  return value.is_array() ? value.get<std::vector<std::int64_t>>() : std::vector{value.get<std::int64_t>()};
+}
+
+int copy_companions(const fs::path& from, const fs::path& to) {
+  int copied = 0;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe", "tokenizer.model",
+                           "chat_template.jinja", kGeneration}) {
+    if (!fs::is_regular_file(from / name)) continue;
+    write_file(to / name, read_file(from / name));
+    ++copied;
+  }
+  const TokenIds ids = read_token_ids(from);
+  if (!ids.contains("eos_token_id") || fs::exists(to / kGeneration)) return copied;
+  json object = json::object();
+  for (const auto& [name, id] : ids) object[name] = json::parse(id);
+  write_file(to / kGeneration, object.dump(2) + "\n");
+  return copied + 1;
+}
+
+}  // namespace megatron::interchange
