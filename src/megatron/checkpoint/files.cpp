@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
+
+#include "megatron/checkpoint/descriptors.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -16,28 +19,21 @@ constexpr std::uint64_t kNoBlock = ~std::uint64_t{0};
 constexpr std::size_t kBlocksAhead = 16;  // as many requests keep a disk busy
 constexpr const char* kFix = "load another checkpoint of the run";
 
-/// Fewer than asked for where the file ends or the disk fails.
-std::size_t read_some(int descriptor, std::uint64_t offset, std::span<std::byte> into) {
-  std::size_t done = 0;
-  while (done < into.size()) {
-    const ssize_t got = ::pread(descriptor, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  return done;
-}
-
 }  // namespace
 
 CheckedReader::CheckedReader(const std::filesystem::path& folder, FileRecord record)
     : path_(folder / record.name), record_(std::move(record)), buffered_(kNoBlock) {
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  descriptor_ = open_to_read(path_);
   struct stat status {};
-  if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    const std::string got = descriptor_ < 0 ? std::strerror(errno) : "something that is no file";
-    if (descriptor_ >= 0) ::close(descriptor_);
-    throw Damage(rule_got_fix(concat(name(), ": must be a file of the checkpoint."), got, kFix));
+  if (::fstat(descriptor_, &status) != 0) {
+    const int error = errno;
+    ::close(descriptor_);
+    throw std::runtime_error(concat(name(), ": its size is not known: ", std::strerror(error)));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    ::close(descriptor_);
+    throw Damage(
+        rule_got_fix(concat(name(), ": must be a file of the checkpoint."), "something that is no file", kFix));
   }
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size == record_.size) {
@@ -84,7 +80,7 @@ void CheckedReader::fetch_ahead(std::uint64_t block) {
 void CheckedReader::load(std::uint64_t block, std::byte* into) {
   const std::uint64_t begin = block * kBlockBytes, size = block_size(block);
   fetch_ahead(block);
-  const std::size_t got = read_some(descriptor_, begin, {into, size});
+  const std::size_t got = read_at(descriptor_, begin, {into, size}, path_);
   if (got < size)
     throw Damage(rule_got_fix(concat(name(), ": must be readable."), concat("no bytes from byte ", begin + got), kFix));
   if (XXH3_64bits(into, size) != record_.block_hashes[block])

@@ -41,7 +41,8 @@ class HashedWriter {
 /// read. Holds one block. Reading goes through the system's cache, which the ranks of a machine share.
 class CheckedReader {
  public:
-  /// Throws Damage where the file is missing or of another size than its record says.
+  /// Throws Damage where the file is missing or of another size than its record says; here and below
+  /// std::runtime_error where the system fails, which says nothing of the file.
   CheckedReader(const std::filesystem::path& folder, FileRecord record);
   ~CheckedReader();
   CheckedReader(const CheckedReader&) = delete;

@@ -15,6 +15,7 @@
 namespace megatron::checkpoint {
 namespace {
 
+constexpr std::size_t kMaxOpenFiles = 64;                       // of some hundreds that a process may have
 constexpr std::size_t kConvertedBytes = std::size_t{64} << 10;  // at once: they stay in the first cache
 
 /// `count` elements of `from` that begin at byte `offset`, converted.
@@ -98,7 +99,13 @@ void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& i
 }
 
 CheckedReader& Reader::file(std::size_t index) const {
-  if (!files_[index]) files_[index] = std::make_unique<CheckedReader>(folder_, manifest_.files[index]);
+  if (files_[index]) return *files_[index];
+  if (open_.size() == kMaxOpenFiles) {
+    files_[open_.front()].reset();
+    open_.pop_front();
+  }
+  files_[index] = std::make_unique<CheckedReader>(folder_, manifest_.files[index]);
+  open_.push_back(index);
   return *files_[index];
 }
 

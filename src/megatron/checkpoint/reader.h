@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -11,8 +12,8 @@
 
 namespace megatron::checkpoint {
 
-/// One checkpoint, read slice by slice. Opens a file when it is first needed; holds 1 MiB of each. Every byte that is
-/// used has been compared with its checksum.
+/// One checkpoint, read slice by slice. Opens a file when it is needed, at most 64 at a time; holds 1 MiB of each.
+/// Every byte that is used has been compared with its checksum.
 class Reader final : public WeightSource {
  public:
   /// `folder`: the iter_ folder. Throws Damage where its manifest cannot be read.
@@ -38,6 +39,7 @@ class Reader final : public WeightSource {
   std::filesystem::path folder_;
   Manifest manifest_;
   mutable std::vector<std::unique_ptr<CheckedReader>> files_;
+  mutable std::deque<std::size_t> open_;  ///< of them, the first opened first
 };
 
 /// Whether a tensor of a checkpoint is a weight, not the optimizer's.

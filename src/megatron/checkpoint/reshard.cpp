@@ -12,6 +12,7 @@
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/files.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/folder_lock.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/safetensors.h"
 #include "megatron/checkpoint/save_plan.h"
@@ -96,10 +97,15 @@ fs::path reshard(const fs::path& from, const fs::path& to, const ReshardOptions&
   const std::string name = iteration_name(reader.manifest().iteration);
   if (fs::exists(to / name) && fs::equivalent(to / name, reader.name()))
     throw ConfigError(rule_got_fix("A checkpoint is written anew in another folder.", to.string() + ", its own"));
+  if (has_checkpoint(to))
+    throw ConfigError(
+        rule_got_fix("reshard: the folder written must not hold checkpoints.", to.string(), "name another folder"));
   std::vector<std::vector<HeldSlice>> held;
   for (int index = 0; index < options.files; ++index) held.push_back(slices_of_file(reader, index, options));
   const auto writes = plan_writes(held);
 
+  make_folder(to);
+  const FolderLock lock(to, "name another folder");
   prepare_folder(to);
   const fs::path temporary = temporary_folder(to, name);
   fs::create_directory(temporary);

@@ -12,8 +12,9 @@ struct ReshardOptions {
 
 /// Writes the checkpoint that `from` means (find_checkpoint()) into the folder of checkpoints `to`, as its latest,
 /// in as many files as `options` say. Holds a few MiB at a time. Any run loads either; fewer files suit copying, as
-/// many as there are ranks suit loading. Throws Damage, ConfigError for a dtype that is no floating-point number's, and
-/// std::runtime_error where it cannot be written; `to` is then as before. Returns the new iter_ folder.
+/// many as there are ranks suit loading. Throws Damage; ConfigError for a dtype that is no floating-point number's and
+/// where `to`, which is locked meanwhile, holds checkpoints or a run writes there; and std::runtime_error where it
+/// cannot be written; `to` is then as before. Returns the new iter_ folder.
 std::filesystem::path reshard(const std::filesystem::path& from, const std::filesystem::path& to,
                               const ReshardOptions& options);
 
