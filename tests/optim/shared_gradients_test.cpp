@@ -15,6 +15,7 @@
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/optim/gradient_norm.h"
+#include "tests/optim/hand_made_store.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::optim {
