@@ -3,12 +3,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/checkpoint_interchange.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/difference.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/folder_lock.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/reshard.h"
 #include "megatron/checkpoint/safetensors.h"
@@ -205,7 +207,9 @@ int prune(const Args& args) {
   if (flags.keep_last < 1 || flags.keep_every < 0)
     throw ConfigError(rule_got_fix("--keep-last must be 1 or more, --keep-every 0 or more.",
                                    concat(flags.keep_last, " and ", flags.keep_every), kUsage));
-  const auto folder = checkpoint::find_checkpoint(words[0]).parent_path();
+  const auto folder = checkpoint::checkpoints_folder(words[0]);
+  std::optional<checkpoint::FolderLock> lock;
+  if (!flags.dry_run) lock.emplace(folder, "prune with the run's own --checkpoint.keep_last");
   const auto doomed = checkpoint::superfluous(folder, {.last = flags.keep_last, .every = flags.keep_every});
   json names = json::array();
   for (const auto& old : doomed) {

@@ -1,4 +1,5 @@
 """`megatron checkpoint`, and what train makes of damaged checkpoints and of other runs' weights."""
+import fcntl
 import json
 import pathlib
 import sys
@@ -49,6 +50,18 @@ class CheckpointJobs(unittest.TestCase):
         run(*words)
         self.assertEqual(self.names(many), ["iter_0000002", "iter_0000004", "iter_0000006"])
         self.assertIn("--keep-last", run("checkpoint", "prune", many, code=2))
+
+    def test_prune_removes_no_whole_checkpoint_for_a_damaged_one_and_waits_for_no_run(self):
+        self.place.train("pruned", "--train-iters", 4, "--save-interval", 2, "--checkpoint.keep_last", 0)
+        checkpoints = self.place.path / "pruned" / "checkpoints"
+        one = f"{checkpoints}/iter_0000002/"
+        self.assertIn("one checkpoint", run("checkpoint", "prune", one, "--keep-last", 1, code=2))
+        with open(checkpoints / ".lock", "a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            self.assertIn("another run holds", run("checkpoint", "prune", checkpoints, "--keep-last", 1, code=2))
+        next((checkpoints / "iter_0000004").glob("rank_*")).unlink()
+        run("checkpoint", "prune", checkpoints, "--keep-last", 1)
+        self.assertEqual(self.names(checkpoints.parent), ["iter_0000002", "iter_0000004"])
 
     def test_a_damaged_checkpoint_is_passed_over_loudly_and_nothing_begins_anew(self):
         self.place.train("hurt", "--train-iters", 6, "--save-interval", 2, "--checkpoint.keep_last", 0)

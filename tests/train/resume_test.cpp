@@ -2,8 +2,11 @@
 
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
@@ -45,7 +48,7 @@ class ResumeTest : public ::testing::Test {
       for (int i = 0; i < 3; ++i) {
         testing::take_step(run, engine, i);
         const RunState state{.iteration = i + 1, .consumed_samples = 4 * (i + 1), .schedule_samples = 4 * (i + 1)};
-        save_run(checkpoints(), state, engine, config::save_toml(config), 0);
+        save_run(checkpoints(), state, engine, config::save_toml(run.config), 0);
       }
     });
   }
@@ -197,6 +200,92 @@ TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
     EXPECT_EQ(slice.flat.abs().max().item<double>(), 0) << slice.kind;
   }
   EXPECT_THAT(all(start.messages), HasSubstr("fresh exp_avg"));
+}
+
+// Two ranks on two machines: the working folder of each is another, and the run's folder is named from there.
+class ResumeOnTwoMachines : public ResumeTest {
+ protected:
+  fs::path machine(int rank) const { return folder_ / ("machine" + std::to_string(rank)); }
+  fs::path iteration_on(int rank, int number) const {
+    return machine(rank) / "run/checkpoints" / checkpoint::iteration_name(number);
+  }
+
+  // Both have the checkpoints of three steps.
+  void SetUp() override {
+    ResumeTest::SetUp();
+    save_three(config(2, 1));
+    for (const int rank : {0, 1}) {
+      fs::create_directories(machine(rank) / "run");
+      fs::copy(checkpoints(), machine(rank) / "run/checkpoints", fs::copy_options::recursive);
+    }
+  }
+
+  config::RunConfig config_there() const {
+    auto config = testing::tiny_config(2, 1);
+    config.train.out = "run";
+    return config;
+  }
+
+  // What each rank begins with, or its error.
+  static std::vector<std::string> begin_there(const fs::path& folder, const config::RunConfig& config) {
+    const plan::ResolvedRun run = plan::resolve(config);
+    std::vector<std::string> answers(2);
+    const auto body = [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      const std::string place = "machine" + std::to_string(world.rank());
+      ASSERT_EQ(::unshare(CLONE_FS), 0) << "a thread's own working folder";
+      ASSERT_EQ(::chdir((folder / place).c_str()), 0);
+      Engine engine(run, world, at::kCPU);
+      std::string& answer = answers.at(static_cast<std::size_t>(world.rank()));
+      try {
+        const Start start = start_run(run, engine);
+        answer = "iteration " + std::to_string(start.state.iteration) + (start.weights_only ? ", weights" : "");
+      } catch (const ConfigError& e) {
+        answer = e.what();
+      }
+    };
+    comm::run_ranks(2, body, std::chrono::seconds(60));
+    return answers;
+  }
+
+  void expect_one_clear_error(const std::vector<std::string>& answers) const {
+    EXPECT_EQ(answers[0], answers[1]);
+    EXPECT_THAT(answers[0], HasSubstr("All ranks must see one file system"));
+    EXPECT_THAT(answers[0], HasSubstr("rank 1: "));
+  }
+};
+
+TEST_F(ResumeOnTwoMachines, ARankThatSeesNoCheckpointIsAnErrorOfAll) {
+  fs::remove_all(machine(1) / "run");
+  expect_one_clear_error(begin_there(folder_, config_there()));
+}
+
+TEST_F(ResumeOnTwoMachines, RankZeroSaysWhichCheckpointWhateverLatestSaysElsewhere) {
+  write_file(machine(1) / "run/checkpoints/latest", "iter_0000002\n");
+  EXPECT_EQ(begin_there(folder_, config_there()), std::vector<std::string>(2, "iteration 3"));
+  fs::remove_all(machine(0) / "run");
+  expect_one_clear_error(begin_there(folder_, config_there()));
+}
+
+TEST_F(ResumeOnTwoMachines, AnotherCheckpointOfTheSameNameIsAnErrorOfAll) {
+  fs::remove_all(iteration_on(1, 3));
+  fs::copy(iteration_on(1, 2), iteration_on(1, 3));
+  expect_one_clear_error(begin_there(folder_, config_there()));
+}
+
+TEST_F(ResumeOnTwoMachines, WeightsOfAnotherRunAreCheckedToo) {
+  auto tuning = config_there();
+  tuning.train.out = "tuned";
+  tuning.checkpoint.load = "run";
+  tuning.checkpoint.finetune = true;
+  EXPECT_EQ(begin_there(folder_, tuning), std::vector<std::string>(2, "iteration 0, weights"));
+  fs::remove_all(iteration_on(1, 3));
+  expect_one_clear_error(begin_there(folder_, tuning));
+}
+
+TEST_F(ResumeOnTwoMachines, DamageThatOneRankSeesIsDamageForAll) {
+  fs::remove(iteration_on(1, 3) / "rank_00001.safetensors");
+  EXPECT_EQ(begin_there(folder_, config_there()), std::vector<std::string>(2, "iteration 2"));
 }
 
 }  // namespace

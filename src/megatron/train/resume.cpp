@@ -1,8 +1,10 @@
 #include "megatron/train/resume.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
-#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -17,18 +19,122 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Tries the checkpoints of a folder until every rank has one whole; every rank takes part in each attempt.
+enum class Trouble : std::uint8_t { None, Damaged, Unfit, Failed };  // the worst last
+
+/// What came of a piece of work.
+struct Finding {
+  Trouble trouble = Trouble::None;
+  std::string text = {};
+};
+
+template <class Work>
+Finding attempt(Work work) {
+  try {
+    work();
+  } catch (const checkpoint::Damage& e) {
+    return {Trouble::Damaged, e.what()};
+  } catch (const ConfigError& e) {
+    return {Trouble::Unfit, e.what()};
+  } catch (const std::exception& e) {
+    return {Trouble::Failed, e.what()};
+  }
+  return {};
+}
+
+/// Where the run starts, as rank 0 sees it. The others do not look: what they see may be older, or another disk's.
+struct Decision {
+  enum class Kind : char { New = 'n', Weights = 'w', Checkpoint = 'c' };
+  Kind kind = Kind::New;
+  std::string folder = {};                   ///< as the user named it
+  std::vector<std::string> candidates = {};  ///< best first; of weights: where they lie
+
+  std::string to_text() const {
+    std::string text(1, static_cast<char>(kind));
+    text += folder;
+    for (const std::string& candidate : candidates) text += '\0' + candidate;
+    return text;
+  }
+  static Decision of_text(std::string_view text) {
+    Decision decision{.kind = static_cast<Kind>(text.at(0))};
+    std::size_t begin = 1;
+    for (std::size_t end = text.find('\0', begin);; begin = end + 1, end = text.find('\0', begin)) {
+      const std::string part(text.substr(begin, end == std::string_view::npos ? end : end - begin));
+      if (begin == 1)
+        decision.folder = part;
+      else
+        decision.candidates.push_back(part);
+      if (end == std::string_view::npos) return decision;
+    }
+  }
+};
+
+Decision decide(const config::RunConfig& config) {
+  const auto folder = checkpoint_to_load(config);
+  if (!folder) return {};
+  Decision decision{.kind = Decision::Kind::Checkpoint, .folder = folder->string()};
+  if (takes_weights_alone(config)) {
+    const bool native = interchange::kind_of(*folder) == interchange::FolderKind::Native;
+    decision.kind = Decision::Kind::Weights;
+    decision.candidates = {native ? checkpoint::find_checkpoint(*folder).string() : decision.folder};
+  } else {
+    for (const fs::path& candidate : checkpoint::candidates(*folder)) decision.candidates.push_back(candidate.string());
+  }
+  return decision;
+}
+
+/// Of a folder of another program: its files. Of a checkpoint: its manifest.
+std::string view_of(const fs::path& folder) {
+  if (!fs::is_directory(folder) || fs::exists(folder / "manifest.json")) return checkpoint::fingerprint(folder);
+  std::uint64_t files = 0, bytes = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.path().filename().string().starts_with('.')) continue;
+    ++files;
+    bytes += entry.file_size();
+  }
+  return concat(files, " files of ", bytes, " bytes, no manifest");
+}
+
+/// Begins the run on every rank alike: rank 0 decides from what, and each attempt is everyone's or nobody's.
 class Attempts {
  public:
   Attempts(const plan::ResolvedRun& run, Engine& engine)
       : run_(run), engine_(engine), messages_(engine.context.world(), engine.context.device()) {}
 
-  Start resume(const fs::path& folder) {
+  Start start() {
+    const Decision decision = decision_of_rank_0();
+    if (decision.kind == Decision::Kind::Weights) return begin_with_weights(decision);
+    if (decision.kind == Decision::Kind::Checkpoint) return resume(decision);
+    throw_if_any(agree(attempt([&] {
+      if (const auto folder = checkpoint_to_load(run_.config)) fail_for_view(*folder, "a checkpoint", "nothing");
+    })));
+    return {};
+  }
+
+ private:
+  Decision decision_of_rank_0() const {
+    Decision decision;
+    throw_if_any(agree(attempt([&] {
+      if (rank() == 0) decision = decide(run_.config);
+    })));
+    return Decision::of_text(from_rank_0(decision.to_text()));
+  }
+
+  Start begin_with_weights(const Decision& decision) const {
+    Start start{.from = decision.folder, .weights_only = true};
+    throw_if_any(agree(attempt_in(decision.candidates.at(0), [&](const fs::path& folder) {
+      const auto source = interchange::open_weights(folder);
+      const auto report = load_weights(*source, engine_, run_.shape, run_.config.checkpoint.load_strict);
+      for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
+    })));
+    return start;
+  }
+
+  Start resume(const Decision& decision) {
     std::string problems;
-    for (const fs::path& candidate : checkpoint::candidates(folder)) {
+    for (const fs::path candidate : decision.candidates) {
       Start start{.from = candidate};
-      const std::string problem = first_problem(damage_of(candidate, start));
-      if (problem.empty()) {
+      const Finding found = agree(attempt_in(candidate, [&](const fs::path& folder) { load(folder, start); }));
+      if (found.trouble == Trouble::None) {
         start.messages.insert(start.messages.begin(), fallen_back_.begin(), fallen_back_.end());
         if (!fallen_back_.empty()) tell(concat("WARNING: falling back to the older checkpoint ", candidate.string()));
         if (!fallen_back_.empty())
@@ -37,42 +143,69 @@ class Attempts {
         round_as_trained(engine_);
         return start;
       }
-      fallen_back_.push_back("WARNING: a damaged checkpoint is left out: " + problem);
+      if (found.trouble != Trouble::Damaged) throw_if_any(found);
+      if (rank() == 0) checkpoint::mark_damaged(candidate, found.text);
+      fallen_back_.push_back("WARNING: a damaged checkpoint is left out: " + found.text);
       tell(fallen_back_.back());
-      problems += (problems.empty() ? "" : "\n") + problem;
+      problems += (problems.empty() ? "" : "\n") + found.text;
     }
     throw ConfigError(
-        rule_got_fix(concat(folder.string(), ": a run goes on from a whole checkpoint; none is."), problems,
+        rule_got_fix(concat(decision.folder, ": a run goes on from a whole checkpoint; none is."), problems,
                      "restore one from elsewhere; or begin anew in another folder: --train.out, --checkpoint.save"));
   }
 
- private:
-  /// What is wrong with the candidate, as this rank sees it; empty: it is loaded.
-  std::string damage_of(const fs::path& candidate, Start& start) {
-    try {
-      checkpoint::check_structure(candidate);
-      start.messages = check_checkpoint(candidate, run_);
-      start.state = load_run(candidate, engine_, !run_.config.checkpoint.no_load_optim, start.messages);
-    } catch (const checkpoint::Damage& damage) {
-      return damage.what();
-    }
-    return "";
+  void load(const fs::path& candidate, Start& start) const {
+    checkpoint::check_structure(candidate);
+    start.messages = check_checkpoint(candidate, run_);
+    start.state = load_run(candidate, engine_, !run_.config.checkpoint.no_load_optim, start.messages);
   }
 
-  /// Of the ranks' problems the first that there is; equal on every rank.
-  std::string first_problem(const std::string& own) const {
-    const comm::Group& world = engine_.context.world();
-    if (world.all_reduce_scalars({own.empty() ? 0.0 : 1.0}, comm::ReduceOp::Max)[0] == 0) return "";
-    std::vector<std::string> all = messages_.gather(own);
-    if (world.rank() == 0) {
-      const std::string first = *std::find_if(all.begin(), all.end(), [](const std::string& p) { return !p.empty(); });
-      std::fill(all.begin(), all.end(), first);
-    }
-    return messages_.scatter(all);
+  /// `work` on a folder that this rank sees as rank 0 does. Collective.
+  template <class Work>
+  Finding attempt_in(const fs::path& folder, Work work) const {
+    std::string own;
+    const Finding looked = attempt([&] { own = view_of(folder); });
+    const std::string theirs = from_rank_0(own);
+    if (looked.trouble != Trouble::None) return looked;
+    return attempt([&] {
+      if (own != theirs) fail_for_view(folder, own, theirs);
+      work(folder);
+    });
   }
+
+  [[noreturn]] void fail_for_view(const fs::path& folder, const std::string& own, const std::string& theirs) const {
+    throw ConfigError(rule_got_fix(
+        concat("All ranks must see one file system, with the same checkpoint in ", folder.string(), "."),
+        concat("rank ", rank(), ": ", own, "; rank 0: ", theirs), "name a folder that all machines share"));
+  }
+
+  /// The worst that any rank has found, the first rank's; equal on every rank.
+  Finding agree(const Finding& own) const {
+    const auto number = static_cast<double>(own.trouble);
+    const double worst = engine_.context.world().all_reduce_scalars({number}, comm::ReduceOp::Max)[0];
+    if (worst == 0) return {};
+    std::vector<std::string> all = messages_.gather(number == worst ? "!" + own.text : "");
+    if (rank() == 0) {
+      const std::string first = *std::find_if(all.begin(), all.end(), [](const std::string& p) { return !p.empty(); });
+      std::fill(all.begin(), all.end(), first.substr(1));
+    }
+    return {static_cast<Trouble>(static_cast<int>(worst)), messages_.scatter(all)};
+  }
+
+  static void throw_if_any(const Finding& found) {
+    if (found.trouble == Trouble::Failed) throw std::runtime_error(found.text);
+    if (found.trouble != Trouble::None) throw ConfigError(found.text);
+  }
+
+  std::string from_rank_0(const std::string& text) const {
+    return messages_.scatter(
+        std::vector<std::string>(rank() == 0 ? static_cast<std::size_t>(engine_.context.world().size()) : 0, text));
+  }
+
+  int rank() const { return engine_.context.world().rank(); }
 
   void tell(const std::string& message) const {
-    if (engine_.context.world().rank() == 0) std::fprintf(stderr, "%s\n", message.c_str());
+    if (rank() == 0) std::fprintf(stderr, "%s\n", message.c_str());
   }
 
   const plan::ResolvedRun& run_;
@@ -81,23 +214,10 @@ class Attempts {
   std::vector<std::string> fallen_back_;
 };
 
-Start begin_with_weights(const plan::ResolvedRun& run, Engine& engine, const fs::path& folder) {
-  const auto source = interchange::open_weights(folder);
-  const auto report = load_weights(*source, engine, run.shape, run.config.checkpoint.load_strict);
-  Start start{.from = folder, .weights_only = true};
-  for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
-  return start;
-}
-
 }  // namespace
 
 Start start_run(const plan::ResolvedRun& run, Engine& engine) {
-  const auto folder = checkpoint_to_load(run.config);
-  Start start;
-  if (folder && takes_weights_alone(run.config))
-    start = begin_with_weights(run, engine, *folder);
-  else if (folder)
-    start = Attempts(run, engine).resume(*folder);
+  Start start = Attempts(run, engine).start();
   engine.shared.check_copies();
   return start;
 }

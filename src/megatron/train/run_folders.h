@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "megatron/checkpoint/folder_lock.h"
 #include "megatron/config/run_config.h"
 
 namespace megatron::train {
@@ -15,17 +16,7 @@ class RunFolders {
   explicit RunFolders(const config::RunConfig& config);
 
  private:
-  class Lock {
-   public:
-    explicit Lock(const std::filesystem::path& folder);
-    ~Lock();
-    Lock(Lock&& other) noexcept;
-    Lock& operator=(Lock&&) = delete;
-
-   private:
-    int descriptor_ = -1;
-  };
-  std::vector<Lock> locks_;
+  std::vector<checkpoint::FolderLock> locks_;
 };
 
 }  // namespace megatron::train
