@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writing and reading with a trained model, ours against transformers, taken in turns so that a busy machine slows both:
+"""Writing and reading with a trained model, ours against transformers, in turns so that a busy machine slows both:
 
     bench/generate_vs_peer.py MODEL_FOLDER [--threads 2] [--dtypes fp32 bf16] [--rounds 3]
 
@@ -41,8 +41,8 @@ class Peer:
 
 
 def ours(folder, dtype, threads):
-    words = [PROGRAM, "bench", "generate", "--load", folder, "--dtype", dtype, "--threads-per-rank", threads, "--repeats",
-             2, "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL, "--json"]
+    words = [PROGRAM, "bench", "generate", "--load", folder, "--dtype", dtype, "--threads-per-rank", threads,
+             "--repeats", 2, "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL, "--json"]
     report = json.loads(subprocess.run(list(map(str, words)), capture_output=True, check=True).stdout)
     return report["tokens_per_s"], report["prefill_tokens_per_s"], report
 

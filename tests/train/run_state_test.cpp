@@ -111,7 +111,7 @@ TEST_F(RunStateTest, CheckpointsOfPipelinesGoOnInEveryLayoutAndTheTiedEmbeddingI
 TEST_F(RunStateTest, ACheckpointWithoutTheCountersOfARunIsAClearError) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
   Engine engine(run, {}, at::kCPU);
-  checkpoint::save(folder_, 1, sharded_tensors(engine), {{"consumed_samples", "-4"}}, {}, 1);
+  checkpoint::save(folder_, 1, sharded_tensors(engine), {{"consumed_samples", "-4"}}, {});
   try {
     load_run(folder_, engine);
     FAIL() << "loaded";

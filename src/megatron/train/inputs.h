@@ -23,8 +23,8 @@ std::filesystem::path save_folder(const config::RunConfig& config);
 /// name a run's folder or its checkpoints, is for a run that has none yet.
 std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
 
-/// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else: checkpoint.finetune, or a
-/// folder of another program; and no checkpoint of its own yet.
+/// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else: checkpoint.finetune, or
+/// a folder of another program; and no checkpoint of its own yet.
 bool takes_weights_alone(const config::RunConfig& config);
 
 /// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
