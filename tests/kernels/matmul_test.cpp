@@ -46,9 +46,9 @@ using LinearTest = OnEveryInstructionSet;
 
 // Single blocks with edges in every direction, several blocks, several pieces of depth, and rows up to those of
 // decoding, where weights are read in another way.
-const std::vector<Shape> kShapes = {{1, 1, 1},     {1, 50, 67},   {3, 4, 8},     {7, 130, 33},
-                                    {8, 65, 200},  {33, 7, 5},    {40, 64, 64},  {70, 100, 401},
-                                    {97, 17, 800}, {600, 70, 35}, {64, 600, 20}, {35, 16, 1100}};
+const std::vector<Shape> kShapes = {{1, 1, 1},     {1, 50, 67},    {3, 4, 8},       {7, 130, 33},  {8, 65, 200},
+                                    {33, 7, 5},    {40, 64, 64},   {70, 100, 401},  {97, 17, 800}, {600, 70, 35},
+                                    {64, 600, 20}, {35, 16, 1100}, {1024, 1600, 40}};
 
 TEST_F(LinearTest, ProductsOfBf16AndFp16AreThoseOfTheSameNumbersRoundedOnce) {
   on_each([] {

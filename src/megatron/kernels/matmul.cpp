@@ -39,25 +39,30 @@ bool readable(const at::Tensor& x) {
   return x.is_cpu() && (is_half(x) || x.scalar_type() == at::kFloat) && cpu::enabled();
 }
 
-/// The length of the parts when `size` is split into parts of at most `most`, whole multiples of `multiple`.
+/// The length of the parts when `size` is split into parts of at most `most`, whole multiples of `multiple`, of which
+/// `most` is one.
 std::int64_t part_of(std::int64_t size, std::int64_t most, std::int64_t multiple) {
   const std::int64_t parts = std::max<std::int64_t>((size + most - 1) / most, 1);
   return (size + parts * multiple - 1) / (parts * multiple) * multiple;
 }
 std::int64_t parts_of(std::int64_t size, std::int64_t part) { return (size + part - 1) / part; }
 
+constexpr std::int64_t kRowMultiple = 6, kColumnMultiple = 64;
+static_assert(cpu::kBlockRows % kRowMultiple == 0 && cpu::kBlockColumns % kColumnMultiple == 0);
+
 /// c [rows, columns] = or += a b, block by block of c over the threads. Operands may be of any readable dtype.
 void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, bool accumulate) {
   const at::Tensor a = cpu::laid_out(a_any), b = cpu::laid_out(b_any);
   const std::int64_t rows = c.size(0), columns = c.size(1);
   constexpr std::int64_t kLeast = 128, kBlocksOfAThread = 3;
-  std::int64_t row_part = part_of(rows, cpu::kBlockRows, 6), column_part = part_of(columns, cpu::kBlockColumns, 64);
+  std::int64_t row_part = part_of(rows, cpu::kBlockRows, kRowMultiple),
+               column_part = part_of(columns, cpu::kBlockColumns, kColumnMultiple);
   while (parts_of(rows, row_part) * parts_of(columns, column_part) < kBlocksOfAThread * cpu::num_threads() &&
          std::max(row_part, column_part) > kLeast) {
     if (row_part >= column_part)
-      row_part = part_of(rows, row_part / 2, 6);
+      row_part = part_of(rows, row_part / 2, kRowMultiple);
     else
-      column_part = part_of(columns, column_part / 2, 64);
+      column_part = part_of(columns, column_part / 2, kColumnMultiple);
   }
   const std::int64_t across = parts_of(columns, column_part);
   const at::Tensor scratch =

@@ -42,7 +42,7 @@ struct Product {
 
 /// The most rows and columns of c that one call of product_block computes. Each operand is widened to float32 once for
 /// every block it takes part in, in pieces that stay in a core's second cache.
-inline constexpr std::size_t kBlockRows = 512, kBlockColumns = 512;
+inline constexpr std::size_t kBlockRows = 516, kBlockColumns = 512;
 /// Scratch of one call, in floats.
 inline constexpr std::size_t kProductScratch = [] {
   constexpr std::size_t kDepth = 384, kRowsAtOnce = 96, kGap = 16;  // see product_block
