@@ -3,7 +3,8 @@
 # ctest runs each for a moment; scripts/fuzz.sh runs 100,000 mutations of each under the sanitizers.
 set(MEGATRON_FUZZ_RUNS 3000 CACHE STRING "Mutations of each fuzz target that ctest runs")
 set(MEGATRON_FUZZ_RUNS_tokenizer_json 300)  # each builds a whole vocabulary
-set(fuzz_folders base config text data schedule plan)  # those that read what others wrote, as far as they need no torch
+# Those that read what others wrote, as far as they need no torch.
+set(fuzz_folders base config text data corpus schedule plan)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   foreach(folder ${fuzz_folders})  # libFuzzer searches by what the libraries tell it of the branches taken
     target_compile_options(megatron_${folder} PRIVATE -fsanitize=fuzzer-no-link)
