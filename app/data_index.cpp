@@ -1,0 +1,79 @@
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/data_jobs.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/config/options.h"
+#include "megatron/data/gpt_index.h"
+#include "megatron/data/indexed_dataset.h"
+
+namespace megatron::app {
+namespace {
+
+struct IndexFlags {
+  std::int64_t seq_length = 0;
+  std::uint64_t seed = 1234;
+  std::string split = "969,30,1";
+  std::vector<std::int64_t> samples;
+  std::string output;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("seq_length", seq_length, "Tokens of a sample.");
+    v("seed", seed, "Seed of the order.");
+    v("split", split, "Shares of documents for training, validation and test.");
+    v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.");
+    v("output", output, "Folder to write.");
+    v("json", json, "Print what was written as a JSON object.");
+  }
+};
+
+}  // namespace
+
+int data_index(const Args& args) {
+  IndexFlags flags;
+  const auto words = config::parse_command_line(
+      flags, args,
+      "megatron data index P --seq-length S --seed N --split 969,30,1 --samples T,V,E --output DIR\n\n"
+      "Builds the order of GPT samples ahead of time: DIR/SPLIT_{document,sample,shuffle}_index.npy.");
+  if (words.size() != 1)
+    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words")));
+  need_option(!flags.output.empty(), "--output");
+  need_option(flags.seq_length != 0, "--seq-length");
+  if (flags.samples.size() != 3)
+    throw ConfigError(
+        rule_got_fix("--samples takes three numbers, such as 1000,50,10.", concat(flags.samples.size(), " numbers")));
+  const data::IndexedDataset pair(words[0]);
+  const auto ranges = data::split_ranges(flags.split, pair.size());
+  const auto spec_of = [&](std::size_t i) {
+    return data::GptIndexSpec{.seq_length = flags.seq_length, .seed = flags.seed, .num_samples = flags.samples[i]};
+  };
+  constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
+  for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
+  make_folder(flags.output);
+  nlohmann::ordered_json report = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (ranges[i].size() == 0) continue;
+    const std::string name = data::split_part_name(kParts[i]), stem = flags.output + "/" + name;
+    const auto plan =
+        data::build_gpt_index(pair, ranges[i], spec_of(i),
+                              {stem + "_document_index.npy", stem + "_sample_index.npy", stem + "_shuffle_index.npy"});
+    report[name] = {{"sequences", ranges[i].size()},
+                    {"tokens_per_epoch", plan.tokens_per_epoch},
+                    {"epochs", plan.epochs},
+                    {"separate_last_epoch", plan.separate_last_epoch},
+                    {"samples", plan.samples}};
+    if (!flags.json)
+      std::printf("%s: %lld samples in %lld passes over %lld sequences\n", name.c_str(),
+                  static_cast<long long>(plan.samples), static_cast<long long>(plan.epochs),
+                  static_cast<long long>(ranges[i].size()));
+  }
+  if (flags.json) print_json(report);
+  return kDone;
+}
+
+}  // namespace megatron::app
