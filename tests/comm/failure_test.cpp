@@ -22,6 +22,7 @@
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
 #include "staging_backend.h"
+#include "tests/testing/temporary_folder.h"
 
 // A rank that throws, ends, is killed or stalls: every other rank ends in time and says who is missing, at what.
 namespace megatron::comm {
@@ -140,21 +141,14 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailureAmongThreads,
                          testing::Values(Transport{"Local", run_ranks}, Transport{"Gloo", run_gloo_ranks}),
                          [](const auto& p) { return p.param.name; });
 
-/// A folder of its own for one test, removed at the end.
+/// A folder of one test, with a file for each rank.
 class Folder {
  public:
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "megatron-comm-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file(int rank) const { return path_ / concat("rank", rank); }
-  std::string path() const { return path_; }
+  std::string file(int rank) const { return folder_.path() / concat("rank", rank); }
+  std::string path() const { return folder_.path(); }
 
  private:
-  std::filesystem::path path_;
+  TemporaryFolder folder_;
 };
 
 std::string text_of(const std::string& path) {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::data {
 
@@ -29,29 +30,20 @@ inline void write_bytes(const std::string& path, std::string_view bytes) {
 
 inline std::span<const std::byte> as_bytes(std::string_view bytes) { return std::as_bytes(std::span(bytes)); }
 
-/// A new folder that is removed with all it holds.
+/// A new folder, in memory where the system has that: the files are synced, which a busy disk makes slow.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    // In memory where the system has that: the files are synced, which a busy disk makes slow.
-    const auto memory = std::filesystem::path("/dev/shm");
-    const bool in_memory = ::access(memory.c_str(), W_OK) == 0;
-    std::string name =
-        ((in_memory ? memory : std::filesystem::temp_directory_path()) / "megatron-data-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
-  std::string path_;
+  static std::filesystem::path parent() {
+    const std::filesystem::path memory = "/dev/shm";
+    return ::access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path();
+  }
+
+  megatron::TemporaryFolder folder_{parent()};
+  std::string path_ = folder_.path().string();
 };
 
 }  // namespace megatron::data

@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/model/gpt.h"
+#include "tests/generate/small_gpt.h"
 #include "tests/testing/dense_gpt.h"
 
 namespace megatron::generate {
@@ -14,17 +15,7 @@ using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using Texts = std::vector<std::vector<std::int64_t>>;
 
-const model::GptOptions kOptions = [] {
-  model::GptOptions options;
-  options.shape = {.num_layers = 2,
-                   .hidden = 16,
-                   .num_heads = 4,
-                   .ffn_hidden = 24,
-                   .vocab = 30,
-                   .padded_vocab = 32,
-                   .max_positions = 12};
-  return options;
-}();
+const model::GptOptions kOptions = small_gpt();
 
 Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const OnToken& on_token = {}) {
   const auto weights = random_weights(kOptions.shape, 4);

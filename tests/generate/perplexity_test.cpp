@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
+#include "tests/generate/small_gpt.h"
 #include "tests/testing/dense_gpt.h"
 
 namespace megatron::generate {
@@ -15,18 +16,6 @@ namespace {
 using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using ::testing::ElementsAre;
-
-model::GptOptions small() {
-  model::GptOptions options;
-  options.shape = {.num_layers = 2,
-                   .hidden = 16,
-                   .num_heads = 4,
-                   .ffn_hidden = 24,
-                   .vocab = 30,
-                   .padded_vocab = 32,
-                   .max_positions = 12};
-  return options;
-}
 
 std::vector<std::int64_t> random_ids(std::size_t count) {
   std::mt19937 random(3);
@@ -55,7 +44,7 @@ TEST(Windows, RefuseWhatScoresNothing) {
 }
 
 TEST(TextLoss, IsTheSumOverTheScoredTokensOfEachWindowsLogits) {
-  const auto options = small();
+  const auto options = small_gpt();
   const auto weights = random_weights(options.shape, 4);
   const auto ids = random_ids(29);
   const auto cut = windows(29, 8, 3);

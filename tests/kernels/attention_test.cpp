@@ -178,18 +178,7 @@ TEST_F(AttentionTest, DecodesAgainstALongCache) {
   });
 }
 
-/// Runs the test body with tiles emulated, on each vector instruction set.
-class AttentionOnTiles : public OnEveryInstructionSet {
- protected:
-  void SetUp() override {
-    OnEveryInstructionSet::SetUp();
-    cpu::emulate_tiles(true);
-  }
-  void TearDown() override {
-    cpu::emulate_tiles(false);
-    OnEveryInstructionSet::TearDown();
-  }
-};
+using AttentionOnTiles = OnEmulatedTiles;
 
 TEST_F(AttentionOnTiles, MatchesTheReferenceForAnyShape) {
   on_each([] {

@@ -15,17 +15,12 @@
 namespace megatron::kernels {
 namespace {
 
-/// The products for AMX with its matrix unit emulated: packing, edges, blocks and sums are the same code.
-class TileProductTest : public OnEveryInstructionSet {
+/// Also puts the precision of float32 products back.
+class TileProductTest : public OnEmulatedTiles {
  protected:
-  void SetUp() override {
-    OnEveryInstructionSet::SetUp();
-    cpu::emulate_tiles(true);
-  }
   void TearDown() override {
-    cpu::emulate_tiles(false);
     set_matmul_precision("highest");
-    OnEveryInstructionSet::TearDown();
+    OnEmulatedTiles::TearDown();
   }
 };
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/error.h"
-#include "tests/plan/golden.h"
+#include "tests/plan/golden_buffers.h"
 
 namespace megatron::plan {
 namespace {
@@ -18,31 +18,11 @@ TEST(BufferLayout, EqualsMegatronCoresWithoutAlignment) {
   int compared = 0;
   for (const auto& example : golden("buffers.json")) {
     if (example["ddp"]["use_distributed_optimizer"]) continue;  // pads for its shards
-    std::vector<ParameterSpec> specs;
-    // In the order of the package's module tree, which nlohmann's map does not keep: the buffer's own, reversed.
-    const auto& buffer = example["buffers"][0];
-    for (auto entry = buffer["params"].rbegin(); entry != buffer["params"].rend(); ++entry) {
-      const std::string name = (*entry)[0];
-      specs.push_back({.name = name, .shape = example["parameters"][name].get<std::vector<std::int64_t>>()});
-    }
+    const auto specs = specs_of(example);
     const bool one_bucket = example.value("stage", 0) > 0;  // its later stages; ours are cut too (decision 35)
     const auto layout =
         buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), {.alignment = 1});
-    EXPECT_EQ(layout.size, buffer["numel"]);
-    ASSERT_EQ(layout.slots.size(), buffer["params"].size());
-    for (std::size_t i = 0; i < layout.slots.size(); ++i) {
-      const auto& slot = layout.slots[i];
-      const auto& expected = buffer["params"][i];
-      EXPECT_EQ(specs[static_cast<std::size_t>(slot.parameter)].name, expected[0]);
-      EXPECT_EQ(slot.begin, expected[1]);
-      EXPECT_EQ(slot.end, expected[2]);
-      EXPECT_EQ(slot.bucket, expected[3]);
-    }
-    ASSERT_EQ(layout.buckets.size(), buffer["buckets"].size());
-    for (std::size_t i = 0; i < layout.buckets.size(); ++i) {
-      EXPECT_EQ(layout.buckets[i].begin, buffer["buckets"][i]["offset"]);
-      EXPECT_EQ(layout.buckets[i].end - layout.buckets[i].begin, buffer["buckets"][i]["numel"]);
-    }
+    expect_layout(layout, specs, example["buffers"][0]);
     ++compared;
   }
   EXPECT_GE(compared, 3);

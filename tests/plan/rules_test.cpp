@@ -47,6 +47,25 @@ TEST(Resolve, FillsInWhatFollowsFromTheOptions) {
   EXPECT_EQ(run.shape.padded_vocab, 1024);
 }
 
+TEST(Resolve, ShardsGradientsBesideTheOptimizerAlone) {
+  RunConfig config = valid();
+  auto& optimizer = config.optimizer;
+  for (const char* strategy : {"no_shard", "optim"}) {
+    optimizer.data_parallel_sharding_strategy = strategy;
+    EXPECT_EQ(error_of(config), "no error");
+  }
+  optimizer.data_parallel_sharding_strategy = "optim_grads";
+  EXPECT_THAT(error_of(config), HasSubstr("optim_grads needs optimizer.use_distributed_optimizer"));
+  optimizer.use_distributed_optimizer = true;
+  EXPECT_EQ(error_of(config), "no error");
+  optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+  EXPECT_THAT(error_of(config), HasSubstr("each rank has whole parameters"));
+  optimizer.data_parallel_sharding_strategy = "no_shard";
+  EXPECT_THAT(error_of(config), HasSubstr("no_shard must go without"));
+  optimizer.data_parallel_sharding_strategy = "optim_grad";
+  EXPECT_THAT(error_of(config), HasSubstr("optim_grads"));
+}
+
 TEST(Resolve, TakesTheTokenizersVocabularyWhereNoneIsGiven) {
   RunConfig config;
   EXPECT_EQ(resolve(config, {.tokenizer_vocab = 300}).shape.vocab, 300);

@@ -1,12 +1,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
+#include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 
 // The distributed optimizer against the plain one in the same layout: the gradients are summed in the same order, so
@@ -31,15 +34,9 @@ std::string name_of(const ::testing::TestParamInfo<Layout>& test) {
 }
 
 config::RunConfig config_of(const Layout& layout, bool sharded) {
-  auto config = testing::tiny_config(layout.tp, layout.dp, layout.dtype);
-  config.model.num_layers = 4;
-  config.parallel.pp = layout.pp;
-  config.parallel.vpp = layout.vpp;
-  config.parallel.sp = layout.sp;
-  config.parallel.pp_schedule = layout.schedule;
-  config.parallel.world_size = layout.tp * layout.dp * layout.pp;
+  auto config = testing::tiny_pipeline_config(layout.tp, layout.dp, layout.pp, layout.vpp, layout.sp, layout.schedule,
+                                              layout.dtype);
   config.train.global_batch_size = 2 * layout.dp;
-  config.optimizer.bucket_size = 2000;
   config.optimizer.use_distributed_optimizer = sharded;
   return config;
 }
@@ -125,6 +122,70 @@ INSTANTIATE_TEST_SUITE_P(Layouts, DistributedOptimizer,
                                            Layout{.tp = 2, .dp = 2, .pp = 2, .sp = true}),
                          name_of);
 
+/// With ZeRO stage 2: `microbatches` a step on each data-parallel rank.
+std::pair<config::RunConfig, config::RunConfig> both_stages(const Layout& layout, std::int64_t microbatches) {
+  auto first = config_of(layout, true);
+  first.train.global_batch_size = microbatches * layout.dp;
+  auto second = first;
+  second.optimizer.data_parallel_sharding_strategy = "optim_grads";
+  return {first, second};
+}
+
+class ShardedGradients : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(ShardedGradients, OfOneMicrobatchTrainToTheSameBitsAsWholeOnes) {
+  auto [first, second] = both_stages(GetParam(), 1);
+  first.optimizer.clip_grad = second.optimizer.clip_grad = 0.05;
+  expect_equal(train(second), train(first));
+  second.optimizer.overlap_grad_reduce = false;
+  expect_equal(train(second), train(first));
+}
+
+// The sum over microbatches is then taken after that over ranks, not before it.
+TEST_P(ShardedGradients, OfSeveralMicrobatchesTrainToTheSameLossesWithinAMillionth) {
+  auto [first, second] = both_stages(GetParam(), 4);
+  const Course want = train(first), got = train(second);
+  const double tolerance = GetParam().dtype == std::string("fp32") ? 1e-6 : 2e-3;
+  for (std::size_t i = 0; i < want.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], want.losses[i], tolerance * want.losses[i]) << "step " << i + 1;
+    EXPECT_NEAR(got.norms[i], want.norms[i], 5 * tolerance * want.norms[i]) << "step " << i + 1;
+  }
+  if (GetParam().dp == 1) expect_equal(got, want);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, ShardedGradients,
+                         ::testing::Values(Layout{}, Layout{.dp = 2}, Layout{.dp = 3}, Layout{.dp = 4},
+                                           Layout{.dp = 2, .dtype = "bf16"}, Layout{.tp = 2, .dp = 2, .sp = true},
+                                           Layout{.dp = 2, .pp = 2}, Layout{.dp = 2, .pp = 2, .schedule = "gpipe"},
+                                           Layout{.dp = 3, .pp = 2, .schedule = "zb-h1"},
+                                           Layout{.dp = 2, .pp = 2, .vpp = 2, .schedule = "zb-v"},
+                                           Layout{.tp = 2, .dp = 2, .pp = 2, .sp = true}),
+                         name_of);
+
+TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
+  for (const char* strategy : {"optim", "optim_grads"})
+    for (const Layout& layout : {Layout{.dp = 2}, Layout{.dp = 4}, Layout{.dp = 4, .dtype = "bf16"},
+                                 Layout{.dp = 4, .pp = 2, .schedule = "zb-h1"}}) {
+      auto config = config_of(layout, true);
+      config.model.hidden_size = 96;
+      config.model.num_layers = 8;
+      config.optimizer.data_parallel_sharding_strategy = strategy;
+      const plan::ResolvedRun run = plan::resolve(config);
+      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
+        const pipeline::testing::CountAllocations counting(counter);
+        Engine engine(run, world, at::kCPU);
+        testing::take_step(run, engine, 0);
+        (void)engine.parameters.values();
+        const auto planned = plan::memory_plan(run, 0, engine.context.index(plan::Axis::Pp), 0);
+        EXPECT_EQ(planned.gradients, engine.parameters.gradient_bytes());
+        const auto want = static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state);
+        EXPECT_NEAR(static_cast<double>(counter->bytes()), want, 0.02 * want) << strategy << " dp " << layout.dp;
+      });
+    }
+}
+
 /// The article's table, bytes of a parameter on d ranks. Of 16-bit gradients it counts 4/d more: a copy in fp32, which
 /// this optimizer does without.
 struct Row {
@@ -149,7 +210,7 @@ TEST_P(BytesOfAParameter, AreThoseOfTheTableWithinTwoPercent) {
       double elements = 0;
       for (const auto& parameter : engine.parameters.all()) elements += static_cast<double>(parameter->value.numel());
       const auto values = static_cast<std::int64_t>(engine.parameters.values().nbytes());
-      const auto gradients = static_cast<std::int64_t>(engine.parameters.gradients().nbytes());
+      const std::int64_t gradients = engine.parameters.gradient_bytes();
       const double bytes = static_cast<double>(values + gradients + engine.optimizer.bytes()) / elements;
       const double want = row.each + row.shared / dp;
       EXPECT_NEAR(bytes, want, 0.02 * want) << "dp " << dp;

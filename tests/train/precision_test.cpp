@@ -26,15 +26,9 @@ const Layout kLayouts[] = {{},
                            {.tp = 2, .dp = 2, .pp = 2, .sp = true, .sharded = true}};
 
 config::RunConfig config_of(const Layout& layout, const char* dtype) {
-  auto config = testing::tiny_config(layout.tp, layout.dp, dtype);
-  config.model.num_layers = 4;
-  config.parallel.pp = layout.pp;
-  config.parallel.vpp = layout.vpp;
-  config.parallel.sp = layout.sp;
-  config.parallel.pp_schedule = layout.schedule;
-  config.parallel.world_size = layout.tp * layout.dp * layout.pp;
+  auto config =
+      testing::tiny_pipeline_config(layout.tp, layout.dp, layout.pp, layout.vpp, layout.sp, layout.schedule, dtype);
   config.optimizer.use_distributed_optimizer = layout.sharded;
-  config.optimizer.bucket_size = 2000;
   config.train.train_iters = 20;
   return config;
 }

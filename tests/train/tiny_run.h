@@ -27,6 +27,20 @@ inline config::RunConfig tiny_config(int tp = 1, int dp = 1, const char* dtype =
   return config;
 }
 
+/// The same with four layers in `pp` pipeline ranks of `vpp` stages, several buckets of gradients, sp and schedule.
+inline config::RunConfig tiny_pipeline_config(int tp, int dp, int pp, int vpp, bool sp, const char* schedule,
+                                              const char* dtype) {
+  config::RunConfig config = tiny_config(tp, dp, dtype);
+  config.model.num_layers = 4;
+  config.parallel.pp = pp;
+  config.parallel.vpp = vpp;
+  config.parallel.sp = sp;
+  config.parallel.pp_schedule = schedule;
+  config.parallel.world_size = tp * dp * pp;
+  config.optimizer.bucket_size = 2000;
+  return config;
+}
+
 /// Step number `i` of `run` on synthetic tokens.
 inline StepResult take_step(const plan::ResolvedRun& run, Engine& engine, std::int64_t i) {
   return synthetic_step(engine, run, i, run.learning_rate.at(i * run.config.train.global_batch_size));

@@ -8,6 +8,7 @@
 
 #include "megatron/kernels/cpu/attention-inl.h"
 #include "megatron/kernels/cpu/attention_tiles.h"
+#include "megatron/kernels/cpu/tile_multiply.h"
 #include "megatron/kernels/cpu/tile_product.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,38 +25,13 @@ struct TileCounts {
   std::size_t stride() const { return features * kPanelLines + 16; }
 };
 
-/// sum [32][32], rows `stride` floats apart, = or += the product of two panels, `pieces` pieces deep.
+/// sum [32][32], rows `stride` floats apart, = or += the product of two packed panels, `pieces` pieces deep.
 template <class Tiles>
 HWY_INLINE void tile_block(Tiles& tiles, const Words* left, const Words* right, std::size_t pieces, float* sum,
                            std::size_t stride, bool accumulate) {
-  constexpr std::ptrdiff_t kRow = 64;
-  const auto row = static_cast<std::ptrdiff_t>(stride * sizeof(float));
-  float* const below = sum + 16 * stride;
-  if (accumulate) {
-    tiles.template load<0>(sum, row);
-    tiles.template load<1>(sum + 16, row);
-    tiles.template load<2>(below, row);
-    tiles.template load<3>(below + 16, row);
-  } else {
-    tiles.template zero<0>();
-    tiles.template zero<1>();
-    tiles.template zero<2>();
-    tiles.template zero<3>();
-  }
-  for (std::size_t k = 0; k < pieces; ++k, left += kPieceWords, right += kPieceWords) {
-    tiles.template load<6>(right, kRow);
-    tiles.template load<4>(left, kRow);
-    tiles.template multiply<0, 4, 6>();
-    tiles.template load<7>(right + kTileWords, kRow);
-    tiles.template multiply<1, 4, 7>();
-    tiles.template load<5>(left + kTileWords, kRow);
-    tiles.template multiply<2, 5, 6>();
-    tiles.template multiply<3, 5, 7>();
-  }
-  tiles.template store<0>(sum, row);
-  tiles.template store<1>(sum + 16, row);
-  tiles.template store<2>(below, row);
-  tiles.template store<3>(below + 16, row);
+  constexpr std::ptrdiff_t kTileBytes = kTileWords * sizeof(Words), kPieceBytes = kPieceWords * sizeof(Words);
+  const LeftPanel packed{reinterpret_cast<const std::byte*>(left), kTileRowBytes, kTileBytes, kPieceBytes};
+  multiply_tiles(tiles, packed, right, pieces, sum, stride, accumulate);
 }
 
 /// Positions from `p` on of a head as a matrix [positions, features], or its transpose.

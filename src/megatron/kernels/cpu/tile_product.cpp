@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/kernels/cpu/tile_multiply.h"
+
 namespace megatron::kernels::cpu {
 namespace {
 
@@ -9,51 +11,6 @@ constexpr std::size_t kDepthPieces = 12;  // of a row panel: 24 KB, which stays 
 constexpr std::size_t kGap = 16;          // floats, so that the rows of a tile do not share cache sets
 constexpr std::size_t kSumsBytes = kPanelLines * (kTileColumns + kGap) * sizeof(float);
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, which stay in the second
-
-/// 32 rows of the left operand as two tiles for each piece of depth: packed, or where they lie.
-struct LeftPanel {
-  const std::byte* data;
-  std::ptrdiff_t stride, second, piece;  ///< bytes between rows of a tile, to the second tile, to the next piece
-
-  LeftPanel from(std::size_t first) const {
-    return {data + static_cast<std::ptrdiff_t>(first) * piece, stride, second, piece};
-  }
-};
-
-/// sums [32, 32] = or += `pieces` pieces of both operands: two tiles by two, each loaded once a piece.
-template <class Tiles>
-void multiply(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,
-              std::size_t stride, bool accumulate) {
-  constexpr std::ptrdiff_t kRowBytes = 64;
-  const auto row_bytes = static_cast<std::ptrdiff_t>(stride * sizeof(float));
-  float* const below = sums + 16 * stride;
-  if (accumulate) {
-    tiles.template load<0>(sums, row_bytes);
-    tiles.template load<1>(sums + 16, row_bytes);
-    tiles.template load<2>(below, row_bytes);
-    tiles.template load<3>(below + 16, row_bytes);
-  } else {
-    tiles.template zero<0>();
-    tiles.template zero<1>();
-    tiles.template zero<2>();
-    tiles.template zero<3>();
-  }
-  const std::byte* left = a.data;
-  for (std::size_t i = 0; i < pieces; ++i, left += a.piece, b += kPieceWords) {
-    tiles.template load<6>(b, kRowBytes);
-    tiles.template load<4>(left, a.stride);
-    tiles.template multiply<0, 4, 6>();
-    tiles.template load<7>(b + kTileWords, kRowBytes);
-    tiles.template multiply<1, 4, 7>();
-    tiles.template load<5>(left + a.second, a.stride);
-    tiles.template multiply<2, 5, 6>();
-    tiles.template multiply<3, 5, 7>();
-  }
-  tiles.template store<0>(sums, row_bytes);
-  tiles.template store<1>(sums + 16, row_bytes);
-  tiles.template store<2>(below, row_bytes);
-  tiles.template store<3>(below + 16, row_bytes);
-}
 
 /// One call of tile_product.
 template <class Tiles>
@@ -124,8 +81,8 @@ class Worker {
       const auto add = [&](TilePart a_part, const std::uint16_t* b) {
         const LeftPanel a = left(row, a_part).from(piece);
         for (std::size_t panel = begin; panel < end; ++panel) {
-          multiply(tiles_, a, b + (panel * pieces_ + piece) * kPieceWords, count, sums + (panel - begin) * kPanelLines,
-                   stride, accumulate);
+          multiply_tiles(tiles_, a, b + (panel * pieces_ + piece) * kPieceWords, count,
+                         sums + (panel - begin) * kPanelLines, stride, accumulate);
         }
         accumulate = true;
       };
