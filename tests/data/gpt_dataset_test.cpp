@@ -145,15 +145,15 @@ TEST(SampleIndex, IsMegatronsForDocumentsOfAnyLengthZeroIncluded) {
   const json cases = json::parse(read_bytes(kGolden + "gpt/sample_idx/cases.json"));
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const std::string stem = kGolden + "gpt/sample_idx/" + std::to_string(i);
-    const NpyArray sizes(stem + ".sizes.npy"), documents(stem + ".document_index.npy");
     const GptIndexSpec spec{.seq_length = cases[i]["sequence_length"],
                             .extra_token = cases[i]["extra"],
                             .keep_partial = !cases[i]["drop_last"]};
     GptIndexPlan plan;
     plan.samples = cases[i]["rows"].get<std::int64_t>() - 1;
     std::vector<std::int32_t> rows(static_cast<std::size_t>(2 * plan.samples + 2));
-    fill_sample_index(
-        spec, plan, documents.size(), [&](std::int64_t k) { return sizes[documents[k]]; }, rows);
+    const auto documents = values_of<std::int32_t>(stem + ".document_index.npy"),
+               sizes = values_of<std::int32_t>(stem + ".sizes.npy");
+    fill_sample_index(spec, plan, documents, std::as_bytes(std::span(sizes)), rows);
     EXPECT_EQ(rows, values_of<std::int32_t>(stem + ".sample_index.npy")) << i;
   }
 }

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
 
 namespace megatron::data {
 namespace {
@@ -34,36 +33,33 @@ std::string description_of(const GptDatasetSpec& spec, const IndexedDataset& dat
                 "\nextra token: ", spec.index.extra_token, "\nkeep partial: ", spec.index.keep_partial, "\n");
 }
 
-std::string cache_stem(const GptDatasetSpec& spec, const std::string& description) {
-  const auto folder = spec.cache_folder.empty()
-                          ? std::filesystem::path(spec.prefix).parent_path() / "cache" / "GPTDataset_indices"
-                          : std::filesystem::path(spec.cache_folder);
-  const XXH128_hash_t hash = XXH3_128bits(description.data(), description.size());
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return (folder / concat(digits, "-GPTDataset-", split_part_name(spec.part), "-")).string();
+constexpr const char *kKind = "GPTDataset", *kDocumentIndex = "document_index.npy", *kSampleIndex = "sample_index.npy",
+                     *kShuffleIndex = "shuffle_index.npy";
+
+GptIndexFiles files_of(const CacheEntry& entry) {
+  return {entry.file(kDocumentIndex), entry.file(kSampleIndex), entry.file(kShuffleIndex)};
 }
 
 }  // namespace
 
-GptIndexFiles gpt_index_files(const GptDatasetSpec& spec, const IndexedDataset& data) {
-  const std::string stem = cache_stem(spec, description_of(spec, data));
-  return {stem + "document_index.npy", stem + "sample_index.npy", stem + "shuffle_index.npy"};
+CacheEntry cache_entry(const GptDatasetSpec& spec, const IndexedDataset& data, const std::string& kind) {
+  auto folder = std::filesystem::path(spec.cache_folder);
+  if (folder.empty()) folder = std::filesystem::path(spec.prefix).parent_path() / "cache" / (kind + "_indices");
+  return {folder, concat(kind, "-", split_part_name(spec.part)), description_of(spec, data)};
 }
 
-void GptDataset::build(const GptDatasetSpec& spec) {
+GptIndexFiles gpt_index_files(const GptDatasetSpec& spec, const IndexedDataset& data) {
+  return files_of(cache_entry(spec, data, kKind));
+}
+
+void GptDataset::build(const GptDatasetSpec& spec, const WaitMessage& say) {
   const IndexedDataset data(spec.prefix);
   const SequenceRange range = range_of(spec, data);
   check_split(spec.part, spec.split, range, spec.index, data);
-  const GptIndexFiles files = gpt_index_files(spec, data);
-  using std::filesystem::exists;
-  if (exists(files.document_index) && exists(files.sample_index) && exists(files.shuffle_index)) return;
-  const std::string description = description_of(spec, data);
-  const std::string text_name = cache_stem(spec, description) + "description.txt";
-  make_folder(std::filesystem::path(text_name).parent_path(), "name another: --data-cache-path");
-  write_file(text_name, description);
-  build_gpt_index(data, range, spec.index, files);
+  const CacheEntry entry = cache_entry(spec, data, kKind);
+  build_once(
+      entry, {kDocumentIndex, kSampleIndex, kShuffleIndex},
+      [&] { build_gpt_index(data, range, spec.index, files_of(entry)); }, say);
 }
 
 GptDataset::GptDataset(const GptDatasetSpec& spec, const GptSampleOptions& options)
@@ -120,13 +116,20 @@ void GptDataset::read_tokens(std::int64_t i, std::span<std::int64_t> out) const 
     at += static_cast<std::size_t>(piece.size);
   }
   std::fill(out.begin() + static_cast<std::ptrdiff_t>(at), out.end(), options_.pad);
+  if (options_.transform) options_.transform(i, out);
 }
 
-void GptDataset::get(std::int64_t i, const GptSample& out) const {
+SampleFields GptDataset::fields() const {
+  return {.loss_mask = options_.eod_mask_loss || options_.pad >= 0 || spec_.index.keep_partial,
+          .position_ids = options_.reset_position_ids,
+          .first_key = options_.reset_attention_mask};
+}
+
+std::string GptDataset::name_of(std::int64_t i) const { return concat(spec_.prefix, ", sample ", i); }
+
+void GptDataset::get(std::int64_t i, const Sample& out) const {
+  check_spans(out, seq_length());
   const auto n = static_cast<std::size_t>(seq_length());
-  const auto fits = [n](const auto& span) { return span.empty() || span.size() == n; };
-  if (!fits(out.tokens) || !fits(out.labels) || !fits(out.loss_mask) || !fits(out.position_ids) || !fits(out.first_key))
-    throw std::logic_error(concat("GptDataset::get: spans must have ", n, " elements"));
   std::vector<std::int64_t> text(n + 1, options_.pad);
   read_tokens(i, std::span(text).first(n + (spec_.index.extra_token ? 1 : 0)));
   // Padding may be no token at all (-1): what the model sees instead is token 0, and its loss is masked.

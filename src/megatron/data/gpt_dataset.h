@@ -1,11 +1,14 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/data/dataset.h"
 #include "megatron/data/gpt_index.h"
+#include "megatron/data/index_cache.h"
 #include "megatron/data/indexed_dataset.h"
 
 namespace megatron::data {
@@ -26,43 +29,35 @@ struct GptSampleOptions {
   bool reset_attention_mask = false;
   bool eod_mask_loss = false;
   std::int64_t pad = -1;  ///< token that fills a partial sample and takes no part in the loss; -1: none in the text
-};
-
-/// Where a sample is written: each span has seq_length elements, or none for what is not wanted.
-struct GptSample {
-  std::span<std::int64_t> tokens = {};
-  std::span<std::int64_t> labels = {};        ///< the token after each
-  std::span<float> loss_mask = {};            ///< 1, or 0 where the label is padding (or the token ends a document)
-  std::span<std::int64_t> position_ids = {};  ///< from 0, again from 0 after an end of document with reset_position_ids
-  std::span<std::int32_t> first_key = {};     ///< first position that attention may see: 0, or the document's begin
+  /// Changes the tokens of sample `i`, the extra one included, e.g. fill_in_middle.h. Nothing: they stay as they are.
+  std::function<void(std::int64_t i, std::span<std::int64_t> tokens)> transform = {};
 };
 
 /// Samples of a GPT dataset, equal to Megatron-Core's for the same seed.
 ///
-///   if (rank == 0) GptDataset::build(spec);
-///   world.barrier();
+///   GptDataset::build(spec);
 ///   const GptDataset train(spec, options);
 ///   train.get(sample_number % train.size(), {.tokens = …, .labels = …});
 ///
 /// The index lies in files whose name is a hash of all that decides it (the lengths of the sequences, split, part,
 /// seed, sequence length, number of samples), so they are built once, shared by all ranks through the page cache, and
 /// never taken for another's. Any process may have written them: every entry is checked when it is used.
-class GptDataset {
+class GptDataset : public Dataset {
  public:
-  /// Builds the index files unless they are there. One rank calls it; more do no harm. Throws ConfigError when the
-  /// split is empty and samples are asked of it, std::runtime_error or ConfigError when the folder cannot be written.
-  static void build(const GptDatasetSpec& spec);
+  /// Builds the index files unless they are there. Every rank calls it: the first builds, the others wait for it as
+  /// build_once() describes. Throws ConfigError when the split is empty and samples are asked of it, std::runtime_error
+  /// or ConfigError when the folder cannot be written.
+  static void build(const GptDatasetSpec& spec, const WaitMessage& say = {});
 
   /// Throws ConfigError when the index files are missing or damaged.
   GptDataset(const GptDatasetSpec& spec, const GptSampleOptions& options);
 
-  /// Samples there are, at least spec.index.num_samples.
-  std::int64_t size() const { return index_.shuffle.size(); }
-  std::int64_t seq_length() const { return spec_.index.seq_length; }
-
-  /// Writes sample `i` of [0, size()) into the caller's buffers. Safe from several threads. Throws std::out_of_range
-  /// for another `i`, std::logic_error for spans of another length, ConfigError for a damaged file.
-  void get(std::int64_t i, const GptSample& out) const;
+  /// At least spec.index.num_samples.
+  std::int64_t size() const override { return index_.shuffle.size(); }
+  std::int64_t seq_length() const override { return spec_.index.seq_length; }
+  SampleFields fields() const override;
+  void get(std::int64_t i, const Sample& out) const override;
+  std::string name_of(std::int64_t i) const override;
 
   /// Sequences whose tokens sample `i` holds, in order.
   std::vector<std::int64_t> sequences_of(std::int64_t i) const;
@@ -82,6 +77,10 @@ class GptDataset {
   SequenceRange range_;
   GptIndex index_;
 };
+
+/// Where files that follow from `spec`, all of it, are kept: `kind` with the part's name. Without a cache folder in
+/// `spec` that is cache/KIND_indices beside the pair.
+CacheEntry cache_entry(const GptDatasetSpec& spec, const IndexedDataset& data, const std::string& kind);
 
 /// The files of a split's index in `spec`'s cache folder.
 GptIndexFiles gpt_index_files(const GptDatasetSpec& spec, const IndexedDataset& data);

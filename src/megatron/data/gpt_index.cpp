@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -35,29 +36,35 @@ void fill_shuffle_index(const GptIndexPlan& plan, NumpyRandom& random, std::span
   random.shuffle(out.subspan(apart));
 }
 
+std::int32_t length_in(std::span<const std::byte> lengths, std::int64_t sequence) {
+  std::int32_t length;
+  std::memcpy(&length, lengths.data() + 4 * sequence, sizeof length);
+  return length;
+}
+
+// Sample k >= 1 begins where token k * seq of the stream stands (without the extra token: behind token k * seq - 1, so
+// that a sample which ends with its sequence is followed by the end of that one and not by the next one's begin).
 template <class T>
-void fill_samples(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
-                  const std::function<std::int64_t(std::int64_t)>& length_at, std::span<T> out) {
-  const std::int64_t extra = spec.extra_token ? 1 : 0;
-  std::int64_t at = 0, offset = 0;
-  out[0] = out[1] = 0;
-  for (std::int64_t sample = 1; sample <= plan.samples; ++sample) {
-    for (std::int64_t remaining = spec.seq_length + extra; remaining > 0;) {
-      const std::int64_t length = length_at(at) - offset;
-      remaining -= length;
-      if (remaining <= 0) {
-        offset += remaining + length - extra;  // the next sample begins with this one's last token
-      } else if (at == positions - 1) {
-        offset = length_at(at) - extra;  // the partial sample ends with the stream
-        break;
-      } else {
-        ++at;
-        offset = 0;
-      }
+void fill_samples(const GptIndexSpec& spec, const GptIndexPlan& plan, std::span<const std::int32_t> documents,
+                  std::span<const std::byte> lengths, std::span<T> out) {
+  constexpr std::size_t kAhead = 32;  // lengths are read in no order: asked of memory so long before they are used
+  const std::int64_t behind = spec.extra_token ? 0 : 1, samples = plan.samples;
+  T* const pairs = out.data();
+  pairs[0] = pairs[1] = 0;
+  std::int64_t begin = 0, sample = 1, next = spec.seq_length - behind;  // begin of the sequence; where `sample` begins
+  for (std::size_t at = 0; at < documents.size() && sample <= samples; ++at) {
+    if (at + kAhead < documents.size())
+      __builtin_prefetch(lengths.data() + 4 * static_cast<std::int64_t>(documents[at + kAhead]));
+    const std::int64_t end = begin + length_in(lengths, documents[at]);
+    for (; next < end && sample <= samples; ++sample, next += spec.seq_length) {
+      pairs[2 * sample] = static_cast<T>(at);
+      pairs[2 * sample + 1] = static_cast<T>(next + behind - begin);
     }
-    out[static_cast<std::size_t>(2 * sample)] = static_cast<T>(at);
-    out[static_cast<std::size_t>(2 * sample + 1)] = static_cast<T>(offset);
+    begin = end;
   }
+  if (sample > samples) return;
+  pairs[2 * sample] = static_cast<T>(documents.size() - 1);  // the partial sample ends with the stream
+  pairs[2 * sample + 1] = static_cast<T>(length_in(lengths, documents.back()) - (1 - behind));
 }
 
 /// Calls `use` with a null pointer to the type that holds values up to `top`.
@@ -156,14 +163,28 @@ GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_ep
   return plan;
 }
 
-void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
-                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int32_t> out) {
-  fill_samples(spec, plan, positions, length_at, out);
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::span<const std::int32_t> documents,
+                       std::span<const std::byte> lengths, std::span<std::int32_t> out) {
+  fill_samples(spec, plan, documents, lengths, out);
 }
 
-void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
-                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int64_t> out) {
-  fill_samples(spec, plan, positions, length_at, out);
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::span<const std::int32_t> documents,
+                       std::span<const std::byte> lengths, std::span<std::int64_t> out) {
+  fill_samples(spec, plan, documents, lengths, out);
+}
+
+std::int64_t tokens_of(const IndexedDataset& data, const SequenceRange& range) {
+  const auto lengths = data.length_bytes();
+  std::int64_t tokens = 0;
+  std::int32_t signs = 0;
+  for (std::int64_t i = range.first; i < range.last; ++i) {
+    const std::int32_t length = length_in(lengths, i);
+    tokens += length;
+    signs |= length;
+  }
+  if (signs < 0)
+    for (std::int64_t i = range.first; i < range.last; ++i) data.length(i);  // throws for the first that is negative
+  return tokens;
 }
 
 GptIndex::GptIndex(const GptIndexFiles& files)
@@ -177,9 +198,7 @@ GptIndex::GptIndex(const GptIndexFiles& files)
 
 GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec,
                              const GptIndexFiles& files) {
-  std::int64_t tokens = 0;
-  for (std::int64_t i = range.first; i < range.last; ++i) tokens += data.length(i);
-  const GptIndexPlan plan = plan_gpt_index(spec, tokens);
+  const GptIndexPlan plan = plan_gpt_index(spec, tokens_of(data, range));
   std::int64_t positions = 0;
   if (__builtin_mul_overflow(range.size(), plan.epochs, &positions) || positions > std::int64_t{1} << 48)
     throw ConfigError(rule_got_fix("the samples asked for must not repeat the split so often.",
@@ -195,10 +214,9 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   NpyWriter document_index(files.document_index, NpyType::I32, {positions});
   const auto documents = document_index.values<std::int32_t>();
   if (positions > 0) fill_document_index(range, plan, random, documents);
-  const auto length_at = [&](std::int64_t k) { return data.length(documents[static_cast<std::size_t>(k)]); };
   with_index_type(positions, type, [&](auto zero) {
     NpyWriter sample_index(files.sample_index, type, {plan.samples + 1, 2});
-    fill_samples(spec, plan, positions, length_at, sample_index.values<decltype(zero)>());
+    fill_samples<decltype(zero)>(spec, plan, documents, data.length_bytes(), sample_index.values<decltype(zero)>());
     sample_index.publish();
   });
   document_index.publish();

@@ -1,7 +1,7 @@
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -56,11 +56,15 @@ struct GptIndexPlan {
 GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch);
 
 /// The sample index alone: `out` has (plan.samples + 1) x 2 entries, each pair a position in the document index and a
-/// token within the sequence that stands there. `length_at(k)` is the length of the sequence at position k < positions.
-void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
-                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int32_t> out);
-void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::int64_t positions,
-                       const std::function<std::int64_t(std::int64_t)>& length_at, std::span<std::int64_t> out);
+/// token within the sequence that stands there. `documents`: the document index. `lengths`: those of all sequences,
+/// int32 as they lie in an .idx file, none negative.
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::span<const std::int32_t> documents,
+                       std::span<const std::byte> lengths, std::span<std::int32_t> out);
+void fill_sample_index(const GptIndexSpec& spec, const GptIndexPlan& plan, std::span<const std::int32_t> documents,
+                       std::span<const std::byte> lengths, std::span<std::int64_t> out);
+
+/// Tokens of the sequences in `range`. Throws ConfigError naming the sequence for a length below 0.
+std::int64_t tokens_of(const IndexedDataset& data, const SequenceRange& range);
 
 /// The three files of a split.
 struct GptIndexFiles {
