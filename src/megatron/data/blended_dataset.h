@@ -17,10 +17,10 @@ namespace megatron::data {
 class BlendedDataset : public Dataset {
  public:
   struct Spec {
-    std::vector<double> weights;         ///< normalized, or the sets' sizes
-    std::optional<std::int64_t> size;    ///< samples of the blend; nothing: all of every set
-    std::filesystem::path cache_folder;  ///< of the order
-    std::string name;                    ///< part of the files' names: train, valid or test
+    std::vector<double> weights = {};         ///< normalized, or the sets' sizes
+    std::optional<std::int64_t> size = {};    ///< samples of the blend; nothing: all of every set
+    std::filesystem::path cache_folder = {};  ///< of the order
+    std::string name = {};                    ///< part of the files' names: train, valid or test
   };
 
   /// Builds the order unless it is there, and opens it. `sets` have one sample length. Throws ConfigError where the
