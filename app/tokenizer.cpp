@@ -122,9 +122,9 @@ int train_vocabulary(const Args& args) {
     throw ConfigError(rule_got_fix("--threads must be 0 to 1024.", concat(flags.threads)));
   if (flags.min_frequency < 1)
     throw ConfigError(rule_got_fix("--min-frequency must be 1 or more.", concat(flags.min_frequency)));
-  const text::TrainBpeOptions options{
+  const text::TrainOptions options{
       .vocab_size = flags.vocab_size, .min_frequency = flags.min_frequency, .specials = flags.special_tokens};
-  options.check();
+  options.check(text::kByteAlphabet);
   const auto mode = Progress::mode_of(flags.progress);
 
   const Stopwatch since_start;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <iterator>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/text/byte_level.h"
@@ -74,11 +76,11 @@ void BpeModel::index_whole_pieces() {
   std::vector<bool> is_special(tokens.size());
   for (const SpecialToken& special : vocabulary().specials) is_special[static_cast<std::size_t>(special.id)] = true;
   is_whole_.resize(tokens.size());
-  short_tokens_.resize(table_size(tokens.size()));
-  short_shift_ = top_bits_shift(short_tokens_.size());
+  short_tokens_ = PieceTable(tokens.size());
   MergeScratch scratch;
   std::vector<std::int32_t> merged;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
+    if (tokens[id].empty()) continue;
     merged.clear();
     if (!vocabulary().ignore_merges) {
       merge_piece(tokens[id], scratch, merged);
@@ -88,17 +90,24 @@ void BpeModel::index_whole_pieces() {
     }
     is_whole_[id] = true;
     if (tokens[id].size() > PieceKey::kMaxBytes) continue;
-    const PieceKey key = PieceKey::of(tokens[id].data(), tokens[id].size(), tokens[id].size());
-    std::size_t slot = key.hash() >> short_shift_;
-    while (short_tokens_[slot].key.hi != 0) slot = (slot + 1) & (short_tokens_.size() - 1);
-    short_tokens_[slot] = {key, static_cast<std::int32_t>(id)};
+    short_tokens_.insert(PieceKey::of(tokens[id].data(), tokens[id].size(), tokens[id].size()),
+                         static_cast<std::int32_t>(id));
   }
 }
 
 std::int32_t BpeModel::whole_piece(std::string_view piece) const {
-  if (piece.size() <= PieceKey::kMaxBytes) return whole_piece(PieceKey::of(piece.data(), piece.size(), piece.size()));
+  if (piece.size() <= PieceKey::kMaxBytes)
+    return short_tokens_.find(PieceKey::of(piece.data(), piece.size(), piece.size()));
   const auto found = token_ids().find(piece);
   return found != token_ids().end() && is_whole_[static_cast<std::size_t>(found->second)] ? found->second : -1;
+}
+
+void BpeModel::encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
+  const std::int32_t id = whole_piece(piece);
+  if (id >= 0)
+    out.push_back(id);
+  else
+    merge_piece(piece, scratch, out);
 }
 
 void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
@@ -127,6 +136,45 @@ void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::v
   out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
 }
 
+void PairBuckets::reset(std::size_t ranks) {
+  if (first_.size() != ranks || !waiting_.empty()) first_.assign(ranks, kNone);  // else the last piece left it empty
+  waiting_.clear();
+  nodes_.clear();
+  free_ = kNone;
+}
+
+void PairBuckets::add(std::uint32_t rank, std::uint32_t place) {
+  if (first_[rank] == kNone) {
+    waiting_.push_back(rank);
+    std::push_heap(waiting_.begin(), waiting_.end(), std::greater<>());
+  }
+  std::uint32_t node = free_;
+  if (node == kNone) {
+    node = static_cast<std::uint32_t>(nodes_.size());
+    nodes_.emplace_back();
+  } else {
+    free_ = nodes_[node].next;
+  }
+  nodes_[node] = {place, first_[rank]};
+  first_[rank] = node;
+}
+
+bool PairBuckets::take(std::uint32_t& rank, std::vector<std::uint32_t>& places) {
+  places.clear();
+  if (waiting_.empty()) return false;
+  std::pop_heap(waiting_.begin(), waiting_.end(), std::greater<>());
+  rank = waiting_.back();
+  waiting_.pop_back();
+  for (std::uint32_t node = std::exchange(first_[rank], kNone); node != kNone;) {
+    places.push_back(nodes_[node].place);
+    const std::uint32_t after = std::exchange(nodes_[node].next, free_);
+    free_ = std::exchange(node, after);
+  }
+  std::reverse(places.begin(), places.end());
+  if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
+  return true;
+}
+
 void BpeModel::merge_short(MergeScratch& scratch) const {
   std::int32_t* ids = scratch.ids.data();
   std::uint32_t* ranks = scratch.ranks.data();
@@ -146,41 +194,46 @@ void BpeModel::merge_short(MergeScratch& scratch) const {
   scratch.ids.resize(n);
 }
 
-/// A heap of the pairs and a linked list of the symbols. A heap entry is out of date when its symbol's rank changed.
+/// A linked list of the symbols, and their pairs by rank. A place is out of date where its symbol's rank changed.
 void BpeModel::merge_long(MergeScratch& scratch) const {
   const auto n = static_cast<std::uint32_t>(scratch.ids.size());
   std::vector<std::int32_t>& ids = scratch.ids;
   std::vector<std::uint32_t>&ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
-  std::vector<std::uint64_t>& heap = scratch.heap;
+  PairBuckets& pairs = scratch.pairs;
   previous.resize(n);
   next.resize(n);
-  heap.clear();
+  pairs.reset(merged_.size());
   for (std::uint32_t i = 0; i < n; ++i) {
     previous[i] = i - 1;  // of the first: kNoRank, "none"
     next[i] = i + 1;      // of the last: n, "none"
-    if (ranks[i] != kNoRank) heap.push_back(std::uint64_t{ranks[i]} << 32 | i);
+    if (ranks[i] != kNoRank) pairs.add(ranks[i], i);
   }
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  std::uint32_t lowest = kNoRank;  // of the pairs that this round made
   const auto rank_pair = [&](std::uint32_t i) {
     ranks[i] = next[i] < n ? rank_of(ids[i], ids[next[i]]) : kNoRank;
     if (ranks[i] == kNoRank) return;
-    heap.push_back(std::uint64_t{ranks[i]} << 32 | i);
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+    pairs.add(ranks[i], i);
+    lowest = std::min(lowest, ranks[i]);
   };
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const std::uint64_t top = heap.back();
-    heap.pop_back();
-    const auto i = static_cast<std::uint32_t>(top);
-    if (ranks[i] != top >> 32) continue;
-    const std::uint32_t gone = next[i];
-    ids[i] = merged_[ranks[i]];
-    ids[gone] = -1;
-    ranks[gone] = kNoRank;
-    next[i] = next[gone];
-    if (next[i] < n) previous[next[i]] = i;
-    rank_pair(i);
-    if (previous[i] != kNoRank) rank_pair(previous[i]);
+  std::vector<std::uint32_t>& places = scratch.places;
+  for (std::uint32_t rank = 0; pairs.take(rank, places);) {
+    lowest = kNoRank;
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      const std::uint32_t i = places[k];
+      if (ranks[i] != rank) continue;
+      if (lowest < rank) {  // as where a token has several ways to be made: that pair goes first
+        for (; k < places.size(); ++k) pairs.add(rank, places[k]);
+        break;
+      }
+      const std::uint32_t gone = next[i];
+      ids[i] = merged_[rank];
+      ids[gone] = -1;
+      ranks[gone] = kNoRank;
+      next[i] = next[gone];
+      if (next[i] < n) previous[next[i]] = i;
+      if (previous[i] != kNoRank) rank_pair(previous[i]);
+      rank_pair(i);
+    }
   }
   ids.erase(std::remove(ids.begin(), ids.end(), -1), ids.end());
 }

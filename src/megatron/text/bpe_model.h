@@ -2,67 +2,45 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "megatron/text/piece_key.h"
 #include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
 
-/// A piece of at most 15 bytes as two words: its bytes, zeros, and the length in the last byte; so two pieces are equal
-/// when the words are, and no piece has hi == 0.
-struct PieceKey {
-  static constexpr std::size_t kMaxBytes = 15;
-
-  std::uint64_t lo = 0, hi = 0;
-
-  bool operator==(const PieceKey&) const = default;
-
-  /// Key of the `size` (1 … 15) bytes at `p`; `readable` bytes may be read there.
-  static PieceKey of(const char* p, std::size_t size, std::size_t readable) {
-    PieceKey key;
-    if (readable >= 16) {
-      std::memcpy(&key, p, 16);
-      key.lo &= kKeep[size][0];
-      key.hi &= kKeep[size][1];
-    } else {
-      std::memcpy(&key, p, size);
-    }
-    key.hi |= static_cast<std::uint64_t>(size) << 56;
-    return key;
-  }
-
-  /// A well mixed word; use its top bits.
-  std::uint64_t hash() const {
-    std::uint64_t h = lo ^ (hi * 0x9E3779B97F4A7C15u);
-    h ^= h >> 32;
-    return h * 0xD6E8FEB86659FD93u;
-  }
+/// Places of the pairs of a long piece by the rank of their merge. The work of a pair does not grow with the piece, as
+/// that of a heap of pairs does, and memory is read nearly in order.
+class PairBuckets {
+ public:
+  /// Empties it, for ranks below `ranks`.
+  void reset(std::size_t ranks);
+  void add(std::uint32_t rank, std::uint32_t place);
+  /// The lowest rank that has places, with all of them, from left to right. False where none has.
+  bool take(std::uint32_t& rank, std::vector<std::uint32_t>& places);
 
  private:
-  static constexpr std::array<std::array<std::uint64_t, 2>, 16> keep_table() {
-    std::array<std::array<std::uint64_t, 2>, 16> keep{};
-    for (std::size_t size = 0; size < 16; ++size)
-      for (std::size_t word = 0; word < 2; ++word) {
-        const std::size_t bytes = size <= word * 8 ? 0 : size - word * 8;
-        keep[size][word] = bytes >= 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * bytes)) - 1;
-      }
-    return keep;
-  }
-  static const std::array<std::array<std::uint64_t, 2>, 16> kKeep;
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  struct Node {
+    std::uint32_t place, next;
+  };
+  std::vector<std::uint32_t> first_;    // per rank: its chain of nodes, latest first
+  std::vector<std::uint32_t> waiting_;  // heap of the ranks that have one
+  std::vector<Node> nodes_;
+  std::uint32_t free_ = kNone;  // chain of nodes that are free
 };
-inline constexpr std::array<std::array<std::uint64_t, 2>, 16> PieceKey::kKeep = PieceKey::keep_table();
 
 /// Buffers of BpeModel::merge_piece; one a thread.
 struct MergeScratch {
   std::vector<std::int32_t> ids;
   std::vector<std::uint32_t> ranks;  // of the pair that begins at each symbol
   std::vector<std::uint32_t> previous, next;
-  std::vector<std::uint64_t> heap;  // rank << 32 | position
-  std::string known;                // a piece without the bytes that are no tokens
+  PairBuckets pairs;
+  std::vector<std::uint32_t> places;
+  std::string known;  // a piece without the bytes that are no tokens
 };
 
 /// Byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019, section 2.2).
@@ -77,28 +55,19 @@ class BpeModel : public TokenizerModel {
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
   /// Id of a piece that is one token as a whole, or -1.
-  std::int32_t whole_piece(const PieceKey& key) const {
-    for (std::size_t slot = key.hash() >> short_shift_;; slot = (slot + 1) & (short_tokens_.size() - 1)) {
-      const ShortToken& entry = short_tokens_[slot];
-      if (entry.key == key) return entry.id;
-      if (entry.key.hi == 0) return -1;
-    }
-  }
-  /// The same for a piece of any length.
   std::int32_t whole_piece(std::string_view piece) const;
 
-  /// Appends the tokens of a piece: always the most important merge next, the leftmost of equals.
-  /// Costs O(n log n) for a piece of n bytes.
+  /// Appends the tokens of a piece: the one it is as a whole, or what merging makes of it.
+  void encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
+
+  /// Appends the tokens that merging makes of a piece: always the most important merge next, the leftmost of equals.
+  /// The work for a piece of n bytes grows as n does, but for sorting places that came out of order.
   void merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
  private:
   struct Merge {
     std::int32_t left = -1, right = -1;
     std::uint32_t rank = kNoRank;
-    std::int32_t id = -1;
-  };
-  struct ShortToken {
-    PieceKey key;
     std::int32_t id = -1;
   };
 
@@ -126,8 +95,7 @@ class BpeModel : public TokenizerModel {
   std::vector<std::int32_t> merged_;            // per rank: id of the result
   std::vector<Merge> merges_;                   // open addressing by (left, right)
   int merge_shift_ = 0;
-  std::vector<ShortToken> short_tokens_;  // open addressing: whole pieces of at most 15 bytes
-  int short_shift_ = 0;
+  PieceTable short_tokens_;  // whole pieces of at most 15 bytes
 };
 
 }  // namespace megatron::text

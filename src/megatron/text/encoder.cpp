@@ -1,10 +1,7 @@
-// The hot loop of encoding. Most pieces are one token of a few bytes that was seen a moment ago: they cost one probe of
-// a cache that stays in the L2.
-#include <algorithm>
-#include <array>
-
+// The hot loop of encoding: pieces of text through a cache.
 #include "megatron/text/bert_text.h"
 #include "megatron/text/bpe_model.h"
+#include "megatron/text/piece_cache.h"
 #include "megatron/text/pretokenize.h"
 #include "megatron/text/tokenizer.h"
 
@@ -14,81 +11,21 @@ namespace {
 
 class BpeEncoder : public TextEncoder {
  public:
-  BpeEncoder(const BpeModel& model, int cache_bits)
-      : model_(model), cache_(std::size_t{1} << cache_bits), cache_shift_(64 - cache_bits) {}
+  BpeEncoder(const BpeModel& model, int cache_bits) : model_(model), cache_(cache_bits) {}
 
-  void encode(std::string_view text, std::vector<std::int32_t>& out) override;
+  void encode(std::string_view text, std::vector<std::int32_t>& out) override {
+    const bool split_digits = model_.vocabulary().split_digits;
+    cache_.encode(
+        text.data() + text.size(), [&](const auto& piece) { for_each_piece(text, split_digits, piece); },
+        [&](std::string_view piece, std::vector<std::int32_t>& ids) { model_.encode_piece(piece, scratch_, ids); },
+        out);
+  }
 
  private:
-  // Half a cache line: a piece of at most 15 bytes and its at most 3 tokens.
-  struct alignas(32) CachedPiece {
-    PieceKey key;
-    std::int32_t count = 0;
-    std::array<std::int32_t, 3> ids{};
-  };
-  void fill(CachedPiece& entry, const PieceKey& key, std::string_view piece);
-  void encode_uncached(std::string_view piece, std::vector<std::int32_t>& out);
-
   const BpeModel& model_;
-  std::vector<CachedPiece> cache_;  // direct-mapped by the key's hash
-  int cache_shift_;
+  PieceCache cache_;
   MergeScratch scratch_;
-  std::vector<std::int32_t> merged_;
 };
-
-void BpeEncoder::encode_uncached(std::string_view piece, std::vector<std::int32_t>& out) {
-  const std::int32_t id = model_.whole_piece(piece);
-  if (id >= 0)
-    out.push_back(id);
-  else
-    model_.merge_piece(piece, scratch_, out);
-}
-
-/// Puts the piece in its slot of the cache; a piece of more than three tokens stays in `merged_` alone.
-void BpeEncoder::fill(CachedPiece& entry, const PieceKey& key, std::string_view piece) {
-  merged_.clear();
-  const std::int32_t id = model_.whole_piece(key);
-  if (id >= 0)
-    merged_.push_back(id);
-  else
-    model_.merge_piece(piece, scratch_, merged_);
-  if (merged_.size() > entry.ids.size()) return;
-  entry.key = key;
-  entry.count = static_cast<std::int32_t>(merged_.size());
-  std::copy(merged_.begin(), merged_.end(), entry.ids.begin());
-}
-
-void BpeEncoder::encode(std::string_view text, std::vector<std::int32_t>& out) {
-  const char* const end = text.data() + text.size();
-  // Tokens gather here, so that the common case is a store without a test for the vector's capacity.
-  std::array<std::int32_t, 1024 + 3> tokens;
-  std::size_t count = 0;
-  const auto flush = [&] {
-    out.insert(out.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
-    count = 0;
-  };
-  for_each_piece(text, model_.vocabulary().split_digits, [&](const char* p, std::size_t size) {
-    if (count > 1024 - 3) flush();
-    if (size > PieceKey::kMaxBytes) {
-      flush();
-      encode_uncached({p, size}, out);
-      return;
-    }
-    const PieceKey key = PieceKey::of(p, size, static_cast<std::size_t>(end - p));
-    CachedPiece& entry = cache_[key.hash() >> cache_shift_];
-    if (entry.key != key) [[unlikely]] {
-      fill(entry, key, {p, size});
-      if (entry.key != key) {
-        flush();
-        out.insert(out.end(), merged_.begin(), merged_.end());
-        return;
-      }
-    }
-    std::copy_n(entry.ids.begin(), 3, tokens.begin() + static_cast<std::ptrdiff_t>(count));
-    count += static_cast<std::size_t>(entry.count);
-  });
-  flush();
-}
 
 }  // namespace
 

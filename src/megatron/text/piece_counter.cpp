@@ -37,16 +37,6 @@ void PieceCounter::add_short(const PieceKey& key, std::uint64_t count) {
   }
 }
 
-void PieceCounter::add(std::string_view text) {
-  const char* const end = text.data() + text.size();
-  for_each_piece(text, [&](const char* p, std::size_t size) {
-    if (size <= PieceKey::kMaxBytes)
-      add_short(PieceKey::of(p, size, static_cast<std::size_t>(end - p)), 1);
-    else
-      ++long_[std::string(p, size)];
-  });
-}
-
 void PieceCounter::merge(const PieceCounter& other) {
   for (const Entry& entry : other.table_)
     if (entry.count != 0) add_short(entry.key, entry.count);
@@ -63,26 +53,33 @@ void PieceCounter::for_each(const std::function<void(std::string_view, std::uint
   for (const auto& [piece, count] : long_) visit(piece, count);
 }
 
-PieceCounter count_pieces(const std::function<bool(std::string&)>& next, int threads) {
+void count_gpt2_pieces(std::string_view document, PieceCounter& counter) {
+  const char* const end = document.data() + document.size();
+  for_each_piece(document, [&](const char* p, std::size_t size) {
+    counter.add({p, size}, static_cast<std::size_t>(end - p));
+  });
+}
+
+PieceCounter count_pieces(const std::function<bool(std::string&)>& next, int threads, const CountPieces& cut) {
   std::vector<PieceCounter> counters(static_cast<std::size_t>(threads));
   std::mutex mutex;
   std::exception_ptr failure;
   bool ended = false;
   const auto work = [&](PieceCounter& counter) {
     std::string document;
-    while (true) {
-      {
-        const std::lock_guard lock(mutex);
-        if (ended) return;
-        try {
-          ended = !next(document);
-        } catch (...) {
-          failure = std::current_exception();
-          ended = true;
+    try {
+      while (true) {
+        {
+          const std::lock_guard lock(mutex);
+          ended = ended || !next(document);
+          if (ended) return;
         }
-        if (ended) return;
+        cut(document, counter);
       }
-      counter.add(document);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+      ended = true;
     }
   };
   {

@@ -52,6 +52,11 @@ class Tokenizer {
   /// Encodes a short text. For more than a few kilobytes in all, keep an encoder().
   std::vector<std::int32_t> encode(std::string_view text, Specials specials = Specials::AsText) const;
 
+  /// The ids of each text, by up to `threads` threads (encode_batch.cpp). The same as one by one, also what is thrown:
+  /// what the first text that cannot be encoded throws.
+  std::vector<std::vector<std::int32_t>> encode_batch(std::span<const std::string_view> texts, int threads,
+                                                      Specials specials = Specials::AsText) const;
+
   /// `first`, or `first` and `second`, between the tokens that the tokenizer's template sets: [CLS] first [SEP] second
   /// [SEP] with types 0 and 1. A tokenizer without template sets none.
   Framed frame(std::span<const std::int32_t> first) const;

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "megatron/text/vocabulary.h"
 
@@ -30,6 +31,11 @@ Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string
 /// BERT's vocab.txt: a token a line, its id the number of the line. The tokens [PAD], [UNK], [CLS], [SEP] and [MASK]
 /// are special where the vocabulary has them.
 Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const BertNormalization& normalization);
+
+/// WordPiece as BERT has it: of `specials` those that are tokens are special, and where [CLS] and [SEP] are, they frame
+/// texts.
+Vocabulary bert_vocabulary(std::vector<std::string> tokens, const std::vector<std::string>& specials,
+                           const BertNormalization& normalization);
 
 /// tokenizer.json of a vocabulary; parse_tokenizer_json gives the vocabulary back.
 std::string to_tokenizer_json(const Vocabulary& vocabulary);

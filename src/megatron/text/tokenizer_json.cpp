@@ -235,27 +235,34 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   return vocabulary;
 }
 
-Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const BertNormalization& normalization) {
+Vocabulary bert_vocabulary(std::vector<std::string> tokens, const std::vector<std::string>& specials,
+                           const BertNormalization& normalization) {
   Vocabulary vocabulary;
+  vocabulary.tokens = std::move(tokens);
+  const auto id_of = [&](std::string_view token) -> std::int32_t {
+    const auto found = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), token);
+    return found == vocabulary.tokens.end() ? -1 : static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+  };
+  for (const std::string& special : specials)
+    if (id_of(special) >= 0) vocabulary.specials.push_back({special, id_of(special)});
+  vocabulary.normalization = normalization;
+  vocabulary.word_piece.emplace();
+  if (id_of("[CLS]") >= 0 && id_of("[SEP]") >= 0) vocabulary.frame = bert_template(id_of("[CLS]"), id_of("[SEP]"));
+  return vocabulary;
+}
+
+Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const BertNormalization& normalization) {
+  std::vector<std::string> tokens;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     std::string_view line = text.substr(at, end - at);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty())
       throw ConfigError(rule_got_fix(concat(name, ": each line must be a token"), concat("none at byte ", at)));
-    vocabulary.tokens.emplace_back(line);
+    tokens.emplace_back(line);
     at = end + 1;
   }
-  const auto id_of = [&](std::string_view token) -> std::int32_t {
-    const auto found = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), token);
-    return found == vocabulary.tokens.end() ? -1 : static_cast<std::int32_t>(found - vocabulary.tokens.begin());
-  };
-  for (const char* special : {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})
-    if (id_of(special) >= 0) vocabulary.specials.push_back({special, id_of(special)});
-  vocabulary.normalization = normalization;
-  vocabulary.word_piece.emplace();
-  if (id_of("[CLS]") >= 0 && id_of("[SEP]") >= 0) vocabulary.frame = bert_template(id_of("[CLS]"), id_of("[SEP]"));
-  return vocabulary;
+  return bert_vocabulary(std::move(tokens), {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}, normalization);
 }
 
 }  // namespace megatron::text

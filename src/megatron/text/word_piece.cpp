@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/text/bert_text.h"
 #include "megatron/text/byte_level.h"
+#include "megatron/text/piece_cache.h"
 
 namespace megatron::text {
 namespace {
@@ -18,14 +19,20 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 
 class WordPieceEncoder : public TextEncoder {
  public:
-  explicit WordPieceEncoder(const WordPieceModel& model) : model_(model) {}
+  WordPieceEncoder(const WordPieceModel& model, int cache_bits) : model_(model), cache_(cache_bits) {}
 
   void encode(std::string_view text, std::vector<std::int32_t>& out) override {
-    for_each_bert_word(text, [&](std::string_view word) { model_.encode_word(word, scratch_, out); });
+    cache_.encode(
+        text.data() + text.size(),
+        [&](const auto& piece) {
+          for_each_bert_word(text, [&](std::string_view word) { piece(word.data(), word.size()); });
+        },
+        [&](std::string_view word, std::vector<std::int32_t>& ids) { model_.encode_word(word, scratch_, ids); }, out);
   }
 
  private:
   const WordPieceModel& model_;
+  PieceCache cache_;
   std::string scratch_;
 };
 
@@ -39,35 +46,70 @@ WordPieceModel::WordPieceModel(Vocabulary vocabulary) : TokenizerModel(std::move
   if (!this->vocabulary().merges.empty() || this->vocabulary().split_digits)
     throw ConfigError(rule_got_fix("tokenizer: WordPiece has no merges", concat(this->vocabulary().merges.size())));
   unknown_ = found->second;
-  for (const std::string& token : this->vocabulary().tokens) longest_ = std::max(longest_, token.size());
+  index_pieces();
 }
 
-std::unique_ptr<TextEncoder> WordPieceModel::encoder(int) const { return std::make_unique<WordPieceEncoder>(*this); }
+void WordPieceModel::index_pieces() {
+  const auto& tokens = vocabulary().tokens;
+  pieces_ = PieceTable(2 * tokens.size());
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string_view token = tokens[i];
+    const auto id = static_cast<std::int32_t>(i);
+    const auto add = [&](std::string_view piece, bool goes_on) {
+      if (piece.empty()) return;
+      longest_[goes_on] = std::max(longest_[goes_on], piece.size());
+      if (piece.size() <= PieceKey::kMaxBytes) {
+        const PieceKey key = PieceKey::of(piece.data(), piece.size(), piece.size());
+        pieces_.insert(goes_on ? key.marked() : key, id);
+      } else if (goes_on) {
+        long_rests_.emplace(piece, id);
+      }
+    };
+    add(token, false);
+    if (token.starts_with(options().prefix)) add(token.substr(options().prefix.size()), true);
+  }
+}
+
+std::unique_ptr<TextEncoder> WordPieceModel::encoder(int cache_bits) const {
+  return std::make_unique<WordPieceEncoder>(*this, cache_bits);
+}
+
+std::size_t WordPieceModel::longest_piece(std::string_view word, std::size_t at, std::size_t readable,
+                                          std::int32_t& id) const {
+  const bool goes_on = at > 0;
+  const auto& long_pieces = goes_on ? long_rests_ : token_ids();
+  for (std::size_t size = std::min(word.size() - at, longest_[goes_on]); size > 0; --size) {
+    if (at + size < word.size() && continues_character(word[at + size])) continue;
+    if (size > PieceKey::kMaxBytes) {
+      const auto found = long_pieces.find(word.substr(at, size));
+      if (found == long_pieces.end()) continue;
+      id = found->second;
+      return size;
+    }
+    const PieceKey key = PieceKey::of(word.data() + at, size, readable - at);
+    id = pieces_.find(goes_on ? key.marked() : key);
+    if (id >= 0) return size;
+  }
+  return 0;
+}
 
 void WordPieceModel::encode_word(std::string_view word, std::string& scratch, std::vector<std::int32_t>& out) const {
-  const auto characters = std::count_if(word.begin(), word.end(), [](char c) { return !continues_character(c); });
-  if (characters > options().max_word_characters) return out.push_back(unknown_);
+  const auto limit = options().max_word_characters;
+  if (static_cast<std::int64_t>(word.size()) > limit &&
+      std::count_if(word.begin(), word.end(), [](char c) { return !continues_character(c); }) > limit)
+    return out.push_back(unknown_);
+  scratch.assign(word).append(16, '\0');  // so that 16 bytes may be read anywhere
+  const std::string_view padded(scratch.data(), word.size());
   const std::size_t before = out.size();
-  std::string_view left = word;
-  while (!left.empty()) {
-    scratch.assign(left.size() < word.size() ? options().prefix : "");
-    const std::size_t prefix = scratch.size();
-    std::size_t size = std::min(left.size(), longest_);  // no longer piece can be a token
-    scratch += left.substr(0, size);
+  for (std::size_t at = 0; at < padded.size();) {
     std::int32_t id = -1;
-    for (; size > 0; --size) {
-      if (size < left.size() && continues_character(left[size])) continue;
-      const auto found = token_ids().find(std::string_view(scratch).substr(0, prefix + size));
-      if (found == token_ids().end()) continue;
-      id = found->second;
-      break;
-    }
-    if (id < 0) {
+    const std::size_t size = longest_piece(padded, at, scratch.size(), id);
+    if (size == 0) {
       out.resize(before);
       return out.push_back(unknown_);
     }
     out.push_back(id);
-    left.remove_prefix(size);
+    at += size;
   }
 }
 

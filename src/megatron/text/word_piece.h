@@ -1,4 +1,9 @@
 #pragma once
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
+#include "megatron/text/piece_key.h"
 #include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
@@ -19,8 +24,15 @@ class WordPieceModel : public TokenizerModel {
  private:
   const WordPiece& options() const { return *vocabulary().word_piece; }
 
+  void index_pieces();
+  /// Bytes of the longest piece at word[at …) that is a token, whose id it sets; 0 where there is none.
+  std::size_t longest_piece(std::string_view word, std::size_t at, std::size_t readable, std::int32_t& id) const;
+
   std::int32_t unknown_ = 0;
-  std::size_t longest_ = 0;  ///< bytes of the longest token
+  // What begins a word is a token as it is, what goes on one a token without its prefix; each has its longest.
+  std::array<std::size_t, 2> longest_{};
+  PieceTable pieces_;                                              // of at most 15 bytes; what goes on a word is marked
+  std::unordered_map<std::string_view, std::int32_t> long_rests_;  // what goes on a word and has more
 };
 
 }  // namespace megatron::text
