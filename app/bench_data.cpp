@@ -29,7 +29,7 @@ struct Options {
   bool json = false;
 
   void visit(auto& v) {
-    v("input", input, "JSONL or plain text to tokenize, also .gz and .zst.");
+    v("input", input, "JSONL or plain text to tokenize, also .gz, .zst and .xz.");
     v("tokenizer", tokenizer, "Tokenizer folder or file.");
     v("seq_length", seq_length, "Tokens of a sample.");
     v("samples", samples, "Samples whose order is built.");
@@ -97,7 +97,7 @@ nlohmann::ordered_json measure(const Options& options) {
   data::PreprocessResult made;
   const double preprocess_s = median_seconds(options.repeats, [&] { made = data::preprocess(preprocessing, encoder); });
 
-  data::GptDatasetSpec spec{.prefix = made.prefix, .split = "1"};
+  data::GptDatasetSpec spec{.prefix = made.pairs[0].prefix, .split = "1"};
   spec.index.seq_length = options.seq_length;
   spec.index.num_samples = options.samples;
   int round = 0;
@@ -111,8 +111,8 @@ nlohmann::ordered_json measure(const Options& options) {
   const auto tokens = static_cast<double>(options.fetches * options.seq_length);
   return {{"benchmark", "data"},
           {"text_mb", text_mb},
-          {"documents", made.documents},
-          {"tokens", made.tokens},
+          {"documents", made.pairs[0].documents},
+          {"tokens", made.pairs[0].tokens},
           {"workers", preprocessing.workers},
           {"preprocess_s", preprocess_s},
           {"preprocess_mb_per_s", text_mb / preprocess_s},

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -25,36 +26,50 @@ struct PreprocessFlags {
   std::vector<std::string> input;
   std::string tokenizer;
   std::string output_prefix;
-  std::string json_key = "text";
+  std::vector<std::string> json_keys = {"text"};
   std::string format = "auto";
   std::int64_t piece_bytes = 4096;
   bool append_eod = false;
+  bool split_sentences = false;
+  bool keep_newlines = false;
+  std::string lang = "en";
+  std::string on_error = "stop";
   int workers = 0;
   std::int64_t max_document_mb = 64;
+  std::int64_t note_mb = 64;
+  bool restart = false;
   std::string progress = "auto";
   bool json = false;
 
   void visit(auto& v) {
-    v("input", input, "JSONL or plain text, also .gz and .zst; - reads standard input.");
+    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
     v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).",
       "tokenizer-model");
     v("output_prefix", output_prefix, "Beginning of the names to write.");
-    v("json_key", json_key, "Key of a JSON line that holds its text.", "json-keys");
+    v("json_keys", json_keys, "Keys of a JSON line that hold its texts; a pair of files each.", "json-key");
     v("format", format,
       "auto (JSONL by name or content, else file), jsonl, lines (one document a line), paragraphs (blank lines "
       "separate documents), file (one document a file) or pieces (each file is cut).");
     v("piece_bytes", piece_bytes, "Longest document with --format pieces.");
     v("append_eod", append_eod, "End every document with the end-of-text token.");
+    v("split_sentences", split_sentences, "Make each sentence a sequence: P_KEY_sentence.");
+    v("keep_newlines", keep_newlines, "With --split-sentences: keep the white space between sentences.");
+    v("lang", lang, "Language whose abbreviations --split-sentences knows: en, de, fr, es.");
+    v("on_error", on_error, "What a bad line does: stop, or skip (counted and reported).");
     v("workers", workers, "Threads that tokenize; 0: one a core.");
-    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
+    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes; a longer one is a bad line.");
+    v("note_mb", note_mb, "Text between places from which an interrupted run can go on, in 2^20 bytes.");
+    v("restart", restart, "Begin anew where an interrupted run could go on.");
     v("progress", progress, "Progress with rate and ETA: auto, on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
 };
 
 data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const text::Tokenizer& tokenizer) {
-  if (flags.max_document_mb < 1 || flags.max_document_mb > 2048)
-    throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(flags.max_document_mb)));
+  if (flags.max_document_mb < 1 || flags.max_document_mb > 2000)  // its tokens are counted in 32 bits
+    throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2000.", concat(flags.max_document_mb)));
+  if (flags.note_mb < 1 || flags.note_mb > 1 << 20)
+    throw ConfigError(rule_got_fix("--note-mb must be 1 to 1048576.", concat(flags.note_mb)));
   if (flags.workers < 0 || flags.workers > 1024)
     throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(flags.workers)));
   if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
@@ -64,14 +79,55 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
   options.text.inputs = flags.input;
   options.text.format = data::text_format_of(flags.format);
   options.text.piece_bytes = static_cast<std::size_t>(flags.piece_bytes);
-  options.text.json_key = flags.json_key;
   options.text.max_document_bytes = static_cast<std::size_t>(flags.max_document_mb) << 20;
+  options.json_keys = flags.json_keys;
   options.output_prefix = flags.output_prefix;
+  options.split_sentences = flags.split_sentences;
+  options.keep_newlines = flags.keep_newlines;
+  options.language = flags.lang;
+  options.on_error = data::on_error_of(flags.on_error);
+  options.note_bytes = flags.note_mb << 20;
+  options.restart = flags.restart;
+  if (flags.keep_newlines && !flags.split_sentences)
+    throw ConfigError(rule_got_fix("--keep-newlines needs --split-sentences.", "--keep-newlines alone"));
   options.append_eod = flags.append_eod;
   if (flags.append_eod) options.eod = tokenizer.eod_id();
   options.workers =
       flags.workers != 0 ? flags.workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return options;
+}
+
+/// What is wrong with the first bad lines goes to stderr, a line each.
+std::function<void(const std::string&)> bad_line_log() {
+  return [shown = 0](const std::string& reason) mutable {
+    constexpr int kShown = 20;
+    if (++shown <= kShown) std::fprintf(stderr, "%s\n", reason.c_str());
+    if (shown == kShown) std::fprintf(stderr, "further bad lines are only counted\n");
+  };
+}
+
+void print_report(const data::PreprocessResult& result, double seconds) {
+  for (const auto& pair : result.pairs)
+    std::printf("%s: %lld documents, %lld tokens\n", pair.prefix.c_str(), static_cast<long long>(pair.documents),
+                static_cast<long long>(pair.tokens));
+  const auto done = static_cast<double>(result.text_bytes - result.kept_bytes);
+  std::printf("%s of text in %s (%s/s)", human_bytes(done).c_str(), human_duration(seconds).c_str(),
+              human_bytes(done / seconds).c_str());
+  if (result.kept_bytes > 0) std::printf(", %s before", human_bytes(static_cast<double>(result.kept_bytes)).c_str());
+  if (result.bad_lines > 0) std::printf("; %lld bad lines passed over", static_cast<long long>(result.bad_lines));
+  std::printf("\n");
+}
+
+nlohmann::ordered_json json_report(const data::PreprocessResult& result, double seconds) {
+  nlohmann::ordered_json pairs = nlohmann::ordered_json::array();
+  for (const auto& pair : result.pairs)
+    pairs.push_back({{"key", pair.key},
+                     {"prefix", pair.prefix},
+                     {"documents", pair.documents},
+                     {"sequences", pair.sequences},
+                     {"tokens", pair.tokens}});
+  return {{"pairs", std::move(pairs)},     {"text_bytes", result.text_bytes},      {"kept_bytes", result.kept_bytes},
+          {"bad_lines", result.bad_lines}, {"peak_text_bytes", result.peak_bytes}, {"seconds", seconds}};
 }
 
 }  // namespace
@@ -84,29 +140,25 @@ int data_preprocess(const Args& args) {
   need_option(!flags.output_prefix.empty(), "--output-prefix");
   const auto mode = Progress::mode_of(flags.progress);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
-  const data::PreprocessOptions options = preprocess_options(flags, tokenizer);
+  data::PreprocessOptions options = preprocess_options(flags, tokenizer);
+  options.on_bad_line = bad_line_log();
   const data::TextEncoder encoder = data::encoder_of(tokenizer);
 
   const Stopwatch since_start;
   std::unique_ptr<Progress> progress;
   const auto result =
       data::preprocess(options, encoder, [&](std::int64_t done, std::int64_t total, std::int64_t documents) {
-        if (!progress) progress = std::make_unique<Progress>("preprocess", "bytes", total, mode);
+        if (!progress) {
+          progress = std::make_unique<Progress>("preprocess", "bytes", total, mode);
+          progress->start_at(done);
+        }
         progress->update(done, concat(documents, " documents"));
       });
   if (progress) progress->finish();
-  const double seconds = since_start.seconds();
-  if (flags.json) {
-    const nlohmann::ordered_json report{{"prefix", result.prefix},         {"documents", result.documents},
-                                        {"sequences", result.sequences},   {"tokens", result.tokens},
-                                        {"text_bytes", result.text_bytes}, {"seconds", seconds}};
-    print_json(report);
-  } else {
-    std::printf("%s: %lld documents, %lld tokens from %s of text in %s (%s/s)\n", result.prefix.c_str(),
-                static_cast<long long>(result.documents), static_cast<long long>(result.tokens),
-                human_bytes(static_cast<double>(result.text_bytes)).c_str(), human_duration(seconds).c_str(),
-                human_bytes(static_cast<double>(result.text_bytes) / seconds).c_str());
-  }
+  if (flags.json)
+    print_json(json_report(result, since_start.seconds()));
+  else
+    print_report(result, since_start.seconds());
   return kDone;
 }
 

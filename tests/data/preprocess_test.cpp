@@ -56,11 +56,11 @@ class PreprocessTest : public testing::Test {
 TEST_F(PreprocessTest, CountsEmptyDocumentsAndGivesTheEndTokenToTheLastSequence) {
   const auto result = preprocess(
       options("{\"text\": \"ab\"}\n{\"text\": \" \"}\n{\"text\": [\"c\", \"\", \"de\", \" \"]}\n"), byte_encoder());
-  EXPECT_EQ(result.prefix, folder_ / "out_text_document");
-  EXPECT_EQ(result.documents, 3);
-  EXPECT_EQ(result.sequences, 3);
-  EXPECT_EQ(result.tokens, 7);
-  const IndexedDataset pair(result.prefix);
+  EXPECT_EQ(result.pairs[0].prefix, folder_ / "out_text_document");
+  EXPECT_EQ(result.pairs[0].documents, 3);
+  EXPECT_EQ(result.pairs[0].sequences, 3);
+  EXPECT_EQ(result.pairs[0].tokens, 7);
+  const IndexedDataset pair(result.pairs[0].prefix);
   EXPECT_EQ(pair.verify(), 7);
   EXPECT_EQ(pair.dtype(), DType::U16);
   std::vector<std::int64_t> lengths, firsts, all(7);
@@ -132,7 +132,7 @@ TEST_F(PreprocessTest, HoldsBackTheReaderWhileTheWriterWaits) {
     // A little over 1 MB each, of the 16 MB that may be under way.
     while (documents == 1 && encoded < 15) std::this_thread::yield();
   });
-  EXPECT_EQ(result.documents, 40);
+  EXPECT_EQ(result.pairs[0].documents, 40);
   EXPECT_GT(result.peak_bytes, 15 << 20);
   EXPECT_LE(result.peak_bytes, 16 << 20);
 }
@@ -148,7 +148,7 @@ TEST(MegatronPreprocess, WritesMegatronsBytesWithTheGpt2Tokenizer) {
         .output_prefix = folder / name, .append_eod = true, .eod = tokenizer.eod_id(), .workers = 2};
     wanted.text.inputs = {golden + "docs/" + name + ".jsonl"};
     wanted.text.block_bytes = 10000;
-    const std::string prefix = preprocess(wanted, encoder).prefix, file = "indexed/" + name + "_text_document";
+    const std::string prefix = preprocess(wanted, encoder).pairs[0].prefix, file = "indexed/" + name + "_text_document";
     EXPECT_EQ(read_bytes(prefix + ".bin"), read_bytes(golden + file + ".bin"));
     EXPECT_EQ(read_bytes(prefix + ".idx"), read_bytes(golden + file + ".idx"));
   }

@@ -1,11 +1,13 @@
 #include "megatron/data/byte_stream.h"
 
 #include <fcntl.h>
+#include <lzma.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -150,6 +152,53 @@ class ByteStream::Zstd : public Decoder {
   bool in_frame_ = false;
 };
 
+class ByteStream::Xz : public Decoder {
+ public:
+  Xz() {
+    constexpr std::uint64_t kMemory = 128 << 20;  // xz -9 needs 65 MiB
+    if (::lzma_stream_decoder(&stream_, kMemory, LZMA_CONCATENATED) != LZMA_OK)
+      throw std::runtime_error("xz: out of memory");
+  }
+  ~Xz() override { ::lzma_end(&stream_); }
+  Xz(const Xz&) = delete;
+  Xz& operator=(const Xz&) = delete;
+
+  std::size_t read(Source& source, std::span<char> out) override {
+    while (!ended_) {
+      const auto window = source.window();
+      stream_.next_in = reinterpret_cast<const std::uint8_t*>(window.data());
+      stream_.avail_in = window.size();
+      stream_.next_out = reinterpret_cast<std::uint8_t*>(out.data());
+      stream_.avail_out = out.size();
+      const lzma_ret status = ::lzma_code(&stream_, window.empty() ? LZMA_FINISH : LZMA_RUN);
+      source.take(window.size() - stream_.avail_in);
+      ended_ = status == LZMA_STREAM_END;
+      if (!ended_ && status != LZMA_OK) source.damaged("xz data must be whole and need at most 128 MiB.", why(status));
+      if (stream_.avail_out < out.size()) return out.size() - stream_.avail_out;
+    }
+    return 0;
+  }
+
+ private:
+  static const char* why(lzma_ret status) {
+    switch (status) {
+      case LZMA_MEMLIMIT_ERROR:
+        return "a larger dictionary";
+      case LZMA_BUF_ERROR:
+        return "the end of the file";
+      case LZMA_OPTIONS_ERROR:
+        return "a filter that is not known";
+      case LZMA_MEM_ERROR:
+        return "too little memory";
+      default:
+        return "a broken stream";
+    }
+  }
+
+  lzma_stream stream_ = LZMA_STREAM_INIT;
+  bool ended_ = false;
+};
+
 ByteStream::ByteStream(const std::string& path) : source_(std::make_unique<Source>(path)) { choose_decoder(); }
 ByteStream::ByteStream(std::span<const std::byte> memory, const std::string& name)
     : source_(std::make_unique<Source>(memory, name)) {
@@ -160,20 +209,30 @@ ByteStream::ByteStream(ByteStream&&) noexcept = default;
 ByteStream& ByteStream::operator=(ByteStream&&) noexcept = default;
 
 void ByteStream::choose_decoder() {
-  const auto begin = source_->window(4);
+  struct Kind {
+    const char *name, *ending;
+    bool is_it;
+    std::unique_ptr<Decoder> (*make)();
+  };
+  const auto begin = source_->window(6);
+  std::array<std::uint8_t, 6> head{};
+  std::memcpy(head.data(), begin.data(), std::min(begin.size(), head.size()));
   std::uint32_t magic = 0;
-  std::memcpy(&magic, begin.data(), std::min(begin.size(), sizeof magic));
+  std::memcpy(&magic, head.data(), sizeof magic);
   constexpr std::uint32_t kZstd = 0xFD2FB528, kZstdSkippable = 0x184D2A50;
-  const bool gzip = (magic & 0xFFFF) == 0x8B1F, zstd = magic == kZstd || (magic & 0xFFFFFFF0) == kZstdSkippable;
-  const std::string_view name = source_->name();
-  if (name.ends_with(".gz") && !gzip) source_->damaged("a .gz file must begin as gzip does.", "other bytes");
-  if (name.ends_with(".zst") && !zstd) source_->damaged("a .zst file must begin as zstd does.", "other bytes");
-  if (gzip)
-    decoder_ = std::make_unique<Gzip>();
-  else if (zstd)
-    decoder_ = std::make_unique<Zstd>();
-  else
-    decoder_ = std::make_unique<Plain>();
+  constexpr std::array<std::uint8_t, 6> kXz = {0xFD, '7', 'z', 'X', 'Z', 0};
+  const std::array kinds = {
+      Kind{"gzip", ".gz", (magic & 0xFFFF) == 0x8B1F, [] { return std::unique_ptr<Decoder>(new Gzip); }},
+      Kind{"zstd", ".zst", magic == kZstd || (magic & 0xFFFFFFF0) == kZstdSkippable,
+           [] { return std::unique_ptr<Decoder>(new Zstd); }},
+      Kind{"xz", ".xz", head == kXz, [] { return std::unique_ptr<Decoder>(new Xz); }},
+  };
+  decoder_ = std::make_unique<Plain>();
+  for (const Kind& kind : kinds) {
+    if (kind.is_it) decoder_ = kind.make();
+    if (std::string_view(source_->name()).ends_with(kind.ending) && !kind.is_it)
+      source_->damaged(concat("a ", kind.ending, " file must begin as ", kind.name, " does."), "other bytes");
+  }
 }
 
 std::size_t ByteStream::read(std::span<char> out) {
@@ -184,6 +243,16 @@ std::size_t ByteStream::read(std::span<char> out) {
     done += n;
   }
   return done;
+}
+
+void ByteStream::skip(std::int64_t bytes) {
+  std::vector<char> ignored(std::min<std::size_t>(static_cast<std::size_t>(bytes), 1 << 20));
+  while (bytes > 0) {
+    const auto wanted = std::min<std::size_t>(static_cast<std::size_t>(bytes), ignored.size());
+    if (read(std::span(ignored).first(wanted)) < wanted)
+      source_->damaged("the file must go on from where it was left.", "a shorter one");
+    bytes -= static_cast<std::int64_t>(wanted);
+  }
 }
 
 std::int64_t ByteStream::position() const { return source_->position(); }

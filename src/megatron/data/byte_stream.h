@@ -8,10 +8,10 @@
 
 namespace megatron::data {
 
-/// The bytes of a file, of standard input ("-") or of memory, decompressed where the content is gzip or zstd (members
-/// or frames one after another are one stream). A name that ends in .gz or .zst with other content is an error, so that
-/// a damaged file is not taken for text. Damage is a ConfigError naming the file and the byte offset in the compressed
-/// file.
+/// The bytes of a file, of standard input ("-") or of memory, decompressed where the content is gzip, zstd or xz
+/// (members, frames or streams one after another are one stream). A name that ends in .gz, .zst or .xz with other
+/// content is an error, so that a damaged file is not taken for text. Damage and a stream that breaks off are a
+/// ConfigError naming the file and the byte offset in the compressed file. Decompression takes at most 128 MiB.
 class ByteStream {
  public:
   explicit ByteStream(const std::string& path);
@@ -23,6 +23,9 @@ class ByteStream {
   /// Fills `out` as far as the stream goes; returns the bytes given, fewer than out.size() only at the end.
   std::size_t read(std::span<char> out);
 
+  /// Passes over `bytes` of the stream. Throws ConfigError where it ends before.
+  void skip(std::int64_t bytes);
+
   /// Bytes taken from the file so far, before decompression.
   std::int64_t position() const;
 
@@ -32,6 +35,7 @@ class ByteStream {
   class Plain;
   class Gzip;
   class Zstd;
+  class Xz;
 
   void choose_decoder();
 

@@ -1,10 +1,11 @@
 #include "megatron/data/indexed_dataset.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <limits>
+#include <utility>
 
 #include "megatron/base/error.h"
 
@@ -34,11 +35,16 @@ void widen(const std::byte* from, std::span<std::int64_t> out) {
 
 template <class T>
 void narrow(std::span<const std::int32_t> tokens, std::vector<std::byte>& out) {
+  std::int32_t least = 0, most = 0;
+  for (const std::int32_t token : tokens) {
+    least = std::min(least, token);
+    most = std::max(most, token);
+  }
+  if (!std::in_range<T>(least) || !std::in_range<T>(most))
+    throw std::runtime_error(
+        concat("token id ", std::in_range<T>(least) ? most : least, " does not fit the type of the .bin file"));
   out.resize(tokens.size() * sizeof(T));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < std::numeric_limits<T>::lowest() ||
-        static_cast<std::int64_t>(tokens[i]) > static_cast<std::int64_t>(std::numeric_limits<T>::max()))
-      throw std::runtime_error(concat("token id ", tokens[i], " does not fit the type of the .bin file"));
     const T value = static_cast<T>(tokens[i]);
     std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
   }
@@ -217,22 +223,60 @@ std::int64_t IndexedDataset::verify() const {
   return tokens;
 }
 
+void narrow_tokens(DType dtype, std::span<const std::int32_t> tokens, std::vector<std::byte>& out) {
+  switch (dtype) {
+    case DType::U8:
+      return narrow<std::uint8_t>(tokens, out);
+    case DType::I8:
+      return narrow<std::int8_t>(tokens, out);
+    case DType::I16:
+      return narrow<std::int16_t>(tokens, out);
+    case DType::U16:
+      return narrow<std::uint16_t>(tokens, out);
+    case DType::I32:
+      return narrow<std::int32_t>(tokens, out);
+    case DType::I64:
+      return narrow<std::int64_t>(tokens, out);
+    case DType::F64:
+    case DType::F32:
+      break;
+  }
+  throw std::logic_error("tokens are written as integers");
+}
+
+void write_index(AtomicFile& idx, DType dtype, std::span<const std::byte> lengths,
+                 std::span<const std::byte> document_ends, std::span<const std::byte> modes) {
+  const std::size_t sequences = lengths.size() / sizeof(std::int32_t);
+  idx.write(std::as_bytes(std::span(kMagic)));
+  idx.write_value(std::uint64_t{1});
+  idx.write_value(static_cast<std::uint8_t>(dtype));
+  idx.write_value(static_cast<std::uint64_t>(sequences));
+  idx.write_value(static_cast<std::uint64_t>(document_ends.size() / sizeof(std::int64_t) + 1));
+  idx.write(lengths);
+  std::int64_t pointer = 0;
+  for (std::size_t i = 0; i < sequences; ++i) {
+    idx.write_value(pointer);
+    pointer +=
+        load<std::int32_t>(lengths, static_cast<std::int64_t>(4 * i)) * static_cast<std::int64_t>(item_size(dtype));
+  }
+  idx.write_value(std::int64_t{0});
+  idx.write(document_ends);
+  idx.write(modes);
+}
+
 IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtype)
     : prefix_(prefix),
       dtype_(dtype),
       bin_(prefix + ".bin"),
-      idx_(prefix + ".idx"),
-      document_index_(prefix + ".idx.documents"),
-      modes_(prefix + ".idx.modes") {
-  idx_.write(std::array<std::byte, kArraysAt>{});  // filled in by publish()
-  document_index_.write_value(std::int64_t{0});
-}
+      lengths_(prefix + ".idx.lengths"),
+      document_ends_(prefix + ".idx.documents"),
+      modes_(prefix + ".idx.modes") {}
 
 void IndexedDatasetWriter::add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes) {
   const bool with_modes = sequences_ == 0 ? !modes.empty() : modes_.size() > 0;
   if (modes.size() != (with_modes ? lengths.size() : 0))
     throw std::logic_error("modes must be given for every sequence or for none");
-  idx_.write(std::as_bytes(lengths));
+  lengths_.write(std::as_bytes(lengths));
   modes_.write(std::as_bytes(modes));
   sequences_ += static_cast<std::int64_t>(lengths.size());
 }
@@ -243,82 +287,47 @@ void IndexedDatasetWriter::add_document(std::span<const std::int32_t> tokens, st
   for (const std::int32_t length : lengths) total += length;
   if (total != static_cast<std::int64_t>(tokens.size()))
     throw std::logic_error(concat("a document of ", tokens.size(), " tokens with lengths that sum to ", total));
-  switch (dtype_) {
-    case DType::U8:
-      narrow<std::uint8_t>(tokens, narrowed_);
-      break;
-    case DType::I8:
-      narrow<std::int8_t>(tokens, narrowed_);
-      break;
-    case DType::I16:
-      narrow<std::int16_t>(tokens, narrowed_);
-      break;
-    case DType::U16:
-      narrow<std::uint16_t>(tokens, narrowed_);
-      break;
-    case DType::I32:
-      narrow<std::int32_t>(tokens, narrowed_);
-      break;
-    case DType::I64:
-      narrow<std::int64_t>(tokens, narrowed_);
-      break;
-    case DType::F64:
-    case DType::F32:
-      throw std::logic_error("tokens are written as integers");
-  }
+  narrow_tokens(dtype_, tokens, narrowed_);
   bin_.write(narrowed_);
   add_sequences(lengths, modes);
-  document_index_.write_value(sequences_);
+  document_ends_.write_value(sequences_);
   ++documents_;
 }
 
-void IndexedDatasetWriter::add_dataset(const IndexedDataset& part) {
-  if (part.dtype() != dtype_)
+void IndexedDatasetWriter::add_documents(const IndexedDataset& from, std::int64_t first, std::int64_t end) {
+  if (from.dtype() != dtype_)
     throw ConfigError(
         rule_got_fix("datasets that are merged must have one dtype.",
-                     concat(part.prefix(), " has ", dtype_name(part.dtype()), ", the first ", dtype_name(dtype_)),
+                     concat(from.prefix(), " has ", dtype_name(from.dtype()), ", the first ", dtype_name(dtype_)),
                      "preprocess both with the same tokenizer"));
-  const std::int64_t before = sequences_;
-  for (std::int64_t i = 0; i < part.size(); ++i) {
-    bin_.write(part.raw(i));
-    const auto length = static_cast<std::int32_t>(part.length(i));
-    const std::int8_t mode = part.has_modes() ? part.mode(i) : std::int8_t{0};
-    add_sequences({&length, 1}, {&mode, part.has_modes() ? std::size_t{1} : std::size_t{0}});
+  if (sequences_ > 0 && from.size() > 0 && from.has_modes() != (modes_.size() > 0))
+    throw ConfigError(rule_got_fix("datasets that are merged must all have modes or none.",
+                                   from.prefix() + (from.has_modes() ? " has modes" : " has none")));
+  for (std::int64_t document = first; document < end; ++document) {
+    const std::int64_t next = from.first_sequence(document + 1);
+    if (next < from.first_sequence(document))
+      throw ConfigError(rule_got_fix(from.prefix() + ".idx: documents must follow one another.",
+                                     concat("document ", document, " ends before it begins")));
+    for (std::int64_t i = from.first_sequence(document); i < next; ++i) {
+      bin_.write(from.raw(i));
+      const auto length = static_cast<std::int32_t>(from.length(i));
+      const std::int8_t mode = from.has_modes() ? from.mode(i) : std::int8_t{0};
+      add_sequences({&length, 1}, {&mode, from.has_modes() ? std::size_t{1} : std::size_t{0}});
+    }
+    document_ends_.write_value(sequences_);
+    ++documents_;
   }
-  for (std::int64_t i = 1; i <= part.num_documents(); ++i) document_index_.write_value(before + part.first_sequence(i));
-  documents_ += part.num_documents();
-}
-
-void IndexedDatasetWriter::write_pointers() {
-  idx_.flush();
-  const MappedFile written(idx_.temporary_path());
-  std::int64_t pointer = 0;
-  for (std::int64_t i = 0; i < sequences_; ++i) {
-    idx_.write_value(pointer);
-    pointer += load<std::int32_t>(written.bytes(), kArraysAt + 4 * i) * static_cast<std::int64_t>(item_size(dtype_));
-  }
-}
-
-void IndexedDatasetWriter::append(AtomicFile& from) {
-  from.flush();
-  idx_.write(MappedFile(from.temporary_path()).bytes());
 }
 
 void IndexedDatasetWriter::publish() {
-  write_pointers();
-  append(document_index_);
-  append(modes_);
-  std::array<std::byte, kArraysAt> header{};
-  const auto put = [&header](std::int64_t at, const auto& value) { std::memcpy(&header[at], &value, sizeof value); };
-  put(0, kMagic);
-  put(kVersionAt, std::uint64_t{1});
-  put(kDTypeAt, dtype_);
-  put(kSequencesAt, sequences_);
-  put(kDocumentsAt, documents_ + 1);
-  idx_.overwrite(0, header);
+  AtomicFile idx(prefix_ + ".idx");
+  for (AtomicFile* part : {&lengths_, &document_ends_, &modes_}) part->flush();
+  const MappedFile lengths(lengths_.temporary_path()), ends(document_ends_.temporary_path()),
+      modes(modes_.temporary_path());
+  write_index(idx, dtype_, lengths.bytes(), ends.bytes(), modes.bytes());
   std::filesystem::remove(prefix_ + ".idx");
   bin_.commit();
-  idx_.commit();
+  idx.commit();
 }
 
 }  // namespace megatron::data

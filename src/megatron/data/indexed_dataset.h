@@ -67,6 +67,14 @@ class IndexedDataset {
   bool has_modes_ = false;
 };
 
+/// Tokens as they stand in a .bin file of that type. Throws std::runtime_error when one does not fit.
+void narrow_tokens(DType dtype, std::span<const std::int32_t> tokens, std::vector<std::byte>& out);
+
+/// Writes the whole .idx file of sequences with these i32 `lengths`, of documents that end before the sequences
+/// `document_ends` (i64), and of i8 `modes`, if any; byte offsets follow from the lengths.
+void write_index(AtomicFile& idx, DType dtype, std::span<const std::byte> lengths,
+                 std::span<const std::byte> document_ends, std::span<const std::byte> modes = {});
+
 /// Writes a pair, byte for byte as Megatron-Core's builder. Memory does not grow with the data: tokens and lengths go
 /// to the temporary files as they come, byte offsets are made from the lengths at the end. Nothing stands under the
 /// final names before publish(), which removes an old .idx first, so that an old index never meets new tokens.
@@ -79,8 +87,10 @@ class IndexedDatasetWriter {
   /// Throws std::runtime_error when a token does not fit the dtype.
   void add_document(std::span<const std::int32_t> tokens, std::span<const std::int32_t> lengths,
                     std::span<const std::int8_t> modes = {});
-  /// Appends all documents of another pair of the same dtype.
-  void add_dataset(const IndexedDataset& part);
+  /// Appends documents of another pair, which must have the same dtype, and modes if and only if this one has.
+  void add_documents(const IndexedDataset& from, std::int64_t first, std::int64_t end);
+  /// Appends all documents of another pair.
+  void add_dataset(const IndexedDataset& part) { add_documents(part, 0, part.num_documents()); }
 
   std::int64_t sequences() const { return sequences_; }
   std::int64_t documents() const { return documents_; }
@@ -90,12 +100,10 @@ class IndexedDatasetWriter {
 
  private:
   void add_sequences(std::span<const std::int32_t> lengths, std::span<const std::int8_t> modes);
-  void write_pointers();
-  void append(AtomicFile& from);
 
   std::string prefix_;
   DType dtype_;
-  AtomicFile bin_, idx_, document_index_, modes_;  // the last two are appended to idx_ at the end and never published
+  AtomicFile bin_, lengths_, document_ends_, modes_;  // the last three become the .idx and are never published
   std::int64_t sequences_ = 0, documents_ = 0;
   std::vector<std::byte> narrowed_;
 };

@@ -1,30 +1,49 @@
 #include "megatron/data/preprocess.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <thread>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
 #include "megatron/data/indexed_dataset.h"
+#include "megatron/data/preprocess_parts.h"
+#include "megatron/data/sentences.h"
 
 namespace megatron::data {
 namespace {
 
+/// Bad lines of a block: all are counted, the first ones explained.
+struct BadLines {
+  static constexpr std::size_t kExplained = 20;
+  std::int64_t count = 0;
+  std::vector<std::string> reasons;
+
+  void add(const char* reason) {
+    ++count;
+    if (reasons.size() < kExplained) reasons.emplace_back(reason);
+  }
+};
+
 /// A block on its way from text to tokens.
 struct Job {
+  struct Tokens {                                  // of a key
+    std::vector<std::byte> bytes;                  // as they stand in the .bin file
+    std::vector<std::int32_t> sequence_lengths;    // in tokens
+    std::vector<std::int32_t> document_sequences;  // number of sequences of each document
+  };
   TextBlock block;
-  std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> sequence_lengths;
-  std::vector<std::int32_t> document_sequences;  // number of sequences of each document
+  std::vector<Tokens> keys;
   std::int64_t text_bytes = 0;
+  BadLines bad;
   std::exception_ptr error;
   bool done = false;
 };
@@ -117,50 +136,85 @@ void read_all(BlockReader& reader, JobQueue& queue) {
   queue.close();
 }
 
-void encode_block(Job& job, const PreprocessOptions& options, DocumentParser& parser,
-                  const TextEncoder::Encode& encode) {
-  for (std::size_t i = 0; i < job.block.records.size(); ++i) {
-    const std::size_t document_begin = job.tokens.size();
+/// One worker: its parser, its encoder, and buffers that last from block to block.
+class BlockEncoder {
+ public:
+  BlockEncoder(const PreprocessOptions& options, const TextEncoder& encoder, const SentenceSplitter* splitter)
+      : options_(options),
+        dtype_(dtype_for_vocabulary(encoder.vocab_size)),
+        parser_(options.json_keys),
+        encode_(encoder.make()),
+        splitter_(splitter),
+        tokens_(options.json_keys.size()) {}
+
+  void run(Job& job) {
+    job.keys.resize(tokens_.size());
+    for (std::size_t i = 0; i < job.block.records.size(); ++i) {
+      try {
+        parser_.parse(job.block, i);
+      } catch (const ConfigError& error) {
+        if (options_.on_error == OnError::Stop) throw;
+        job.bad.add(error.what());
+        continue;
+      }
+      for (std::size_t key = 0; key < tokens_.size(); ++key) encode(job, key);
+    }
+    for (std::size_t key = 0; key < tokens_.size(); ++key) {
+      narrow_tokens(dtype_, tokens_[key], job.keys[key].bytes);
+      constexpr std::size_t kKept = 1 << 22;  // one huge document must not hold its memory for the rest of the run
+      if (tokens_[key].capacity() > kKept) tokens_[key] = {};
+      tokens_[key].clear();
+    }
+  }
+
+ private:
+  void encode(Job& job, std::size_t key) {
+    Job::Tokens& out = job.keys[key];
+    std::vector<std::int32_t>& tokens = tokens_[key];
+    const std::size_t document_begin = tokens.size();
     std::int32_t sequences = 0;
-    for (const std::string_view text : parser.parse(job.block, i)) {
-      const std::size_t begin = job.tokens.size();
-      encode(text, job.tokens);
+    for (const std::string_view text : sentences_of(parser_.value(key))) {
+      const std::size_t begin = tokens.size();
+      encode_(text, tokens);
       job.text_bytes += static_cast<std::int64_t>(text.size());
-      if (job.tokens.size() == begin) continue;
-      job.sequence_lengths.push_back(static_cast<std::int32_t>(job.tokens.size() - begin));
+      if (tokens.size() == begin) continue;
+      out.sequence_lengths.push_back(static_cast<std::int32_t>(tokens.size() - begin));
       ++sequences;
     }
-    if (options.append_eod && job.tokens.size() > document_begin) {
-      job.tokens.push_back(options.eod);
-      ++job.sequence_lengths.back();
+    if (options_.append_eod && tokens.size() > document_begin) {
+      tokens.push_back(options_.eod);
+      ++out.sequence_lengths.back();
     }
-    job.document_sequences.push_back(sequences);
+    out.document_sequences.push_back(sequences);
   }
-}
 
-void encode_all(JobQueue& queue, const PreprocessOptions& options, const TextEncoder& encoder) {
-  DocumentParser parser(options.text.json_key);
-  std::optional<TextEncoder::Encode> encode;
+  const std::vector<std::string_view>& sentences_of(const DocumentParser::Value& value) {
+    if (splitter_ == nullptr || value.is_array) return value.texts;
+    sentences_.clear();
+    for (const std::string_view text : value.texts) splitter_->split(text, sentences_);
+    return sentences_;
+  }
+
+  const PreprocessOptions& options_;
+  DType dtype_;
+  DocumentParser parser_;
+  TextEncoder::Encode encode_;
+  const SentenceSplitter* splitter_;               // null: texts stay whole
+  std::vector<std::vector<std::int32_t>> tokens_;  // of each key
+  std::vector<std::string_view> sentences_;
+};
+
+void encode_all(JobQueue& queue, const PreprocessOptions& options, const TextEncoder& encoder,
+                const SentenceSplitter* splitter) {
+  std::optional<BlockEncoder> worker;
   while (const auto job = queue.take()) {
     try {
-      if (!encode) encode = encoder.make();
-      encode_block(*job, options, parser, *encode);
+      if (!worker) worker.emplace(options, encoder, splitter);
+      worker->run(*job);
     } catch (...) {
       job->error = std::current_exception();
     }
     queue.finish(*job);
-  }
-}
-
-void write_block(const Job& job, IndexedDatasetWriter& writer) {
-  std::span<const std::int32_t> tokens(job.tokens), lengths(job.sequence_lengths);
-  for (const std::int32_t sequences : job.document_sequences) {
-    const auto of_document = lengths.first(static_cast<std::size_t>(sequences));
-    std::size_t size = 0;
-    for (const std::int32_t length : of_document) size += static_cast<std::size_t>(length);
-    writer.add_document(tokens.first(size), of_document);
-    tokens = tokens.subspan(size);
-    lengths = lengths.subspan(of_document.size());
   }
 }
 
@@ -184,6 +238,87 @@ class Crew {
   std::vector<std::thread> threads_;
 };
 
+/// All that the outputs depend on.
+nlohmann::ordered_json identity_of(const PreprocessOptions& options, const TextEncoder& encoder) {
+  nlohmann::ordered_json inputs = nlohmann::ordered_json::array();
+  for (const std::string& path : options.text.inputs) {
+    struct stat info {};
+    ::stat(path.c_str(), &info);
+    inputs.push_back({{"path", path},
+                      {"bytes", info.st_size},
+                      {"modified_ns", info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec}});
+  }
+  return {{"version", 1},
+          {"tokenizer", encoder.fingerprint},
+          {"vocab_size", encoder.vocab_size},
+          {"json_keys", options.json_keys},
+          {"format", static_cast<int>(options.text.format)},
+          {"piece_bytes", options.text.piece_bytes},
+          {"max_document_bytes", options.text.max_document_bytes},
+          {"eod", options.append_eod ? options.eod : -1},
+          {"sentences", options.split_sentences ? options.language : ""},
+          {"keep_newlines", options.keep_newlines},
+          {"inputs", std::move(inputs)}};
+}
+
+void check(const PreprocessOptions& options, const TextEncoder& encoder) {
+  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
+  if (options.append_eod && (options.eod < 0 || options.eod >= encoder.vocab_size))
+    throw ConfigError(rule_got_fix("the end-of-document token must be in the vocabulary.", concat(options.eod)));
+  if (options.json_keys.empty()) throw ConfigError(rule_got_fix("there must be a key (--json-keys).", "none"));
+  for (auto key = options.json_keys.begin(); key != options.json_keys.end(); ++key)
+    if (std::find(options.json_keys.begin(), key, *key) != key)
+      throw ConfigError(rule_got_fix("each key makes a pair of its own (--json-keys).", *key + " twice"));
+}
+
+PreprocessParts::Options parts_options(const PreprocessOptions& options, const TextEncoder& encoder, bool keep) {
+  PreprocessParts::Options parts{.folder = options.output_prefix + ".parts",
+                                 .prefixes = {},
+                                 .dtype = dtype_for_vocabulary(encoder.vocab_size),
+                                 .keep = keep,
+                                 .restart = options.restart};
+  const char* level = options.split_sentences ? "_sentence" : "_document";
+  for (const std::string& key : options.json_keys) parts.prefixes.push_back(options.output_prefix + "_" + key + level);
+  return parts;
+}
+
+/// Reads, encodes and appends to `parts` all from its state on; returns the state at the end.
+PreprocessParts::State write_parts(const PreprocessOptions& options, const TextEncoder& encoder,
+                                   const PreprocessProgress& progress, BlockReader& reader, PreprocessParts& parts,
+                                   PreprocessResult& result) {
+  PreprocessParts::State state = parts.state();
+  std::int64_t noted = state.text_bytes;
+  std::optional<SentenceSplitter> splitter;
+  if (options.split_sentences) splitter.emplace(options.language, options.keep_newlines);
+  // Four blocks a worker keep all busy; the floor lets the longest document pass beside others.
+  JobQueue queue(
+      std::max<std::size_t>(static_cast<std::size_t>(options.workers) * 4 * options.text.block_bytes, 16 << 20));
+  Crew crew(queue);
+  crew.add([&] { read_all(reader, queue); });
+  for (int i = 0; i < options.workers; ++i)
+    crew.add([&] { encode_all(queue, options, encoder, splitter ? &*splitter : nullptr); });
+  while (const auto job = queue.next_done()) {
+    if (job->error) std::rethrow_exception(job->error);
+    for (std::size_t key = 0; key < job->keys.size(); ++key)
+      parts.add(key, job->keys[key].bytes, job->keys[key].sequence_lengths, job->keys[key].document_sequences);
+    state.text_bytes += job->text_bytes;
+    state.bad_lines += job->bad.count;
+    if (options.on_bad_line)
+      for (const std::string& reason : job->bad.reasons) options.on_bad_line(reason);
+    if (job->block.end) {
+      state.at = *job->block.end;
+      if (state.text_bytes - noted >= options.note_bytes) {
+        parts.note(state);
+        noted = state.text_bytes;
+      }
+    }
+    if (progress) progress(job->block.input_position, reader.total_bytes().value_or(0), parts.documents(0));
+    queue.release();
+  }
+  result.peak_bytes = static_cast<std::int64_t>(queue.peak_bytes());
+  return state;
+}
+
 }  // namespace
 
 TextEncoder encoder_of(const text::Tokenizer& tokenizer) {
@@ -191,41 +326,48 @@ TextEncoder encoder_of(const text::Tokenizer& tokenizer) {
     return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
                std::string_view text, std::vector<std::int32_t>& ids) { worker->encode_append(text, ids); };
   };
-  return {.make = make, .vocab_size = tokenizer.vocab_size()};
+  return {.make = make, .vocab_size = tokenizer.vocab_size(), .fingerprint = tokenizer.fingerprint()};
+}
+
+OnError on_error_of(std::string_view name) {
+  if (name == "stop") return OnError::Stop;
+  if (name == "skip") return OnError::Skip;
+  throw ConfigError(rule_got_fix("--on-error is stop or skip.", std::string(name)));
 }
 
 PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder& encoder,
                             const PreprocessProgress& progress) {
-  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
-  if (options.append_eod && (options.eod < 0 || options.eod >= encoder.vocab_size))
-    throw ConfigError(rule_got_fix("the end-of-document token must be in the vocabulary.", concat(options.eod)));
+  check(options, encoder);
   BlockReader reader(options.text);
+  // Inputs of a known size are files, which can be read again.
+  const PreprocessParts::Options where = parts_options(options, encoder, reader.total_bytes().has_value());
+  PreprocessParts parts(where, identity_of(options, encoder));
   PreprocessResult result;
-  result.prefix = concat(options.output_prefix, "_", options.text.json_key, "_document");
-  make_folder(std::filesystem::path(result.prefix).parent_path());
-  IndexedDatasetWriter writer(result.prefix, dtype_for_vocabulary(encoder.vocab_size));
-
-  // Four blocks a worker keep all busy; the floor lets the longest document pass beside others.
-  JobQueue queue(
-      std::max<std::size_t>(static_cast<std::size_t>(options.workers) * 4 * options.text.block_bytes, 16 << 20));
-  Crew crew(queue);
-  crew.add([&] { read_all(reader, queue); });
-  for (int i = 0; i < options.workers; ++i) crew.add([&] { encode_all(queue, options, encoder); });
-  while (const auto job = queue.next_done()) {
-    if (job->error) std::rethrow_exception(job->error);
-    write_block(*job, writer);
-    result.tokens += static_cast<std::int64_t>(job->tokens.size());
-    result.text_bytes += job->text_bytes;
-    if (progress) progress(job->block.input_position, reader.total_bytes().value_or(0), writer.documents());
-    queue.release();
+  result.kept_bytes = parts.state().text_bytes;
+  if (options.on_error == OnError::Stop && parts.state().bad_lines > 0)
+    throw ConfigError(rule_got_fix("a run that has passed over bad lines goes on with --on-error skip.",
+                                   concat(parts.state().bad_lines, " bad lines in ", where.folder),
+                                   "add --on-error skip, or --restart to throw away what was done"));
+  PreprocessParts::State state = parts.state();
+  if (!parts.is_complete()) {
+    reader.start_at(state.at);
+    if (progress) progress(reader.position(), reader.total_bytes().value_or(0), parts.documents(0));
+    state = write_parts(options, encoder, progress, reader, parts, result);
+    std::int64_t tokens = 0;
+    for (std::size_t key = 0; key < options.json_keys.size(); ++key) tokens += parts.tokens(key);
+    if (tokens == 0) {
+      parts.discard();
+      throw ConfigError(
+          rule_got_fix("the input must hold text.", concat(parts.documents(0), " documents without a token")));
+    }
+    parts.note(state);
   }
-  if (result.tokens == 0)
-    throw ConfigError(
-        rule_got_fix("the input must hold text.", concat(writer.documents(), " documents without a token")));
-  result.documents = writer.documents();
-  result.sequences = writer.sequences();
-  result.peak_bytes = static_cast<std::int64_t>(queue.peak_bytes());
-  writer.publish();
+  for (std::size_t key = 0; key < options.json_keys.size(); ++key)
+    result.pairs.push_back(
+        {options.json_keys[key], where.prefixes[key], parts.documents(key), parts.sequences(key), parts.tokens(key)});
+  result.text_bytes = state.text_bytes;
+  result.bad_lines = state.bad_lines;
+  parts.publish();
   return result;
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "megatron/base/error.h"
 
@@ -21,8 +23,13 @@ std::string excerpt(std::string_view text) {
   return shown + (text.size() > 60 ? "…" : "");
 }
 
+/// "FILE, line 3, byte 41: "
+std::string place_of(const TextBlock& block, const TextBlock::Record& record) {
+  return concat(block.file, ", line ", record.line, ", byte ", record.offset, ": ");
+}
+
 TextFormat format_of_name(std::string_view name) {
-  for (const std::string_view packed : {".gz", ".zst"})
+  for (const std::string_view packed : {".gz", ".zst", ".xz"})
     if (name.ends_with(packed)) name.remove_suffix(packed.size());
   for (const std::string_view json : {".jsonl", ".ndjson", ".json"})
     if (name.ends_with(json)) return TextFormat::Jsonl;
@@ -70,12 +77,13 @@ BlockReader::BlockReader(TextReaderOptions options) : options_(std::move(options
 BlockReader::BlockReader(TextReaderOptions options, std::span<const std::byte> memory, const std::string& name)
     : options_(std::move(options)), total_bytes_(static_cast<std::int64_t>(memory.size())) {
   options_.inputs.clear();
+  next_input_ = 1;
   stream_.emplace(memory, name);
   begin_stream(name);
 }
 
 bool BlockReader::open_next() {
-  if (next_input_ == options_.inputs.size()) return false;
+  if (next_input_ >= options_.inputs.size()) return false;
   const std::string& path = options_.inputs[next_input_++];
   stream_.emplace(path);
   begin_stream(path == "-" ? "standard input" : path);
@@ -89,6 +97,7 @@ void BlockReader::begin_stream(const std::string& name) {
   block_offset_ = 0;
   scanned_ = searched_ = record_begin_ = 0;
   line_ = record_line_ = 1;
+  dropping_ = false;
   format_ = options_.format == TextFormat::Auto ? format_of_name(name) : options_.format;
   const bool byte_order_mark = carry_.starts_with("\xEF\xBB\xBF");
   if (format_ == TextFormat::Auto) {
@@ -98,21 +107,41 @@ void BlockReader::begin_stream(const std::string& name) {
   if (format_ == TextFormat::Jsonl && byte_order_mark) scanned_ = record_begin_ = 3;
 }
 
-void BlockReader::too_long() const {
-  throw ConfigError(rule_got_fix(
-      concat(file_, ", line ", record_line_, ", byte ", block_offset_ + static_cast<std::int64_t>(record_begin_),
-             ": a document may have at most ", options_.max_document_bytes, " bytes."),
-      "more",
-      format_ == TextFormat::File ? "cut the text by lines or paragraphs, or raise the limit" : "raise the limit"));
+void BlockReader::start_at(const TextPosition& position) {
+  for (next_input_ = 0; next_input_ < std::min(position.input, options_.inputs.size()); ++next_input_)
+    closed_bytes_ += static_cast<std::int64_t>(std::filesystem::file_size(options_.inputs[next_input_]));
+  if (position.offset == 0 || !open_next()) return;
+  const auto offset = static_cast<std::size_t>(position.offset);
+  if (offset > carry_.size()) stream_->skip(position.offset - static_cast<std::int64_t>(carry_.size()));
+  carry_.erase(0, offset);
+  block_offset_ = position.offset;
+  scanned_ = record_begin_ = 0;
+  line_ = record_line_ = position.line;
 }
 
-/// Closes the record [record_begin_, end).
+/// Closes the record [record_begin_, end). Whether it is too long is judged by the bytes that stand in the file, which
+/// is the same for any size of blocks.
 void BlockReader::add_record(TextBlock& block, std::size_t end) {
+  if (std::exchange(dropping_, false)) return;
+  if (end - record_begin_ > options_.max_document_bytes) {
+    drop_record(block);
+    dropping_ = false;
+    return;
+  }
+  const bool whole = format_ == TextFormat::File || format_ == TextFormat::Pieces;
+  const auto ends_line = [&] { return block.bytes[end - 1] == '\n' || block.bytes[end - 1] == '\r'; };
+  while (!whole && end > record_begin_ && ends_line()) --end;
   const std::string_view text(block.bytes.data() + record_begin_, end - record_begin_);
-  if (text.size() > options_.max_document_bytes) too_long();
   if (!is_blank(text) || format_ == TextFormat::File)
     block.records.push_back(
         {record_begin_, text.size(), record_line_, block_offset_ + static_cast<std::int64_t>(record_begin_)});
+}
+
+/// Reports the open record as too long.
+void BlockReader::drop_record(TextBlock& block) {
+  block.records.push_back(
+      {record_begin_, 0, record_line_, block_offset_ + static_cast<std::int64_t>(record_begin_), true});
+  dropping_ = true;
 }
 
 /// Each decision sees a whole piece and the byte after it, so that it does not depend on the size of the blocks.
@@ -142,9 +171,7 @@ void BlockReader::split(TextBlock& block, bool at_end) {
     }
     const bool closes = by_line || is_blank(std::string_view(bytes).substr(scanned_, end - scanned_));
     if (closes) {
-      std::size_t text_end = by_line ? end : scanned_;
-      while (text_end > record_begin_ && (bytes[text_end - 1] == '\n' || bytes[text_end - 1] == '\r')) --text_end;
-      add_record(block, text_end);
+      add_record(block, by_line ? end : scanned_);
       record_begin_ = end + 1;
       record_line_ = line_ + 1;
     }
@@ -152,11 +179,41 @@ void BlockReader::split(TextBlock& block, bool at_end) {
     ++line_;
   }
   if (!at_end) return;
-  std::size_t text_end = bytes.size();
-  if (format_ != TextFormat::File)
-    while (text_end > record_begin_ && (bytes[text_end - 1] == '\n' || bytes[text_end - 1] == '\r')) --text_end;
-  if (text_end > record_begin_) add_record(block, text_end);
+  if (bytes.size() > record_begin_) add_record(block, bytes.size());
   record_begin_ = scanned_ = bytes.size();
+}
+
+/// Whether the open record has too many bytes however it goes on. A blank line may yet turn out to end a paragraph.
+bool BlockReader::is_too_long(const TextBlock& block) const {
+  const std::size_t limit = options_.max_document_bytes, size = block.bytes.size();
+  if (size - record_begin_ <= limit) return false;
+  const bool may_end = format_ == TextFormat::Paragraphs && size - scanned_ <= limit &&
+                       is_blank(std::string_view(block.bytes).substr(scanned_));
+  return !may_end || scanned_ - record_begin_ > limit;
+}
+
+/// Of a record that is passed over, only what says how it goes on stays: of the open line one byte, blank if all are.
+void BlockReader::forget_record(TextBlock& block) {
+  std::string& bytes = block.bytes;
+  const std::size_t line = std::max(scanned_, record_begin_), kept = line < bytes.size() ? 1 : 0;
+  if (kept != 0) bytes[record_begin_] = is_blank(std::string_view(bytes).substr(line)) ? ' ' : 'x';
+  block_offset_ += static_cast<std::int64_t>(bytes.size() - record_begin_ - kept);
+  bytes.resize(record_begin_ + kept);
+  scanned_ = record_begin_;
+  searched_ = bytes.size();
+}
+
+/// Reads one more piece into the block and cuts it; false at the end of the file.
+bool BlockReader::read_more(TextBlock& block) {
+  const std::size_t before = block.bytes.size();
+  block.bytes.resize(before + options_.block_bytes);
+  block.bytes.resize(before + stream_->read(std::span(block.bytes).subspan(before)));
+  const bool at_end = block.bytes.size() < before + options_.block_bytes;
+  split(block, at_end);
+  if (at_end) return false;
+  if (!dropping_ && is_too_long(block)) drop_record(block);
+  if (dropping_) forget_record(block);
+  return true;
 }
 
 bool BlockReader::next(TextBlock& block) {
@@ -165,25 +222,24 @@ bool BlockReader::next(TextBlock& block) {
     if (!stream_ && !open_next()) return false;
     block.file = file_;
     block.is_json = format_ == TextFormat::Jsonl;
+    block.max_document_bytes = options_.max_document_bytes;
     block.bytes.swap(carry_);
     carry_.clear();
-    bool at_end = false;
+    bool more = true;
     do {
-      const std::size_t before = block.bytes.size();
-      block.bytes.resize(before + options_.block_bytes);
-      block.bytes.resize(before + stream_->read(std::span(block.bytes).subspan(before)));
-      at_end = block.bytes.size() < before + options_.block_bytes;
-      split(block, at_end);
-      if (block.bytes.size() - record_begin_ > options_.max_document_bytes) too_long();
-    } while (!at_end && block.records.empty() && record_begin_ == 0);
+      more = read_more(block);
+    } while (more && block.records.empty() && record_begin_ == 0);
     carry_.assign(block.bytes, record_begin_);
     block.bytes.resize(record_begin_ + simdjson::SIMDJSON_PADDING);
     block_offset_ += static_cast<std::int64_t>(record_begin_);
     scanned_ -= record_begin_;
     searched_ = std::max(searched_, record_begin_) - record_begin_;
     record_begin_ = 0;
-    block.input_position = closed_bytes_ + stream_->position();
-    if (at_end) {
+    block.input_position = position();
+    block.end.reset();
+    if (!dropping_ && more) block.end = {next_input_ - 1, block_offset_, record_line_};
+    if (!more) {
+      block.end = {next_input_, 0, 1};
       closed_bytes_ += stream_->position();
       stream_.reset();
     }
@@ -195,25 +251,37 @@ struct DocumentParser::Json {
   simdjson::dom::parser parser;
 };
 
-DocumentParser::DocumentParser(std::string json_key)
-    : json_key_(std::move(json_key)), json_(std::make_unique<Json>()) {}
+DocumentParser::DocumentParser(std::vector<std::string> json_keys)
+    : json_keys_(std::move(json_keys)), json_(std::make_unique<Json>()), values_(json_keys_.size()) {
+  if (json_keys_.empty()) throw std::logic_error("DocumentParser: no key");
+}
 DocumentParser::~DocumentParser() = default;
 DocumentParser::DocumentParser(DocumentParser&&) noexcept = default;
 
 const std::vector<std::string_view>& DocumentParser::parse(const TextBlock& block, std::size_t record) {
-  texts_.clear();
   const TextBlock::Record& at = block.records[record];
-  if (block.is_json)
+  if (at.too_long)
+    throw ConfigError(rule_got_fix(
+        concat(place_of(block, at), "a document may have at most ", block.max_document_bytes, " bytes."), "more",
+        block.is_json ? "raise the limit" : "cut the text by lines or paragraphs, or raise the limit"));
+  for (Value& value : values_) {
+    value.texts.clear();
+    value.is_array = false;
+  }
+  if (block.is_json) {
     parse_json(block, at);
-  else
-    texts_.emplace_back(block.bytes.data() + at.begin, at.size);
-  return texts_;
+  } else {
+    if (json_keys_.size() > 1)
+      throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone.", block.file + " is text"));
+    values_[0].texts.emplace_back(block.bytes.data() + at.begin, at.size);
+  }
+  return values_[0].texts;
 }
 
 void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record& record) {
   const auto bad = [&](const std::string& rule, const std::string& got) {
     throw ConfigError(
-        rule_got_fix(concat(block.file, ", line ", record.line, ", byte ", record.offset, ": ", rule),
+        rule_got_fix(concat(place_of(block, record), rule),
                      concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size)))));
   };
   constexpr std::size_t kKeptCapacity = 8 << 20;  // one huge line must not hold its memory for the rest of the run
@@ -223,20 +291,23 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
     bad("each line must be JSON.", simdjson::error_message(error));
   simdjson::dom::object object;
   if (document.get(object) != simdjson::SUCCESS) bad("each line must be a JSON object.", "another value");
-  std::optional<simdjson::dom::element> value;
-  for (const auto field : object)
-    if (field.key == json_key_) value = field.value;
-  if (!value) bad(concat("each line must have the key \"", json_key_, "\" (--json-key)."), "no such key");
-  if (value->is_string()) {
-    texts_.push_back(value->get_string().value_unsafe());
-    return;
-  }
-  simdjson::dom::array sentences;
-  const std::string rule = concat("\"", json_key_, "\" must be a string or an array of strings.");
-  if (value->get(sentences) != simdjson::SUCCESS) bad(rule, "another value");
-  for (const auto sentence : sentences) {
-    if (!sentence.is_string()) bad(rule, "an array with another value");
-    texts_.push_back(sentence.get_string().value_unsafe());
+  for (std::size_t key = 0; key < json_keys_.size(); ++key) {
+    std::optional<simdjson::dom::element> value;
+    for (const auto field : object)
+      if (field.key == json_keys_[key]) value = field.value;
+    if (!value) bad(concat("each line must have the key \"", json_keys_[key], "\" (--json-keys)."), "no such key");
+    if (value->is_string()) {
+      values_[key].texts.push_back(value->get_string().value_unsafe());
+      continue;
+    }
+    simdjson::dom::array sentences;
+    const std::string rule = concat("\"", json_keys_[key], "\" must be a string or an array of strings.");
+    if (value->get(sentences) != simdjson::SUCCESS) bad(rule, "another value");
+    values_[key].is_array = true;
+    for (const auto sentence : sentences) {
+      if (!sentence.is_string()) bad(rule, "an array with another value");
+      values_[key].texts.push_back(sentence.get_string().value_unsafe());
+    }
   }
 }
 

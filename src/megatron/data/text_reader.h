@@ -19,8 +19,8 @@
 namespace megatron::data {
 
 enum class TextFormat : std::uint8_t {
-  Auto,   ///< Jsonl for .jsonl, .ndjson and .json (also with .gz or .zst) and for content that begins with '{'; else
-          ///< File
+  Auto,   ///< Jsonl for .jsonl, .ndjson and .json (also with .gz, .zst or .xz) and for content that begins with '{';
+          ///< else File
   Jsonl,  ///< each line is a JSON object; lines of blanks are passed over
   Lines,  ///< each line is a document; lines of blanks are passed over
   Paragraphs,  ///< lines of blanks separate documents
@@ -36,9 +36,16 @@ struct TextReaderOptions {
   std::vector<std::string> inputs = {};  ///< files, in this order; "-" is standard input
   TextFormat format = TextFormat::Auto;
   std::string json_key = "text";
-  std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is an error
+  std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is never in memory whole
   std::size_t piece_bytes = 4096;
   std::size_t block_bytes = 1 << 20;
+};
+
+/// A place between two records, from which reading can go on.
+struct TextPosition {
+  std::size_t input = 0;    ///< which of the inputs
+  std::int64_t offset = 0;  ///< bytes of it, decompressed
+  std::int64_t line = 1;
 };
 
 /// Whole records of one file, as they stand in it.
@@ -47,12 +54,15 @@ struct TextBlock {
     std::size_t begin, size;  ///< in `bytes`
     std::int64_t line;        ///< from 1
     std::int64_t offset;      ///< byte offset in the (decompressed) file
+    bool too_long = false;    ///< more than max_document_bytes: not there, and an error to parse
   };
   std::string file;
   bool is_json = false;
+  std::size_t max_document_bytes = 0;
   std::string bytes;  ///< ends with spare bytes that the JSON parser may read
   std::vector<Record> records;
-  std::int64_t input_position = 0;  ///< bytes of all inputs read so far, before decompression
+  std::int64_t input_position = 0;       ///< bytes of all inputs read so far, before decompression
+  std::optional<TextPosition> end = {};  ///< where the next block begins; none inside a record that is too long
 };
 
 /// Cuts the inputs into blocks of whole records. One thread at a time.
@@ -64,8 +74,15 @@ class BlockReader {
   /// The same over memory, which the caller keeps alive.
   BlockReader(TextReaderOptions options, std::span<const std::byte> memory, const std::string& name);
 
+  /// Goes on from where a block of the same inputs ended, before the first next(). Throws ConfigError where the input
+  /// has become shorter.
+  void start_at(const TextPosition& position);
+
   /// The next block, which has at least one record; false at the end of all inputs.
   bool next(TextBlock& block);
+
+  /// Bytes of all inputs read so far, before decompression.
+  std::int64_t position() const { return closed_bytes_ + (stream_ ? stream_->position() : 0); }
 
   /// Size of all inputs as they lie on disk; nothing when one of them is a pipe.
   std::optional<std::int64_t> total_bytes() const { return total_bytes_; }
@@ -73,10 +90,13 @@ class BlockReader {
  private:
   bool open_next();
   void begin_stream(const std::string& name);
+  bool read_more(TextBlock& block);
   void split(TextBlock& block, bool at_end);
   void split_pieces(TextBlock& block, bool at_end);
   void add_record(TextBlock& block, std::size_t end);
-  [[noreturn]] void too_long() const;
+  void drop_record(TextBlock& block);
+  void forget_record(TextBlock& block);
+  bool is_too_long(const TextBlock& block) const;
 
   TextReaderOptions options_;
   std::optional<std::int64_t> total_bytes_ = 0;
@@ -93,27 +113,38 @@ class BlockReader {
   std::size_t searched_ = 0;       // there is no end of line in [scanned_, searched_)
   std::size_t record_begin_ = 0;
   std::int64_t line_ = 1, record_line_ = 1;
+  bool dropping_ = false;  // the record at record_begin_ is reported as too long; what it still has is passed over
 };
 
 /// Takes records apart. One per thread.
 class DocumentParser {
  public:
-  explicit DocumentParser(std::string json_key);
+  explicit DocumentParser(std::string json_key) : DocumentParser(std::vector<std::string>{std::move(json_key)}) {}
+  /// Takes the texts of several keys out of each JSON line.
+  explicit DocumentParser(std::vector<std::string> json_keys);
   ~DocumentParser();
   DocumentParser(DocumentParser&&) noexcept;
 
-  /// The texts of a record: one, or for JSON whose value is an array of strings, one each. The views live until the
-  /// next call and as long as the block. A key that occurs twice means its last value, as in Python.
-  /// Throws ConfigError naming file, line and byte offset when a JSON line is not an object with that key.
+  /// The texts of a record under the first key: one, or for JSON whose value is an array of strings, one each. The
+  /// views live until the next call and as long as the block. A key that occurs twice means its last value, as in
+  /// Python. Throws ConfigError naming file, line and byte offset when a record is too long, or a JSON line is not an
+  /// object with every key, in UTF-8 without lone surrogates.
   const std::vector<std::string_view>& parse(const TextBlock& block, std::size_t record);
+
+  /// What the last record had under a key.
+  struct Value {
+    std::vector<std::string_view> texts;
+    bool is_array = false;
+  };
+  const Value& value(std::size_t key) const { return values_[key]; }
 
  private:
   struct Json;
   void parse_json(const TextBlock& block, const TextBlock::Record& record);
 
-  std::string json_key_;
+  std::vector<std::string> json_keys_;
   std::unique_ptr<Json> json_;
-  std::vector<std::string_view> texts_;
+  std::vector<Value> values_;
 };
 
 /// Both halves in one thread.
