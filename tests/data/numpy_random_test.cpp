@@ -42,5 +42,24 @@ TEST(NumpyRandom, DrawsNothingForARangeOfOne) {
   EXPECT_EQ(a.word(), b.word());
 }
 
+// Values of numpy 2.4's RandomState(1234).
+TEST(NumpyRandom, DrawsNumpysIntegersChoicesAndGeometricNumbers) {
+  const auto draw = [](std::size_t count, const auto& one) {
+    NumpyRandom random(1234);
+    std::vector<std::int64_t> values;
+    while (values.size() < count) values.push_back(static_cast<std::int64_t>(one(random)));
+    return values;
+  };
+  EXPECT_EQ(draw(12, [](NumpyRandom& random) { return random.integer(3, 10); }),
+            (std::vector<std::int64_t>{6, 9, 8, 7, 7, 3, 4, 4, 4, 5, 9, 6}));
+  EXPECT_EQ(draw(6, [](NumpyRandom& random) { return random.integer(0, 30524); }),
+            (std::vector<std::int64_t>{27439, 25299, 1318, 23605, 27852, 23924}));
+  EXPECT_EQ(draw(12, [](NumpyRandom& random) { return random.geometric(0.2); }),
+            (std::vector<std::int64_t>{1, 5, 3, 7, 7, 2, 2, 8, 15, 10, 2, 4}));
+  const std::vector<double> sums = {6.0 / 11, 9.0 / 11, 1};  // of 1, 1/2, 1/3, normalized
+  EXPECT_EQ(draw(12, [&](NumpyRandom& random) { return random.choice(sums); }),
+            (std::vector<std::int64_t>{0, 1, 0, 1, 1, 0, 0, 1, 2, 2, 0, 0}));
+}
+
 }  // namespace
 }  // namespace megatron::data

@@ -1,0 +1,73 @@
+#include "megatron/data/masking_vocabulary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "megatron/text/vocabulary.h"
+#include "tests/data/masked_golden.h"
+#include "tests/data/sentence_pair.h"
+
+namespace megatron::data {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+text::Tokenizer tokenizer_of(std::vector<std::string> tokens) {
+  text::Vocabulary vocabulary;
+  vocabulary.tokens = std::move(tokens);
+  vocabulary.word_piece.emplace();
+  return text::Tokenizer(std::move(vocabulary));
+}
+
+TEST(MaskingVocabulary, NamesTheTokenThatIsMissing) {
+  const std::vector<std::string> all = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##a"};
+  const MaskingVocabulary bert = bert_vocabulary(tokenizer_of(all));
+  EXPECT_EQ(bert.size, 7);
+  EXPECT_EQ((std::vector{bert.pad, bert.cls, bert.sep, bert.mask}), (std::vector<std::int64_t>{0, 2, 3, 4}));
+  EXPECT_EQ(bert.continues, (std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 1}));
+  for (const std::size_t missing : {0, 2, 3, 4}) {
+    std::vector<std::string> tokens = all;
+    tokens[missing] = "other";
+    EXPECT_THAT(error_of([&] { bert_vocabulary(tokenizer_of(tokens)); }),
+                AllOf(HasSubstr("BERT"), HasSubstr(all[missing])));
+  }
+}
+
+TEST(MaskingVocabulary, FindsSentinelsByNumberAndBeginsWithThePaddingWhereNothingElseBegins) {
+  const MaskingVocabulary t5 =
+      t5_vocabulary(tokenizer_of({"<pad>", "</s>", "[UNK]", "<extra_id_1>", "<extra_id_0>", "<extra_id_3>"}));
+  EXPECT_EQ((std::vector{t5.pad, t5.begin, t5.end, t5.cls}), (std::vector<std::int64_t>{0, 0, 1, -1}));
+  EXPECT_EQ(t5.sentinels, (std::vector<std::int64_t>{4, 3}));
+  EXPECT_THAT(error_of([] {
+                t5_vocabulary(tokenizer_of({"<pad>", "</s>", "[UNK]"}));
+              }),
+              AllOf(HasSubstr("T5"), HasSubstr("<extra_id_0>")));
+  EXPECT_THAT(error_of([] { t5_vocabulary(tokenizer_of({"<pad>", "[UNK]"})); }), HasSubstr("[EOS] or </s>"));
+}
+
+TEST(MaskingVocabulary, IsThatOfMegatronsTokenizerForItsVocabulary) {
+  const std::string file = shared_folder() + "/data/bert/vocab.txt";
+  if (!std::filesystem::exists(file)) GTEST_SKIP() << "no " << file;
+  const auto settings = nlohmann::json::parse(read_bytes(kOwnGolden + "t5/pretrain/case.json"));
+  text::Vocabulary vocabulary = text::Tokenizer::load(file).vocabulary();
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"[BOS]", "[EOS]"});
+  for (int i = 0; i < settings["vocab_extra_ids"]; ++i)
+    vocabulary.tokens.push_back("<extra_id_" + std::to_string(i) + ">");
+  const text::Tokenizer tokenizer(vocabulary);
+  const MaskingVocabulary expected = vocabulary_of(settings), bert = bert_vocabulary(tokenizer),
+                          t5 = t5_vocabulary(tokenizer);
+  EXPECT_EQ(bert.size, expected.size);
+  EXPECT_EQ(bert.continues, expected.continues);
+  EXPECT_EQ((std::vector{bert.pad, bert.cls, bert.sep, bert.mask}),
+            (std::vector{expected.pad, expected.cls, expected.sep, expected.mask}));
+  EXPECT_EQ((std::vector{t5.pad, t5.cls, t5.sep, t5.begin, t5.end}),
+            (std::vector{expected.pad, expected.cls, expected.sep, expected.begin, expected.end}));
+  EXPECT_EQ(t5.sentinels, expected.sentinels);
+  EXPECT_EQ(t5.continues, expected.continues);
+}
+
+}  // namespace
+}  // namespace megatron::data
