@@ -83,7 +83,7 @@ std::string quoted_list(const std::vector<std::string>& values) {
 }  // namespace
 
 std::string train_unigram(const std::function<bool(std::string&)>& next, const TrainOptions& options) {
-  options.check(3);
+  options.check(kUnigramAlphabet);
   std::unordered_map<std::string, std::string> settings = {{"model_type", "unigram"},
                                                            {"vocab_size", std::to_string(options.vocab_size)},
                                                            {"num_threads", kThreads},

@@ -1,10 +1,14 @@
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "megatron/text/train_merges.h"
 
 namespace megatron::text {
+
+/// What every Unigram vocabulary has: <unk>, <s> and </s>.
+inline constexpr std::int64_t kUnigramAlphabet = 3;
 
 /// Learns a Unigram model (Kudo 2018) from the documents that `next` gives (as count_pieces describes it) with the
 /// SentencePiece library, and returns what its `.model` file holds. Ids: <unk>, <s>, </s>, special tokens (control

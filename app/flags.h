@@ -1,0 +1,28 @@
+#pragma once
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "megatron/base/error.h"
+
+// What jobs ask of their own flags.
+namespace megatron::app {
+
+/// Throws ConfigError where an option that a job cannot do without is missing.
+inline void need_option(bool given, const char* flag) {
+  if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing"));
+}
+
+/// Throws ConfigError where a job that takes no words got some.
+inline void no_words(const std::vector<std::string>& words) {
+  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+}
+
+/// Threads that `--threads` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.
+inline int threads_of(int flag) {
+  if (flag < 0 || flag > 1024) throw ConfigError(rule_got_fix("--threads must be 0 to 1024.", concat(flag)));
+  return flag > 0 ? flag : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace megatron::app

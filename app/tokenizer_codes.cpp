@@ -1,0 +1,232 @@
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "app/json_line.h"
+#include "app/tokenizer_jobs.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/config/options.h"
+#include "megatron/data/byte_stream.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kEncodeUsage =
+    "megatron tokenizer encode --tokenizer T [--input F…] [--output F] [--json]\n\n"
+    "Text to ids: one line of ids for each line of text (the line's end is not encoded); with --json one object for "
+    "each\n"
+    "input, whose `ids` are those of the whole input.";
+constexpr const char* kDecodeUsage =
+    "megatron tokenizer decode --tokenizer T [--input F…] [--output F] [--json]\n\n"
+    "Ids to text: one line of text for each line of ids; with --json one object for each, whose `text` it is.";
+
+struct DecodeFlags {
+  std::string tokenizer;
+  std::vector<std::string> input = {"-"};
+  std::string output;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("tokenizer", tokenizer, kTokenizerHelp);
+    v("input", input, "Files to read, also .gz, .zst and .xz; - reads standard input.");
+    v("output", output, "File to write; empty: standard output.");
+    v("json", json, "Write JSON: encode one object for each input, decode one for each line.");
+  }
+};
+
+struct EncodeFlags : DecodeFlags {
+  bool add_special_tokens = false;
+  std::string special_tokens = "recognised";
+  int threads = 1;
+
+  void visit(auto& v) {
+    DecodeFlags::visit(v);
+    v("special_tokens", special_tokens,
+      "Special tokens that are written in the text: recognised, or text like any other.");
+    v("add_special_tokens", add_special_tokens,
+      "Set what the tokenizer's template sets around each text: [CLS] … [SEP].");
+    v("threads", threads, "Threads that encode lines; 0: one a core.");
+  }
+  text::Specials specials() const {
+    if (special_tokens == "recognised") return text::Specials::Recognised;
+    if (special_tokens == "text") return text::Specials::AsText;
+    throw ConfigError(rule_got_fix("--special-tokens must be recognised or text.", special_tokens));
+  }
+};
+
+/// Reads lines of any length from a stream.
+class LineReader {
+ public:
+  explicit LineReader(const std::string& path) : stream_(path), buffer_(1 << 20, '\0') {}
+
+  /// Whether the next line is in memory.
+  bool has_line() const { return buffer_.find('\n', at_) < filled_; }
+
+  /// The next line without its end; false after the last.
+  bool next(std::string& line) {
+    line.clear();
+    while (true) {
+      const std::size_t end = std::min(buffer_.find('\n', at_), filled_);
+      line.append(buffer_, at_, end - at_);
+      if (end < filled_) {
+        at_ = end + 1;
+        return true;
+      }
+      at_ = 0;
+      filled_ = stream_.read(buffer_);
+      if (filled_ == 0) return !line.empty();
+    }
+  }
+
+  /// All that is left.
+  std::string rest() {
+    std::string all(buffer_, at_, filled_ - at_);
+    while ((filled_ = stream_.read(buffer_)) != 0) all.append(buffer_, 0, filled_);
+    at_ = 0;
+    return all;
+  }
+
+ private:
+  data::ByteStream stream_;
+  std::string buffer_;
+  std::size_t at_ = 0, filled_ = 0;
+};
+
+/// Standard output, or a file that appears when it is complete.
+class Output {
+ public:
+  explicit Output(const std::string& path) {
+    if (!path.empty()) file_ = std::make_unique<AtomicFile>(path);
+  }
+  void write(std::string_view text) {
+    if (file_)
+      file_->write(text);
+    else if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
+      throw std::runtime_error("standard output could not be written");
+  }
+  void finish() {
+    if (file_) file_->commit();
+  }
+
+ private:
+  std::unique_ptr<AtomicFile> file_;
+};
+
+/// Encodes the lines of one input, those that are in memory at a time.
+class LineEncoder {
+ public:
+  LineEncoder(const text::Tokenizer& tokenizer, const EncodeFlags& flags)
+      : tokenizer_(tokenizer), flags_(flags), threads_(threads_of(flags.threads)), specials_(flags.specials()) {}
+
+  void encode(LineReader& reader, Output& output) {
+    while (read_lines(reader)) {
+      std::string out;
+      for (const std::vector<std::int32_t>& ids : encode_lines()) {
+        for (const std::int32_t id : ids) (out += std::to_string(id)) += ' ';
+        if (!ids.empty()) out.pop_back();
+        out += '\n';
+      }
+      output.write(out);
+    }
+  }
+
+ private:
+  bool read_lines(LineReader& reader) {
+    std::size_t count = 0;
+    do {
+      if (count == lines_.size()) lines_.emplace_back();
+      if (!reader.next(lines_[count])) break;
+      ++count;
+    } while (reader.has_line());
+    views_.assign(lines_.begin(), lines_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count > 0;
+  }
+
+  std::vector<std::vector<std::int32_t>> encode_lines() const {
+    auto ids = tokenizer_.encode_batch(views_, threads_, specials_);
+    if (flags_.add_special_tokens)
+      for (auto& line : ids) line = tokenizer_.frame(line).ids;
+    return ids;
+  }
+
+  const text::Tokenizer& tokenizer_;
+  const EncodeFlags& flags_;
+  int threads_;
+  text::Specials specials_;
+  std::vector<std::string> lines_;  // keep their memory
+  std::vector<std::string_view> views_;
+};
+
+/// The ids of a line: numbers with blanks, commas or brackets between them.
+void parse_ids(const std::string& line, const std::string& where, std::vector<std::int32_t>& ids) {
+  const char *p = line.data(), *const end = p + line.size();
+  while (true) {
+    p = std::find_if_not(p, end,
+                         [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == ',' || c == '[' || c == ']'; });
+    if (p == end) return;
+    std::int32_t id = 0;
+    const auto [after, error] = std::from_chars(p, end, id);
+    if (error != std::errc{})
+      throw ConfigError(rule_got_fix(where + ": must be token ids with blanks between them",
+                                     concat("at byte ", p - line.data(),
+                                            " of the line: ", std::string(p, std::min<std::ptrdiff_t>(end - p, 20)))));
+    ids.push_back(id);
+    p = after;
+  }
+}
+
+}  // namespace
+
+int tokenizer_encode(const Args& args) {
+  EncodeFlags flags;
+  no_words(config::parse_command_line(flags, args, kEncodeUsage));
+  need_option(!flags.tokenizer.empty(), "--tokenizer");
+  threads_of(flags.threads);
+  flags.specials();
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  Output output(flags.output);
+  LineEncoder lines(tokenizer, flags);
+  for (const std::string& input : flags.input) {
+    LineReader reader(input);
+    if (!flags.json) {
+      lines.encode(reader, output);
+      continue;
+    }
+    std::vector<std::int32_t> ids;
+    tokenizer.encoder().encode_append(reader.rest(), ids, flags.specials());
+    if (flags.add_special_tokens) ids = tokenizer.frame(ids).ids;
+    output.write(json_line(nlohmann::ordered_json{{"input", input}, {"ids", ids}}));
+  }
+  output.finish();
+  return kDone;
+}
+
+int tokenizer_decode(const Args& args) {
+  DecodeFlags flags;
+  no_words(config::parse_command_line(flags, args, kDecodeUsage));
+  need_option(!flags.tokenizer.empty(), "--tokenizer");
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  Output output(flags.output);
+  std::string line;
+  std::vector<std::int32_t> ids;
+  for (const std::string& input : flags.input) {
+    LineReader reader(input);
+    for (std::int64_t number = 1; reader.next(line); ++number) {
+      ids.clear();
+      parse_ids(line, concat(input == "-" ? "standard input" : input, " line ", number), ids);
+      if (flags.json)
+        output.write(json_line(nlohmann::json{{"text", tokenizer.decode(ids)}}));
+      else
+        output.write(tokenizer.decode(ids) + "\n");
+    }
+  }
+  output.finish();
+  return kDone;
+}
+
+}  // namespace megatron::app

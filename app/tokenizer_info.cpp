@@ -1,0 +1,87 @@
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/json_line.h"
+#include "app/tokenizer_jobs.h"
+#include "megatron/config/options.h"
+#include "megatron/text/tokenizer.h"
+#include "megatron/text/tokenizer_files.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron tokenizer info T [--json]\n\n"
+    "What a tokenizer is made of: its kind, components, special tokens, and the fingerprint that caches of tokens "
+    "carry.";
+
+struct Flags {
+  std::string tokenizer;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("tokenizer", tokenizer, kTokenizerHelp);
+    v("json", json, "Print a JSON object.");
+  }
+};
+
+using Json = nlohmann::ordered_json;
+
+/// The parts around the model as tokenizer.json has them.
+Json components(const text::Vocabulary& vocabulary) {
+  const Json file = Json::parse(text::to_tokenizer_json(vocabulary));
+  Json parts;
+  for (const char* part : {"normalizer", "pre_tokenizer", "model", "post_processor", "decoder"}) {
+    Json value = file.at(part);
+    if (value.is_object()) value.erase("vocab"), value.erase("merges");
+    parts[part] = std::move(value);
+  }
+  return parts;
+}
+
+Json special_tokens(const text::Vocabulary& vocabulary) {
+  Json list = Json::array();
+  for (const text::SpecialToken& token : vocabulary.specials) {
+    Json entry{{"id", token.id}, {"content", token.content}, {"special", token.special}};
+    for (const auto& [name, value] : {std::pair("single_word", token.single_word), std::pair("lstrip", token.lstrip),
+                                      std::pair("rstrip", token.rstrip), std::pair("normalized", token.normalized)})
+      if (value) entry[name] = true;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+}  // namespace
+
+int tokenizer_info(const Args& args) {
+  Flags flags;
+  const auto words = config::parse_command_line(flags, args, kUsage);
+  if (flags.tokenizer.empty() && words.size() == 1)
+    flags.tokenizer = words[0];
+  else
+    no_words(words);
+  need_option(!flags.tokenizer.empty(), "a tokenizer");
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const std::string& fingerprint = tokenizer.fingerprint();
+  const Json report{{"tokenizer", flags.tokenizer},
+                    {"kind", fingerprint.substr(0, fingerprint.find('-'))},
+                    {"vocab_size", tokenizer.vocab_size()},
+                    {"merges", tokenizer.vocabulary().merges.size()},
+                    {"fingerprint", fingerprint},
+                    {"components", components(tokenizer.vocabulary())},
+                    {"special_tokens", special_tokens(tokenizer.vocabulary())}};
+  if (flags.json) {
+    print_json(report);
+    return kDone;
+  }
+  for (const char* name : {"tokenizer", "kind", "vocab_size", "merges", "fingerprint"})
+    std::printf("%-15s %s\n", name,
+                (report[name].is_string() ? report[name].get<std::string>() : report[name].dump()).c_str());
+  for (const auto& [name, part] : report["components"].items())
+    std::printf("%-15s %s\n", name.c_str(), part.dump().c_str());
+  std::printf("%-15s %zu\n", "special_tokens", report["special_tokens"].size());
+  for (const Json& token : report["special_tokens"]) std::printf("  %s\n", token.dump().c_str());
+  return kDone;
+}
+
+}  // namespace megatron::app
