@@ -40,7 +40,7 @@ if(MEGATRON_BENCH)
   file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*_bench.cpp)  # one program each, named like its file
   foreach(source ${bench_sources})
     get_filename_component(name ${source} NAME_WE)
-    string(REGEX REPLACE "_bench$" "" folder ${name})
+    string(REGEX REPLACE "_.*$" "" folder ${name})  # FOLDER_bench.cpp or FOLDER_TOPIC_bench.cpp
     add_executable(${name} ${source})
     target_link_libraries(${name} PRIVATE megatron_${folder} benchmark::benchmark)
   endforeach()

@@ -108,6 +108,20 @@ TEST(SentenceIndex, RefusesDocumentsThatEndBeforeTheyBegin) {
               AllOf(HasSubstr("name.idx"), HasSubstr("document 20")));
 }
 
+TEST(SentenceIndex, RefusesANegativeLength) {
+  const TemporaryFolder folder;
+  write_sentence_pair(folder / "pair");
+  std::string idx = read_bytes(folder / "pair.idx");
+  const std::int32_t negative = -5;
+  std::memcpy(idx.data() + 34 + 4 * 7, &negative, sizeof negative);
+  const std::string bin = read_bytes(folder / "pair.bin");
+  const IndexedDataset damaged(as_bytes(idx), as_bytes(bin), "name");
+  EXPECT_THAT(error_of([&] {
+                build_sentence_index(damaged, {0, 40}, {.max_tokens = 9}, folder / "i");
+              }),
+              AllOf(HasSubstr("name.idx, byte 62"), HasSubstr("-5")));
+}
+
 TEST(SentenceSamples, GivesTheIndexANameThatChangesWithAllThatDecidesIt) {
   const TemporaryFolder folder;
   write_sentence_pair(folder / "pair");

@@ -1,12 +1,12 @@
 #include "megatron/data/sentence_index.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -28,8 +28,13 @@ class Documents {
         throw ConfigError(rule_got_fix(concat(data.prefix(), ".idx: a document cannot end before it begins."),
                                        concat("document ", document, ": sentences ", first, " to ", last),
                                        "make the pair again from its text"));
-      std::int64_t longest = 0;
-      for (std::int64_t s = first; s < last; ++s) longest = std::max(longest, data.length(s));
+      std::int64_t longest = 0, shortest = 0;
+      for (std::int64_t s = first; s < last; ++s) {
+        longest = std::max(longest, length(s));
+        shortest = std::min(shortest, length(s));
+      }
+      if (shortest < 0)
+        for (std::int64_t s = first; s < last; ++s) data.length(s);  // throws for the first that is negative
       usable_.push_back(last - first >= min_sentences && (last - first == 1 || longest <= kLongestSentence) ? 1 : 0);
     }
   }
@@ -37,10 +42,11 @@ class Documents {
   /// Calls `use(first, last)` with the sentences of each document that is used.
   template <class Use>
   void for_each(Use use) const {
+    std::int64_t first = data_.first_sequence(first_);
     for (std::size_t i = 0; i < usable_.size(); ++i) {
-      if (!usable_[i]) continue;
-      const std::int64_t document = first_ + static_cast<std::int64_t>(i);
-      use(data_.first_sequence(document), data_.first_sequence(document + 1));
+      const std::int64_t last = data_.first_sequence(first_ + static_cast<std::int64_t>(i) + 1);
+      if (usable_[i]) use(first, last);
+      first = last;
     }
   }
 
@@ -116,12 +122,19 @@ void check_samples(std::int64_t samples, const IndexedDataset& data, const Docum
       "preprocess with --split-sentences, use more documents, or give this part of the split a larger share"));
 }
 
-/// Fisher-Yates over rows of three, as build_mapping does it.
+/// Fisher-Yates over rows of three, as build_mapping does it. Places are drawn ahead of the swaps, whose memory is then
+/// on its way.
 void shuffle_rows(std::span<std::uint32_t> rows, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  for (std::size_t i = rows.size() / 3; i-- > 1;) {
-    const std::size_t j = random() % (i + 1);
-    for (std::size_t k = 0; k < 3; ++k) std::swap(rows[3 * i + k], rows[3 * j + k]);
+  std::array<std::size_t, 64> places;
+  for (std::size_t left = rows.size() / 3; left > 1;) {
+    const std::size_t count = std::min(places.size(), left - 1);
+    for (std::size_t k = 0; k < count; ++k) {
+      places[k] = 3 * (random() % (left - k));
+      __builtin_prefetch(&rows[places[k]], 1);
+    }
+    for (std::size_t k = 0; k < count; ++k, --left)
+      std::swap_ranges(&rows[3 * (left - 1)], &rows[3 * (left - 1)] + 3, &rows[places[k]]);
   }
 }
 
