@@ -225,8 +225,8 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   measured.page_faults_per_step =
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
-  const auto buffers =
-      static_cast<std::int64_t>(engine.parameters.values().nbytes() + engine.parameters.gradients().nbytes());
+  const std::int64_t buffers =
+      static_cast<std::int64_t>(engine.parameters.values().nbytes()) + engine.parameters.gradient_bytes();
   measured.bytes_per_parameter =
       static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.values().numel());
   measured.loss_layer_s = time_loss_layer(run, engine);

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
+#include <utility>
 
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/local_backend.h"
@@ -23,7 +25,8 @@ class Recorder : public comm::Backend {
   struct Done : comm::Work {
     void wait() override {}
   };
-  std::vector<std::int64_t> reduced;  // elements of each all-reduce, in order
+  std::vector<std::int64_t> reduced;    // elements of each all-reduce, in order
+  std::vector<std::int64_t> scattered;  // of each reduce-scatter
 
   int rank() const override { return 0; }
   int size() const override { return 2; }
@@ -34,7 +37,11 @@ class Recorder : public comm::Backend {
     return std::make_shared<Done>();
   }
   comm::WorkHandle all_gather(at::Tensor, at::Tensor) override { return unexpected(); }
-  comm::WorkHandle reduce_scatter(at::Tensor, at::Tensor, comm::ReduceOp) override { return unexpected(); }
+  comm::WorkHandle reduce_scatter(at::Tensor, at::Tensor in, comm::ReduceOp) override {
+    scattered.push_back(in.numel());
+    in.mul_(2);
+    return std::make_shared<Done>();
+  }
   comm::WorkHandle broadcast(at::Tensor, int) override { return unexpected(); }
   comm::WorkHandle all_to_all(at::Tensor, at::Tensor) override { return unexpected(); }
   comm::WorkHandle send(at::Tensor, int, int) override { return unexpected(); }
@@ -52,11 +59,12 @@ std::vector<plan::Shard> whole(const parallel::ParameterStore& store) { return p
 
 void contribute(const parallel::ParameterStore& store, const std::string& name, double value) {
   const auto parameter = store.get(name);
-  if (parameter->beta() == 0)
-    parameter->grad.fill_(value);
+  parallel::Contribution contribution(parameter);
+  if (contribution.beta() == 0)
+    contribution.target().fill_(value);
   else
-    parameter->grad.add_(value);
-  parameter->gradient_written();
+    contribution.target().add_(value);
+  contribution.written();
 }
 
 // Buffer order is the reverse of the forward pass; 12 elements close a bucket: {norm.weight, second.bias, …}, …
@@ -291,6 +299,136 @@ TEST(GradientReducer, LeavesARankTheSumOfWhatItOwnsWhereItLies) {
     EXPECT_EQ(counts.size(), 1U);
     EXPECT_EQ(counts.at("reduce_scatter").calls, 2 * static_cast<std::int64_t>(owned.size()));
   });
+}
+
+/// Every second layer of a model: two parameters, two, and the norm.
+std::vector<plan::ParameterSpec> specs_with_depths() {
+  auto specs = testing::specs();
+  for (std::size_t p = 0; p < specs.size(); ++p) specs[p].depth = 1 + 2 * static_cast<std::int64_t>(p / 2);
+  return specs;
+}
+
+/// Of it, in buckets of `bucket_size` elements or more that take turns, shared by `num_ranks`.
+parallel::ParameterStore pooled_store(int num_ranks, int rank, std::int64_t bucket_size = 12, bool overlap = true) {
+  auto specs = specs_with_depths();
+  auto layout = plan::buffer_layout(specs, bucket_size, plan::sharded_padding(num_ranks));
+  parallel::PooledGradients pooled{plan::gradient_pool(layout, specs, {.overlap = overlap}),
+                                   plan::shards(layout, num_ranks, rank)};
+  return {std::move(specs), std::move(layout), at::kDouble, at::kCPU, 7, parallel::ParameterStore::Gradients::Hold,
+          std::move(pooled)};
+}
+
+const std::vector<std::string> kBackward = {"norm.weight", "second.weight", "second.bias", "first.weight",
+                                            "first.bias"};
+
+TEST(PooledGradients, AreSummedOverRanksAndMicrobatchesWithZerosBetweenThem) {
+  for (const bool overlap : {true, false})
+    comm::run_ranks(3, [&](const comm::Group& dp) {
+      const auto store = pooled_store(3, dp.rank(), 12, overlap);
+      ASSERT_LT(store.pooled()->pool.size, store.layout().size);
+      store.gradients().fill_(std::numeric_limits<double>::quiet_NaN());  // what others have left there
+      const auto counting = comm::CountingBackend::wrap(dp);
+      const auto& owned = store.pooled()->owned;
+      GradientReducer reducer(store, counting, owned, overlap);
+      for (int step = 0; step < 2; ++step) {
+        reducer.begin_step(2);
+        for (int microbatch = 0; microbatch < 2; ++microbatch)
+          for (std::size_t i = 0; i < kBackward.size(); ++i)
+            contribute(store, kBackward[i], (1 + dp.rank()) * (1 + 10 * microbatch + static_cast<int>(i) + step));
+        reducer.finish();
+        for (const auto& shard : owned) {
+          const auto sum = store.summed_gradients(shard.world);
+          auto want = at::zeros_like(sum);
+          for (const auto& part : shard.parameters) {
+            const std::string& name = store.all()[static_cast<std::size_t>(part.parameter)]->spec.name;
+            const auto i = std::find(kBackward.begin(), kBackward.end(), name) - kBackward.begin();
+            want.narrow(0, part.local.begin, part.local.size())
+                .fill_(6.0 * (2 * (1 + static_cast<double>(i) + step) + 10));
+          }
+          EXPECT_TRUE(at::equal(sum, want)) << "rank " << dp.rank();
+        }
+      }
+      const auto& counts = comm::CountingBackend::of(counting).counts();
+      EXPECT_EQ(counts.size(), 1U);
+      EXPECT_EQ(counts.at("reduce_scatter").calls, 2 * 2 * static_cast<std::int64_t>(owned.size()));
+    });
+}
+
+TEST(PooledGradients, OfAParameterWithoutContributionAreZeroNotThoseOfTheStepBefore) {
+  const auto store = pooled_store(2, 1);
+  GradientReducer reducer(store, comm::Group(std::make_shared<Recorder>()), store.pooled()->owned, true);
+  for (const int step : {1, 2}) {
+    reducer.begin_step(1);
+    for (const auto& name : kBackward)
+      if (step == 1 || name == "norm.weight") contribute(store, name, 5);  // the bias beside it belongs to this rank
+    reducer.finish();
+    double sum = 0;
+    for (const auto& shard : store.pooled()->owned) {
+      for (const auto& part : shard.parameters)
+        EXPECT_NE(store.all()[static_cast<std::size_t>(part.parameter)]->spec.name, "norm.weight");
+      sum += store.summed_gradients(shard.world).sum().item<double>();
+    }
+    EXPECT_EQ(sum > 0, step == 1);
+  }
+}
+
+TEST(PooledGradients, TakeContributionsOfTheNextMicrobatchThatComeEarly) {
+  auto specs = specs_with_depths();
+  specs[0].gradient_uses = 2;  // "first.weight": also written by forward passes
+  specs[0].in_forward = true;
+  auto layout = plan::buffer_layout(specs, 12, plan::sharded_padding(2));
+  parallel::PooledGradients pooled{plan::gradient_pool(layout, specs, {}), plan::shards(layout, 2, 0)};
+  const parallel::ParameterStore store(specs, layout, at::kDouble, at::kCPU, 7,
+                                       parallel::ParameterStore::Gradients::Hold, std::move(pooled));
+  const auto recorder = std::make_shared<Recorder>();
+  GradientReducer reducer(store, comm::Group(recorder), store.pooled()->owned, true);
+  reducer.begin_step(2);
+  for (const double value : {1.0, 2.0}) contribute(store, "first.weight", value);  // two forward passes
+  EXPECT_TRUE(recorder->scattered.empty()) << "others come first";
+  for (int microbatch = 0; microbatch < 2; ++microbatch)
+    for (const auto& name : kBackward) contribute(store, name, 10);
+  EXPECT_EQ(recorder->scattered.size(), 2 * store.layout().buckets.size());
+  reducer.finish();
+  EXPECT_EQ(recorder->scattered.size(), 2 * store.layout().buckets.size());
+  for (const auto& shard : store.pooled()->owned)
+    for (const auto& part : shard.parameters)
+      EXPECT_TRUE(store.summed_gradients(part.world).eq(part.parameter == 0 ? 46 : 40).all().item<bool>())
+          << store.all()[static_cast<std::size_t>(part.parameter)]->spec.name;
+}
+
+TEST(PooledGradients, StartInOneOrderOnRanksThatWriteThoseOfAnOperationInAnyOrder) {
+  std::vector<std::int64_t> expected;
+  std::mt19937 random(9);
+  for (int rank = 0; rank < 20; ++rank) {
+    const auto store = pooled_store(2, 0, 1);
+    const auto recorder = std::make_shared<Recorder>();
+    GradientReducer reducer(store, comm::Group(recorder), store.pooled()->owned, true);
+    reducer.begin_step(2);
+    for (int microbatch = 0; microbatch < 2; ++microbatch)
+      for (std::vector<std::string> layer : {std::vector<std::string>{"norm.weight"},
+                                             {"second.weight", "second.bias"},
+                                             {"first.weight", "first.bias"}}) {
+        std::shuffle(layer.begin(), layer.end(), random);
+        for (const auto& name : layer) contribute(store, name, 1);
+      }
+    reducer.finish();
+    if (rank == 0) expected = recorder->scattered;
+    EXPECT_EQ(recorder->scattered.size(), 2 * store.layout().buckets.size());
+    EXPECT_EQ(recorder->scattered, expected);
+  }
+}
+
+TEST(PooledGradients, AreNotOverwrittenWhereThePlanIsWrong) {
+  auto specs = testing::specs();
+  auto layout = plan::buffer_layout(specs, 1, plan::sharded_padding(2));
+  plan::GradientPool everything_at_once{128, std::vector<std::int64_t>(layout.buckets.size(), 0)};
+  const parallel::ParameterStore store(specs, layout, at::kDouble, at::kCPU, 7,
+                                       parallel::ParameterStore::Gradients::Hold,
+                                       parallel::PooledGradients{everything_at_once, plan::shards(layout, 2, 0)});
+  GradientReducer reducer(store, comm::Group(std::make_shared<Recorder>()), store.pooled()->owned, true);
+  reducer.begin_step(1);
+  contribute(store, "first.weight", 1);  // waits for those before it
+  EXPECT_THROW(contribute(store, "second.weight", 1), std::logic_error);
 }
 
 TEST(ParameterGatherer, MakesTheSlicesOfAllRanksWholeForWhoAsks) {

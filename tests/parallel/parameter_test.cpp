@@ -77,18 +77,86 @@ TEST(ParameterStore, NamesAParameterThatItDoesNotHold) {
   }
 }
 
-TEST(Parameter, SaysOnceWhenItsGradientIsComplete) {
+TEST(Parameter, TellsWhoWatchesOfEachContributionAndBeforeTheFirst) {
   Parameter parameter;
-  int calls = 0;
-  parameter.on_complete(2, [&] { ++calls; });
+  int before = 0, after = 0;
+  parameter.watch([&] { ++before; }, [&] { ++after; });
   EXPECT_EQ(parameter.beta(), 0);
-  parameter.gradient_written();
-  EXPECT_EQ(parameter.beta(), 1);
-  EXPECT_EQ(calls, 0);
-  parameter.gradient_written();
-  EXPECT_EQ(calls, 1);
+  for (int contribution = 1; contribution <= 2; ++contribution) {
+    (void)parameter.gradient_to_write();
+    EXPECT_EQ(before, 1);
+    parameter.gradient_written();
+    EXPECT_EQ(after, contribution);
+    EXPECT_EQ(parameter.beta(), 1);
+  }
   parameter.clear_gradient();
   EXPECT_EQ(parameter.beta(), 0);
+  (void)parameter.gradient_to_write();
+  EXPECT_EQ(before, 2);
+  parameter.watch(nullptr, nullptr);
+  parameter.gradient_written();
+  EXPECT_EQ(after, 2);
+}
+
+/// Two data-parallel ranks; each bucket holds one parameter or two.
+ParameterStore pooled(int rank) {
+  const auto specs = plan::gpt_parameters(kShape, 1, 0);
+  auto layout = plan::buffer_layout(specs, 100, plan::sharded_padding(2));
+  PooledGradients gradients{plan::gradient_pool(layout, specs, {.overlap = false}), plan::shards(layout, 2, rank)};
+  return ParameterStore(specs, std::move(layout), at::kDouble, at::kCPU, 5, ParameterStore::Gradients::Hold,
+                        std::move(gradients));
+}
+
+TEST(ParameterStore, HoldsPooledGradientsWhereThePlanSaysAndSumsOfItsShards) {
+  const auto store = pooled(1);
+  const auto& [pool, owned] = *store.pooled();
+  EXPECT_LT(pool.size, store.layout().size);
+  EXPECT_EQ(store.gradient_bytes(), 8 * (pool.size + store.layout().size / 2));
+  for (std::size_t i = 0; i < store.all().size(); ++i) {
+    const auto& slot = store.layout().slot_of(static_cast<int>(i));
+    const auto bucket = static_cast<std::size_t>(slot.bucket);
+    store.all()[i]->grad.fill_(static_cast<double>(i + 1));
+    const std::int64_t begin = slot.begin - store.layout().buckets[bucket].begin;
+    EXPECT_TRUE(
+        store.bucket_gradients(bucket).slice(0, begin, begin + slot.end - slot.begin).eq(i + 1).all().item<bool>());
+    EXPECT_EQ(store.bucket_gradients(bucket).storage_offset(), pool.begin[bucket]);
+  }
+  for (const plan::Shard& shard : owned)
+    store.summed_gradients(shard.world).fill_(static_cast<double>(shard.state + 1));
+  for (const plan::Shard& shard : owned) {
+    const plan::Range last{shard.world.end - 1, shard.world.end};
+    EXPECT_EQ(store.summed_gradients(last).item<double>(), static_cast<double>(shard.state + 1));
+    EXPECT_THROW(store.summed_gradients({shard.world.begin - 1, shard.world.end}), std::logic_error);
+  }
+}
+
+TEST(Contribution, WaitsForTheRestOfItsPassWhereItsGradientIsPooled) {
+  for (const bool pool : {false, true}) {
+    const auto store = pool ? pooled(0) : make(1, 0);
+    const auto& norm = store.get("decoder.final_layernorm.weight");
+    for (const double value : {1.0, 2.0}) {
+      store.gradient_queue().defer(true);
+      Contribution contribution(norm, Contribution::When::WithTheRest);
+      EXPECT_EQ(contribution.target().is_alias_of(norm->grad), !pool);
+      if (contribution.beta() == 0)
+        contribution.target().fill_(value);
+      else
+        contribution.target().add_(value);
+      contribution.written();
+    }
+    EXPECT_EQ(norm->contributions(), pool ? 0 : 2);
+    auto pieces = store.gradient_queue().take();
+    store.gradient_queue().defer(false);
+    run_pieces(std::move(pieces));
+    EXPECT_EQ(norm->contributions(), 2);
+    EXPECT_TRUE(norm->grad.eq(3).all().item<bool>());
+  }
+}
+
+TEST(Contribution, OfNoParameterIsNothing) {
+  Contribution none(nullptr);
+  EXPECT_FALSE(none.target().defined());
+  none.written();
 }
 
 TEST(GradientQueue, ComputesAtOnceUntilItIsAskedToDefer) {

@@ -16,6 +16,7 @@ struct Layout {
   int microbatch_group = 0;  ///< parallel.microbatch_group_size
   bool untied = false;       ///< an output layer of its own
   bool sharded = false;      ///< optimizer.use_distributed_optimizer
+  bool pooled = false;       ///< and optimizer.data_parallel_sharding_strategy optim_grads
   int global_batch = 8;
   /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
   /// layers.
@@ -39,6 +40,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.microbatch_group > 0) name += "_group" + std::to_string(layout.microbatch_group);
   if (layout.untied) name += "_untied";
   if (layout.sharded) name += "_sharded";
+  if (layout.pooled) name += "_grads";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
@@ -137,6 +139,20 @@ inline std::vector<Layout> sharded_layouts() {
   all.push_back({.dp = 2, .micro_batch = 2, .gloo = true});
   all.push_back({.tp = 2, .pp = 2, .dp = 2, .gloo = true});
   for (Layout& layout : all) layout.sharded = true;
+  return all;
+}
+
+/// The same with gradients sharded too, and the schedules in which contributions of microbatches interleave.
+inline std::vector<Layout> pooled_layouts() {
+  std::vector<Layout> all = sharded_layouts();
+  for (const char* recompute : {"none", "full"}) {
+    all.push_back({.pp = 2, .dp = 2, .schedule = "gpipe", .recompute = recompute});
+    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = recompute});
+    all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v", .recompute = recompute, .untied = true});
+  }
+  all.push_back({.pp = 4, .dp = 2, .schedule = "zb-h1", .llama = 2});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .gloo = true});
+  for (Layout& layout : all) layout.sharded = layout.pooled = true;
   return all;
 }
 

@@ -49,6 +49,7 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.parallel.world_size = layout.ranks();
   config.optimizer.bucket_size = 3000;
   config.optimizer.use_distributed_optimizer = layout.sharded;
+  if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
   config.optimizer.clip_grad = 0.5;  // below the norms of this model: clipping is always on
   config.schedule.lr = 1e-3;
   config.train.micro_batch_size = layout.micro_batch;
@@ -141,6 +142,10 @@ std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
 INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });

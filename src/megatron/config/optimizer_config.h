@@ -31,6 +31,7 @@ struct OptimizerConfig {
   std::int64_t bucket_size = 0;
   bool overlap_grad_reduce = true;
   bool use_distributed_optimizer = false;
+  std::string data_parallel_sharding_strategy = "optim";
   bool overlap_param_gather = true;
 
   void visit(auto& v) {
@@ -64,6 +65,10 @@ struct OptimizerConfig {
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
     v("use_distributed_optimizer", use_distributed_optimizer,
       "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer");
+    v("data_parallel_sharding_strategy", data_parallel_sharding_strategy,
+      "With use_distributed_optimizer: optim (ZeRO stage 1), or optim_grads, gradients too (stage 2: less memory; each "
+      "microbatch is reduced).",
+      "data-parallel-sharding-strategy");
     v("overlap_param_gather", overlap_param_gather,
       "With use_distributed_optimizer: gather each bucket of updated parameters while the next forward goes on.",
       "overlap-param-gather");

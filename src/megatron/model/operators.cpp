@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,8 @@ using Gradients = std::vector<at::Tensor>;
 at::Tensor value_of(const parallel::ParameterPtr& parameter) {
   return parameter ? parameter->arrived().detach() : at::Tensor();
 }
+
+constexpr auto kWithTheRest = parallel::Contribution::When::WithTheRest;
 
 /// What autograd is told that an operator's outputs depend on.
 std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
@@ -41,20 +44,24 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
                          const at::Tensor& rstd) {
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
   const auto dy = grads[1].contiguous();
-  const auto& weight = *norm.weight;
-  auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, weight.value, weight.grad, norm.bias->grad,
+  parallel::Contribution weight(norm.weight, kWithTheRest), bias(norm.bias, kWithTheRest);
+  if (norm.bias && bias.beta() != weight.beta())
+    throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
+  const at::Tensor& value = norm.weight->value;
+  auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), bias.target(),
                                                      weight.beta(), past)
-                      : kernels::rms_norm_backward(dy, x, rstd, weight.value, weight.grad, weight.beta(), past);
-  norm.weight->gradient_written();
-  if (norm.bias) norm.bias->gradient_written();
+                      : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);
+  weight.written();
+  bias.written();
   return dx;
 }
 
 /// Adds dx, the gradient of what `bias` was added to, to the bias's.
 void bias_backward(const parallel::ParameterPtr& bias, const at::Tensor& dx) {
   if (!bias) return;
-  kernels::accumulate_bias_gradient(bias->grad, dx, bias->beta());
-  bias->gradient_written();
+  parallel::Contribution own(bias, kWithTheRest);
+  kernels::accumulate_bias_gradient(own.target(), dx, own.beta());
+  own.written();
 }
 
 /// Gradients of x and residual from that of residual + dropout(x + bias); writes the bias's.

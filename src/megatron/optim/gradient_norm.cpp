@@ -49,7 +49,7 @@ GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std
 double GradientNorm::part(NormKind kind) const {
   double sum = 0, most = 0;
   for (const plan::Range& range : counted_) {
-    const auto gradients = parameters_.gradients().narrow(0, range.begin, range.size());
+    const auto gradients = parameters_.summed_gradients(range);
     if (kind == NormKind::L2) {
       sum += kernels::sum_of_squares(gradients);
       continue;

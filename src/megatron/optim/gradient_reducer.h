@@ -15,6 +15,10 @@ namespace megatron::optim {
 /// The collective is an all-reduce where this rank owns the whole bucket, else a reduce-scatter: then the gradients of
 /// the owned slice are whole afterwards, where they lie in the buffer, and those of the rest mean nothing.
 ///
+/// Where the store pools its gradients (ZeRO stage 2) a bucket is reduced once a microbatch, its slice added to this
+/// rank's sum (ParameterStore::summed_gradients), and its memory left to other buckets; also without overlap, which
+/// then waits for each.
+///
 /// Every rank of `dp` goes through a step in the same order: the same program, whose operations each write the same
 /// parameters' gradients. Then every rank starts the buckets in the same order (gradient_reducer.cpp says why).
 class GradientReducer {
@@ -25,7 +29,7 @@ class GradientReducer {
   /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
   void begin_step(int num_microbatches);
   /// After the last backward of a pipeline stage: starts those of its buckets that have not started by themselves.
-  /// Nothing without `overlap`.
+  /// Nothing without `overlap`. (With a pool they all have, unless a gradient got no contribution.)
   void start_stage(int stage);
   /// After the last backward: asks no more of it, starts what has not started, waits for all. Gradients that got no
   /// contribution in the step are zero.

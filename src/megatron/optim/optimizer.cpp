@@ -67,7 +67,7 @@ void Optimizer::step(double learning_rate, double grad_scale) {
     const auto here = [&](const at::Tensor& buffer) { return buffer.narrow(0, run.world.begin, run.world.size()); };
     UpdateRule::Views views{.weight = weights_of(run.world, run.own),
                             .model = masters_.defined() ? here(parameters_.values()) : at::Tensor(),
-                            .gradient = here(parameters_.gradients()),
+                            .gradient = parameters_.summed_gradients(run.world),
                             .state = {}};
     for (const at::Tensor& state : state_) views.state.push_back(state.narrow(0, run.own, run.world.size()));
     rule_->apply(views, {.learning_rate = learning_rate * run.multipliers.learning_rate,

@@ -73,7 +73,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       const auto& parameter = parameters.all().at(static_cast<std::size_t>(own.parameter));
       const auto add = [&](Sum& sum, const plan::Range& range) {
         const plan::Range world = plan::intersection(range, own.param).shifted(own.world.begin - own.param.begin);
-        if (!world.empty()) sum.gradients.push_back(parameters.gradients().narrow(0, world.begin, world.size()));
+        if (!world.empty()) sum.gradients.push_back(parameters.summed_gradients(world));
       };
       const plan::ParameterSpec& spec = parameter->spec;
       if (spec.sequence_partial) add(partial, own.param);

@@ -47,9 +47,10 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
   auto backward = [ids, begin, weight = weight_,
                    scatter = scatter_](const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
     const auto dy = scatter.all_gather(grads[0].contiguous());
-    if (weight->beta() == 0) weight->grad.zero_();  // only some rows are added to
-    kernels::embedding_backward(weight->grad, ids, dy, begin);
-    weight->gradient_written();
+    Contribution rows(weight);
+    if (rows.beta() == 0) rows.target().zero_();  // only some rows are added to
+    kernels::embedding_backward(rows.target(), ids, dy, begin);
+    rows.written();
     return {};
   };
   return with_backward({weight_->value}, y, std::move(backward));

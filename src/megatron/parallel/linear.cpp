@@ -91,11 +91,13 @@ class LinearBackward {
 
   /// The weight's gradient from all positions, that of a bias (where not null) from those it was added to here.
   void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x) const {
-    kernels::linear_weight_gradient(weight_->grad, dy, x, weight_->beta());
-    weight_->gradient_written();
+    Contribution weight(weight_);
+    kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
+    weight.written();
     if (!bias_) return;
-    kernels::accumulate_bias_gradient(bias_->grad, dy_part, bias_->beta());
-    bias_->gradient_written();
+    Contribution bias(bias_);
+    kernels::accumulate_bias_gradient(bias.target(), dy_part, bias.beta());
+    bias.written();
   }
 
   ParameterPtr weight_, bias_;

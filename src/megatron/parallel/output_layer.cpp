@@ -78,7 +78,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, co
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
   const bool last = begin + count == hidden_nh.size(0);
   const auto reduced = last ? reduce_dhidden() : nullptr;
-  kernels::linear_weight_gradient(weight->grad, logits, hidden, begin == 0 ? weight->beta() : 1.0);
+  kernels::linear_weight_gradient(weight->gradient_to_write(), logits, hidden, begin == 0 ? weight->beta() : 1.0);
   if (reduced) reduced->wait();
 }
 

@@ -1,7 +1,10 @@
 #include "megatron/parallel/parameter.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -53,21 +56,43 @@ void Parameter::contribute(GradientQueue::Work write) {
 
 void Parameter::gradient_written() {
   ++contributions_;
-  if (callback_ && contributions_ == expected_) callback_();
+  if (after_) after_();
 }
 
-void Parameter::on_complete(int expected, std::function<void()> callback) {
-  expected_ = expected;
-  callback_ = std::move(callback);
+void Parameter::watch(std::function<void()> before, std::function<void()> after) {
+  before_ = std::move(before);
+  after_ = std::move(after);
+}
+
+Contribution::Contribution(ParameterPtr parameter, When when) : parameter_(std::move(parameter)) {
+  if (!parameter_) return;
+  kept_ = when == When::WithTheRest && parameter_->pooled && parameter_->deferring();
+  target_ = kept_ ? at::empty_like(parameter_->grad) : parameter_->gradient_to_write();
+}
+
+void Contribution::written() {
+  if (!parameter_) return;
+  if (!kept_) return parameter_->gradient_written();
+  parameter_->contribute([parameter = parameter_, part = std::move(target_)] {
+    const at::Tensor& gradient = parameter->gradient_to_write();
+    if (parameter->beta() == 0)
+      gradient.copy_(part);
+    else
+      gradient.add_(part);
+    parameter->gradient_written();
+  });
 }
 
 ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
-                               at::Device device, std::uint64_t seed, Gradients gradients)
-    : layout_(std::move(layout)), seed_(seed) {
+                               at::Device device, std::uint64_t seed, Gradients gradients,
+                               std::optional<PooledGradients> pooled)
+    : layout_(std::move(layout)), seed_(seed), pooled_(std::move(pooled)) {
   // Zeros, so that the gaps between parameters never carry anything into norms and updates of whole buffers.
   const auto options = at::TensorOptions().device(device);
   values_ = at::zeros({layout_.size}, options.dtype(precision.values));
-  gradients_ = at::zeros({gradients == Gradients::Hold ? layout_.size : 0}, options.dtype(precision.gradients));
+  const std::int64_t whole = pooled_ ? pooled_->pool.size : layout_.size;
+  gradients_ = at::zeros({gradients == Gradients::Hold ? whole : 0}, options.dtype(precision.gradients));
+  sums_ = at::zeros({pooled_ ? plan::total_size(pooled_->owned) : 0}, gradients_.options());
   for (std::size_t b = 0; b < layout_.buckets.size(); ++b) arrivals_.push_back(std::make_shared<Arrival>());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& slot = layout_.slot_of(static_cast<int>(i));
@@ -75,11 +100,15 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     parameter->spec = std::move(specs[i]);
     parameter->queue = queue_;
     parameter->arrival = arrivals_[static_cast<std::size_t>(slot.bucket)];
-    const auto view = [&](const at::Tensor& buffer) {
-      return buffer.narrow(0, slot.begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
+    const auto view = [&](const at::Tensor& buffer, std::int64_t begin) {
+      return buffer.narrow(0, begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
     };
-    parameter->value = view(values_);
-    if (gradients == Gradients::Hold) parameter->grad = view(gradients_);
+    parameter->value = view(values_, slot.begin);
+    parameter->pooled = pooled_.has_value();
+    if (gradients == Gradients::Hold) {
+      const auto bucket = static_cast<std::size_t>(slot.bucket);
+      parameter->grad = view(bucket_gradients(bucket), slot.begin - layout_.buckets[bucket].begin);
+    }
     initialize(parameter->value, parameter->spec, seed);
     parameter->value.requires_grad_(gradients == Gradients::Hold);
     by_name_.emplace(parameter->spec.name, parameter);
@@ -90,6 +119,21 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
 const at::Tensor& ParameterStore::values() const {
   for (const auto& arrival : arrivals_) arrival->wait();
   return values_;
+}
+
+at::Tensor ParameterStore::bucket_gradients(std::size_t bucket) const {
+  const plan::BufferLayout::Bucket& planned = layout_.buckets.at(bucket);
+  return gradients_.narrow(0, pooled_ ? pooled_->pool.begin.at(bucket) : planned.begin, planned.end - planned.begin);
+}
+
+at::Tensor ParameterStore::summed_gradients(const plan::Range& world) const {
+  if (!pooled_) return gradients_.narrow(0, world.begin, world.size());
+  const auto after = std::upper_bound(pooled_->owned.begin(), pooled_->owned.end(), world.begin,
+                                      [](std::int64_t at, const plan::Shard& shard) { return at < shard.world.begin; });
+  if (after == pooled_->owned.begin() || std::prev(after)->world.end < world.end)
+    throw std::logic_error("gradients that this rank does not own");
+  const plan::Shard& shard = *std::prev(after);
+  return sums_.narrow(0, shard.state + world.begin - shard.world.begin, world.size());
 }
 
 at::Tensor ParameterStore::first_values(std::size_t index) const {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -11,7 +12,9 @@
 #include "megatron/comm/group.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/gradient_pool.h"
 #include "megatron/plan/parameters.h"
+#include "megatron/plan/shards.h"
 
 namespace megatron::parallel {
 
@@ -55,9 +58,10 @@ class Parameter {
  public:
   plan::ParameterSpec spec;
   at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward
-  at::Tensor grad;   ///< [local_shape], view of the gradient buffer
+  at::Tensor grad;   ///< [local_shape], view of the gradient buffer; written by way of a Contribution
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
   std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
+  bool pooled = false;                   ///< its gradient is in a plan::GradientPool
 
   /// The value, for a forward pass: waits for it where it is on its way.
   const at::Tensor& arrived() const {
@@ -74,18 +78,43 @@ class Parameter {
   bool deferring() const { return queue && queue->deferring(); }
   /// 0 for the first contribution since clear_gradient() (overwrite: nothing has to be zeroed), 1 afterwards.
   double beta() const { return contributions_ == 0 ? 0.0 : 1.0; }
+  /// `grad`, for a backward pass that is about to write a contribution: beside it in a pool nothing is in use.
+  const at::Tensor& gradient_to_write() const {
+    if (before_ && contributions_ == 0) before_();
+    return grad;
+  }
   /// A backward pass calls this after each contribution it has written.
   void gradient_written();
   void clear_gradient() { contributions_ = 0; }
   int contributions() const { return contributions_; }
-  /// Called when `contributions` reaches the number expected for the step (gradient_uses x microbatches).
-  void on_complete(int expected, std::function<void()> callback);
+  /// Who reduces gradients is called before the first contribution since clear_gradient(), and after each. Null: no
+  /// more.
+  void watch(std::function<void()> before, std::function<void()> after);
 
  private:
-  int contributions_ = 0, expected_ = 0;
-  std::function<void()> callback_;
+  int contributions_ = 0;
+  std::function<void()> before_, after_;
 };
 using ParameterPtr = std::shared_ptr<Parameter>;
+
+/// A contribution to one parameter's gradient that a backward pass computes now. Where the rest of that pass is put
+/// off and the gradient is in a pool, it is kept and added with the rest: a bucket is then in the pool for one
+/// operation, not from one to a later one.
+class Contribution {
+ public:
+  enum class When : std::uint8_t { Now, WithTheRest };
+  /// `parameter` may be null: then there is nothing to write.
+  explicit Contribution(ParameterPtr parameter, When when = When::Now);
+
+  const at::Tensor& target() const { return target_; }  ///< [local_shape], to be written, or by beta() added to
+  double beta() const { return kept_ || !parameter_ ? 0 : parameter_->beta(); }
+  void written();
+
+ private:
+  ParameterPtr parameter_;
+  bool kept_ = false;
+  at::Tensor target_;
+};
 
 /// What parameters and their gradients are stored in. Gradients are sums over microbatches and ranks, so those of bf16
 /// and fp16 parameters are float32 unless asked otherwise.
@@ -99,7 +128,15 @@ struct Precision {
   static bool is_half(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 };
 
-/// All parameters of this rank in one contiguous buffer, their gradients in another (plan::BufferLayout).
+/// How gradients are held with ZeRO stage 2: whole buckets take turns in `pool`, and what this rank owns of each is
+/// summed in memory of its own. `owned`: plan::shards().
+struct PooledGradients {
+  plan::GradientPool pool;
+  std::vector<plan::Shard> owned;
+};
+
+/// All parameters of this rank in one contiguous buffer (plan::BufferLayout), their gradients in another: laid out
+/// alike, or a pool.
 class ParameterStore {
  public:
   enum class Gradients { Hold, None };
@@ -108,13 +145,21 @@ class ParameterStore {
   /// fp16 the float32 values rounded. With Gradients::None the parameters need no gradient and have none: for models
   /// that only compute forward.
   ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
-                 at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold);
+                 at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold,
+                 std::optional<PooledGradients> pooled = std::nullopt);
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs
   const plan::BufferLayout& layout() const { return layout_; }
   const at::Tensor& values() const;                           ///< flat [layout.size], once all of them are there
-  const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size]
+  const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size], or the pool
+  const std::optional<PooledGradients>& pooled() const { return pooled_; }
+  /// Of a bucket of the layout, whole: flat, with the gaps.
+  at::Tensor bucket_gradients(std::size_t bucket) const;
+  /// Once they are summed over ranks, the gradients of elements that this rank owns: flat. `world`: a range of the
+  /// layout within one bucket and, where they are pooled, within this rank's shard.
+  at::Tensor summed_gradients(const plan::Range& world) const;
+  std::int64_t gradient_bytes() const { return static_cast<std::int64_t>(gradients_.nbytes() + sums_.nbytes()); }
   GradientQueue& gradient_queue() const { return *queue_; }
   /// Of the values in a bucket of the layout.
   Arrival& arrival(std::size_t bucket) const { return *arrivals_.at(bucket); }
@@ -124,7 +169,9 @@ class ParameterStore {
  private:
   plan::BufferLayout layout_;
   std::uint64_t seed_;
+  std::optional<PooledGradients> pooled_;
   at::Tensor values_, gradients_;
+  at::Tensor sums_;  ///< of the shards, one after the other, where gradients are pooled; else empty
   std::vector<std::shared_ptr<Arrival>> arrivals_;  ///< by bucket
   std::shared_ptr<GradientQueue> queue_ = std::make_shared<GradientQueue>();
   std::vector<ParameterPtr> parameters_;

@@ -161,12 +161,15 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-  const std::int64_t elements = rank_layout(run, gpt_parameters(run.shape, tp, tp_rank, parts)).size;
+  const std::vector<ParameterSpec> specs = gpt_parameters(run.shape, tp, tp_rank, parts);
+  const BufferLayout layout = rank_layout(run, specs);
+  const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
+  const std::int64_t elements = layout.size, owned = elements / num_owners(run);
   const ElementBytes element = element_bytes_of(config);
   MemoryPlan memory;
   memory.parameters = elements * element.value;
-  memory.gradients = elements * element.gradient;
-  memory.optimizer_state = elements / num_owners(run) * element.optimizer;
+  memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
+  memory.optimizer_state = owned * element.optimizer;
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits =

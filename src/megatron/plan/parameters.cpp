@@ -49,6 +49,7 @@ class SpecBuilder {
   SpecBuilder(int tp, int tp_rank) : tp_(tp), tp_rank_(tp_rank) {}
 
   void begin_stage(int stage) { stage_ = stage; }
+  void at_depth(std::int64_t depth) { depth_ = depth; }
 
   ParameterSpec& add(std::string name, std::vector<std::int64_t> shape, int split, Init init, double std = 0) {
     ParameterSpec spec{
@@ -59,6 +60,7 @@ class SpecBuilder {
     }
     spec.weight_decay = spec.shape.size() > 1;
     spec.stage = stage_;
+    spec.depth = depth_;
     spec.sequence_partial = split < 0;
     return specs_.emplace_back(std::move(spec));
   }
@@ -84,6 +86,7 @@ class SpecBuilder {
 
  private:
   int tp_, tp_rank_, stage_ = 0;
+  std::int64_t depth_ = 0;
   std::vector<ParameterSpec> specs_;
 };
 
@@ -138,20 +141,29 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
   SpecBuilder build(tp, tp_rank);
   for (const StagePart& part : parts) {
     build.begin_stage(part.stage);
+    build.at_depth(0);
     if (part.embedding) {
-      word_embedding(build).gradient_uses = shape.tied_output && has_output ? 2 : 1;
+      ParameterSpec& words = word_embedding(build);
+      words.in_forward = shape.tied_output && has_output;
+      words.gradient_uses = words.in_forward ? 2 : 1;
       if (shape.learned_positions)
         build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
                   shape.init_std);
     }
-    for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer)
+    for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
+      build.at_depth(1 + layer);
       add_layer(shape, layer, build);
+    }
     if (!part.output) continue;
+    build.at_depth(1 + shape.num_layers);
     build.norm("decoder.final_layernorm", shape);
-    if (!shape.tied_output)
-      build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std);
-    else if (!has_embedding)
-      word_embedding(build).shared_copy = true;
+    if (!shape.tied_output) {
+      build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =
+          true;
+    } else if (!has_embedding) {
+      ParameterSpec& copy = word_embedding(build);
+      copy.shared_copy = copy.in_forward = true;
+    }
   }
   return build.take();
 }

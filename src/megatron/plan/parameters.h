@@ -34,6 +34,10 @@ struct ParameterSpec {
   bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
   int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding, both uses on this rank)
   int stage = 0;             ///< the pipeline stage it belongs to; a tied embedding to the first that has it
+  /// Backward passes write the gradients of a stage's greater depths first: 0 for embeddings, 1 + the layer's number,
+  /// the most for what follows the layers.
+  std::int64_t depth = 0;
+  bool in_forward = false;  ///< (also) the forward pass writes its gradient: the output layer's, beside the loss
   /// The tied word embedding of the output layer, where the embedding is on another rank: same name, same initial
   /// values; gradients are summed over the embedding group. Norms over the model count the other copy alone.
   bool shared_copy = false;

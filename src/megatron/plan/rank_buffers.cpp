@@ -1,8 +1,24 @@
 #include "megatron/plan/rank_buffers.h"
 
+#include <algorithm>
+
 #include "megatron/plan/counts.h"
 
 namespace megatron::plan {
+namespace {
+
+/// Whether some rank puts weight gradients off.
+bool splits_backward(const ResolvedRun& run) {
+  if (!run.schedule_file)
+    return run.schedule_name == schedule::Name::ZeroBubbleH1 || run.schedule_name == schedule::Name::ZeroBubbleV;
+  const auto& ranks = run.schedule_file->ranks;
+  return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<schedule::Op>& ops) {
+    return std::any_of(ops.begin(), ops.end(),
+                       [](const schedule::Op& op) { return op.kind == schedule::Kind::BackwardInput; });
+  });
+}
+
+}  // namespace
 
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
   const config::OptimizerConfig& optimizer = run.config.optimizer;
@@ -17,6 +33,14 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
 
 int num_owners(const ResolvedRun& run) {
   return run.config.optimizer.use_distributed_optimizer ? run.grid.size(Axis::Dp) : 1;
+}
+
+std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                               const BufferLayout& layout) {
+  const config::OptimizerConfig& optimizer = run.config.optimizer;
+  if (num_owners(run) == 1 || optimizer.data_parallel_sharding_strategy != "optim_grads") return std::nullopt;
+  return gradient_pool(layout, specs,
+                       {.split_backward = splits_backward(run), .overlap = optimizer.overlap_grad_reduce});
 }
 
 ElementBytes element_bytes_of(const config::RunConfig& config) {

@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/gradient_pool.h"
 #include "megatron/plan/rules.h"
 
 namespace megatron::plan {
@@ -14,6 +16,11 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
 
 /// Ranks that share the update of each element between them: dp with the distributed optimizer, else 1.
 int num_owners(const ResolvedRun& run);
+
+/// Where whole buckets of that layout take turns, with optimizer.data_parallel_sharding_strategy optim_grads on several
+/// data-parallel ranks; else every bucket has memory of its own.
+std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                               const BufferLayout& layout);
 
 /// Bytes of an element of a rank's buffers.
 struct ElementBytes {

@@ -91,6 +91,8 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
                  {"element_bytes", element_bytes_of(run.config).gradient},
                  {"slots", slots},
                  {"buckets", buckets}};
+  if (const auto pool = rank_gradient_pool(run, specs, layout))
+    buffer["pool"] = {{"size", pool->size}, {"begin", pool->begin}};
   if (num_owners(run) > 1) buffer["shards"] = shards_of(layout, num_owners(run), name_of);
   return buffer;
 }

@@ -149,6 +149,9 @@ std::string buffer_text(const json& buffers) {
                                          names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
   }
   if (buckets.size() > 2 * kShown) out += row("…", concat(buckets.size(), " buckets in all"));
+  if (buffer.contains("pool"))
+    out += row("there at once", concat(human_bytes(bytes * buffer["pool"]["size"].get<double>()),
+                                       ", in which buckets take turns, beside the sums of the rank's shards"));
   return out + (buffer.contains("shards") ? shards_text(buffer["shards"]) : "");
 }
 

@@ -231,6 +231,24 @@ void check_precision(const config::OptimizerConfig& optimizer, const std::string
   rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
 }
 
+void check_sharding(const config::OptimizerConfig& optimizer, Rules& rules) {
+  const char* option = "optimizer.data_parallel_sharding_strategy";
+  const std::string& strategy = optimizer.data_parallel_sharding_strategy;
+  const bool sharded = optimizer.use_distributed_optimizer;
+  if (strategy == "optim_grads_params")
+    return rules.require(false, concat(option, " can split optimizer and gradients: each rank has whole parameters."),
+                         strategy, "--data-parallel-sharding-strategy optim_grads");
+  rules.one_of(option, strategy, {"no_shard", "optim", "optim_grads"});
+  rules.require(strategy != "optim_grads" || sharded,
+                concat(option,
+                       " optim_grads needs optimizer.use_distributed_optimizer: a rank keeps the gradients of "
+                       "what it updates."),
+                "optimizer.use_distributed_optimizer false", "--use-distributed-optimizer");
+  rules.require(strategy != "no_shard" || !sharded,
+                concat(option, " no_shard must go without optimizer.use_distributed_optimizer."),
+                "optimizer.use_distributed_optimizer true", "--data-parallel-sharding-strategy optim (the default)");
+}
+
 void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
   rules.one_of("optimizer.name", optimizer.name, {"adam", "sgd", "lion"});
   const auto decay = [&](const char* option, double value) {
@@ -248,6 +266,7 @@ void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
   rules.option("optimizer.clip_grad", optimizer.clip_grad >= 0, "must be at least 0.", concat(optimizer.clip_grad));
   rules.one_of("optimizer.clip_norm", optimizer.clip_norm, {"l2", "inf"});
   rules.at_least("optimizer.bucket_size", optimizer.bucket_size, 0);
+  check_sharding(optimizer, rules);
 }
 
 void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {

@@ -17,9 +17,14 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
                                     plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
   auto layout = plan::rank_layout(run, specs);
+  std::optional<parallel::PooledGradients> pooled;
+  if (auto pool = plan::rank_gradient_pool(run, specs, layout))
+    pooled = {std::move(*pool), plan::shards(layout, plan::num_owners(run), context.index(plan::Axis::Dp))};
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
-  return {std::move(specs), std::move(layout), {precision.values, gradients}, context.device(), config.train.seed};
+  return {std::move(specs), std::move(layout), {precision.values, gradients},
+          context.device(), config.train.seed, parallel::ParameterStore::Gradients::Hold,
+          std::move(pooled)};
 }
 
 std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
