@@ -32,9 +32,11 @@ interval = 5
 """
 
 
-def run(*words, code=0, stdin=None, timeout=300):
-    """Runs a job; its standard output as text. Fails unless it exits with `code`."""
-    result = subprocess.run([MEGATRON, *map(str, words)], input=stdin, capture_output=True, text=True, timeout=timeout)
+def run(*words, code=0, stdin=None, timeout=300, inside=()):
+    """Runs a job; its standard output as text. Fails unless it exits with `code`. `inside`: the command that starts it
+    elsewhere."""
+    result = subprocess.run([*inside, os.path.abspath(MEGATRON), *map(str, words)], input=stdin, capture_output=True,
+                            text=True, timeout=timeout)
     if result.returncode != code:
         raise AssertionError(f"megatron {' '.join(map(str, words))}: exit code {result.returncode}, expected {code}\n"
                              f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
@@ -50,22 +52,26 @@ def text_of_sentences(count, seed=1):
 
 
 class RunFolder:
-    """A folder with a small text, its tokenizer, its tokens and a recipe; removed at the end."""
+    """A folder with a small text, its tokenizer, its tokens and a recipe; removed at the end. `tokenizer` and `recipe`:
+    others than those of a small model."""
 
-    def __init__(self):
+    def __init__(self, tokenizer=None, recipe=None):
         self._folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
         self.path = pathlib.Path(self._folder.name)
         text = self.path / "text.jsonl"
         text.write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of_sentences(3000)))
-        run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.path / "tokenizer")
-        run("data", "preprocess", "--input", text, "--tokenizer", self.path / "tokenizer", "--output-prefix",
+        self.tokenizer = tokenizer or self.path / "tokenizer"
+        if tokenizer is None:
+            run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.tokenizer)
+        run("data", "preprocess", "--input", text, "--tokenizer", self.tokenizer, "--output-prefix",
             self.path / "tokens", "--append-eod")
-        self.recipe = self.path / "recipe.toml"
-        self.recipe.write_text(SMALL_MODEL)
+        self.recipe = recipe or self.path / "recipe.toml"
+        if recipe is None:
+            self.recipe.write_text(SMALL_MODEL)
 
     def train_words(self, name, *options):
         return ["train", self.recipe, "--data-path", self.path / "tokens_text_document", "--tokenizer",
-                self.path / "tokenizer", "--train.out", self.path / name, *options]
+                self.tokenizer, "--train.out", self.path / name, *options]
 
     def train(self, name, *options, code=0):
         return run(*self.train_words(name, *options), code=code)

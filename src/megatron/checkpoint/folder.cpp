@@ -246,10 +246,13 @@ void replace_by_renaming(const fs::path& temporary, const fs::path& final) {
 }
 
 void publish(const fs::path& folder, const fs::path& temporary, const std::string& name) {
+  AtomicFile latest(folder / kLatest);
+  latest.write(name + "\n");
+  latest.flush();  // on a full disk this fails, before anything has changed
   fsync_folder(temporary);
   exchange(temporary, folder / name);
   fsync_folder(folder);
-  write_file(folder / kLatest, name + "\n");
+  latest.commit();
   fs::remove_all(temporary);  // what had the name before
 }
 
