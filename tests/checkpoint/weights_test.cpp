@@ -5,6 +5,7 @@
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "megatron/base/error.h"
@@ -155,6 +156,17 @@ TEST_F(Weights, DifferencesAreCountedMeasuredAndPlaced) {
   EXPECT_EQ(found[1].what, "only in the first");
   EXPECT_EQ(found[2].what, "only in the second");
   EXPECT_EQ(differences(folder.path() / "a", folder.path() / "b", 0.3)[0].elements, 1);
+}
+
+TEST_F(Weights, WhatIsNoNumberInOneOfTwoDiffersWhateverTheTolerance) {
+  const at::Tensor a = at::zeros({3}), b = at::zeros({3});
+  a[0] = b[0] = b[2] = std::nan("");
+  save(folder.path() / "a", 1, {{"v", {3}, {0}, a}}, {}, {});
+  save(folder.path() / "b", 1, {{"v", {3}, {0}, b}}, {}, {});
+  const auto found = differences(folder.path() / "a", folder.path() / "b", 1e9);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].elements, 1);
+  EXPECT_EQ(found[0].at, 2);
 }
 
 TEST(Candidates, AreWhatLatestNamesThenTheEarlierOnesNewestFirst) {
