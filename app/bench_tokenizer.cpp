@@ -5,11 +5,11 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <thread>
+#include <optional>
 
 #include "app/bench.h"
+#include "app/flags.h"
 #include "app/json_line.h"
-#include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/data/text_reader.h"
@@ -19,20 +19,24 @@
 namespace megatron::app {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct Options {
   std::vector<std::string> input;
-  std::string tokenizer;
+  std::vector<std::string> tokenizer;
   std::int64_t vocab_size = 32000;
   int threads = 0;
   int repeats = 5;
+  std::int64_t one_character_mb = 0;
   bool json = false;
 
   void visit(auto& v) {
-    v("input", input, "JSONL or plain text to encode and to learn from, also .gz and .zst.");
-    v("tokenizer", tokenizer, "Tokenizer to encode with; empty: the one that was just learned.");
-    v("vocab_size", vocab_size, "Tokens to learn.");
+    v("input", input, "JSONL or plain text to encode and to learn from, also .gz, .zst and .xz.");
+    v("tokenizer", tokenizer, "Tokenizers to encode with; none: the one that was just learned.");
+    v("vocab_size", vocab_size, "Tokens of byte-level BPE to learn; 0: nothing is learned.");
     v("threads", threads, "Threads that count while learning; 0: one a core. Encoding takes one.");
     v("repeats", repeats, "Timed rounds; the median counts.");
+    v("one_character_mb", one_character_mb, "Also encode texts of so many MB of one character each.");
     v("json", json, "Print JSON.");
   }
 };
@@ -57,65 +61,112 @@ Timing median_of(int repeats, const std::function<void()>& work) {
     thread.push_back(thread_seconds() - start);
     wall.push_back(watch.seconds());
   }
-  std::sort(wall.begin(), wall.end());
-  std::sort(thread.begin(), thread.end());
-  return {wall[wall.size() / 2], thread[thread.size() / 2]};
+  return {median(wall), median(thread)};
 }
+
+/// Processor seconds for texts that are one character again and again: nothing may take longer the longer a word is.
+Json one_character(const text::Tokenizer& tokenizer, std::int64_t bytes) {
+  const std::pair<const char*, const char*> characters[] = {
+      {"letter", "a"},      {"space", " "},    {"line end", "\n"},  {"digit", "7"}, {"sign", "#"},
+      {"accent", "\u0301"}, {"cyrillic", "ж"}, {"ideograph", "日"}, {"emoji", "😀"}, {"not UTF-8", "\xFF"}};
+  Json seconds;
+  for (const auto& [name, character] : characters) {
+    std::string text;
+    while (static_cast<std::int64_t>(text.size()) < bytes) text += character;
+    std::vector<std::int32_t> ids;
+    text::Encoder encoder = tokenizer.encoder();
+    seconds[name] = median_of(1, [&] { encoder.encode_append(text, ids, text::Specials::Recognised); }).thread_s;
+  }
+  return seconds;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options) {
+    data::TextReader reader({.inputs = options.input});
+    for (std::string document; reader.next(document); documents_.push_back(document))
+      megabytes_ += static_cast<double>(document.size()) * 1e-6;
+  }
+
+  double megabytes() const { return megabytes_; }
+
+  /// Learns, and adds what it took to `report`.
+  text::Tokenizer train(Json& report) const {
+    text::Vocabulary learned;
+    const int threads = threads_of(options_.threads);
+    const Timing timing = median_of(options_.repeats, [&] {
+      std::size_t next = 0;
+      const auto pieces = text::count_pieces(
+          [&](std::string& document) {
+            if (next == documents_.size()) return false;
+            document = documents_[next++];
+            return true;
+          },
+          threads);
+      learned = text::train_bpe(pieces, {.vocab_size = options_.vocab_size});
+    });
+    report["train_vocab_size"] = learned.tokens.size();
+    report["train_threads"] = threads;
+    report["train_s"] = timing.wall_s;
+    return text::Tokenizer(std::move(learned));
+  }
+
+  Json encode(const std::string& name, const text::Tokenizer& tokenizer) const {
+    text::Encoder encoder = tokenizer.encoder();
+    std::vector<std::int32_t> ids;
+    const Timing encode = median_of(options_.repeats, [&] {
+      ids.clear();
+      for (const std::string& document : documents_) encoder.encode_append(document, ids);
+    });
+    std::size_t decoded = 0;
+    const Timing decode = median_of(options_.repeats, [&] { decoded = tokenizer.decode(ids).size(); });
+    Json report{{"tokenizer", name},
+                {"fingerprint", tokenizer.fingerprint()},
+                {"tokens", ids.size()},
+                {"decoded_bytes", decoded},
+                {"encode_mb_per_s", megabytes_ / encode.wall_s},
+                {"encode_mb_per_core_s", megabytes_ / encode.thread_s},
+                {"decode_mb_per_core_s", megabytes_ / decode.thread_s}};
+    if (options_.one_character_mb > 0)
+      report["one_character_s"] = one_character(tokenizer, options_.one_character_mb * 1'000'000);
+    return report;
+  }
+
+ private:
+  const Options& options_;
+  std::vector<std::string> documents_;
+  double megabytes_ = 0;
+};
 
 }  // namespace
 
 int bench_tokenizer(const Args& args) {
   Options options;
-  const auto words = config::parse_command_line(options, args, "megatron bench tokenizer --input F… [OPTION]…");
-  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
-  if (options.input.empty()) throw ConfigError(rule_got_fix("--input must be given.", "nothing"));
+  no_words(config::parse_command_line(options, args, "megatron bench tokenizer --input F… [OPTION]…"));
+  need_option(!options.input.empty(), "--input");
   if (options.repeats < 1) throw ConfigError(rule_got_fix("--repeats must be 1 or more.", concat(options.repeats)));
-  if (options.threads == 0) options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  if (options.threads < 1 || options.threads > 1024)
-    throw ConfigError(rule_got_fix("--threads must be 0 to 1024.", concat(options.threads)));
+  if (options.vocab_size == 0) need_option(!options.tokenizer.empty(), "--tokenizer, or a --vocab-size to learn,");
+  if (options.one_character_mb < 0 || options.one_character_mb > 1024)
+    throw ConfigError(rule_got_fix("--one-character-mb must be 0 to 1024.", concat(options.one_character_mb)));
+  threads_of(options.threads);
 
-  std::vector<std::string> documents;
-  double megabytes = 0;
-  data::TextReader reader({.inputs = options.input});
-  for (std::string document; reader.next(document); documents.push_back(document))
-    megabytes += static_cast<double>(document.size()) * 1e-6;
-
-  text::Vocabulary learned;
-  const Timing train = median_of(options.repeats, [&] {
-    std::size_t next = 0;
-    const auto pieces = text::count_pieces(
-        [&](std::string& document) {
-          if (next == documents.size()) return false;
-          document = documents[next++];
-          return true;
-        },
-        options.threads);
-    learned = text::train_bpe(pieces, {.vocab_size = options.vocab_size});
-  });
-  const auto tokenizer =
-      options.tokenizer.empty() ? text::Tokenizer(learned) : text::Tokenizer::load(options.tokenizer);
-  text::Encoder encoder = tokenizer.encoder();
-  std::vector<std::int32_t> ids;
-  const Timing encode = median_of(options.repeats, [&] {
-    ids.clear();
-    for (const std::string& document : documents) encoder.encode_append(document, ids);
-  });
-  std::size_t decoded = 0;
-  const Timing decode = median_of(options.repeats, [&] { decoded = tokenizer.decode(ids).size(); });
-
-  const nlohmann::ordered_json report{{"text_mb", megabytes},
-                                      {"tokens", ids.size()},
-                                      {"decoded_bytes", decoded},
-                                      {"encode_mb_per_s", megabytes / encode.wall_s},
-                                      {"encode_mb_per_core_s", megabytes / encode.thread_s},
-                                      {"decode_mb_per_core_s", megabytes / decode.thread_s},
-                                      {"train_vocab_size", learned.tokens.size()},
-                                      {"train_threads", options.threads},
-                                      {"train_s", train.wall_s}};
-  if (options.json)
+  const Bench bench(options);
+  Json report{{"text_mb", bench.megabytes()}, {"encode", Json::array()}};
+  std::optional<text::Tokenizer> learned;
+  if (options.vocab_size > 0) learned = bench.train(report);
+  if (options.tokenizer.empty()) report["encode"].push_back(bench.encode("learned", *learned));
+  for (const std::string& path : options.tokenizer)
+    report["encode"].push_back(bench.encode(path, text::Tokenizer::load(path)));
+  if (options.json) {
     print_json(report);
-  else
-    for (const auto& [name, value] : report.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+    return kDone;
+  }
+  const auto print = [](const Json& object) {
+    for (const auto& [name, value] : object.items())
+      if (!value.is_array()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+  };
+  print(report);
+  for (const Json& tokenizer : report["encode"]) std::printf("\n"), print(tokenizer);
   return kDone;
 }
 
