@@ -69,6 +69,14 @@ TEST(ChatTemplate, WritesLlama3) {
   EXPECT_THAT(answers_of(chat), ElementsAre("Hello<|eot_id|>", "So<|eot_id|>"));
 }
 
+TEST(ChatTemplate, TrimsWhatPythonTrims) {
+  const std::string blanks = " \t\r\n\x1C\u0085\u00A0\u1680\u2003\u2028\u202F\u205F\u3000";
+  EXPECT_THAT(parsed(kLlama3).render(std::vector<ChatMessage>{{"user", blanks + "a b\u200B" + blanks}}).text,
+              testing::EndsWith("\n\na b\u200B<|eot_id|>"));
+  EXPECT_THAT(parsed(kLlama3).render(std::vector<ChatMessage>{{"user", blanks}}).text,
+              testing::EndsWith("\n\n<|eot_id|>"));
+}
+
 TEST(ChatTemplate, WritesLlama3Point1WithTheDateOfItsTemplate) {
   const ChatTemplate chat = parsed(kLlama3 + "{%- set date_string = \"26 Jul 2024\" %}Cutting Knowledge Date");
   EXPECT_THAT(chat.render(kWithSystem).text,
@@ -119,7 +127,8 @@ TEST(ChatTemplate, IsReadFromAFoldersConfigurationOrTemplateFile) {
   const TemporaryFolder folder;
   EXPECT_THROW(ChatTemplate::load(folder.path()), ConfigError);
   std::ofstream(folder.path() / "tokenizer_config.json")
-      << R"({"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": "'[INST] ' + message['content'] + ' [/INST]' message['content'] + eos_token"})";
+      << R"({"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": )"
+      << R"("'[INST] ' + message['content'] + ' [/INST]' message['content'] + eos_token"})";
   EXPECT_EQ(ChatTemplate::load(folder.path()).render(kTalk).text.substr(0, 9), "<b>[INST]");
   std::ofstream(folder.path() / "chat_template.jinja") << kSmolLm2;
   EXPECT_THAT(ChatTemplate::load(folder.path()).render(kTalk).text, HasSubstr("You are a helper"));

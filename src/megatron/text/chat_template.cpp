@@ -28,11 +28,25 @@ std::string with_line_ends(const std::string& jinja) {
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-/// What Jinja's trim and strip() take off both ends: white space (of ASCII here).
-std::string trimmed(const std::string& text) {
-  constexpr const char* kBlanks = " \t\n\r\f\v";
-  const std::size_t begin = text.find_first_not_of(kBlanks);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+/// What Python's strip(), and so Jinja's trim, takes off both ends: Unicode's white space and ASCII's separators.
+std::string trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks[] = {
+      "\t",           "\n",           "\v",           "\f",           "\r",
+      "\x1C",         "\x1D",         "\x1E",         "\x1F",         " ",
+      "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81",
+      "\xE2\x80\x82", "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86",
+      "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8",
+      "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+  const auto strip = [&](auto ends, auto remove) {
+    for (bool again = true; again;) {
+      const auto* const blank = std::ranges::find_if(kBlanks, ends);
+      again = blank != std::end(kBlanks);
+      if (again) remove(blank->size());
+    }
+  };
+  strip([&](std::string_view blank) { return text.starts_with(blank); }, [&](std::size_t n) { text.remove_prefix(n); });
+  strip([&](std::string_view blank) { return text.ends_with(blank); }, [&](std::size_t n) { text.remove_suffix(n); });
+  return std::string(text);
 }
 
 /// The first group of the first match; empty where there is none.
