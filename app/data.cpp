@@ -6,6 +6,9 @@ int data(const Args& args) {
   return dispatch("megatron data",
                   {{"preprocess", "Text to tokens: PREFIX_KEY_document.bin and .idx.", data_preprocess},
                    {"info", "Checks a .bin/.idx pair and sums it up.", data_info},
+                   {"cat", "Prints documents of a pair as text or ids.", data_cat},
+                   {"merge", "Makes one pair of several.", data_merge},
+                   {"split", "Makes several pairs of one.", data_split},
                    {"index", "Builds the order of GPT samples ahead of time.", data_index}},
                   args);
 }

@@ -137,6 +137,79 @@ TEST_F(PreprocessTest, HoldsBackTheReaderWhileTheWriterWaits) {
   EXPECT_LE(result.peak_bytes, 16 << 20);
 }
 
+TEST_F(PreprocessTest, GivesEachKeyAPairOfItsOwnInOnePass) {
+  const std::string lines = "{\"text\": \"ab\", \"t\": [\"c\", \"d\"]}\n{\"t\": \"\", \"text\": \"e\"}\n";
+  PreprocessOptions both = options(lines);
+  both.json_keys = {"t", "text"};
+  const auto result = preprocess(both, byte_encoder());
+  ASSERT_EQ(result.pairs.size(), 2u);
+  EXPECT_EQ(result.pairs[0].prefix, folder_ / "out_t_document");
+  EXPECT_EQ(result.pairs[0].sequences, 2);
+  EXPECT_EQ(result.pairs[1].tokens, 5);
+  for (const std::string key : {"t", "text"}) {
+    PreprocessOptions alone = options(lines);
+    alone.json_keys = {key};
+    alone.output_prefix = folder_ / "alone";
+    const std::string prefix = preprocess(alone, byte_encoder()).pairs[0].prefix;
+    EXPECT_EQ(read_bytes(prefix + ".bin"), read_bytes(folder_ / ("out_" + key + "_document.bin")));
+    EXPECT_EQ(read_bytes(prefix + ".idx"), read_bytes(folder_ / ("out_" + key + "_document.idx")));
+  }
+  EXPECT_THAT(error_of(options("{\"text\": \"a\"}\n")), "");
+  both.text.format = TextFormat::Lines;
+  EXPECT_THAT(error_of(both), HasSubstr("JSON lines alone"));
+  both.json_keys = {"text", "text"};
+  EXPECT_THAT(error_of(both), HasSubstr("twice"));
+}
+
+TEST_F(PreprocessTest, MakesEachSentenceASequence) {
+  PreprocessOptions wanted = options("{\"text\": \"Ab. Mr. C.\\n\\nD\"}\n{\"text\": [\"E. F.\", \"G\"]}\n");
+  wanted.split_sentences = true;
+  wanted.append_eod = false;
+  const auto lengths_of = [&](const std::string& prefix) {
+    const IndexedDataset pair(prefix);
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t i = 0; i < pair.size(); ++i) lengths.push_back(pair.length(i));
+    EXPECT_EQ(pair.first_sequence(1), 3);
+    return lengths;
+  };
+  // "Ab." "Mr. C." "D"; the array is taken as it is: "E. F." "G". Blanks give no token.
+  EXPECT_EQ(preprocess(wanted, byte_encoder()).pairs[0].prefix, folder_ / "out_text_sentence");
+  EXPECT_EQ(lengths_of(folder_ / "out_text_sentence"), (std::vector<std::int64_t>{3, 5, 1, 4, 1}));
+  wanted.keep_newlines = true;
+  preprocess(wanted, byte_encoder());
+  EXPECT_EQ(lengths_of(folder_ / "out_text_sentence"), (std::vector<std::int64_t>{3, 7, 1, 4, 1}));
+}
+
+TEST_F(PreprocessTest, PassesOverBadLinesAndCountsThem) {
+  const std::string lines = "{\"text\": \"a\"}\nbad\n{\"text\": 1}\n{\"text\": \"" + std::string(1000, 'x') +
+                            "\"}\n{\"text\": \"\xFF\"}\n{\"text\": \"b\"}\n";
+  PreprocessOptions wanted = options(lines);
+  wanted.text.max_document_bytes = 500;
+  EXPECT_THAT(error_of(wanted), HasSubstr("line 2"));
+  wanted.on_error = OnError::Skip;
+  std::string reasons;
+  wanted.on_bad_line = [&](const std::string& reason) { reasons += reason + "\n"; };
+  const auto result = preprocess(wanted, byte_encoder());
+  EXPECT_EQ(result.bad_lines, 4);
+  EXPECT_EQ(result.pairs[0].documents, 2);
+  for (const char* line : {"line 2, byte 14: ", "line 3, byte 18: ", "line 4, byte 30: ", "line 5, byte "})
+    EXPECT_THAT(reasons, HasSubstr(line));
+  EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin"), std::string("a\0\0\1b\0\0\1", 8));
+}
+
+TEST(MegatronPreprocess, WritesMegatronsBytesOfSentencesWithBertsVocabulary) {
+  const std::string vocabulary = shared_folder() + "/data/bert/vocab.txt",
+                    golden = shared_folder() + "/golden/megatron/";
+  if (!std::filesystem::exists(vocabulary)) GTEST_SKIP() << "no " << vocabulary;
+  const text::Tokenizer tokenizer = text::Tokenizer::load(vocabulary);
+  TemporaryFolder folder;
+  PreprocessOptions wanted{.output_prefix = folder / "bert", .split_sentences = true, .workers = 2};
+  wanted.text.inputs = {golden + "docs/bert.jsonl"};
+  const std::string prefix = preprocess(wanted, encoder_of(tokenizer)).pairs[0].prefix;
+  EXPECT_EQ(read_bytes(prefix + ".bin"), read_bytes(golden + "indexed/bert_text_sentence.bin"));
+  EXPECT_EQ(read_bytes(prefix + ".idx"), read_bytes(golden + "indexed/bert_text_sentence.idx"));
+}
+
 TEST(MegatronPreprocess, WritesMegatronsBytesWithTheGpt2Tokenizer) {
   const std::string tokenizer_folder = shared_folder() + "/data/gpt2", golden = shared_folder() + "/golden/megatron/";
   if (!std::filesystem::exists(tokenizer_folder)) GTEST_SKIP() << "no " << tokenizer_folder;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <lzma.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -32,6 +33,16 @@ std::string gzip(std::string_view text) {
 std::string zstd(std::string_view text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
   out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+std::string xz(std::string_view text) {
+  std::string out(lzma_stream_buffer_bound(text.size()), '\0');
+  std::size_t size = 0;
+  EXPECT_EQ(lzma_easy_buffer_encode(6, LZMA_CHECK_CRC64, nullptr, reinterpret_cast<const std::uint8_t*>(text.data()),
+                                    text.size(), reinterpret_cast<std::uint8_t*>(out.data()), &size, out.size()),
+            LZMA_OK);
+  out.resize(size);
   return out;
 }
 
@@ -74,7 +85,7 @@ TEST_F(TextReaderTest, TakesTheTextOfEachJsonLine) {
 }
 
 TEST_F(TextReaderTest, UnpacksByContentWhateverTheName) {
-  for (const auto& pack : {gzip, zstd}) {
+  for (const auto& pack : {gzip, zstd, xz}) {
     EXPECT_THAT(documents_of(file("packed", pack(kLines))), ElementsAre("one", "twö\n", ""));
     // Members and frames one after another are one text, also where a line crosses them.
     EXPECT_THAT(documents_of(file("packed", pack("{\"text\":") + pack("\"x\"}\n{\"text\": \"y\"}"))),
@@ -84,6 +95,7 @@ TEST_F(TextReaderTest, UnpacksByContentWhateverTheName) {
   }
   EXPECT_THAT(error_of(file("text.gz", kLines)), HasSubstr("text.gz, byte 0: a .gz file must begin as gzip does"));
   EXPECT_THAT(error_of(file("text.jsonl.zst", "")), HasSubstr("text.jsonl.zst, byte 0:"));
+  EXPECT_THAT(error_of(file("text.xz", zstd(kLines))), HasSubstr("a .xz file must begin as xz does"));
 }
 
 TEST_F(TextReaderTest, CutsPlainTextAsAsked) {
@@ -161,6 +173,109 @@ TEST_F(TextReaderTest, RefusesADocumentLongerThanTheLimit) {
   EXPECT_THAT(error_of(file("long.jsonl", "{\"text\": \"\"}\n" + line), limit),
               HasSubstr("long.jsonl, line 2, byte 13: "));
   EXPECT_THAT(error_of(file("long.jsonl", "{\"text\": \"\"}\n" + line + "\n{"), limit), HasSubstr("line 2, byte 13: "));
+}
+
+TEST_F(TextReaderTest, EndsWithAnErrorWhereverACompressedFileIsCutOrChanged) {
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += concat("{\"text\": \"document ", i * i, "\"}\n");
+  for (const auto& pack : {gzip, zstd, xz}) {
+    const std::string packed = pack(text);
+    const std::string twice = packed + packed;
+    for (std::size_t size = 1; size < packed.size(); size += 7)
+      EXPECT_THAT(error_of(file("cut.jsonl", twice.substr(0, packed.size() + size))), HasSubstr("cut.jsonl, byte "));
+    // zstd's one-shot frames have no checksum, so that not every change is seen.
+    for (std::size_t at = 20; at + 20 < packed.size(); at += 11) {
+      std::string changed = packed;
+      changed[at] = static_cast<char>(changed[at] ^ 0x55);
+      const std::string error = error_of(file("changed.jsonl", changed));
+      EXPECT_TRUE(pack == zstd || error.find("changed.jsonl, ") != std::string::npos) << at << ": " << error;
+    }
+  }
+}
+
+/// Documents, or "line N" for what is refused, in their order, for one block size.
+std::vector<std::string> outcomes_of(const std::string& path, TextReaderOptions options, TextPosition from = {}) {
+  options.inputs = {path};
+  BlockReader reader(options);
+  DocumentParser parser("text");
+  reader.start_at(from);
+  std::vector<std::string> outcomes;
+  for (TextBlock block; reader.next(block);) {
+    EXPECT_LE(block.bytes.size(), options.max_document_bytes + 2 * options.block_bytes + 8192);
+    for (std::size_t i = 0; i < block.records.size(); ++i) {
+      try {
+        outcomes.push_back(std::string(parser.parse(block, i)[0]));
+      } catch (const ConfigError&) {
+        outcomes.push_back(concat("line ", block.records[i].line, " byte ", block.records[i].offset));
+      }
+    }
+  }
+  return outcomes;
+}
+
+TEST_F(TextReaderTest, PassesOverWhatIsTooLongWhateverTheBlockSize) {
+  std::string lines, paragraphs;
+  std::vector<std::string> of_lines, of_paragraphs;
+  int line = 1;
+  for (int i = 0; i < 60; ++i) {
+    const auto size = static_cast<std::size_t>(i * i * 37 % 300 + 1);
+    const std::string text(size, static_cast<char>('a' + i % 26));
+    of_lines.push_back(size <= 100 ? text : concat("line ", i + 1, " byte ", lines.size()));
+    lines += text + "\n";
+    const std::string paragraph = text + "\n" + text;
+    const std::size_t whole = paragraph.size() + 1;
+    of_paragraphs.push_back(whole <= 100 ? paragraph : concat("line ", line, " byte ", paragraphs.size()));
+    const int blanks = 1 + i % 3;
+    paragraphs += paragraph + "\n" + std::string(static_cast<std::size_t>(blanks), '\n');
+    line += 2 + blanks;
+  }
+  for (const std::size_t block : {1, 3, 64, 100, 101, 1000, 100000}) {
+    EXPECT_EQ(
+        outcomes_of(file("l", lines), {.format = TextFormat::Lines, .max_document_bytes = 100, .block_bytes = block}),
+        of_lines)
+        << block;
+    EXPECT_EQ(outcomes_of(file("p", paragraphs),
+                          {.format = TextFormat::Paragraphs, .max_document_bytes = 100, .block_bytes = block}),
+              of_paragraphs)
+        << block;
+  }
+  const std::string huge =
+      "{\"text\": \"one\"}\n{\"text\": \"" + std::string(1 << 20, 'x') + "\"}\n" + "{\"text\": \"two\"}\n";
+  EXPECT_THAT(outcomes_of(file("h.jsonl", huge), {.max_document_bytes = 100, .block_bytes = 4096}),
+              ElementsAre("one", "line 2 byte 16", "two"));
+  EXPECT_THAT(outcomes_of(file("h.txt", huge), {.max_document_bytes = 100, .block_bytes = 4096}),
+              ElementsAre("line 1 byte 0"));
+}
+
+TEST_F(TextReaderTest, GoesOnFromTheEndOfAnyBlock) {
+  std::string text;
+  for (int i = 0; i < 400; ++i)
+    text += std::string(static_cast<std::size_t>(i * 7 % 50), 'y') + (i % 3 ? "\n" : "\n\n");
+  const std::vector<std::string> inputs = {file("a.jsonl.gz", gzip(kLines)), file("b", text), file("c", zstd(text))};
+  for (const TextFormat format : {TextFormat::Lines, TextFormat::Paragraphs, TextFormat::File, TextFormat::Pieces}) {
+    TextReaderOptions options{
+        .inputs = inputs, .format = format, .max_document_bytes = 50000, .piece_bytes = 64, .block_bytes = 300};
+    std::vector<std::pair<std::int64_t, std::string>> all;   // line and text
+    std::vector<std::pair<TextPosition, std::size_t>> ends;  // and how many records came before
+    const auto read = [&](const TextPosition& from, auto& records, bool note) {
+      BlockReader reader(options);
+      reader.start_at(from);
+      for (TextBlock block; reader.next(block);) {
+        for (const auto& record : block.records)
+          records.emplace_back(record.line, block.bytes.substr(record.begin, record.size));
+        if (note && block.end) ends.emplace_back(*block.end, records.size());
+      }
+    };
+    read({}, all, true);
+    ASSERT_GT(ends.size(), 2u);
+    for (std::size_t i = 0; i < ends.size(); i += 3) {
+      std::vector<std::pair<std::int64_t, std::string>> rest;
+      read(ends[i].first, rest, false);
+      const std::vector<std::pair<std::int64_t, std::string>> expected(
+          all.begin() + static_cast<std::ptrdiff_t>(ends[i].second), all.end());
+      EXPECT_EQ(rest, expected) << static_cast<int>(format) << ", " << i;
+    }
+  }
 }
 
 TEST_F(TextReaderTest, SaysWhichInputIsMissingBeforeItReadsAny) {

@@ -51,6 +51,9 @@ class IndexedDataset {
   /// The stored bytes of a sequence.
   std::span<const std::byte> raw(std::int64_t sequence) const;
 
+  /// The whole .bin file.
+  std::span<const std::byte> bin() const { return bin_; }
+
   /// Checks every entry (one pass over .idx); returns the number of tokens.
   std::int64_t verify() const;
 

@@ -1,0 +1,76 @@
+#include "megatron/data/pair_summary.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "megatron/base/error.h"
+
+namespace megatron::data {
+namespace {
+
+template <class T>
+void find_range(std::span<const std::byte> tokens, PairSummary& summary) {
+  T least = std::numeric_limits<T>::max(), greatest = std::numeric_limits<T>::lowest();
+  for (std::size_t at = 0; at + sizeof(T) <= tokens.size(); at += sizeof(T)) {
+    T token;
+    std::memcpy(&token, tokens.data() + at, sizeof token);
+    least = std::min(least, token);
+    greatest = std::max(greatest, token);
+  }
+  if (tokens.size() < sizeof(T)) return;
+  summary.least_id = static_cast<std::int64_t>(least);
+  summary.greatest_id = static_cast<std::int64_t>(greatest);
+}
+
+void find_range(DType dtype, std::span<const std::byte> tokens, PairSummary& summary) {
+  switch (dtype) {
+    case DType::U8:
+      return find_range<std::uint8_t>(tokens, summary);
+    case DType::I8:
+      return find_range<std::int8_t>(tokens, summary);
+    case DType::I16:
+      return find_range<std::int16_t>(tokens, summary);
+    case DType::U16:
+      return find_range<std::uint16_t>(tokens, summary);
+    case DType::I32:
+      return find_range<std::int32_t>(tokens, summary);
+    case DType::I64:
+      return find_range<std::int64_t>(tokens, summary);
+    case DType::F64:
+    case DType::F32:
+      return;
+  }
+}
+
+}  // namespace
+
+PairSummary summarize(const IndexedDataset& pair) {
+  PairSummary summary;
+  summary.tokens = pair.verify();
+  const auto item = static_cast<std::int64_t>(item_size(pair.dtype()));
+  if (summary.tokens > pair.bin_bytes() / item)
+    throw ConfigError(rule_got_fix(
+        pair.prefix() + ".idx: sequences must not overlap.",
+        concat(summary.tokens, " tokens of ", item, " bytes in the ", pair.bin_bytes(), " bytes of the .bin file"),
+        "make the pair again from its text"));
+  summary.shortest_sequence = pair.size() == 0 ? 0 : std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t document = 0; document < pair.num_documents(); ++document) {
+    std::int64_t tokens = 0;
+    for (std::int64_t i = pair.first_sequence(document); i < pair.first_sequence(document + 1); ++i) {
+      const std::int64_t length = pair.length(i);
+      summary.shortest_sequence = std::min(summary.shortest_sequence, length);
+      summary.longest_sequence = std::max(summary.longest_sequence, length);
+      tokens += length;
+    }
+    const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
+    if (summary.documents_by_length.size() <= bin) summary.documents_by_length.resize(bin + 1);
+    ++summary.documents_by_length[bin];
+    summary.empty_documents += pair.first_sequence(document) == pair.first_sequence(document + 1) ? 1 : 0;
+  }
+  find_range(pair.dtype(), pair.bin(), summary);
+  return summary;
+}
+
+}  // namespace megatron::data
