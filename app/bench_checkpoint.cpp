@@ -91,6 +91,14 @@ double transfer(const fs::path& path, std::int64_t bytes, int flags) {
   return watch.seconds();
 }
 
+/// Removes what was measured and waits until the disk has nothing more to do for it.
+void remove_and_settle(const fs::path& path) {
+  fs::remove_all(path);
+  const int folder = ::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ::syncfs(folder);
+  ::close(folder);
+}
+
 /// Has the system forget what it holds of a checkpoint's files: the next reading is from the disk.
 void make_cold(const fs::path& folder) {
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -140,17 +148,18 @@ Json measure_disk(const Options& options, const plan::GptShape& shape, const fs:
   for (int round = 0; round < options.repeats; ++round) {  // interleaved: disks of others' machines are shared
     direct.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT));
     read.push_back(transfer(raw, bytes, O_RDONLY | O_DIRECT));
-    fs::remove(raw);
+    remove_and_settle(raw);
+    if (round > 0) remove_and_settle(saved / checkpoint::iteration_name(round));
     const double before = anonymous_mb();
     {
       PeakMemory peak;
       const Stopwatch watch;
-      checkpoint::save(saved, round + 1, state, {}, {}, 1);
+      checkpoint::save(saved, round + 1, state, {}, {});
       save.push_back(watch.seconds());
       save_extra.push_back(peak.stop() - before);
     }
     cached.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC));
-    fs::remove(raw);
+    remove_and_settle(raw);
     make_cold(saved);
     same_cold.push_back(load_split(saved, {state}).seconds);
     make_cold(saved);
