@@ -8,51 +8,45 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/config/options.h"
+#include "megatron/data/bert_dataset.h"
 #include "megatron/data/gpt_index.h"
 #include "megatron/data/indexed_dataset.h"
+#include "megatron/data/t5_dataset.h"
 
 namespace megatron::app {
 namespace {
 
 struct IndexFlags {
+  std::string kind = "gpt";
   std::int64_t seq_length = 0;
   std::uint64_t seed = 1234;
   std::string split = "969,30,1";
   std::vector<std::int64_t> samples;
+  double short_seq_prob = 0.1;
+  bool one_segment = false;
   std::string output;
   bool json = false;
 
   void visit(auto& v) {
+    v("kind", kind, "Samples of gpt, bert or t5; the last two of sentences (data preprocess --split-sentences).");
     v("seq_length", seq_length, "Tokens of a sample.");
     v("seed", seed, "Seed of the order.");
     v("split", split, "Shares of documents for training, validation and test.");
     v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.");
+    v("short_seq_prob", short_seq_prob, "Share of the samples of bert and t5 that aim at a random shorter length.");
+    v("one_segment", one_segment, "Samples of bert without a second segment.");
     v("output", output, "Folder to write.");
     v("json", json, "Print what was written as a JSON object.");
   }
 };
 
-}  // namespace
+constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
 
-int data_index(const Args& args) {
-  IndexFlags flags;
-  const auto words = config::parse_command_line(
-      flags, args,
-      "megatron data index P --seq-length S --seed N --split 969,30,1 --samples T,V,E --output DIR\n\n"
-      "Builds the order of GPT samples ahead of time: DIR/SPLIT_{document,sample,shuffle}_index.npy.");
-  if (words.size() != 1)
-    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words")));
-  need_option(!flags.output.empty(), "--output");
-  need_option(flags.seq_length != 0, "--seq-length");
-  if (flags.samples.size() != 3)
-    throw ConfigError(
-        rule_got_fix("--samples takes three numbers, such as 1000,50,10.", concat(flags.samples.size(), " numbers")));
-  const data::IndexedDataset pair(words[0]);
+nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDataset& pair) {
   const auto ranges = data::split_ranges(flags.split, pair.size());
   const auto spec_of = [&](std::size_t i) {
     return data::GptIndexSpec{.seq_length = flags.seq_length, .seed = flags.seed, .num_samples = flags.samples[i]};
   };
-  constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
   for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
   make_folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
@@ -72,6 +66,56 @@ int data_index(const Args& args) {
                   static_cast<long long>(plan.samples), static_cast<long long>(plan.epochs),
                   static_cast<long long>(ranges[i].size()));
   }
+  return report;
+}
+
+nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::IndexedDataset& pair) {
+  const data::SentenceBounds bounds = flags.kind == "bert" ? data::bert_bounds(flags.seq_length, !flags.one_segment)
+                                                           : data::t5_bounds(flags.seq_length);
+  const auto spec_of = [&](std::size_t i) {
+    return data::SentenceIndexSpec{.max_tokens = bounds.max_tokens,
+                                   .min_sentences = bounds.min_sentences,
+                                   .short_probability = flags.short_seq_prob,
+                                   .seed = flags.seed,
+                                   .num_samples = flags.samples[i]};
+  };
+  for (std::size_t i = 0; i < 3; ++i) data::check_sentence_index(spec_of(i));
+  make_folder(flags.output);
+  nlohmann::ordered_json report = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < 3; ++i) {
+    const data::DocumentRange range = data::split_documents(flags.split, kParts[i], pair);
+    if (range.first == range.last && flags.samples[i] == 0) continue;
+    const std::string name = data::split_part_name(kParts[i]);
+    const std::int64_t samples =
+        data::build_sentence_index(pair, range, spec_of(i), flags.output + "/" + name + "_sample_index.npy");
+    report[name] = {{"documents", range.last - range.first}, {"samples", samples}};
+    if (!flags.json)
+      std::printf("%s: %lld samples over %lld documents\n", name.c_str(), static_cast<long long>(samples),
+                  static_cast<long long>(range.last - range.first));
+  }
+  return report;
+}
+
+}  // namespace
+
+int data_index(const Args& args) {
+  IndexFlags flags;
+  const auto words = config::parse_command_line(
+      flags, args,
+      "megatron data index P --seq-length S --seed N --split 969,30,1 --samples T,V,E --output DIR\n\n"
+      "Builds the order of samples ahead of time: DIR/SPLIT_{document,sample,shuffle}_index.npy, of bert and t5\n"
+      "DIR/SPLIT_sample_index.npy.");
+  if (words.size() != 1)
+    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words")));
+  if (flags.kind != "gpt" && flags.kind != "bert" && flags.kind != "t5")
+    throw ConfigError(rule_got_fix("--kind must be gpt, bert or t5.", flags.kind));
+  need_option(!flags.output.empty(), "--output");
+  need_option(flags.seq_length != 0, "--seq-length");
+  if (flags.samples.size() != 3)
+    throw ConfigError(
+        rule_got_fix("--samples takes three numbers, such as 1000,50,10.", concat(flags.samples.size(), " numbers")));
+  const data::IndexedDataset pair(words[0]);
+  const nlohmann::ordered_json report = flags.kind == "gpt" ? index_gpt(flags, pair) : index_sentences(flags, pair);
   if (flags.json) print_json(report);
   return kDone;
 }

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "megatron/data/preprocess.h"
 #include "tests/data/masked_golden.h"
 #include "tests/data/sentence_pair.h"
 
@@ -151,6 +154,48 @@ TEST(BertDataset, NamesThePairWhereATokenIsNotOfTheVocabulary) {
                 for (std::int64_t i = 0; i < data.size(); ++i) data.get(i, {});
               }),
               testing::AllOf(HasSubstr(folder / "pair"), HasSubstr("the vocabulary's 12")));
+}
+
+// Document d has the sentences "D<s>." (s < 5), whose only token is 10 + 5 d + s; nothing is masked.
+TEST(BertDataset, PairsNeighbouringSentencesOfTextThatWasPreprocessed) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int d = 0; d < 20; ++d) {
+    text += "{\"text\": \"";
+    for (int s = 0; s < 5; ++s) text += "D" + std::to_string(5 * d + s) + ". ";
+    text += "\"}\n";
+  }
+  write_bytes(folder / "in.jsonl", text);
+  PreprocessOptions options{.output_prefix = folder / "out", .split_sentences = true};
+  options.text.inputs = {folder / "in.jsonl"};
+  const auto encode = [](std::string_view sentence, std::vector<std::int32_t>& ids) {
+    ids.push_back(10 + std::stoi(std::string(sentence.substr(1))));
+  };
+  preprocess(options, {.make = [&] { return encode; }, .vocab_size = 120});
+
+  const BertDatasetSpec spec{.source = {.prefix = folder / "out_text_sentence", .split = "1", .short_probability = 0},
+                             .seq_length = 6,
+                             .masking = {.probability = 0}};
+  BertDataset::build(spec);
+  const BertDataset data(spec, small_vocabulary());
+  // Three tokens of text are aimed at, and no sentence is left alone: a document gives three sentences, and two.
+  std::set<std::vector<std::int64_t>> expected, got;
+  for (std::int64_t first = 10; first < 110; first += 5) {
+    expected.insert({first, first + 1, first + 2});
+    expected.insert({first + 3, first + 4});
+  }
+  EXPECT_EQ(data.size(), 40);
+  std::vector<std::int64_t> tokens(6);
+  for (std::int64_t i = 0; i < data.size(); ++i) {
+    const BertSampleInfo info = data.get(i, {.tokens = tokens});
+    std::vector<std::int64_t> sentences;
+    for (const std::int64_t token : tokens)
+      if (token >= 10) sentences.push_back(token);
+    EXPECT_EQ(std::ranges::is_sorted(sentences), !info.is_random);
+    std::ranges::sort(sentences);
+    got.insert(sentences);
+  }
+  EXPECT_EQ(got, expected);
 }
 
 }  // namespace

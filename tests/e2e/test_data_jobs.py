@@ -66,6 +66,17 @@ class DataJobs(unittest.TestCase):
         self.assertIn("99999999999", message)
         self.assertEqual(list(self.path.glob("index/*")), [])
 
+    def test_the_order_of_sentences_is_megatron_cores(self):
+        golden = pathlib.Path(__file__).resolve().parents[1] / "golden/data"
+        for kind in "bert", "t5":
+            run("data", "index", golden / "indexed/bert_text_sentence", "--kind", kind, "--seq-length", 128, "--samples",
+                "1000,20,1", "--split", "949,46,5", "--output", self.path / kind)
+            self.assertEqual((self.path / kind / "valid_sample_index.npy").read_bytes(),
+                             (golden / kind / "pretrain/valid.sample_index.npy").read_bytes())
+        message = run("data", "index", golden / "indexed/bert_text_sentence", "--kind", "ict", "--seq-length", 128,
+                      "--samples", "1,1,1", "--output", self.path / "ict", code=2)
+        self.assertIn("gpt, bert or t5", message)
+
     def test_a_path_that_is_not_utf8_can_be_reported(self):
         output = os.fsencode(self.path) + b"/\xff"
         words = ["tokenizer", "train", "--input", self.text, "--vocab-size", "300", "--output", output, "--json"]

@@ -13,9 +13,7 @@ namespace {
 
 constexpr std::int64_t kFrame = 3;  // [CLS], [SEP], [SEP]
 
-SentenceBounds bounds_of(const BertDatasetSpec& spec) {
-  return {.max_tokens = spec.seq_length - kFrame, .min_sentences = spec.sentence_order ? 2 : 1};
-}
+SentenceBounds bounds_of(const BertDatasetSpec& spec) { return bert_bounds(spec.seq_length, spec.sentence_order); }
 
 /// Tokens [skip, skip + size) of the sentences from `first` on.
 struct Segment {
@@ -39,6 +37,10 @@ void pad(std::span<T> out, std::size_t from, T value) {
 }
 
 }  // namespace
+
+SentenceBounds bert_bounds(std::int64_t seq_length, bool sentence_order) {
+  return {.max_tokens = seq_length - kFrame, .min_sentences = sentence_order ? 2 : 1};
+}
 
 void BertDataset::build(const BertDatasetSpec& spec, const WaitMessage& say) {
   SentenceSamples::build(spec.source, bounds_of(spec), say);

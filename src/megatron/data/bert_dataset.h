@@ -14,6 +14,9 @@ struct BertDatasetSpec {
   MaskingOptions masking = {};
 };
 
+/// What samples of `seq_length` ask of the sentences in them; two of them for the order of sentences.
+SentenceBounds bert_bounds(std::int64_t seq_length, bool sentence_order);
+
 /// Where a sample is written: each span has seq_length elements, or none for what is not wanted.
 struct BertSample {
   std::span<std::int64_t> tokens = {};  ///< [CLS] A [SEP] B [SEP], or [CLS] A [SEP], with masks; then padding

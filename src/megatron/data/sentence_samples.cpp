@@ -28,8 +28,7 @@ SentenceIndexSpec index_spec(const SentenceSource& source, const SentenceBounds&
 }
 
 DocumentRange documents_of(const SentenceSource& source, const IndexedDataset& data) {
-  const SequenceRange range = split_ranges(source.split, data.num_documents())[static_cast<std::size_t>(source.part)];
-  return {range.first, range.last};
+  return split_documents(source.split, source.part, data);
 }
 
 /// Hash of everything in the .idx that the sentences of a sample follow from.
@@ -58,6 +57,11 @@ CacheEntry entry_of(const SentenceSource& source, const SentenceBounds& bounds, 
 }
 
 }  // namespace
+
+DocumentRange split_documents(const std::string& split, SplitPart part, const IndexedDataset& data) {
+  const SequenceRange range = split_ranges(split, data.num_documents())[static_cast<std::size_t>(part)];
+  return {range.first, range.last};
+}
 
 std::string sentence_index_file(const SentenceSource& source, const SentenceBounds& bounds,
                                 const IndexedDataset& data) {

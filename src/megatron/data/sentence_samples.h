@@ -72,6 +72,9 @@ class SentenceSamples {
   NpyArray index_;
 };
 
+/// The documents of a part of a split, rounded as split_ranges().
+DocumentRange split_documents(const std::string& split, SplitPart part, const IndexedDataset& data);
+
 /// The cache's name of the index file.
 std::string sentence_index_file(const SentenceSource& source, const SentenceBounds& bounds, const IndexedDataset& data);
 

@@ -10,8 +10,6 @@
 namespace megatron::data {
 namespace {
 
-SentenceBounds bounds_of(const T5DatasetSpec& spec) { return {.max_tokens = spec.seq_length - 2}; }
-
 void check(const T5DatasetSpec& spec) {
   if (spec.decoder_seq_length < 3 || spec.decoder_seq_length > kLongestSample)
     throw ConfigError(rule_got_fix(concat("the decoder's sequence length must be 3 to ", kLongestSample, "."),
@@ -41,13 +39,15 @@ class Appender {
 
 }  // namespace
 
+SentenceBounds t5_bounds(std::int64_t seq_length) { return {.max_tokens = seq_length - 2}; }
+
 void T5Dataset::build(const T5DatasetSpec& spec, const WaitMessage& say) {
   check(spec);
-  SentenceSamples::build(spec.source, bounds_of(spec), say);
+  SentenceSamples::build(spec.source, t5_bounds(spec.seq_length), say);
 }
 
 T5Dataset::T5Dataset(const T5DatasetSpec& spec, MaskingVocabulary vocabulary)
-    : spec_(spec), masker_(spec.masking, std::move(vocabulary)), samples_(spec.source, bounds_of(spec)) {
+    : spec_(spec), masker_(spec.masking, std::move(vocabulary)), samples_(spec.source, t5_bounds(spec.seq_length)) {
   check(spec);
   const MaskingVocabulary& has = masker_.vocabulary();
   if (std::min({has.pad, has.begin, has.end}) < 0) throw std::logic_error("T5Dataset: no t5_vocabulary()");

@@ -14,6 +14,9 @@ struct T5DatasetSpec {
   MaskingOptions masking = {.max_ngram = 10, .geometric = true};
 };
 
+/// What samples of `seq_length` ask of the sentences in them.
+SentenceBounds t5_bounds(std::int64_t seq_length);
+
 /// Where a sample is written: each span has seq_length or decoder_seq_length elements, or none for what is not wanted.
 struct T5Sample {
   std::span<std::int64_t> encoder_tokens = {};  ///< the text, a sentinel for each span; then padding
