@@ -240,6 +240,15 @@ TEST(Optimizer, StateNamesEveryElementOfEveryParameterOnce) {
   EXPECT_EQ(elements, (std::map<std::string, std::int64_t>{{"", all}, {"exp_avg", all}, {"exp_avg_sq", all}}));
 }
 
+TEST(Optimizer, KeepsMomentsInBf16WhereThatIsAskedFor) {
+  const auto store = testing::store(12, at::kFloat);
+  for (const bool bf16_state : {false, true}) {
+    const Optimizer optimizer(store, all_of(store), adam({}), {.bf16_state = bf16_state});
+    for (const auto& slice : optimizer.state())
+      EXPECT_EQ(slice.flat.scalar_type(), bf16_state && !slice.kind.empty() ? at::kBFloat16 : at::kFloat) << slice.kind;
+  }
+}
+
 TEST(Optimizer, GivesParametersRatesAndDecaysOfTheirOwn) {
   const auto store = testing::store(12);
   const auto before = store.values().clone();
