@@ -1,11 +1,12 @@
 """Trained models as their users run them: SmolLM2's reference results (shared/golden/models/smollm2.json)."""
 import json
 import pathlib
+import shutil
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import GOLDEN_MODELS, MODELS, run  # noqa: E402
+from program import GOLDEN_MODELS, MODELS, RunFolder, run  # noqa: E402
 
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
 WIKITEXT = pathlib.Path(__file__).resolve().parents[3] / "shared/data/wikitext/wikitext-103.wiki.test.tokens"
@@ -70,6 +71,53 @@ class SmolLM2(unittest.TestCase):
                              "--stride", want["stride"], "--limit-tokens", want["first_tokens"], "--json",
                              "--dtype", "bf16"))
         self.assertLess(abs(got["loss"] - want["loss"]), 2e-2)
+
+
+@unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
+class FineTuning(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder(SMOLLM2, pathlib.Path(__file__).resolve().parents[2] / "configs/smollm2_135m.toml")
+        cls.addClassCleanup(cls.place.close)
+
+    def train(self, name, *options, code=0):
+        return self.place.train(name, "--load", SMOLLM2, "--seq-length", 32, "--global-batch-size", 4, "--lr", 3e-4,
+                                "--lr-warmup-samples", 0, "--lr-decay-samples", 20, "--eval-interval", 0,
+                                *([] if "--train-iters" in options else ["--train-iters", 5]), *options, code=code)
+
+    def losses_of(self, name, *options):
+        """Trains and removes the run, which takes more than a gigabyte."""
+        self.train(name, *options)
+        losses = self.place.losses(name)
+        shutil.rmtree(self.place.path / name)
+        return losses
+
+    def assert_close(self, got, want, most, what):
+        self.assertGreater(len(got), 1, what)
+        for iteration, loss in got.items():
+            self.assertLess(abs(loss / want[iteration] - 1), most, (what, iteration))
+
+    def test_learns_the_same_in_every_layout(self):
+        layouts = {"tp3": ["--world-size", 3, "--tp", 3], "pp2": ["--world-size", 2, "--pp", 2],
+                   "tp3dp2": ["--world-size", 6, "--tp", 3, "--use-distributed-optimizer"]}
+        for dtype, most in (("fp32", 1e-5), ("bf16", 2e-3)):
+            want = self.losses_of(dtype, "--train.dtype", dtype)
+            self.assertLess(want[5], want[1] - 1, dtype)
+            for name, layout in layouts.items():
+                self.assert_close(self.losses_of(name, "--train.dtype", dtype, *layout, "--train-iters", 3), want, most,
+                                  (dtype, name))
+
+    def test_goes_on_in_another_layout_and_writes_what_it_learned(self):
+        want = self.losses_of("straight")
+        self.train("run", "--world-size", 3, "--tp", 3, "--train-iters", 3)
+        self.train("run", "--world-size", 2, "--use-distributed-optimizer")
+        self.assert_close(self.place.losses("run"), want, 1e-5, "tp 3, then two shards")
+        answer = json.loads(run("generate", "--load", self.place.path / "run", "--prompt", "the old man", "--json",
+                                "--temperature", 0, "--max-new-tokens", 3))
+        self.assertRegex(answer["text"], "^ (sees|likes|follows|never answers|on)")
+
+    def test_says_why_two_ranks_cannot_split_its_heads(self):
+        self.assertIn("num_attention_heads", self.train("two", "--world-size", 2, "--tp", 2, code=2))
 
 
 if __name__ == "__main__":

@@ -157,6 +157,31 @@ class Interchange(unittest.TestCase):
         for name in ("smollm2-135m-instruct", "minilm-l6", "rxn-bert"):
             self.same_tensors(MODELS / name, self.there_and_back(MODELS / name, name))
 
+    @unittest.skipUnless(MODELS.exists(), f"{MODELS} is not there")
+    def test_a_trained_model_that_was_fine_tuned_computes_the_same_in_transformers(self):
+        theirs = MODELS / "smollm2-135m-instruct"
+        place = RunFolder(theirs, pathlib.Path(__file__).resolve().parents[2] / "configs/smollm2_135m.toml")
+        self.addCleanup(place.close)
+        place.train("run", "--load", theirs, "--seq-length", 32, "--global-batch-size", 2, "--lr", 3e-4,
+                    "--lr-warmup-samples", 0, "--eval-interval", 0, "--train-iters", 3)
+        run("checkpoint", "export", "--load", place.path / "run", "--output", self.path / "tuned")
+        text = self.path / "text.txt"
+        text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n")
+        ours = json.loads(run("eval", "loss", "--load", place.path / "run", "--data", text, "--json"))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path / "tuned")
+        ids = tokenizer(text.read_text(), return_tensors="pt")["input_ids"]
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.path / "tuned", dtype=torch.float32).eval()
+        with torch.no_grad():
+            self.assertAlmostEqual(ours["loss"] / model(ids, labels=ids).loss.item(), 1, delta=1e-6)
+        prompt = "the old man never"
+        ours = json.loads(run("generate", "--load", place.path / "run", "--prompt", prompt, "--json",
+                              "--temperature", 0, "--max-new-tokens", 8, "--ignore-eos"))
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        self.assertEqual(ids[0].tolist(), ours["prompt_ids"])
+        for _ in range(8):
+            ids = torch.cat([ids, logits(self.path / "tuned", ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        self.assertEqual(ids[0, -8:].tolist(), ours["new_ids"])
+
     def test_a_folder_that_cannot_be_read_exactly_is_refused_by_name(self):
         model = variants()["mistral"]
         model.config.sliding_window = 16
