@@ -3,8 +3,9 @@
 
     python3 bench/masked_samples_peers.py DATA_MASKED_BENCH PREFIX VOCAB.txt [ROUNDS]
 
-PREFIX: a pair of sentences tokenized with VOCAB.txt, BERT base uncased's (`megatron data preprocess --split-sentences`).
-Needs megatron-core 0.16, torch and numpy from PyPI. Prints one JSON object a round and kind, then the medians of ours over theirs.
+PREFIX: sentences tokenized with VOCAB.txt, BERT base uncased's (`megatron data preprocess --split-sentences`).
+Needs megatron-core 0.16, torch and numpy from PyPI. Prints one JSON object a round and kind, then the medians of how
+many times faster ours is.
 """
 import json
 import logging

@@ -143,8 +143,17 @@ TEST(SentenceSamples, GivesTheIndexANameThatChangesWithAllThatDecidesIt) {
   EXPECT_NE(original, name([](auto& s, auto&) { s.num_samples.reset(); }));
   EXPECT_NE(original, name([](auto&, auto& b) { b.max_tokens = 21; }));
   EXPECT_NE(original, name([](auto&, auto& b) { b.min_sentences = 1; }));
+  // The same sentences in one document.
+  std::vector<std::int32_t> lengths;
+  std::int32_t tokens = 0;
+  {
+    const IndexedDataset pair(folder / "pair");
+    for (std::int64_t i = 0; i < pair.size(); ++i) lengths.push_back(static_cast<std::int32_t>(pair.length(i)));
+  }
+  for (const std::int32_t length : lengths) tokens += length;
   IndexedDatasetWriter writer(folder / "pair", DType::U16);
-  writer.add_document(std::vector<std::int32_t>{1, 2}, std::vector<std::int32_t>{1, 1});
+  for (int d = 0; d < 39; ++d) writer.add_document({}, {});
+  writer.add_document(std::vector<std::int32_t>(static_cast<std::size_t>(tokens), 10), lengths);
   writer.publish();
   EXPECT_NE(original, name([](auto&, auto&) {}));
 }
