@@ -5,8 +5,8 @@
 
 The script is not in Megatron-Core's package, so its plain copy is here: a pool of processes that parse a line with
 json.loads and encode it, while the parent writes with Megatron-Core's IndexedDatasetBuilder in the order of the input.
-It reads the text unpacked, as it cannot read .zst; ours unpacks it too. The tokenizer is GPT-2's through `tokenizers` (as
---tokenizer-type HuggingFaceTokenizer) and through `tiktoken`. The files of all must be equal. Peers take a part of the
+It reads the text unpacked, as it cannot read .zst; ours unpacks it too. The tokenizer is GPT-2's through `tokenizers`
+(as --tokenizer-type HuggingFaceTokenizer) and through `tiktoken`. The files of all must be equal. Peers take a part of the
 text, cut at lines, that keeps the whole within minutes. Needs megatron-core, numpy, torch, tokenizers, tiktoken and
 zstandard from PyPI. Prints a table and one JSON object.
 """
@@ -89,7 +89,8 @@ def peer(kind, folder, path, prefix, workers):
 def ours(megatron, folder, path, prefix, workers):
     start = time.perf_counter()
     subprocess.run([megatron, "data", "preprocess", "--input", path, "--tokenizer", folder, "--output-prefix", prefix,
-                    "--append-eod", "--workers", str(workers), "--progress", "off"], check=True, stdout=subprocess.DEVNULL)
+                    "--append-eod", "--workers", str(workers), "--progress", "off"], check=True,
+                   stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
@@ -125,7 +126,8 @@ def main():
         megabytes = {kind: cut(source, limit, f"{folder}/{kind}") for kind, limit in PEER_BYTES.items()}
         rows = []
         for _ in range(rounds):
-            row = {"ours_mb_per_s": whole / ours(megatron, gpt2, f"{folder}/whole.jsonl.zst", f"{folder}/ours", workers)}
+            seconds = ours(megatron, gpt2, f"{folder}/whole.jsonl.zst", f"{folder}/ours", workers)
+            row = {"ours_mb_per_s": whole / seconds}
             for kind, size in megabytes.items():
                 ours(megatron, gpt2, f"{folder}/{kind}.jsonl.zst", f"{folder}/part", workers)
                 row[f"{kind}_mb_per_s"] = size / peer(kind, gpt2, f"{folder}/{kind}.jsonl", f"{folder}/peer", workers)

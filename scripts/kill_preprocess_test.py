@@ -27,15 +27,16 @@ def write_text(path, megabytes):
     size = number = 0
     with open(path, "w") as file:
         while size < megabytes << 20:
-            line = json.dumps({"text": " ".join(sentences[(number + i) % 2000] for i in range(50)), "title": f"No {number}"})
-            size += file.write(line + "\n")
+            text = " ".join(sentences[(number + i) % 2000] for i in range(50))
+            size += file.write(json.dumps({"text": text, "title": f"No {number}"}) + "\n")
             number += 1
 
 
 class Place:
     def __init__(self, folder):
         self.folder = folder
-        run("tokenizer", "train", "--input", self.text(1, "small.jsonl"), "--vocab-size", 400, "--output", folder / "tok")
+        run("tokenizer", "train", "--input", self.text(1, "small.jsonl"), "--vocab-size", 400, "--output",
+            folder / "tok")
         self.long = self.text(48, "text.jsonl")
 
     def text(self, megabytes, name):
@@ -92,7 +93,7 @@ def main():
         finished, resumed = kill_at_random_moments(Place(folder), times, seed)
     finally:
         shutil.rmtree(folder)
-    print(f"{times} times killed; {finished} runs came to their end, {resumed} of them from notes, all with the same bytes")
+    print(f"{times} times killed; {finished} runs came to their end, {resumed} of them from notes, all with equal bytes")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ std::set<std::size_t> cuts_of(const std::vector<std::string>& sentences) {
   return cuts;
 }
 
-TEST(SentenceSplitter, FindsTheSentencesThatAPersonFoundInNovels) {
+TEST(SentenceSplitter, FindsTheSentencesLabelledInNovels) {
   std::istringstream lines(read_bytes(MEGATRON_TEST_FOLDER "/golden/data/sentences.txt"));
   std::vector<std::string> labelled;
   std::size_t found = 0, right = 0, true_cuts = 0;

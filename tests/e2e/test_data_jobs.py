@@ -84,6 +84,61 @@ class DataJobs(unittest.TestCase):
         self.assertEqual(result.returncode, 0)
         self.assertEqual(json.loads(result.stdout)["vocab_size"], 300)
 
+    def test_pairs_are_summed_up_printed_split_and_merged_again(self):
+        self.train()
+        self.preprocess("--format", "lines")
+        pair, lines = self.path / "tokens_text_document", self.text.read_text().splitlines()
+        info = json.loads(run("data", "info", pair, "--json"))
+        self.assertEqual(info["documents"], len(lines))
+        self.assertEqual(sum(row["documents"] for row in info["document_lengths"]), len(lines))
+        self.assertEqual(info["bin_bytes"], 2 * info["tokens"])
+        self.assertLess(info["greatest_id"], 300)
+        self.assertIn("█", run("data", "info", pair))
+        printed = run("data", "cat", pair, "--range", "3:5", "--tokenizer", self.path / "tokenizer")
+        self.assertEqual(printed, f"--- document 3\n{lines[3]}\n--- document 4\n{lines[4]}\n")
+        ids = json.loads(run("data", "cat", pair, "--range", "3", "--json"))["sequences"][0]["ids"]
+        self.assertEqual(run("data", "cat", pair, "--range", "3").split("\n")[1], " ".join(map(str, ids)))
+        self.assertIn("--range", run("data", "cat", pair, "--range", "5:3", code=2))
+        run("data", "split", pair, "--shares", "8,1,1", "--output-prefix", self.path / "part", "--names", "a", "b", "c")
+        parts = [self.path / f"part_{name}" for name in "abc"]
+        sizes = [json.loads(run("data", "info", part, "--json"))["documents"] for part in parts]
+        self.assertEqual(sizes, [240, 30, 30])
+        run("data", "merge", *parts, "--output-prefix", self.path / "again")
+        for ending in (".bin", ".idx"):
+            self.assertEqual((self.path / f"again{ending}").read_bytes(), pathlib.Path(f"{pair}{ending}").read_bytes())
+        run("data", "split", pair, "--documents", "2,1", "--output-prefix", self.path / "few")
+        third = run("data", "cat", pair, "--range", "2")
+        self.assertEqual(run("data", "cat", self.path / "few_1"), third.replace("2", "0", 1))
+        for wrong in (["--shares", "1,-1"], ["--documents", "301"], ["--shares", "1", "--documents", "1"], []):
+            run("data", "split", pair, *wrong, "--output-prefix", self.path / "wrong", code=2)
+        self.assertIn("inputs", run("data", "merge", *parts, "--output-prefix", parts[1], code=2))
+
+    def test_a_damaged_index_is_refused_by_every_job_that_reads_pairs(self):
+        self.train()
+        self.preprocess("--format", "lines")
+        index = self.path / "tokens_text_document.idx"
+        content = bytearray(index.read_bytes())
+        content[34:38] = (1 << 30).to_bytes(4, "little")  # the length of the first sequence
+        index.write_bytes(content)
+        pair = self.path / "tokens_text_document"
+        for words in (["info", pair], ["cat", pair], ["merge", pair, "--output-prefix", self.path / "x"],
+                      ["split", pair, "--shares", "1,1", "--output-prefix", self.path / "x"]):
+            self.assertIn("must lie within the .bin file", run("data", *words, code=2))
+        self.assertEqual(list(self.path.glob("x*")), [])
+
+    def test_bad_lines_end_a_run_or_are_counted_and_reported(self):
+        self.train()
+        lines = '{"text": "one", "title": "a"}\nnonsense\n{"text": "two", "title": "b"}\n'
+        words = ["data", "preprocess", "--input", "-", "--format", "jsonl", "--tokenizer", self.path / "tokenizer",
+                 "--output-prefix", self.path / "piped", "--json-keys", "text", "title", "--json"]
+        self.assertIn("standard input, line 2, byte 30: each line must be JSON", run(*words, code=2, stdin=lines))
+        self.assertEqual(list(self.path.glob("piped*")), [])
+        report = json.loads(run(*words, "--on-error", "skip", stdin=lines))
+        self.assertEqual(report["bad_lines"], 1)
+        self.assertEqual([pair["documents"] for pair in report["pairs"]], [2, 2])
+        self.assertIn("--keep-newlines", self.preprocess("--keep-newlines", code=2))
+        self.assertIn("sentences", self.preprocess("--split-sentences", "--lang", "xx", code=2))
+
     def test_the_data_benchmark_measures_every_part(self):
         self.train()
         report = json.loads(run("bench", "data", "--input", self.text, "--tokenizer", self.path / "tokenizer",
