@@ -1,8 +1,6 @@
 #include "megatron/corpus/band_index.h"
 
-#include <atomic>
-
-#include "megatron/corpus/threads.h"
+#include "megatron/base/parallel.h"
 
 namespace megatron::corpus {
 
@@ -14,11 +12,9 @@ BandIndex::BandIndex(std::size_t bands, std::filesystem::path folder, std::size_
 }
 
 void BandIndex::finish(int workers) {
-  std::atomic<std::size_t> next = 0;
-  on_threads(workers, [&](int) {
-    std::vector<std::uint64_t> scratch;
-    for (std::size_t band = next++; band < bands_.size(); band = next++) bands_[band].finish(scratch);
-  });
+  std::vector<std::vector<std::uint64_t>> scratch(static_cast<std::size_t>(workers));
+  for_each_on_threads(bands_.size(), workers,
+                      [&](std::size_t band, std::size_t worker) { bands_[band].finish(scratch[worker]); });
 }
 
 }  // namespace megatron::corpus

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <span>
 
+#include "megatron/base/parallel.h"
 #include "megatron/corpus/dedup.h"
 #include "megatron/corpus/disjoint_sets.h"
-#include "megatron/corpus/threads.h"
 
 namespace megatron::corpus {
 namespace {
@@ -61,24 +61,22 @@ Clusters cluster(const BandIndex& index, const std::vector<std::uint32_t>& candi
   std::vector<bool> stands(sets.size());
   for (std::uint32_t i = 0; i < sets.size(); ++i) stands[i] = clusters.find(i) == i;
 
-  std::atomic<std::size_t> next = 0;
+  std::vector<Buffers> buffers_of(static_cast<std::size_t>(workers));
   std::atomic<std::int64_t> crowded = 0;
-  on_threads(workers, [&](int) {
-    Buffers buffers;
+  for_each_on_threads(index.bands() - 1, workers, [&](std::size_t band, std::size_t worker) {
+    Buffers& buffers = buffers_of[worker];
     std::vector<std::uint32_t> bucket;
-    for (std::size_t band = next++; band + 1 < index.bands(); band = next++) {
-      index.for_each_bucket(band, [&](std::span<const std::uint32_t> documents) {
-        bucket.clear();
-        for (const std::uint32_t document : documents)
-          if (stands[candidate_of[document]]) bucket.push_back(candidate_of[document]);
-        const bool is_crowded = for_each_pair(bucket, [&](std::uint32_t a, std::uint32_t b) {
-          // Whether a pair is passed over depends on the threads, what is connected in the end does not.
-          if (clusters.find(a) == clusters.find(b)) return;
-          if (similar(sets.get(a, buffers.a), sets.get(b, buffers.b), threshold)) clusters.unite(a, b);
-        });
-        crowded += is_crowded ? 1 : 0;
+    index.for_each_bucket(band, [&](std::span<const std::uint32_t> documents) {
+      bucket.clear();
+      for (const std::uint32_t document : documents)
+        if (stands[candidate_of[document]]) bucket.push_back(candidate_of[document]);
+      const bool is_crowded = for_each_pair(bucket, [&](std::uint32_t a, std::uint32_t b) {
+        // Whether a pair is passed over depends on the threads, what is connected in the end does not.
+        if (clusters.find(a) == clusters.find(b)) return;
+        if (similar(sets.get(a, buffers.a), sets.get(b, buffers.b), threshold)) clusters.unite(a, b);
       });
-    }
+      crowded += is_crowded ? 1 : 0;
+    });
   });
   Clusters result{.first = std::vector<std::uint32_t>(sets.size()), .crowded_buckets = crowded};
   for (std::uint32_t i = 0; i < sets.size(); ++i) result.first[i] = clusters.find(i);

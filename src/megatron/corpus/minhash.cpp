@@ -10,8 +10,9 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::corpus::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// least[k] = min over i of factors[k] * hashes[i] + terms[k], for `places` places, a multiple of 64. Four vectors at a
-/// time: their twelve registers fit AVX2's sixteen, and four chains hide the latency of the multiplication.
+/// least[k] = min of least[k] and, over i, factors[k] * hashes[i] + terms[k], for `places` places, a multiple of 64.
+/// Four vectors at a time: their twelve registers fit AVX2's sixteen, and four chains hide the latency of the
+/// multiplication.
 void least_values(const std::uint32_t* hashes, std::size_t n, const std::uint32_t* factors, const std::uint32_t* terms,
                   std::uint32_t* least, std::size_t places) {
   const hn::CappedTag<std::uint32_t, 16> d;
@@ -21,7 +22,8 @@ void least_values(const std::uint32_t* hashes, std::size_t n, const std::uint32_
     const auto a2 = hn::LoadU(d, factors + k + 2 * lanes), a3 = hn::LoadU(d, factors + k + 3 * lanes);
     const auto b0 = hn::LoadU(d, terms + k), b1 = hn::LoadU(d, terms + k + lanes);
     const auto b2 = hn::LoadU(d, terms + k + 2 * lanes), b3 = hn::LoadU(d, terms + k + 3 * lanes);
-    auto m0 = hn::Set(d, ~0u), m1 = m0, m2 = m0, m3 = m0;
+    auto m0 = hn::LoadU(d, least + k), m1 = hn::LoadU(d, least + k + lanes);
+    auto m2 = hn::LoadU(d, least + k + 2 * lanes), m3 = hn::LoadU(d, least + k + 3 * lanes);
     for (std::size_t i = 0; i < n; ++i) {
       const auto h = hn::Set(d, hashes[i]);
       m0 = hn::Min(m0, hn::Add(hn::Mul(a0, h), b0));
@@ -87,23 +89,28 @@ MinHasher::MinHasher(Bands bands, std::uint64_t seed) : bands_(bands) {
   }
 }
 
-std::vector<std::uint32_t> MinHasher::signature(std::span<const std::uint64_t> shingles) const {
-  std::vector<std::uint32_t> least(factors_.size(), ~0u), block(factors_.size());
+void MinHasher::fill(std::span<const std::uint64_t> shingles, std::uint32_t* least) const {
+  std::fill_n(least, factors_.size(), ~0u);
   std::array<std::uint32_t, 1024> hashes;  // 4 KB: stays in the nearest cache while all places go over it
   while (!shingles.empty()) {
     const std::size_t n = std::min(shingles.size(), hashes.size());
     for (std::size_t i = 0; i < n; ++i) hashes[i] = static_cast<std::uint32_t>(shingles[i] >> 32);
     HWY_DYNAMIC_DISPATCH(least_values)
-    (hashes.data(), n, factors_.data(), terms_.data(), block.data(), block.size());
-    for (std::size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], block[i]);
+    (hashes.data(), n, factors_.data(), terms_.data(), least, factors_.size());
     shingles = shingles.subspan(n);
   }
-  least.resize(static_cast<std::size_t>(bands_.bands * bands_.rows));
-  return least;
+}
+
+std::vector<std::uint32_t> MinHasher::signature(std::span<const std::uint64_t> shingles) const {
+  std::vector<std::uint32_t> places(factors_.size());
+  fill(shingles, places.data());
+  places.resize(static_cast<std::size_t>(bands_.bands * bands_.rows));
+  return places;
 }
 
 void MinHasher::band_keys(std::span<const std::uint64_t> shingles, std::span<std::uint32_t> keys) const {
-  const std::vector<std::uint32_t> places = signature(shingles);
+  std::array<std::uint32_t, kMostHashes> places;
+  fill(shingles, places.data());
   const auto rows = static_cast<std::size_t>(bands_.rows);
   for (std::size_t band = 0; band < keys.size(); ++band)
     keys[band] = static_cast<std::uint32_t>(XXH3_64bits(places.data() + band * rows, rows * sizeof places[0]) >> 32);

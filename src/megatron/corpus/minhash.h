@@ -39,6 +39,9 @@ class MinHasher {
   std::vector<std::uint32_t> signature(std::span<const std::uint64_t> shingles) const;
 
  private:
+  /// Writes factors_.size() places.
+  void fill(std::span<const std::uint64_t> shingles, std::uint32_t* least) const;
+
   Bands bands_;
   std::vector<std::uint32_t> factors_, terms_;  // padded to whole blocks of kBlock
 };

@@ -5,9 +5,8 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <thread>
-#include <vector>
 
+#include "megatron/base/parallel.h"
 #include "megatron/data/text_reader.h"
 
 // Work on many threads whose result does not depend on how many there are.
@@ -15,32 +14,6 @@ namespace megatron::corpus {
 
 /// Called now and then: bytes read, all bytes (0: not known).
 using OnProgress = std::function<void(std::int64_t, std::int64_t)>;
-
-/// Runs `body(thread)` on threads 0 … workers - 1, of which the caller is one. The first exception is thrown again
-/// when all have ended.
-template <class Body>
-void on_threads(int workers, Body&& body) {
-  std::mutex mutex;
-  std::exception_ptr first;
-  const auto guarded = [&](int thread) {
-    try {
-      body(thread);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  try {
-    for (int i = 1; i < workers; ++i) threads.emplace_back(guarded, i);
-  } catch (...) {  // the machine gives no more threads
-    const std::lock_guard lock(mutex);
-    first = std::current_exception();
-  }
-  guarded(0);
-  for (std::thread& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
-}
 
 /// A block of a corpus and which of its documents is the first.
 struct CorpusBlock {
@@ -62,10 +35,11 @@ std::int64_t for_each_block(data::BlockReader& reader, int workers, MakeWork&& m
     bool ended = false;
   } state;
   // One thread more than cores do work: one may be waiting for its turn.
-  on_threads(workers > 1 ? workers + 1 : 1, [&](int) {
+  const int threads = workers > 1 ? workers + 1 : 1;
+  for_each_on_threads(static_cast<std::size_t>(threads), threads, [&](std::size_t, std::size_t) {
     auto work = make_work();
     CorpusBlock block;
-    Result result;
+    Result result{};
     for (;;) {
       std::int64_t mine = 0;
       std::exception_ptr error;

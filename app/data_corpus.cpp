@@ -1,0 +1,376 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "app/data_jobs.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/corpus/dedup.h"
+#include "megatron/corpus/filter.h"
+#include "megatron/corpus/overlap.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::app {
+namespace {
+
+/// What all jobs here have in common.
+struct RunFlags {
+  int workers = 0;
+  std::int64_t max_document_mb = 64;
+  std::string progress = "auto";
+  bool json = false;
+
+  void visit(auto& v) {
+    v("workers", workers, "Threads; 0: one a core. The result is the same with any number.");
+    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
+    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("json", json, "Print the result as a JSON object.");
+  }
+
+  int threads() const {
+    if (workers < 0 || workers > 1024) throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(workers)));
+    return workers != 0 ? workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  std::size_t max_document_bytes() const {
+    if (max_document_mb < 1 || max_document_mb > 2048)
+      throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(max_document_mb)));
+    return static_cast<std::size_t>(max_document_mb) << 20;
+  }
+};
+
+/// The documents that all of them read.
+struct InputFlags {
+  std::vector<std::string> input;
+  std::string format = "auto", json_key = "text";
+
+  void visit(auto& v) {
+    v("input", input, "JSONL or plain text, also compressed; - is standard input, for jobs that read once.");
+    v("format", format,
+      "auto (JSONL by name or content), jsonl, lines (one document a line) or paragraphs (blank lines separate "
+      "documents).");
+    v("json_key", json_key, "Key of a JSON line that holds its text.");
+  }
+  data::TextReaderOptions text(const RunFlags& run) const {
+    data::TextReaderOptions options{.inputs = input, .format = data::text_format_of(format), .json_key = json_key};
+    options.max_document_bytes = run.max_document_bytes();
+    return options;
+  }
+};
+
+/// Shows how far a job is, pass by pass.
+class PassProgress {
+ public:
+  PassProgress(std::string job, Progress::Mode mode) : job_(std::move(job)), mode_(mode) {}
+
+  void update(const std::string& pass, std::int64_t done, std::int64_t total) {
+    if (!shown_ || pass != pass_) {
+      shown_ = std::make_unique<Progress>(pass.empty() ? job_ : job_ + ": " + pass, "bytes", total, mode_);
+      pass_ = pass;
+    }
+    shown_->update(done);
+  }
+  void finish() { shown_.reset(); }
+
+ private:
+  std::string job_, pass_;
+  Progress::Mode mode_;
+  std::unique_ptr<Progress> shown_;
+};
+
+std::string bytes(std::int64_t count) { return human_bytes(static_cast<double>(count)); }
+
+double percent(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+struct FilterFlags {
+  InputFlags input;
+  std::string output, rejected;
+  std::int64_t min_tokens = 128;
+  std::string tokenizer;
+  std::vector<std::string> language, block_domains, block_urls;
+  std::string url_key = "url";
+  std::string on_error = "stop";
+  RunFlags run;
+
+  void visit(auto& v) {
+    input.visit(v);
+    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
+    v("rejected", rejected, "File for those that go: JSON lines with \"rejected\": reason.");
+    v("min_tokens", min_tokens, "Shorter documents go; 0: none for that.");
+    v("tokenizer", tokenizer, "Tokenizer whose tokens --min-tokens counts; without one it counts words.");
+    v("language", language,
+      "Languages that stay, by character statistics: english, latin, greek, cyrillic, hebrew, arabic, devanagari, "
+      "thai, kana, hangul, han. None: all.");
+    v("block_domains", block_domains, "Files of domains, one a line, whose pages and subdomains' go.");
+    v("block_urls", block_urls, "Files of URLs, one a line, that go.");
+    v("url_key", url_key, "Key of a JSON line that holds its URL.");
+    v("on_error", on_error, "What a bad line does: stop, or skip (it goes, and is counted).");
+    run.visit(v);
+  }
+};
+
+int report_filter(const corpus::FilterResult& result, double seconds, bool json) {
+  if (json) {
+    nlohmann::ordered_json reasons;
+    for (std::size_t i = 0; i < corpus::kReasons; ++i)
+      reasons[corpus::reason_name(static_cast<corpus::Reason>(i))] = result.rejected[i];
+    const nlohmann::ordered_json report{{"documents", result.documents},
+                                        {"kept", result.kept},
+                                        {"rejected", reasons},
+                                        {"text_bytes", result.text_bytes},
+                                        {"kept_text_bytes", result.kept_text_bytes},
+                                        {"output_bytes", result.output_bytes},
+                                        {"seconds", seconds}};
+    print_json(report);
+    return kDone;
+  }
+  std::printf("%lld of %lld documents stay (%.1f %%), %s of %s of text\n", static_cast<long long>(result.kept),
+              static_cast<long long>(result.documents), percent(result.kept, result.documents),
+              bytes(result.kept_text_bytes).c_str(), bytes(result.text_bytes).c_str());
+  for (std::size_t i = 0; i < corpus::kReasons; ++i)
+    if (result.rejected[i] > 0)
+      std::printf("  %-9s %lld\n", corpus::reason_name(static_cast<corpus::Reason>(i)),
+                  static_cast<long long>(result.rejected[i]));
+  return kDone;
+}
+
+struct DedupFlags {
+  InputFlags input;
+  std::string output, report;
+  double threshold = 0.7;
+  std::string shingles = "words", keep = "first";
+  int shingle_size = 5, hashes = 128, bands = 0, rows = 0;
+  std::uint64_t seed = 1;
+  std::int64_t memory_mb = 2048;
+  std::string temporary_folder;
+  RunFlags run;
+
+  void visit(auto& v) {
+    input.visit(v);
+    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
+    v("report", report, "File with a JSON line for each document that goes: which one stays for it, how similar.");
+    v("threshold", threshold, "Jaccard similarity from which on two documents are duplicates.");
+    v("shingles", shingles, "What is compared: runs of words or of characters.");
+    v("shingle_size", shingle_size, "Words or characters of a shingle.");
+    v("keep", keep, "Which document of a cluster stays: first or longest.");
+    v("hashes", hashes, "Places of a MinHash signature.");
+    v("bands", bands, "Bands of a signature; 0: by --hashes and --threshold.");
+    v("rows", rows, "Places of a band; given with --bands.");
+    v("seed", seed, "Seed of the signatures.");
+    v("memory_mb", memory_mb, "Memory for keys and shingles, in 2^20 bytes; what is more goes to temporary files.");
+    v("temporary_folder", temporary_folder, "Folder of those; empty: that of the output, else this one.");
+    run.visit(v);
+  }
+};
+
+corpus::DedupOptions dedup_options(const DedupFlags& flags) {
+  const auto one_of = [](const char* flag, const std::string& got, const char* a, const char* b) {
+    if (got != a && got != b) throw ConfigError(rule_got_fix(concat(flag, " must be ", a, " or ", b, "."), got));
+    return got == b;
+  };
+  if (flags.memory_mb < 1 || flags.memory_mb > 1 << 24)
+    throw ConfigError(rule_got_fix("--memory-mb must be 1 to 16777216.", concat(flags.memory_mb)));
+  corpus::DedupOptions options{.output = flags.output, .report = flags.report, .threshold = flags.threshold};
+  options.text = flags.input.text(flags.run);
+  options.shingles = {.characters = one_of("--shingles", flags.shingles, "words", "characters"),
+                      .size = flags.shingle_size};
+  options.hashes = flags.hashes;
+  options.bands = flags.bands;
+  options.rows = flags.rows;
+  options.keep = one_of("--keep", flags.keep, "first", "longest") ? corpus::Keep::Longest : corpus::Keep::First;
+  options.seed = flags.seed;
+  options.memory_bytes = static_cast<std::size_t>(flags.memory_mb) << 20;
+  const std::string folder = std::filesystem::path(flags.output).parent_path().string();
+  options.temporary_folder = !flags.temporary_folder.empty() ? flags.temporary_folder : folder.empty() ? "." : folder;
+  options.workers = flags.run.threads();
+  return options;
+}
+
+int report_dedup(const corpus::DedupResult& result, double threshold, double seconds, bool json) {
+  if (json) {
+    const nlohmann::ordered_json report{{"documents", result.documents},
+                                        {"kept", result.documents - result.duplicates},
+                                        {"duplicates", result.duplicates},
+                                        {"clusters", result.clusters},
+                                        {"largest_cluster", result.largest_cluster},
+                                        {"without_words", result.without_words},
+                                        {"candidates", result.candidates},
+                                        {"crowded_buckets", result.crowded_buckets},
+                                        {"bands", result.bands.bands},
+                                        {"rows", result.bands.rows},
+                                        {"expected_recall", result.bands.recall(threshold)},
+                                        {"spilled", result.spilled},
+                                        {"text_bytes", result.text_bytes},
+                                        {"output_bytes", result.output_bytes},
+                                        {"seconds", seconds}};
+    print_json(report);
+    return kDone;
+  }
+  std::printf("%lld of %lld documents stay; %lld duplicates in %lld clusters, the largest of %lld documents\n",
+              static_cast<long long>(result.documents - result.duplicates), static_cast<long long>(result.documents),
+              static_cast<long long>(result.duplicates), static_cast<long long>(result.clusters),
+              static_cast<long long>(result.largest_cluster));
+  std::printf("  %d bands of %d places find a pair at the threshold with probability %.3f; %s of text in %s\n",
+              result.bands.bands, result.bands.rows, result.bands.recall(threshold), bytes(result.text_bytes).c_str(),
+              human_duration(seconds).c_str());
+  return kDone;
+}
+
+struct OverlapFlags {
+  InputFlags input;
+  std::vector<std::string> test;
+  std::string test_format = "auto", test_key;
+  int ngram = 0, min_ngram = 8;
+  std::string report, output;
+  std::int64_t remove_chars = 200, min_chars = 200, max_pieces = 10, common = 10;
+  RunFlags run;
+
+  void visit(auto& v) {
+    input.visit(v);
+    v("test", test, "Files of the test set.");
+    v("test_format", test_format, "auto, jsonl, lines, paragraphs, file, wikitext (articles) or squad (its JSON).");
+    v("test_key", test_key, "Key of the test set's texts; empty: text, or question for squad.");
+    v("ngram", ngram, "Words of an n-gram; 0: 8, and 13 with --output.");
+    v("min_ngram", min_ngram, "A test document of fewer words than that, and at least these, is one n-gram.");
+    v("report", report, "File with a JSON line for each test document: its n-grams and those found.");
+    v("output", output, "File for the training text without what it shares with the test set.");
+    v("remove_chars", remove_chars, "Characters to remove on either side of a match, and on to the end of a sentence.",
+      "remove-char-each-side");
+    v("min_chars", min_chars, "Pieces of a cut document that have no more characters go.", "filter-text-char-len");
+    v("max_pieces", max_pieces, "Documents cut into more pieces go.", "splits-count");
+    v("common", common, "N-grams that the training text has at least as often are left alone; 0: none.",
+      "key-threshold");
+    run.visit(v);
+  }
+};
+
+corpus::OverlapOptions overlap_options(const OverlapFlags& flags) {
+  for (const auto& [flag, value] : {std::pair("--remove-chars", flags.remove_chars),
+                                    {"--min-chars", flags.min_chars},
+                                    {"--max-pieces", flags.max_pieces}})
+    if (value < 0) throw ConfigError(rule_got_fix(concat(flag, " must be 0 or more."), concat(value)));
+  corpus::OverlapOptions options{.report = flags.report, .output = flags.output, .common = flags.common};
+  options.training = flags.input.text(flags.run);
+  options.test = {.inputs = flags.test, .format = flags.test_format, .key = flags.test_key};
+  options.ngram = flags.ngram != 0 ? flags.ngram : flags.output.empty() ? 8 : 13;
+  options.min_ngram = flags.ngram != 0 ? std::min(flags.min_ngram, flags.ngram) : flags.min_ngram;
+  options.cut = {.radius = static_cast<std::size_t>(flags.remove_chars),
+                 .min_characters = static_cast<std::size_t>(flags.min_chars),
+                 .max_pieces = static_cast<std::size_t>(flags.max_pieces)};
+  options.workers = flags.run.threads();
+  return options;
+}
+
+int report_overlap(const corpus::OverlapResult& result, int ngram, bool cut, double seconds, bool json) {
+  if (json) {
+    nlohmann::ordered_json report{{"ngram", ngram},
+                                  {"test_documents", result.test_documents},
+                                  {"documents_with_ngrams", result.documents_with_ngrams},
+                                  {"documents_touched", result.documents_touched},
+                                  {"ngrams", result.ngrams},
+                                  {"found", result.found},
+                                  {"percent", result.percent()},
+                                  {"distinct", result.distinct},
+                                  {"distinct_found", result.distinct_found},
+                                  {"distinct_percent", percent(result.distinct_found, result.distinct)},
+                                  {"training_documents", result.training_documents},
+                                  {"training_words", result.training_words},
+                                  {"seconds", seconds}};
+    if (cut)
+      report["cut"] = {{"common_phrases", result.common_phrases},
+                       {"matched", result.matched},
+                       {"trimmed", result.trimmed},
+                       {"split", result.split},
+                       {"emptied", result.emptied},
+                       {"shattered", result.shattered},
+                       {"pieces", result.pieces}};
+    print_json(report);
+    return kDone;
+  }
+  std::printf("%.2f %% of the test set's %d-grams occur in the training text (%lld of %lld); %lld of %lld documents\n",
+              result.percent(), ngram, static_cast<long long>(result.found), static_cast<long long>(result.ngrams),
+              static_cast<long long>(result.documents_touched), static_cast<long long>(result.documents_with_ngrams));
+  if (cut)
+    std::printf("%lld of %lld training documents were cut: %lld trimmed, %lld split, %lld dropped\n",
+                static_cast<long long>(result.matched), static_cast<long long>(result.training_documents),
+                static_cast<long long>(result.trimmed), static_cast<long long>(result.split),
+                static_cast<long long>(result.emptied + result.shattered));
+  return kDone;
+}
+
+}  // namespace
+
+int data_filter(const Args& args) {
+  FilterFlags flags;
+  no_words(config::parse_command_line(
+      flags, args,
+      "megatron data filter --input F… --output F [OPTION]…\n\n"
+      "Drops documents that are too short, in other languages or from unwanted sites; keeps the others as they are."));
+  need_option(!flags.input.input.empty(), "--input");
+  if (flags.on_error != "stop" && flags.on_error != "skip")
+    throw ConfigError(rule_got_fix("--on-error must be stop or skip.", flags.on_error));
+  const auto mode = Progress::mode_of(flags.run.progress);
+  std::optional<text::Tokenizer> tokenizer;
+  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer);
+  corpus::FilterOptions options{.output = flags.output, .rejected = flags.rejected, .min_tokens = flags.min_tokens};
+  options.text = flags.input.text(flags.run);
+  options.tokenizer = tokenizer ? &*tokenizer : nullptr;
+  options.languages = flags.language;
+  options.url_key = flags.url_key;
+  options.block_domains = flags.block_domains;
+  options.block_urls = flags.block_urls;
+  options.skip_bad_lines = flags.on_error == "skip";
+  options.workers = flags.run.threads();
+  const Stopwatch since_start;
+  PassProgress progress("filter", mode);
+  const auto result =
+      corpus::filter(options, [&](std::int64_t done, std::int64_t total) { progress.update("", done, total); });
+  progress.finish();
+  return report_filter(result, since_start.seconds(), flags.run.json);
+}
+
+int data_dedup(const Args& args) {
+  DedupFlags flags;
+  no_words(config::parse_command_line(
+      flags, args,
+      "megatron data dedup --input F… --output F [OPTION]…\n\n"
+      "Keeps one of the documents that are nearly the same: MinHash finds pairs, each is compared exactly."));
+  need_option(!flags.input.input.empty(), "--input");
+  const auto mode = Progress::mode_of(flags.run.progress);
+  const corpus::DedupOptions options = dedup_options(flags);
+  const Stopwatch since_start;
+  PassProgress progress("dedup", mode);
+  const auto result = corpus::deduplicate(
+      options, [&](const char* pass, std::int64_t done, std::int64_t total) { progress.update(pass, done, total); });
+  progress.finish();
+  return report_dedup(result, flags.threshold, since_start.seconds(), flags.run.json);
+}
+
+int data_overlap(const Args& args) {
+  OverlapFlags flags;
+  no_words(config::parse_command_line(
+      flags, args,
+      "megatron data overlap --input F… --test F… [--output F] [OPTION]…\n\n"
+      "How much of a test set's n-grams a training text has; with --output the training text without them."));
+  need_option(!flags.input.input.empty(), "--input");
+  need_option(!flags.test.empty(), "--test");
+  const auto mode = Progress::mode_of(flags.run.progress);
+  const corpus::OverlapOptions options = overlap_options(flags);
+  const Stopwatch since_start;
+  PassProgress progress("overlap", mode);
+  const auto result =
+      corpus::overlap(options, [&](std::int64_t done, std::int64_t total) { progress.update("", done, total); });
+  progress.finish();
+  return report_overlap(result, options.ngram, !options.output.empty(), since_start.seconds(), flags.run.json);
+}
+
+}  // namespace megatron::app
