@@ -10,6 +10,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
@@ -120,7 +121,9 @@ int plan(const Args& args) {
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const std::string text = options.as_json ? plan::report(run).dump() + "\n" : plan::report_text(run);
+  const bool matrix_unit = kernels::instruction_set() == "amx";  // of this machine
+  const std::string text =
+      options.as_json ? plan::report(run, matrix_unit).dump() + "\n" : plan::report_text(run, matrix_unit);
   if (!options.draw.empty()) {
     const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",

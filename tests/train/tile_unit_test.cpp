@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/cpu/tiles.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/plan/memory.h"
+#include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 
 // Training whose matrix products run on the matrix unit of AMX, emulated: in particular, weights that are packed for it
@@ -56,6 +60,32 @@ TEST_F(TileUnit, LossesOfFloat32WithPrecisionHighAreThoseWithoutItWithinOneInAHu
   const auto got = losses("fp32", false);
   EXPECT_NE(got, want) << "the same products were computed";
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << "step " << i + 1;
+}
+
+TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {
+  kernels::cpu::emulate_tiles(true);
+  for (const char* dtype : {"bf16", "fp32"})
+    for (const int pp : {1, 2}) {
+      auto config = testing::tiny_pipeline_config(/*tp=*/2, /*dp=*/1, pp, /*vpp=*/1, /*sp=*/false, "", dtype);
+      if (dtype == std::string("fp32")) config.train.matmul_precision = "high";
+      config.data.seq_length = 32;  // few tokens are multiplied without packing
+      kernels::set_matmul_precision(config.train.matmul_precision);
+      const plan::ResolvedRun run = plan::resolve(config);
+      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
+        const pipeline::testing::CountAllocations counting(counter);
+        Engine engine(run, world, at::kCPU);
+        const std::int64_t before = counter->bytes();
+        testing::take_step(run, engine, 0);
+        const auto planned = plan::memory_plan(run, engine.context.index(plan::Axis::Tp),
+                                               engine.context.index(plan::Axis::Pp), 0, /*matrix_unit=*/true);
+        EXPECT_GT(planned.packed_weights, planned.parameters);
+        EXPECT_NEAR(static_cast<double>(counter->bytes() - before), static_cast<double>(planned.packed_weights),
+                    0.02 * static_cast<double>(planned.packed_weights))
+            << dtype << " pp " << pp << " rank " << world.rank();
+      });
+    }
 }
 
 }  // namespace

@@ -157,7 +157,26 @@ SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, i
   return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
 }
 
-MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes) {
+bool packs_weights(const config::TrainConfig& train, bool matrix_unit) {
+  const bool computes = train.kernels == "amx" || (train.kernels == "auto" && matrix_unit);
+  return computes && (train.dtype == "bf16" || (train.dtype == "fp32" && train.matmul_precision == "high"));
+}
+
+std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs) {
+  constexpr std::int64_t kBlock = 32, kCopies = 2, kNumberBytes = 2;
+  const std::int64_t numbers = train.dtype == "fp32" ? 2 : 1;
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : specs) {
+    const bool multiplied = spec.depth > 0 || spec.in_forward;  // embeddings alone are looked up
+    if (!multiplied || spec.shape.size() < 2) continue;
+    const std::vector<std::int64_t> shape = spec.local_shape();
+    elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
+  }
+  return elements * kCopies * numbers * kNumberBytes;
+}
+
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+                       bool matrix_unit) {
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
@@ -170,6 +189,7 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   memory.parameters = elements * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = owned * element.optimizer;
+  if (packs_weights(config.train, matrix_unit)) memory.packed_weights = packed_weight_bytes(config.train, specs);
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits =

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "megatron/plan/rules.h"
 
@@ -32,19 +33,31 @@ schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& sha
 /// train.recompute, as the mean of a stage of ceil(num_layers / num_stages) layers.
 SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, int num_stages);
 
+/// Whether a rank keeps copies of weights for the matrix unit of AMX (kernels/matmul.h): with bf16, or float32 and
+/// train.matmul_precision high. `matrix_unit`: the machine has one, which train.kernels auto chooses.
+bool packs_weights(const config::TrainConfig& train, bool matrix_unit);
+
+/// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the
+/// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
+std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
+
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
 /// tensors that forward keeps for backward, without the workspace of single operators.
 struct MemoryPlan {
   std::int64_t parameters = 0;
   std::int64_t gradients = 0;
   std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates
+  std::int64_t packed_weights = 0;   ///< where packs_weights()
   std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
   std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
-  std::int64_t total() const { return parameters + gradients + optimizer_state + activations + logits; }
+  std::int64_t total() const {
+    return parameters + gradients + optimizer_state + packed_weights + activations + logits;
+  }
 };
 
 /// What the rank at `tp_rank` and `pp_rank` holds. `peak_activation_bytes`: of that pipeline rank, as
-/// schedule::simulate() gives it for the run's program with stage_costs().
-MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes);
+/// schedule::simulate() gives it for the run's program with stage_costs(). `matrix_unit`: packs_weights().
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+                       bool matrix_unit = false);
 
 }  // namespace megatron::plan

@@ -111,12 +111,13 @@ json first_step_of(const ResolvedRun& run) {
 }
 
 /// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor and pipeline groups alone.
-json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline) {
+json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, bool matrix_unit) {
   const int tp = run.grid.size(Axis::Tp);
   std::vector<MemoryPlan> plans;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
-      plans.push_back(memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]));
+      plans.push_back(
+          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], matrix_unit));
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
     const Coord coord = run.grid.coord_of(rank);
@@ -125,6 +126,7 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline) {
     memory["parameters"].push_back(plan.parameters);
     memory["gradients"].push_back(plan.gradients);
     memory["optimizer_state"].push_back(plan.optimizer_state);
+    memory["packed_weights"].push_back(plan.packed_weights);
     memory["activations"].push_back(plan.activations);
     memory["logits"].push_back(plan.logits);
     memory["total"].push_back(plan.total());
@@ -168,7 +170,7 @@ json schedule_of(const ResolvedRun& run, const schedule::Program& program, const
 
 }  // namespace
 
-json report(const ResolvedRun& run) {
+json report(const ResolvedRun& run, bool matrix_unit) {
   const config::RunConfig& config = run.config;
   const std::int64_t batch = config.train.global_batch_size;
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
@@ -188,7 +190,7 @@ json report(const ResolvedRun& run) {
           {"parameter_slices", parameters_of(run)},
           {"gradient_buffers", gradient_buffers},
           {"first_step", first_step_of(run)},
-          {"memory_bytes", memory_of(run, timeline)},
+          {"memory_bytes", memory_of(run, timeline, matrix_unit)},
           {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length)},
           {"parameters", parameter_count(run.shape)},
           {"padded_vocab", run.shape.padded_vocab},

@@ -10,9 +10,10 @@ namespace megatron::plan {
 /// The whole plan, nothing left out: groups by name, each parameter with its slices, where each gradient lies, which
 /// samples each rank computes in the first step, memory by rank, arithmetic. Positions and lengths are elements,
 /// ranges are [begin, end). Of a step of more than 65536 samples, the first microbatches alone are listed.
-nlohmann::json report(const ResolvedRun& run);
+/// `matrix_unit`: see packs_weights().
+nlohmann::json report(const ResolvedRun& run, bool matrix_unit = false);
 
 /// The same for a reader: equal layers once, long lists by their beginning.
-std::string report_text(const ResolvedRun& run);
+std::string report_text(const ResolvedRun& run, bool matrix_unit = false);
 
 }  // namespace megatron::plan

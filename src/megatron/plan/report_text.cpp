@@ -171,16 +171,18 @@ std::string first_step_text(const json& step) {
 
 std::string memory_text(const json& memory) {
   std::string out = "memory of a rank (the largest)\n";
-  for (const char* kind : {"parameters", "gradients", "optimizer_state", "activations", "logits", "total"})
-    out += row(kind, human_bytes(static_cast<double>(
-                         std::max_element(memory[kind].begin(), memory[kind].end())->get<std::int64_t>())));
+  for (const std::string kind :
+       {"parameters", "gradients", "optimizer_state", "packed_weights", "activations", "logits", "total"}) {
+    const auto most = std::max_element(memory[kind].begin(), memory[kind].end())->get<std::int64_t>();
+    if (most > 0 || kind != "packed_weights") out += row(kind, human_bytes(static_cast<double>(most)));
+  }
   return out;
 }
 
 }  // namespace
 
-std::string report_text(const ResolvedRun& run) {
-  const json all = report(run);
+std::string report_text(const ResolvedRun& run, bool matrix_unit) {
+  const json all = report(run, matrix_unit);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
          parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
          first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]);

@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "megatron/kernels/cpu/tile_pack.cpp"
 #include <hwy/foreach_target.h>
 // foreach_target.h comes first
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -44,6 +45,33 @@ HWY_INLINE P pairs_along(const T* p, std::size_t count, TilePart part) {
   return hn::Load(Pairs(), reinterpret_cast<const std::uint32_t*>(words));
 }
 
+HWY_INLINE P whole_pairs_along(const c10::BFloat16* p, TilePart) {
+  return hn::LoadU(Pairs(), reinterpret_cast<const std::uint32_t*>(p));  // they lie as pairs already
+}
+HWY_INLINE P whole_pairs_along(const float* p, TilePart part) {
+  const hn::Repartition<std::uint16_t, Pairs> both;
+  return hn::BitCast(Pairs(), hn::Combine(both, bits(p + kLanes, kLanes, part), bits(p, kLanes, part)));
+}
+
+/// Vectors of pairs of one line where depth_stride is 1, else of lines of one pair; none of them is cut short.
+template <class T>
+HWY_INLINE void whole_block(const T* corner, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride, TilePart part,
+                            P (&block)[kLanes]) {
+  if (depth_stride == 1) {
+    for (std::size_t i = 0; i < kLanes; ++i)
+      block[i] = whole_pairs_along(corner + static_cast<std::ptrdiff_t>(i) * line_stride, part);
+    return;
+  }
+  constexpr std::ptrdiff_t kAhead = 4;  // blocks; the rows of a matrix are too far apart for the processor to guess
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    const T* const row = corner + static_cast<std::ptrdiff_t>(2 * i) * depth_stride;
+    const T* const ahead = row + kAhead * static_cast<std::ptrdiff_t>(2 * kLanes) * depth_stride;
+    hwy::Prefetch(ahead);
+    hwy::Prefetch(ahead + depth_stride);
+    block[i] = pair_up(bits(row, kLanes, part), bits(row + depth_stride, kLanes, part));
+  }
+}
+
 /// One tile from the matrix [lines, depth] whose element (line, k) is at line * line_stride + k * depth_stride.
 template <class T>
 void tile(const T* from, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride, std::size_t lines, std::size_t depth,
@@ -56,7 +84,9 @@ void tile(const T* from, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride
       const std::size_t lines_left = lines > line ? lines - line : 0, left = depth > 2 * pair ? depth - 2 * pair : 0;
       const T* const corner =
           from + static_cast<std::ptrdiff_t>(line) * line_stride + static_cast<std::ptrdiff_t>(2 * pair) * depth_stride;
-      for (std::size_t i = 0; i < kLanes; ++i) {
+      const bool whole = lines_left >= kLanes && left >= 2 * kLanes;
+      if (whole) whole_block(corner, line_stride, depth_stride, part, block);
+      for (std::size_t i = 0; i < kLanes && !whole; ++i) {
         const std::size_t k = 2 * i, count = std::min(lines_left, kLanes);
         if (along) {
           block[i] = i < lines_left && left > 0 ? pairs_along(corner + static_cast<std::ptrdiff_t>(i) * line_stride,
