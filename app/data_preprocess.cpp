@@ -115,6 +115,8 @@ void print_report(const data::PreprocessResult& result, double seconds) {
               human_bytes(done / seconds).c_str());
   if (result.kept_bytes > 0) std::printf(", %s before", human_bytes(static_cast<double>(result.kept_bytes)).c_str());
   if (result.bad_lines > 0) std::printf("; %lld bad lines passed over", static_cast<long long>(result.bad_lines));
+  if (result.not_utf8 > 0)
+    std::printf("; %lld documents with bytes that are not UTF-8", static_cast<long long>(result.not_utf8));
   std::printf("\n");
 }
 
@@ -126,8 +128,13 @@ nlohmann::ordered_json json_report(const data::PreprocessResult& result, double 
                      {"documents", pair.documents},
                      {"sequences", pair.sequences},
                      {"tokens", pair.tokens}});
-  return {{"pairs", std::move(pairs)},     {"text_bytes", result.text_bytes},      {"kept_bytes", result.kept_bytes},
-          {"bad_lines", result.bad_lines}, {"peak_text_bytes", result.peak_bytes}, {"seconds", seconds}};
+  return {{"pairs", std::move(pairs)},
+          {"text_bytes", result.text_bytes},
+          {"kept_bytes", result.kept_bytes},
+          {"bad_lines", result.bad_lines},
+          {"not_utf8", result.not_utf8},
+          {"peak_text_bytes", result.peak_bytes},
+          {"seconds", seconds}};
 }
 
 }  // namespace

@@ -197,6 +197,16 @@ TEST_F(PreprocessTest, PassesOverBadLinesAndCountsThem) {
   EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin"), std::string("a\0\0\1b\0\0\1", 8));
 }
 
+TEST_F(PreprocessTest, KeepsBytesThatAreNotUtf8AndCountsTheirDocuments) {
+  PreprocessOptions wanted = options("\xC3\xA4\n\xFF\n\xC3\nplain\n");
+  wanted.text.format = TextFormat::Lines;
+  wanted.append_eod = false;
+  const auto result = preprocess(wanted, byte_encoder());
+  EXPECT_EQ(result.not_utf8, 2);
+  EXPECT_EQ(result.pairs[0].documents, 4);
+  EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin").substr(0, 8), std::string("\xC3\0\xA4\0\xFF\0\xC3\0", 8));
+}
+
 TEST(MegatronPreprocess, WritesMegatronsBytesOfSentencesWithBertsVocabulary) {
   const std::string vocabulary = shared_folder() + "/data/bert/vocab.txt",
                     golden = shared_folder() + "/golden/megatron/";

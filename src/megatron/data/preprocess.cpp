@@ -42,7 +42,7 @@ struct Job {
   };
   TextBlock block;
   std::vector<Tokens> keys;
-  std::int64_t text_bytes = 0;
+  std::int64_t text_bytes = 0, not_utf8 = 0;
   BadLines bad;
   std::exception_ptr error;
   bool done = false;
@@ -157,6 +157,7 @@ class BlockEncoder {
         job.bad.add(error.what());
         continue;
       }
+      job.not_utf8 += parser_.value(0).is_utf8 ? 0 : 1;
       for (std::size_t key = 0; key < tokens_.size(); ++key) encode(job, key);
     }
     for (std::size_t key = 0; key < tokens_.size(); ++key) {
@@ -303,6 +304,7 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
       parts.add(key, job->keys[key].bytes, job->keys[key].sequence_lengths, job->keys[key].document_sequences);
     state.text_bytes += job->text_bytes;
     state.bad_lines += job->bad.count;
+    state.not_utf8 += job->not_utf8;
     if (options.on_bad_line)
       for (const std::string& reason : job->bad.reasons) options.on_bad_line(reason);
     if (job->block.end) {
@@ -367,6 +369,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
         {options.json_keys[key], where.prefixes[key], parts.documents(key), parts.sequences(key), parts.tokens(key)});
   result.text_bytes = state.text_bytes;
   result.bad_lines = state.bad_lines;
+  result.not_utf8 = state.not_utf8;
   parts.publish();
   return result;
 }

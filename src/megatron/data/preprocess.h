@@ -51,6 +51,7 @@ struct PreprocessResult {
   std::int64_t text_bytes = 0;
   std::int64_t kept_bytes = 0;  ///< of text_bytes, what an interrupted run had done
   std::int64_t bad_lines = 0;   ///< passed over
+  std::int64_t not_utf8 = 0;    ///< documents of plain text with bytes that are not UTF-8
   std::int64_t peak_bytes = 0;  ///< most input text that was under way at once
 };
 

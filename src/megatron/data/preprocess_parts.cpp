@@ -183,7 +183,7 @@ void PreprocessParts::resume(const Json& identity) {
 
 /// Whether the files have what a note says they got since the note before.
 bool PreprocessParts::files_hold(const Json& note) const {
-  for (const char* key : {"input", "offset", "line", "text_bytes", "bad_lines"})
+  for (const char* key : {"input", "offset", "line", "text_bytes", "bad_lines", "not_utf8"})
     if (!number_of(note, key)) return false;
   const auto found = note.find("files");
   if (found == note.end() || !found->is_array() || found->size() != sizes_.size()) return false;
@@ -209,6 +209,7 @@ void PreprocessParts::read_note(const Json& note) {
                number_of(note, "line").value_or(1)};
   state_.text_bytes = number_of(note, "text_bytes").value_or(0);
   state_.bad_lines = number_of(note, "bad_lines").value_or(0);
+  state_.not_utf8 = number_of(note, "not_utf8").value_or(0);
 }
 
 void PreprocessParts::open_files() {
@@ -240,6 +241,7 @@ void PreprocessParts::note(const State& state) {
                  {"line", state.at.line},
                  {"text_bytes", state.text_bytes},
                  {"bad_lines", state.bad_lines},
+                 {"not_utf8", state.not_utf8},
                  {"files", std::move(files)}});
   has_notes_ = true;
 }

@@ -135,6 +135,7 @@ class DocumentParser {
   struct Value {
     std::vector<std::string_view> texts;
     bool is_array = false;
+    bool is_utf8 = true;  ///< plain text may hold any bytes
   };
   const Value& value(std::size_t key) const { return values_[key]; }
 
