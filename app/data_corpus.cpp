@@ -10,6 +10,7 @@
 #include "app/data_jobs.h"
 #include "app/json_line.h"
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -189,6 +190,7 @@ corpus::DedupOptions dedup_options(const DedupFlags& flags) {
   options.keep = one_of("--keep", flags.keep, "first", "longest") ? corpus::Keep::Longest : corpus::Keep::First;
   options.seed = flags.seed;
   options.memory_bytes = static_cast<std::size_t>(flags.memory_mb) << 20;
+  if (!flags.temporary_folder.empty()) make_folder(flags.temporary_folder);
   const std::string folder = std::filesystem::path(flags.output).parent_path().string();
   options.temporary_folder = !flags.temporary_folder.empty() ? flags.temporary_folder : folder.empty() ? "." : folder;
   options.workers = flags.run.threads();

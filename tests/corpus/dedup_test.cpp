@@ -160,6 +160,52 @@ TEST_F(DedupTest, GivesTheSameBytesWithAnyThreadsAndAnyMemory) {
     }
 }
 
+TEST_F(DedupTest, FindsCopiesPlantedInNovels) {
+  const std::string path = data::shared_folder() + "/data/text/english_novels_98.jsonl.zst";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no " << path;
+  std::mt19937 engine(5);
+  data::TextReader reader({.inputs = {path}});
+  std::vector<std::string> texts;
+  std::vector<std::pair<std::size_t, std::size_t>> planted;
+  std::string novel;
+  for (int book = 0; book < 8 && reader.next(novel); ++book) {
+    auto words = naive_words(std::string_view(novel).substr(0, 600000));
+    for (std::size_t at = 0; at + 150 <= words.size(); at += 150) {
+      std::vector<std::string> document(words.begin() + static_cast<std::ptrdiff_t>(at),
+                                        words.begin() + static_cast<std::ptrdiff_t>(at + 150));
+      texts.push_back(join(document));
+      if (engine() % 10 != 0) continue;
+      for (unsigned changes = engine() % 4; changes > 0; --changes)
+        document[engine() % document.size()] = words[engine() % words.size()];
+      planted.emplace_back(texts.size(), texts.size() - 1);
+      texts.push_back(join(document));
+    }
+  }
+  DedupOptions wanted = options(as_json_lines(texts));
+  wanted.text.block_bytes = 1 << 18;
+  const DedupResult result = deduplicate(wanted);
+  const auto found = kept(texts.size());
+  std::int64_t near = 0, near_found = 0, of_plants = 0;
+  for (const auto& [copy, original] : planted) {
+    const Truth truth = truth_of({texts[original], texts[copy]}, 5);
+    if (truth.jaccard[1][0] < 0.8) continue;
+    ++near;
+    near_found += found[copy] == found[original] ? 1 : 0;
+  }
+  for (const auto& row : report()) {
+    const auto document = row["document"].get<std::size_t>();
+    const bool is_planted = std::ranges::any_of(planted, [&](const auto& pair) { return pair.first == document; });
+    of_plants += is_planted ? 1 : 0;
+    if (is_planted) continue;
+    const Truth truth = truth_of({texts[document], texts[row["kept"].get<std::size_t>()]}, 5);
+    EXPECT_GE(truth.jaccard[1][0], 0.7) << texts[document];
+  }
+  EXPECT_GT(near, 200);
+  EXPECT_GE(static_cast<double>(near_found), 0.98 * static_cast<double>(near));
+  EXPECT_GE(of_plants, near_found);
+  EXPECT_LT(result.duplicates, static_cast<std::int64_t>(planted.size()) + 20);
+}
+
 TEST_F(DedupTest, KeepsLinesByteForByteInTheirOrder) {
   const std::vector<std::string> lines = {R"({"id": 1.50, "text" : "One, two - three.",  "x":[1, {"a":"\u00e9"}] })",
                                           R"({"text": "something else"})",

@@ -1,6 +1,8 @@
 """The jobs that clean a corpus, from the command line: one after another, and what they refuse."""
 import json
 import pathlib
+import random
+import re
 import sys
 import tempfile
 import unittest
@@ -43,6 +45,33 @@ class CorpusJobs(unittest.TestCase):
         self.assertEqual((report["ngram"], report["cut"]["matched"], report["cut"]["emptied"]), (13, 1, 1))
         self.assertEqual(clean.read_text(), "".join(lines[:7] + lines[8:]))
 
+    def test_overlap_counts_what_python_counts_in_many_alphabets(self):
+        source = random.Random(1)
+        alphabets = ["abcdefgXYZ", "äöüßéÉÑç", "αβγΔΕΖ", "абвгдЕЖЗ", "אבגד", "ابتث", "कखगघ", "한국어", "0123٣٤", "_", "ªº²½"]
+        vocabulary = ["".join(source.choice(source.choice(alphabets)) for _ in range(source.randint(1, 3)))
+                      for _ in range(60)]
+
+        def text(n):
+            return "".join(source.choice(vocabulary) + source.choice([" ", ", ", " - ", "\u00a0", ".\n", "’", "—", "\u0301 "])
+                           for _ in range(n))
+
+        def ngrams(one):
+            words = re.findall(r"\w+", one.lower())
+            return [tuple(words[at:at + 2]) for at in range(len(words) - 1)]
+
+        training, tests = [text(200) for _ in range(10)], [text(60) for _ in range(20)]
+        self.raw.write_text("".join(map(line, training)), encoding="utf-8")
+        (self.path / "test.jsonl").write_text("".join(map(line, tests)), encoding="utf-8")
+        known = {ngram for one in training for ngram in ngrams(one)}
+        wanted = [ngram for one in tests for ngram in ngrams(one)]
+        report = json.loads(run("data", "overlap", "--input", self.raw, "--test", self.path / "test.jsonl", "--ngram", 2,
+                                "--json"))
+        self.assertEqual(report["ngrams"], len(wanted))
+        self.assertEqual(report["found"], sum(ngram in known for ngram in wanted))
+        self.assertEqual(report["distinct"], len(set(wanted)))
+        self.assertGreater(report["found"], 100)
+        self.assertLess(report["found"], len(wanted))
+
     def test_filter_reads_standard_input(self):
         run("data", "filter", "--input", "-", "--output", self.out, "--min-tokens", 2, stdin=line("a b") + line("c"))
         self.assertEqual(self.out.read_text(), line("a b"))
@@ -58,7 +87,7 @@ class CorpusJobs(unittest.TestCase):
         wrong = {"filter": [["--on-error", "maybe"], ["--min-tokens", -1], ["--language", "klingon"], ["--workers", -1],
                             ["--format", "file"], ["--block-domains", "/nowhere"], ["--tokenizer", "/nowhere"]],
                  "dedup": [["--threshold", 0], ["--keep", "best"], ["--shingles", "bits"], ["--memory-mb", 0],
-                           ["--hashes", 0], ["--rows", 4], ["--temporary-folder", "/nowhere"]],
+                           ["--hashes", 0], ["--rows", 4], ["--temporary-folder", self.raw / "folder"]],
                  "overlap": [["--ngram", -1], ["--min-chars", -1], ["--test-format", "pdf"], ["--common", -1]]}
         for job, cases in wrong.items():
             for case in cases:
