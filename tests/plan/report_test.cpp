@@ -81,6 +81,26 @@ TEST(Report, ListsTheShardsOfTheDistributedOptimizerWhichCoverEveryGradientOnce)
   EXPECT_FALSE(report(small_run())["gradient_buffers"][0].contains("shards"));
 }
 
+TEST(Report, SaysWhereBucketsTakeTurns) {
+  config::RunConfig config = small_run().config;
+  config.model.num_layers = 8;
+  config.optimizer.bucket_size = 10'000;
+  config.optimizer.use_distributed_optimizer = true;
+  const json whole = report(resolve(config));
+  config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+  const ResolvedRun run = resolve(config);
+  const json pooled = report(run);
+  const json &buffer = pooled["gradient_buffers"][0], &pool = buffer["pool"];
+  ASSERT_EQ(pool["begin"].size(), buffer["buckets"].size());
+  const std::int64_t size = pool["size"], all = buffer["size"];
+  EXPECT_LT(size, all / 2);
+  EXPECT_EQ(pooled["memory_bytes"]["gradients"][0], 4 * (size + all / 4)) << "dp 4";
+  EXPECT_EQ(pooled["memory_bytes"]["optimizer_state"], whole["memory_bytes"]["optimizer_state"]);
+  EXPECT_FALSE(whole["gradient_buffers"][0].contains("pool"));
+  EXPECT_THAT(report_text(run), ::testing::HasSubstr("in which buckets take turns"));
+  EXPECT_THAT(report_text(small_run()), ::testing::Not(::testing::HasSubstr("take turns")));
+}
+
 TEST(Report, PlacesEveryGradientInOneBucket) {
   const json all = report(small_run());
   const json& buffer = all["gradient_buffers"][0];

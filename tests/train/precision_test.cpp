@@ -14,7 +14,7 @@ namespace {
 
 struct Layout {
   int tp = 1, dp = 1, pp = 1, vpp = 1;
-  bool sp = false, sharded = false;
+  bool sp = false, sharded = false, pooled = false;  // pooled: gradients sharded too
   const char* schedule = "";
 };
 const Layout kLayouts[] = {{},
@@ -23,12 +23,15 @@ const Layout kLayouts[] = {{},
                            {.dp = 2, .pp = 2},
                            {.pp = 2, .schedule = "zb-h1"},
                            {.dp = 2, .pp = 2, .vpp = 2, .sharded = true, .schedule = "zb-v"},
-                           {.tp = 2, .dp = 2, .pp = 2, .sp = true, .sharded = true}};
+                           {.tp = 2, .dp = 2, .pp = 2, .sp = true, .sharded = true},
+                           {.dp = 2, .sharded = true, .pooled = true},
+                           {.dp = 2, .pp = 2, .vpp = 2, .sharded = true, .pooled = true, .schedule = "zb-v"}};
 
 config::RunConfig config_of(const Layout& layout, const char* dtype) {
   auto config =
       testing::tiny_pipeline_config(layout.tp, layout.dp, layout.pp, layout.vpp, layout.sp, layout.schedule, dtype);
   config.optimizer.use_distributed_optimizer = layout.sharded;
+  if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
   config.train.train_iters = 20;
   return config;
 }
