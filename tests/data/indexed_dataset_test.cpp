@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "megatron/base/error.h"
+#include "megatron/data/pair_summary.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -133,6 +134,52 @@ TEST(IndexedDataset, NamesFileAndByteOffsetOfEachKindOfDamage) {
     c.damage(pair);
     EXPECT_THAT(message_of(pair), HasSubstr(c.at));
   }
+}
+
+TEST(PairSummary, CountsDocumentsByPowersOfTwoAndFindsTheIds) {
+  TemporaryFolder folder;
+  IndexedDatasetWriter writer(folder / "some", DType::I32);
+  const auto add = [&](std::vector<std::int32_t> lengths, std::int32_t id) {
+    std::int32_t tokens = 0;
+    for (const std::int32_t length : lengths) tokens += length;
+    writer.add_document(std::vector<std::int32_t>(static_cast<std::size_t>(tokens), id), lengths);
+  };
+  add({}, 0);
+  add({1}, 7);
+  add({1, 1}, 70000);
+  add({3}, 5);
+  add({3, 5}, 6);
+  writer.publish();
+  const PairSummary summary = summarize(IndexedDataset(folder / "some"));
+  EXPECT_EQ(summary.documents_by_length, (std::vector<std::int64_t>{1, 1, 2, 0, 1}));
+  EXPECT_EQ(summary.tokens, 14);
+  EXPECT_EQ(summary.empty_documents, 1);
+  EXPECT_EQ(summary.shortest_sequence, 1);
+  EXPECT_EQ(summary.longest_sequence, 5);
+  EXPECT_EQ(summary.least_id, 5);
+  EXPECT_EQ(summary.greatest_id, 70000);
+}
+
+TEST(PairSummary, RefusesSequencesThatOverlap) {
+  SmallPair pair;
+  pair.put<std::int32_t>(38, 6);  // the second sequence: 6 tokens, and from the start of the .bin file
+  pair.put<std::int64_t>(54, 0);
+  const IndexedDataset data(as_bytes(pair.idx), as_bytes(pair.bin), "P");
+  EXPECT_EQ(data.verify(), 11);
+  EXPECT_THROW(summarize(data), ConfigError);
+}
+
+TEST(IndexedDatasetWriter, TakesSomeDocumentsOfAPair) {
+  const SmallPair pair;
+  const IndexedDataset data(as_bytes(pair.idx), as_bytes(pair.bin), "P");
+  TemporaryFolder folder;
+  IndexedDatasetWriter writer(folder / "second", DType::U16);
+  writer.add_documents(data, 1, 2);
+  writer.publish();
+  EXPECT_EQ(read_bytes(folder / "second.bin"), pair.bin.substr(6));
+  EXPECT_EQ(IndexedDataset(folder / "second").first_sequence(1), 1);
+  IndexedDatasetWriter wide(folder / "wide", DType::I32);
+  EXPECT_THROW(wide.add_dataset(data), ConfigError);
 }
 
 TEST(IndexedDataset, OpensAnEmptyPair) {

@@ -163,13 +163,19 @@ TEST_F(PreprocessResume, KeepsPartsOnlyOfInputsThatCanBeReadAgain) {
   const std::string pipe = folder_ / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const std::string content = read_bytes(folder_ / "in.jsonl");
-  std::thread writer([&] { write_bytes(pipe, content); });
   PreprocessOptions wanted = options("cut");
   wanted.text.inputs = {pipe};
   wanted.text.format = TextFormat::Jsonl;
-  CountingEncoder encoder;
-  preprocess(wanted, encoder.encoder());
-  writer.join();
+  const auto run = [&](CountingEncoder& encoder) {
+    std::thread writer([&] { write_bytes(pipe, content); });
+    const std::string error = error_of(wanted, encoder);
+    writer.join();
+    return error;
+  };
+  CountingEncoder broken{.fails_at = "document 999"}, whole;
+  EXPECT_EQ(run(broken), "the encoder broke");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "cut.parts"));
+  EXPECT_EQ(run(whole), "");
   EXPECT_EQ(outputs("cut"), wanted_);
 }
 
