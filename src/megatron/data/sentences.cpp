@@ -85,51 +85,36 @@ bool begins_small(std::string_view text) {
   return (c >= 0xDF && c <= 0xFF && c != 0xF7) || (c >= 0x3AC && c <= 0x3CE) || (c >= 0x430 && c <= 0x45F);
 }
 
-/// Bytes of what `text` begins with, where that is one of `characters`; else 0.
-std::size_t one_of(std::string_view text, std::span<const std::string_view> characters) {
-  for (const std::string_view character : characters)
-    if (text.starts_with(character)) return character.size();
-  return 0;
-}
+/// Some characters: those of one byte by a table, the others one by one.
+class Characters {
+ public:
+  constexpr Characters(std::string_view ascii, std::span<const std::string_view> others) : others_(others) {
+    for (const char c : ascii) ascii_[static_cast<unsigned char>(c)] = true;
+  }
+  /// Bytes of the character of these at `at`; 0 where there is none.
+  std::size_t match(std::string_view text, std::size_t at) const {
+    if (at >= text.size()) return 0;
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte < 0x80) return ascii_[byte] ? 1 : 0;
+    for (const std::string_view other : others_)
+      if (text.substr(at).starts_with(other)) return other.size();
+    return 0;
+  }
 
-constexpr std::string_view kEllipsis = "\xE2\x80\xA6";
-constexpr std::string_view kStops[] = {".", "!", "?", kEllipsis};
-constexpr std::string_view kWideStops[] = {"\xE3\x80\x82", "\xEF\xBC\x81", "\xEF\xBC\x9F"};  // 。！？
-constexpr std::string_view kClosing[] = {"\"",
-                                         "'",
-                                         ")",
-                                         "]",
-                                         "}",
-                                         "_",
-                                         "*",
-                                         "\xE2\x80\x9D",
-                                         "\xE2\x80\x99",
-                                         "\xE2\x80\x9C",
-                                         "\xE2\x80\xBA",
-                                         "\xC2\xBB",
-                                         "\xE3\x80\x8D",
-                                         "\xE3\x80\x8F",
-                                         "\xEF\xBC\x89"};
-constexpr std::string_view kOpening[] = {"\"",
-                                         "'",
-                                         "`",
-                                         "(",
-                                         "[",
-                                         "{",
-                                         "_",
-                                         "*",
-                                         "-",
-                                         "\xE2\x80\x9C",
-                                         "\xE2\x80\x98",
-                                         "\xE2\x80\x9E",
-                                         "\xE2\x80\x9A",
-                                         "\xE2\x80\x94",
-                                         "\xE2\x80\x93",
-                                         "\xE2\x80\xB9",
-                                         "\xC2\xAB",
-                                         "\xC2\xBB",
-                                         "\xC2\xBF",
-                                         "\xC2\xA1"};
+ private:
+  std::array<bool, 128> ascii_{};
+  std::span<const std::string_view> others_;
+};
+
+constexpr std::string_view kWideStop[] = {"\xE3\x80\x82", "\xEF\xBC\x81", "\xEF\xBC\x9F"};  // 。！？
+constexpr std::string_view kEllipsis[] = {"\xE2\x80\xA6"};
+constexpr std::string_view kWideClosing[] = {"\xE2\x80\x9D", "\xE2\x80\x99", "\xE2\x80\x9C", "\xE2\x80\xBA",
+                                             "\xC2\xBB",     "\xE3\x80\x8D", "\xE3\x80\x8F", "\xEF\xBC\x89"};
+constexpr std::string_view kWideOpening[] = {"\xE2\x80\x9C", "\xE2\x80\x98", "\xE2\x80\x9E", "\xE2\x80\x9A",
+                                             "\xE2\x80\x94", "\xE2\x80\x93", "\xE2\x80\xB9", "\xC2\xAB",
+                                             "\xC2\xBB",     "\xC2\xBF",     "\xC2\xA1"};
+constexpr Characters kStops(".!?", kEllipsis), kWideStops("", kWideStop), kClosing("\"')]}_*", kWideClosing),
+    kOpening("\"'`([{_*-", kWideOpening);
 
 /// What a byte may begin.
 enum class Mark : std::uint8_t { None, Stop, Wide, Line };
@@ -240,14 +225,15 @@ void SentenceSplitter::split(std::string_view text, std::vector<std::string_view
       continue;
     }
     const bool wide = mark == Mark::Wide;
-    const std::size_t size = wide ? one_of(text.substr(at), kWideStops) : one_of(text.substr(at), kStops);
+    const Characters& stops = wide ? kWideStops : kStops;
+    const std::size_t size = stops.match(text, at);
     at += std::max<std::size_t>(size, 1);
     if (size == 0) continue;
     bool one_full_stop = text[stop] == '.';
     for (std::size_t more = 1; more != 0; at += more) {
-      more = wide ? one_of(text.substr(at), kWideStops) : one_of(text.substr(at), kStops);
+      more = stops.match(text, at);
       if (more != 0) one_full_stop = false;
-      if (more == 0) more = one_of(text.substr(at), kClosing);
+      if (more == 0) more = kClosing.match(text, at);
     }
     if (!wide && at < text.size() && !is_space(text[at])) continue;
     const std::size_t end = at;
@@ -257,7 +243,7 @@ void SentenceSplitter::split(std::string_view text, std::vector<std::string_view
     const auto lines = std::count(text.begin() + static_cast<std::ptrdiff_t>(end),
                                   text.begin() + static_cast<std::ptrdiff_t>(next), '\n');
     std::size_t word = next;
-    for (std::size_t more = 1; more != 0; word += more) more = one_of(text.substr(word), kOpening);
+    for (std::size_t more = 1; more != 0; word += more) more = kOpening.match(text, word);
     const bool ends = wide || lines > 1 ||
                       (!begins_small(text.substr(word)) && (!one_full_stop || full_stop_ends(text, begin, stop, word)));
     if (ends)
