@@ -107,6 +107,13 @@ TEST(ChatTemplate, RefusesTemplatesThatItWouldGetWrong) {
     EXPECT_THROW(parsed(jinja), ConfigError) << jinja.substr(0, 50);
 }
 
+TEST(ChatTemplate, ReadsATemplateOfAnyContentWithoutDeepRecursion) {
+  const std::string filler(60000, 'a');
+  EXPECT_EQ(parsed("<|im_start|>system\n" + filler + "<|im_end|>").render(kWithSystem).text.size(),
+            parsed(kSmolLm2).render(kWithSystem).text.size());
+  EXPECT_THROW(parsed("[INST] '" + filler), ConfigError);
+}
+
 TEST(ChatTemplate, RefusesConversationsThatTheFamilyDoesNotHave) {
   const auto error = [](const std::string& jinja, const std::vector<ChatMessage>& messages) -> std::string {
     try {

@@ -49,10 +49,16 @@ std::string trimmed(std::string_view text) {
   return std::string(text);
 }
 
-/// The first group of the first match; empty where there is none.
-std::string found(const std::string& text, const char* pattern) {
-  std::smatch match;
-  return std::regex_search(text, match, std::regex(pattern)) ? match[1].str() : "";
+/// What stands between `begin` and `end` where that is not empty and has none of `others`; the first such, else empty.
+/// Not a regular expression: those of the standard library recurse over every character of a text that matches.
+std::string between(std::string_view text, std::string_view begin, std::string_view end, const char* others) {
+  for (std::size_t at = text.find(begin); at != std::string_view::npos; at = text.find(begin, at + 1)) {
+    const std::string_view rest = text.substr(at + begin.size());
+    const std::size_t stop = rest.find_first_of(others);
+    if (stop != std::string_view::npos && stop > 0 && rest.substr(stop).starts_with(end))
+      return std::string(rest.substr(0, stop));
+  }
+  return "";
 }
 
 /// A token of tokenizer_config.json: a text, or an object with `content`.
@@ -112,12 +118,12 @@ ChatTemplate::ChatTemplate(const std::string& jinja, std::string bos, std::strin
     for (const char* other : {"loop.last", "trim", "strip", "think", "bos_token"})
       if (has(text, other)) refuse(name, concat("ChatML with ", other));
     if (!has(text, "<|im_end|>")) refuse(name, "ChatML without <|im_end|>");
-    system_ = found(text, R"re(<\|im_start\|>system\n([^'"{}<]+)<\|im_end\|>)re");
+    system_ = between(text, "<|im_start|>system\n", "<|im_end|>", "'\"{}<");
   } else if (has(text, "<|start_header_id|>")) {
     family_ = Family::Llama3;
     if (!has(text, "<|eot_id|>") || !has(text, "trim")) refuse(name, "a relative of Llama 3's");
     if (has(text, "strftime_now")) refuse(name, "one that writes the date of the day it is used (Llama 3.2)");
-    if (has(text, "Cutting Knowledge Date")) date_ = found(text, R"re(date_string = ["']([^"']*)["'])re");
+    if (has(text, "Cutting Knowledge Date")) date_ = between(text, "date_string = \"", "\"", "\"");
   } else if (has(text, "<<SYS>>")) {
     family_ = Family::Llama2;
     if (!has(text, "content.strip()")) refuse(name, "a relative of Llama 2's");
