@@ -98,31 +98,42 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
                 ThrowsMessage<ConfigError>(AllOf(HasSubstr(message))))
         << pointer;
   };
-  refuse("/normalizer", {{"type", "NFC"}},
-         "FILE: normalizer must be null or a BertNormalizer (others are not supported)\n  got:  \"NFC\"");
+  refuse("/normalizer", {{"type", "Nmt"}}, "FILE: normalizer.type is no normalizer that is supported\n  got:  \"Nmt\"");
+  refuse("/normalizer", {{"type", "Strip"}, {"strip_middle", true}}, "normalizer has a member that is not known");
+  refuse("/normalizer", {{"type", "ByteLevel"}}, "must have ByteLevel once");
   refuse("/truncation", {{"max_length", 5}, {"surprise", 1}}, "truncation has a member that is not known");
   refuse("/padding", 5, "padding must be an object");
   refuse("/version", "2.0", "version must be");
   refuse("/surprise", 1, "surprise");
-  refuse("/pre_tokenizer", nullptr, "pre_tokenizer must be an object");
-  refuse("/pre_tokenizer/type", "Metaspace", "pre_tokenizer.type must be \"ByteLevel\", or a Sequence");
-  refuse("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", json::array()}}, "Digits and ByteLevel");
+  refuse("/pre_tokenizer", nullptr, "decoder must not be ByteLevel here");
+  refuse("/pre_tokenizer", {{"type", "UnicodeScripts"}}, "pre_tokenizer.type is no pre-tokenizer that is supported");
   refuse("/pre_tokenizer",
          {{"type", "Sequence"}, {"pretokenizers", {golden_["pre_tokenizer"], golden_["pre_tokenizer"]}}},
-         "pre_tokenizer.pretokenizers[0].type must be \"Digits\"");
+         "must have ByteLevel once, as the last step");
   refuse("/pre_tokenizer",
-         {{"type", "Sequence"},
-          {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", false}}, golden_["pre_tokenizer"]}}},
-         "individual_digits must be true");
-  refuse("/pre_tokenizer/add_prefix_space", true, "add_prefix_space must be false");
-  refuse("/pre_tokenizer/use_regex", false, "use_regex must be true");
-  refuse("/decoder/type", "WordPiece", "decoder.type");
-  refuse("/post_processor", {{"type", "RobertaProcessing"}}, "post_processor.type");
+         {{"type", "Sequence"}, {"pretokenizers", {golden_["pre_tokenizer"], {{"type", "Whitespace"}}}}},
+         "must have ByteLevel once, as the last step");
+  const auto split = [&](const json& pattern) -> json {
+    return {{"type", "Sequence"},
+            {"pretokenizers",
+             {{{"type", "Split"}, {"pattern", pattern}, {"behavior", "Isolated"}, {"invert", false}},
+              golden_["pre_tokenizer"]}}};
+  };
+  refuse("/pre_tokenizer", split({{"Regex", "a("}}), "must be a regular expression");
+  refuse("/pre_tokenizer", split({{"Regex", "(?m).x"}}), "a group must be");
+  refuse("/pre_tokenizer", split({{"Regex", "[a&&b]"}}), "intersection");
+  refuse("/pre_tokenizer", split({{"Regex", "[a[b]]"}}), "a set within a set");
+  refuse("/pre_tokenizer", split({{"Regex", "\\h"}}), "\\h must not be used");
+  refuse("/pre_tokenizer", split({{"Text", "a"}}), "has a member that is not known");
+  refuse("/decoder", {{"type", "CTC"}}, "decoder.type is no decoder");
+  refuse("/decoder", {{"type", "Fuse"}}, "decoder must be ByteLevel");
+  refuse("/post_processor", {{"type", "SpaceProcessing"}}, "post_processor.type is no post-processor");
   refuse("/post_processor",
          {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<x>"}, {"type_id", 0}}}}}}},
          "post_processor.special_tokens must be an object");
   refuse("/post_processor", {{"type", "BertProcessing"}, {"cls", {"<x>", 9999}}, {"sep", {"<x>", 0}}}, "id 9999");
-  refuse("/model/type", "Unigram", "model.type must be \"BPE\" or \"WordPiece\"");
+  refuse("/model/type", "Unigram", "model.type must be BPE where the text is spelled in byte characters");
+  refuse("/model/type", "Words", "model.type must be BPE, WordPiece, Unigram or WordLevel");
   refuse("/model/dropout", 0.1, "model.dropout");
   refuse("/model/continuing_subword_prefix", "##", "continuing_subword_prefix");
   refuse("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
@@ -131,7 +142,7 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
   refuse("/model/vocab/!", 0, "same id");
   refuse("/model/vocab/!", -1, "id -1 for \"!\"");
   refuse("/model/vocab/!", 1.5, "id 1.5");
-  refuse("/model/vocab/!", 1200, "ids must be 0 … 1199");
+  refuse("/model/vocab/!", 3424, "ids must be 0 … 3423");
   refuse("/model/vocab/!", 18446744073709551615u, "id 18446744073709551615");
   refuse("/model/vocab/日", 1200, "byte characters");
   refuse("/model/vocab/", 1200, "id 1200 is empty");
@@ -156,6 +167,15 @@ TEST_F(TokenizerFiles, LeavesOutBytesThatAreNoTokensUnlessAnotherTokenStandsForT
   golden_["model"]["unk_token"] = "<|endoftext|>";
   EXPECT_THAT([&] { parse_tokenizer_json(golden_.dump(), "f"); },
               ThrowsMessage<ConfigError>(HasSubstr("no token for byte 33")));
+}
+
+TEST_F(TokenizerFiles, HasHolesWhereIdsAreLeftOut) {
+  golden_["model"]["vocab"]["!"] = 1250;
+  const Tokenizer tokenizer(parse_tokenizer_json(golden_.dump(), "f"));
+  EXPECT_EQ(tokenizer.vocab_size(), 1251);
+  EXPECT_EQ(tokenizer.encode("!"), std::vector{1250});
+  EXPECT_EQ(tokenizer.decode(std::vector{1, 1249, 1250}), "!") << "a hole says nothing";
+  EXPECT_EQ(tokenizer.token_to_id(""), std::nullopt);
 }
 
 TEST_F(TokenizerFiles, NamesTheByteOfASyntaxErrorAndADoubledKey) {

@@ -4,7 +4,6 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/bert_tables.h"
-#include "megatron/text/bert_text.h"
 #include "megatron/text/byte_level.h"
 #include "megatron/text/unicode_classes.h"
 
@@ -33,15 +32,15 @@ bool is_space(const DecodedChar& c) {
 }  // namespace
 
 AddedTokens::AddedTokens(const Vocabulary& vocabulary,
-                         const std::unordered_map<std::string_view, std::int32_t>& token_ids) {
+                         const std::unordered_map<std::string_view, std::int32_t>& token_ids,
+                         const std::function<std::string(std::string_view)>& normalize) {
   for (const SpecialToken& special : vocabulary.specials) {
     const auto found = token_ids.find(special.content);
     if (found == token_ids.end() || found->second != special.id)
       throw ConfigError(rule_got_fix(concat("tokenizer: special token ", printable(special.content),
                                             " must have the id that the vocabulary gives it"),
                                      concat("id ", special.id)));
-    std::string content = special.content;
-    if (special.normalized && vocabulary.normalization) content = bert_normalize(content, *vocabulary.normalization);
+    std::string content = special.normalized ? normalize(special.content) : special.content;
     if (!content.empty()) tables_[special.normalized ? 1 : 0].entries.push_back({std::move(content), special});
   }
   for (Table& table : tables_) index(table);

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,16 +20,21 @@ class AddedTokens {
   enum class Phase : std::uint8_t { Raw, Normalized };
 
   AddedTokens() = default;
-  /// Throws ConfigError for a special token that is no token of the vocabulary.
-  AddedTokens(const Vocabulary& vocabulary, const std::unordered_map<std::string_view, std::int32_t>& token_ids);
+  /// `normalize` is what is done to text before normalized tokens are looked for in it. Throws ConfigError for a
+  /// special token that is no token of the vocabulary.
+  AddedTokens(const Vocabulary& vocabulary, const std::unordered_map<std::string_view, std::int32_t>& token_ids,
+              const std::function<std::string(std::string_view)>& normalize);
 
-  /// Calls `text(std::string_view)` and `token(id)` for what `whole` is made of, in order.
+  bool any(Phase phase) const { return !tables_[static_cast<std::size_t>(phase)].entries.empty(); }
+
+  /// Calls `text(std::string_view)` and `token(id, std::string_view)` for what `whole` is made of, in order; the views
+  /// are parts of it.
   template <class OnText, class OnToken>
   void split(Phase phase, std::string_view whole, const OnText& text, const OnToken& token) const {
     std::size_t search = 0, done = 0;
     for (Match match; find(phase, whole, search, done, match); done = match.end) {
       if (done < match.begin) text(whole.substr(done, match.begin - done));
-      token(match.id);
+      token(match.id, whole.substr(match.begin, match.end - match.begin));
     }
     if (done < whole.size()) text(whole.substr(done));
   }

@@ -40,27 +40,27 @@ void BpeModel::index_merges() {
   merge_shift_ = top_bits_shift(merges_.size());
   merged_.reserve(merges.size());
   std::string joined;
-  for (std::size_t rank = 0; rank < merges.size(); ++rank) {
-    const auto [left, right] = merges[rank];
+  for (std::size_t i = 0; i < merges.size(); ++i) {
+    const auto [left, right] = merges[i];
     const auto size = static_cast<std::int32_t>(tokens.size());
     if (left < 0 || right < 0 || left >= size || right >= size)
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", rank, " must join two ids of the vocabulary"),
+      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must join two ids of the vocabulary"),
                                      concat("ids ", left, " and ", right, " of ", size)));
     joined.assign(tokens[static_cast<std::size_t>(left)]).append(tokens[static_cast<std::size_t>(right)]);
     const auto found = token_ids().find(joined);
     if (found == token_ids().end())
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", rank, " must make a token of the vocabulary"),
+      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
                                      concat("no token ", printable(joined))));
     std::size_t slot = merge_slot(left, right);
     while (merges_[slot].left >= 0) {
       if (merges_[slot].left == left && merges_[slot].right == right)
-        throw ConfigError(
-            rule_got_fix("tokenizer: no pair may be merged twice",
-                         concat("merges ", merges_[slot].rank, " and ", rank, " both make ", printable(joined))));
+        throw ConfigError(rule_got_fix("tokenizer: no pair may be merged twice",
+                                       concat("merge ", i, " makes ", printable(joined), " again")));
       slot = (slot + 1) & (merges_.size() - 1);
     }
-    merges_[slot] = {left, right, static_cast<std::uint32_t>(rank), found->second};
-    merged_.push_back(found->second);
+    if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != found->second)
+      merged_.push_back(found->second);
+    merges_[slot] = {left, right, static_cast<std::uint32_t>(merged_.size() - 1), found->second};
   }
   byte_pair_ranks_.resize(65536);
   for (std::size_t first = 0; first < 256; ++first)
@@ -80,7 +80,7 @@ void BpeModel::index_whole_pieces() {
   MergeScratch scratch;
   std::vector<std::int32_t> merged;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
-    if (tokens[id].empty()) continue;
+    if (tokens[id].empty()) continue;  // a hole
     merged.clear();
     if (!vocabulary().ignore_merges) {
       merge_piece(tokens[id], scratch, merged);

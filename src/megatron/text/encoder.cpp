@@ -1,5 +1,4 @@
 // The hot loop of encoding: pieces of text through a cache.
-#include "megatron/text/bert_text.h"
 #include "megatron/text/bpe_model.h"
 #include "megatron/text/piece_cache.h"
 #include "megatron/text/pretokenize.h"
@@ -21,6 +20,15 @@ class BpeEncoder : public TextEncoder {
         out);
   }
 
+  void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
+    const std::size_t before = ids.size();
+    model_.encode_piece(piece, scratch_, ids);
+    if (ends == nullptr) return;
+    std::size_t end = 0;  // lengths, not places, as Hugging Face counts them: a byte that is no token has none
+    for (std::size_t i = before; i < ids.size(); ++i)
+      ends->push_back(end += model_.vocabulary().tokens[static_cast<std::size_t>(ids[i])].size());
+  }
+
  private:
   const BpeModel& model_;
   PieceCache cache_;
@@ -31,40 +39,6 @@ class BpeEncoder : public TextEncoder {
 
 std::unique_ptr<TextEncoder> BpeModel::encoder(int cache_bits) const {
   return std::make_unique<BpeEncoder>(*this, cache_bits);
-}
-
-struct Encoder::State {
-  std::shared_ptr<const TokenizerModel> model;
-  std::unique_ptr<TextEncoder> text;
-  std::string normalized;
-};
-
-Encoder::Encoder(std::shared_ptr<const TokenizerModel> model, int cache_bits)
-    : state_(std::make_unique<State>(model, model->encoder(cache_bits), std::string())) {}
-Encoder::Encoder(Encoder&&) noexcept = default;
-Encoder& Encoder::operator=(Encoder&&) noexcept = default;
-Encoder::~Encoder() = default;
-
-void Encoder::encode_append(std::string_view text, std::vector<std::int32_t>& out, Specials specials) {
-  using Phase = AddedTokens::Phase;
-  const TokenizerModel& model = *state_->model;
-  const auto encode = [&](std::string_view part) { state_->text->encode(part, out); };
-  const auto push = [&](std::int32_t id) { out.push_back(id); };
-  const auto normalized = [&](std::string_view part) {
-    if (!model.vocabulary().normalization) return part;
-    state_->normalized = bert_normalize(part, *model.vocabulary().normalization);
-    return std::string_view(state_->normalized);
-  };
-  if (specials == Specials::AsText) return encode(normalized(text));
-  model.added().split(
-      Phase::Raw, text,
-      [&](std::string_view part) { model.added().split(Phase::Normalized, normalized(part), encode, push); }, push);
-}
-
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Specials specials) const {
-  std::vector<std::int32_t> ids;
-  Encoder(model_, 8).encode_append(text, ids, specials);
-  return ids;
 }
 
 }  // namespace megatron::text

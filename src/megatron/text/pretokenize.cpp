@@ -10,9 +10,6 @@
 namespace megatron::text {
 namespace {
 
-/// Numbers of Unicode 17: Hugging Face tokenizers, whose expression is of Unicode 16, cuts around these digits too.
-constexpr CodePointRange kNewNumbers[] = {{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}};
-
 struct AsciiMasks {
   std::uint64_t letter, number, space, blank, apostrophe, high;  // high: not ASCII
 };
@@ -109,7 +106,7 @@ void PieceScanner::classify_wide(std::uint64_t high, std::size_t offset, Masks& 
     high &= ~here;
     spill_high_ = spill;
     const CharClass kind = classes.of(c.code_point);
-    if (split_digits_ && (kind == CharClass::Number || in_ranges(kNewNumbers, c.code_point))) {
+    if (split_digits_ && is_number_character(c.code_point)) {
       masks.digit |= here, spill_digit_ = spill;
       masks.first_digit |= std::uint64_t{1} << i;
     }

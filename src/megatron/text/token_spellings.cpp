@@ -40,6 +40,8 @@ std::string shortened(const json& value) {
 }
 
 void SpellingReader::set_token(std::int32_t id, std::string bytes) {
+  if (vocabulary_.tokens.size() <= static_cast<std::size_t>(id))
+    vocabulary_.tokens.resize(static_cast<std::size_t>(id) + 1);
   std::string& token = vocabulary_.tokens[static_cast<std::size_t>(id)];
   if (!token.empty())
     throw ConfigError(rule_got_fix(name_ + ": no two tokens may have the same id",
@@ -58,14 +60,13 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
       throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", printable(special.content)));
   const auto is_special = outside;
   for (const auto& [spelling, id] : vocab.items()) outside.erase(spelling);
-  const std::size_t count = vocab.size() + outside.size();
-  vocabulary_.tokens.resize(count);
-  ids_.reserve(count);
+  const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
+  ids_.reserve(vocab.size());
 
   std::string bytes;
   for (const auto& [spelling, value] : vocab.items()) {
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= count)
-      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", count - 1, ", one for each token"),
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= limit)
+      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
                                      concat("id ", shortened(value), " for ", printable(spelling))));
     const auto id = static_cast<std::int32_t>(value.get<std::uint64_t>());
     const auto special = is_special.find(spelling);
@@ -84,8 +85,8 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
     ids_.emplace(spelling, id);
   }
   for (const auto& [content, special] : outside) {
-    if (special->id < 0 || static_cast<std::size_t>(special->id) >= count)
-      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", count - 1, ", one for each token"),
+    if (special->id < 0 || static_cast<std::size_t>(special->id) >= limit)
+      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
                                      concat("id ", special->id, " for ", printable(content))));
     set_token(special->id, special->content);
   }
@@ -97,14 +98,16 @@ std::int32_t SpellingReader::id_of(std::string_view spelling) const {
   return found == ids_.end() ? -1 : found->second;
 }
 
-void SpellingReader::add_merge(std::string_view left, std::string_view right, const std::string& where) {
+void SpellingReader::add_merge(std::string_view left, std::string_view right, const std::string& where,
+                               std::string_view prefix) {
   const std::pair<std::int32_t, std::int32_t> merge{id_of(left), id_of(right)};
   if (merge.first < 0 || merge.second < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must join two tokens of the vocabulary"),
                                    concat(where, ": unknown token ", printable(merge.first < 0 ? left : right))));
-  if (id_of(std::string(left).append(right)) < 0)
+  const std::string joined = std::string(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
+  if (id_of(joined) < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must make a token of the vocabulary"),
-                                   concat(where, ": no token ", printable(std::string(left).append(right)))));
+                                   concat(where, ": no token ", printable(joined))));
   vocabulary_.merges.push_back(merge);
 }
 

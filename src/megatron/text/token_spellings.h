@@ -26,11 +26,12 @@ class SpellingReader {
       : name_(std::move(name)), spelling_(spelling) {}
 
   /// An object of spellings and ids, and the special tokens, whose spelling is their content itself. Special tokens may
-  /// be listed in `vocab` too.
+  /// be listed in `vocab` too. Ids may have holes, as those of published files that lost tokens have, but must be below
+  /// twice the number of tokens and 1024 more: what an id takes is memory.
   void read_tokens(const nlohmann::json& vocab, std::vector<SpecialToken> specials);
 
-  /// The next merge. `where` says for messages where the file has it.
-  void add_merge(std::string_view left, std::string_view right, const std::string& where);
+  /// The next merge, of which the right half loses `prefix`. `where` says for messages where the file has it.
+  void add_merge(std::string_view left, std::string_view right, const std::string& where, std::string_view prefix = {});
 
   Vocabulary take() { return std::move(vocabulary_); }
 

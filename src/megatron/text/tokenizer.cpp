@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/text/decode.h"
 #include "megatron/text/tokenizer_files.h"
 #include "megatron/text/tokenizer_model.h"
 
@@ -28,11 +29,13 @@ Framed framed(const std::vector<Template::Item>& items, std::span<const std::int
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const std::filesystem::path& path) { return Tokenizer(read_vocabulary(path)); }
+Tokenizer Tokenizer::load(const std::filesystem::path& path, std::string_view type) {
+  return Tokenizer(read_vocabulary(path, type));
+}
 
 Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(make_model(std::move(vocabulary))) {}
 
-void Tokenizer::save(const std::filesystem::path& folder) const { write_tokenizer_json(model_->vocabulary(), folder); }
+void Tokenizer::save(const std::filesystem::path& folder) const { write_vocabulary(model_->vocabulary(), folder); }
 
 Encoder Tokenizer::encoder() const { return Encoder(model_); }
 
@@ -63,19 +66,27 @@ std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view bytes) const
 }
 
 std::int32_t Tokenizer::eod_id() const {
-  const auto id = token_to_id("<|endoftext|>");
-  if (!id)
-    throw ConfigError(rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>",
-                                   concat("a vocabulary of ", vocab_size(), " tokens without it")));
-  return *id;
+  if (const auto id = token_to_id("<|endoftext|>")) return *id;
+  if (const auto id = model_->vocabulary().end_of_text) return *id;
+  for (const char* name : {"<|end_of_text|>", "</s>"})
+    if (const auto id = token_to_id(name)) return *id;
+  throw ConfigError(rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>, <|end_of_text|> or </s>",
+                                 concat("a vocabulary of ", vocab_size(), " tokens without them")));
 }
 
 const std::string& Tokenizer::fingerprint() const { return model_->fingerprint(); }
 
 const Vocabulary& Tokenizer::vocabulary() const { return model_->vocabulary(); }
 
+StreamDecoder::StreamDecoder(Tokenizer tokenizer)
+    : tokenizer_(std::move(tokenizer)), decoding_(std::make_unique<Decoding>(tokenizer_.vocabulary())) {}
+StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
+StreamDecoder& StreamDecoder::operator=(StreamDecoder&&) noexcept = default;
+StreamDecoder::~StreamDecoder() = default;
+
 std::string StreamDecoder::push(std::int32_t id) {
-  pending_ += tokenizer_.id_to_bytes(id);
+  tokenizer_.id_to_bytes(id);  // checks it
+  decoding_->push(id, pending_);
   // Keep back a lead byte among the last three whose character is not complete yet, if what is there could begin one.
   std::size_t keep_from = pending_.size();
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, pending_.size()); ++back) {
@@ -93,6 +104,10 @@ std::string StreamDecoder::push(std::int32_t id) {
   return ready;
 }
 
-std::string StreamDecoder::finish() { return std::exchange(pending_, {}); }
+std::string StreamDecoder::finish() {
+  decoding_->finish(pending_);
+  decoding_ = std::make_unique<Decoding>(tokenizer_.vocabulary());
+  return std::exchange(pending_, {});
+}
 
 }  // namespace megatron::text

@@ -9,10 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/text/aligned_text.h"
+
 namespace megatron::text {
 
 struct Vocabulary;     // vocabulary.h: a tokenizer as data
 class TokenizerModel;  // tokenizer_model.h: the tables that encoding reads
+class Decoding;        // decode.h: the way back
 class Encoder;
 
 /// What to do with special tokens ("<|endoftext|>") that are written out in the text to encode.
@@ -26,24 +29,34 @@ struct Framed {
   std::vector<std::int32_t> ids, types;
 };
 
-/// Text to ids and back: byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019,
-/// section 2.2), which loses nothing, or BERT's WordPiece. Immutable; copies share the tables; every member may be
-/// called from many threads at once.
+/// The ids of a text and where in it each comes from, as Hugging Face tokenizers says it: [begin, end) in bytes and in
+/// characters (a byte that is no UTF-8 counts as one).
+struct Encoding {
+  std::vector<std::int32_t> ids;
+  std::vector<ByteSpan> bytes, characters;
+};
+
+/// Text to ids and back: byte-pair encoding over bytes (Radford et al. 2019, section 2.2), which loses nothing, or over
+/// characters, WordPiece, Unigram, SentencePiece's models, whole words; with the steps around them that the file names.
+/// Immutable; copies share the tables; every member may be called from many threads at once.
 ///
-/// Bytes that are not valid UTF-8 are allowed: to BPE each counts as a character that is neither letter, number nor
-/// space.
+/// Bytes that are not valid UTF-8 are allowed. To a byte-level model each counts as a character that is neither letter,
+/// number nor space, and decoding gives it back; the others read U+FFFD in its place (Encoder::replaced() counts them).
 class Tokenizer {
  public:
-  /// Reads a tokenizer from a folder or from one of its files: tokenizer.json (Hugging Face), encoder.json with
-  /// vocab.bpe (GPT-2), vocab.json with merges.txt, or vocab.txt (BERT), the first of them that is there.
-  /// Throws ConfigError, naming the file and what is wrong with it, for anything it cannot reproduce exactly.
-  static Tokenizer load(const std::filesystem::path& path);
+  /// Reads a tokenizer from a folder or from one of its files, whose kind it finds out (tokenizer_files.h):
+  /// tokenizer.json (Hugging Face), tokenizer.model or another SentencePiece `.model`, a rank file of tiktoken,
+  /// encoder.json with vocab.bpe (GPT-2), vocab.json with merges.txt, vocab.txt (BERT). `type`: nothing, or one of
+  /// Megatron's names (tokenizer_types.h), which the file must be. Throws ConfigError, naming the file and what is
+  /// wrong with it, for anything it cannot reproduce exactly.
+  static Tokenizer load(const std::filesystem::path& path, std::string_view type = {});
 
   /// Throws ConfigError where `vocabulary` breaks the rules listed in vocabulary.h.
   explicit Tokenizer(Vocabulary vocabulary);
 
   /// Writes `folder`/tokenizer.json (folder made if missing), which Hugging Face tokenizers loads and encodes equally
-  /// with. The file appears whole or not at all. Throws std::runtime_error where it cannot be written.
+  /// with; where that format cannot hold the tokenizer, the file it was read from. It appears whole or not at all.
+  /// Throws std::runtime_error where it cannot be written.
   void save(const std::filesystem::path& folder) const;
 
   /// One thread's encoder for long texts or many; see Encoder.
@@ -62,7 +75,7 @@ class Tokenizer {
   Framed frame(std::span<const std::int32_t> first) const;
   Framed frame(std::span<const std::int32_t> first, std::span<const std::int32_t> second) const;
 
-  /// The bytes of `ids`, special tokens included. Throws ConfigError at an id outside [0, vocab_size()).
+  /// The text of `ids`, special tokens included. Throws ConfigError at an id outside [0, vocab_size()).
   std::string decode(std::span<const std::int32_t> ids) const;
 
   /// Number of tokens, special ones included; ids are 0 … vocab_size() - 1.
@@ -74,7 +87,8 @@ class Tokenizer {
   /// Id of the token, special or not, that is exactly these bytes.
   std::optional<std::int32_t> token_to_id(std::string_view bytes) const;
 
-  /// Id of "<|endoftext|>", which ends documents and generation. Throws ConfigError where the vocabulary has none.
+  /// Id of the token that ends documents and generation: "<|endoftext|>", else the one that the files name as end, else
+  /// "<|end_of_text|>" or "</s>". Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
 
   /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
@@ -99,6 +113,12 @@ class Encoder {
   /// Appends the ids of `text` to `out`; `out` keeps its capacity, so a reused vector costs no allocation.
   void encode_append(std::string_view text, std::vector<std::int32_t>& out, Specials specials = Specials::AsText);
 
+  /// The same ids, and where they come from. Slower: made for texts of a question and its answer, not for corpora.
+  Encoding encode_with_offsets(std::string_view text, Specials specials = Specials::AsText);
+
+  /// How many bytes that were no UTF-8 have been replaced by U+FFFD so far, in all texts.
+  std::size_t replaced() const;
+
  private:
   struct State;
   std::unique_ptr<State> state_;
@@ -111,16 +131,21 @@ class Encoder {
 ///   std::fputs(stream.finish().c_str(), stdout);
 class StreamDecoder {
  public:
-  explicit StreamDecoder(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+  explicit StreamDecoder(Tokenizer tokenizer);
+  StreamDecoder(StreamDecoder&&) noexcept;
+  StreamDecoder& operator=(StreamDecoder&&) noexcept;
+  ~StreamDecoder();
 
-  /// The bytes that are complete now; possibly none. Bytes that cannot begin a character are passed on as they are.
+  /// The bytes that are certain and complete now; possibly none. All that push() and finish() give is what decode()
+  /// gives of all ids. Bytes that cannot begin a character are passed on as they are.
   std::string push(std::int32_t id);
 
-  /// The bytes of a character that the stream never completed.
+  /// What was kept back. The next push() begins another text.
   std::string finish();
 
  private:
   Tokenizer tokenizer_;
+  std::unique_ptr<Decoding> decoding_;
   std::string pending_;
 };
 

@@ -1,11 +1,17 @@
 #include "megatron/text/tokenizer_files.h"
 
+#include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/text/json_component.h"
+#include "megatron/text/sentencepiece_file.h"
+#include "megatron/text/tiktoken_file.h"
 #include "megatron/text/token_spellings.h"
+#include "megatron/text/tokenizer_types.h"
+#include "megatron/text/word_level.h"
 
 namespace megatron::text {
 namespace {
@@ -61,29 +67,82 @@ Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string
   return reader.take();
 }
 
-Vocabulary read_vocabulary(const fs::path& path) {
-  const bool is_folder = fs::is_directory(path);
-  const fs::path folder = is_folder ? path : path.parent_path();
-  const std::string file = is_folder ? "" : path.filename().string();
-  if (!is_folder && !fs::exists(path))
-    throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
-  const auto names = [&](const char* vocab, const char* merges) {
-    return is_folder ? fs::exists(folder / vocab) && fs::exists(folder / merges) : file == vocab || file == merges;
-  };
-  if (is_folder && fs::exists(folder / "tokenizer.json")) return read_vocabulary(folder / "tokenizer.json");
-  if (names("encoder.json", "vocab.bpe")) return read_pair(folder / "encoder.json", folder / "vocab.bpe");
-  if (names("vocab.json", "merges.txt")) return read_pair(folder / "vocab.json", folder / "merges.txt");
-  if (is_folder ? fs::exists(folder / "vocab.txt") : path.extension() == ".txt") {
-    const fs::path vocab = is_folder ? folder / "vocab.txt" : path;
-    return parse_vocab_txt(read_file(vocab, kMaxFileBytes), vocab.string(), normalization_beside(folder));
+namespace {
+
+/// The only file of a folder that ends in `extension`; empty where there are none or several.
+fs::path only_file(const fs::path& folder, const char* extension) {
+  fs::path found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != extension) continue;
+    if (!found.empty()) return {};
+    found = entry.path();
   }
-  if (!is_folder && path.extension() == ".json")
-    return parse_tokenizer_json(read_file(path, kMaxFileBytes), path.string());
-  throw ConfigError(
-      rule_got_fix("tokenizer: must be tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, or "
-                   "vocab.txt, or their "
-                   "folder",
-                   path.string()));
+  return found;
+}
+
+/// The file of a folder that holds its tokenizer.
+fs::path find_file(const fs::path& folder) {
+  const auto has = [&](const char* name) { return fs::exists(folder / name); };
+  if (has("tokenizer.json")) return folder / "tokenizer.json";
+  if (has("encoder.json") && has("vocab.bpe")) return folder / "encoder.json";
+  if (has("vocab.json") && has("merges.txt")) return folder / "vocab.json";
+  for (const char* name : {"vocab.txt", "tokenizer.model", "spiece.model"})
+    if (has(name)) return folder / name;
+  for (const char* extension : {".tiktoken", ".model"})
+    if (const fs::path file = only_file(folder, extension); !file.empty()) return file;
+  throw ConfigError(rule_got_fix(
+      "tokenizer: a folder must hold tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, "
+      "vocab.txt, tokenizer.model, spiece.model, or one *.tiktoken or *.model",
+      folder.string()));
+}
+
+Vocabulary read_one_file(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  const std::string file = path.filename().string();
+  if (file == "encoder.json" || file == "vocab.bpe") return read_pair(folder / "encoder.json", folder / "vocab.bpe");
+  if (file == "vocab.json" || file == "merges.txt") return read_pair(folder / "vocab.json", folder / "merges.txt");
+  const std::string bytes = read_file(path, kMaxFileBytes);
+  if (path.extension() == ".txt") return parse_vocab_txt(bytes, path.string(), normalization_beside(folder));
+  if (path.extension() == ".json") return parse_tokenizer_json(bytes, path.string());
+  if (looks_like_tiktoken(bytes)) return parse_tiktoken(bytes, path.string(), file);
+  return parse_sentencepiece_model(bytes, path.string(), file);
+}
+
+/// The id of the end token that tokenizer_config.json beside the file names, if it names one.
+std::optional<std::int32_t> end_token_beside(const fs::path& folder, const Vocabulary& vocabulary) {
+  const fs::path path = folder / "tokenizer_config.json";
+  if (!fs::exists(path)) return std::nullopt;
+  const nlohmann::json config = parse_json(read_file(path, kMaxFileBytes), path.string());
+  if (!config.is_object() || !config.contains("eos_token")) return std::nullopt;
+  const nlohmann::json& token = config["eos_token"];
+  const nlohmann::json& content = token.is_object() && token.contains("content") ? token["content"] : token;
+  if (!content.is_string()) return std::nullopt;
+  const auto found =
+      std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), content.get_ref<const std::string&>());
+  if (found == vocabulary.tokens.end()) return std::nullopt;
+  return static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+}
+
+Vocabulary read_null(const std::string& number) {
+  std::int32_t size = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), size);
+  if (error != std::errc() || end != number.data() + number.size())
+    throw ConfigError(
+        rule_got_fix("tokenizer: for a NullTokenizer the path must be how many numbers there are", number));
+  return null_vocabulary(size);
+}
+
+}  // namespace
+
+Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
+  if (type == "NullTokenizer") return read_null(path.string());
+  if (!fs::exists(path))
+    throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
+  const fs::path file = fs::is_directory(path) ? find_file(path) : path;
+  Vocabulary vocabulary = read_one_file(file);
+  vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
+  apply_type(type, file.string(), vocabulary);
+  return vocabulary;
 }
 
 }  // namespace megatron::text

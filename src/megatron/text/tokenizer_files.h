@@ -12,15 +12,17 @@ namespace megatron::text {
 // whatever could make the tokens differ from the file's intent is a ConfigError that names it. `name` is what messages
 // call the file.
 
-/// Reads a folder or file as Tokenizer::load() describes.
-Vocabulary read_vocabulary(const std::filesystem::path& path);
+/// Reads a folder or file as Tokenizer::load() describes. Of a folder the first of these that is there: tokenizer.json,
+/// encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the only
+/// *.tiktoken, the only *.model. A file is what its beginning says: JSON, ranks, or a SentencePiece model. Beside it,
+/// tokenizer_config.json names the end token, and how vocab.txt is normalized. For the type NullTokenizer `path` is a
+/// number.
+Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view type = {});
 
-/// Hugging Face's tokenizer.json with either model:
-///   BPE        pre-tokenizer ByteLevel (the GPT-2 expression, no prefix space), or Digits and it; decoder ByteLevel;
-///   WordPiece  pre-tokenizer BertPreTokenizer; decoder WordPiece;
-/// added tokens of every kind, normalizer none or BertNormalizer, post-processor none, ByteLevel, TemplateProcessing or
-/// BertProcessing. Truncation and padding are for the caller of a batch, not for a text: they are not applied. Ids must
-/// be 0 … n - 1 without gaps.
+/// Hugging Face's tokenizer.json: models BPE (over bytes and over characters), WordPiece, Unigram, WordLevel; the steps
+/// of pipeline.h; added tokens of every kind; post-processors ByteLevel, TemplateProcessing, BertProcessing,
+/// RobertaProcessing. A part that is not known is refused by name. Truncation and padding are for the caller of a
+/// batch, not for a text: they are not applied. Ids may have holes.
 Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line
@@ -37,10 +39,10 @@ Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const
 Vocabulary bert_vocabulary(std::vector<std::string> tokens, const std::vector<std::string>& specials,
                            const BertNormalization& normalization);
 
-/// tokenizer.json of a vocabulary; parse_tokenizer_json gives the vocabulary back.
+/// tokenizer.json of a vocabulary, which must not have a `source`; parse_tokenizer_json gives the vocabulary back.
 std::string to_tokenizer_json(const Vocabulary& vocabulary);
 
-/// Writes to_tokenizer_json() to `folder`/tokenizer.json; see Tokenizer::save().
-void write_tokenizer_json(const Vocabulary& vocabulary, const std::filesystem::path& folder);
+/// Writes to_tokenizer_json(), or the file that the vocabulary came from, into `folder`; see Tokenizer::save().
+void write_vocabulary(const Vocabulary& vocabulary, const std::filesystem::path& folder);
 
 }  // namespace megatron::text

@@ -1,8 +1,10 @@
-#include <functional>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
 #include "megatron/text/json_component.h"
+#include "megatron/text/pipeline_forms.h"
+#include "megatron/text/pipeline_json.h"
 #include "megatron/text/token_spellings.h"
 #include "megatron/text/tokenizer_files.h"
 
@@ -11,64 +13,6 @@ namespace megatron::text {
 namespace {
 
 using nlohmann::json;
-
-/// A component of type ByteLevel. Only a pre-tokenizer's members change tokens; trim_offsets never does.
-void read_byte_level(const Component& component, bool is_pre_tokenizer) {
-  component.know({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-  component.boolean("trim_offsets", true);
-  if (component.boolean("add_prefix_space", true) && is_pre_tokenizer)
-    component.refuse(".add_prefix_space must be false (true is not supported)", "true");
-  if (!component.boolean("use_regex", true) && is_pre_tokenizer)
-    component.refuse(".use_regex must be true (false is not supported)", "false");
-}
-
-/// ByteLevel, or Digits before it, for BPE; BertPreTokenizer for WordPiece.
-void read_pre_tokenizer(const Component& component, Vocabulary& vocabulary) {
-  if (vocabulary.word_piece) {
-    if (component.type() != "BertPreTokenizer")
-      component.refuse(".type must be \"BertPreTokenizer\" for WordPiece", component.type());
-    return component.know({"type"});
-  }
-  if (component.type() == "ByteLevel") return read_byte_level(component, true);
-  if (component.type() != "Sequence")
-    component.refuse(".type must be \"ByteLevel\", or a Sequence of Digits and it, for BPE",
-                     shortened(component.get("type")));
-  component.know({"type", "pretokenizers"});
-  if (component.array_size("pretokenizers") != 2)
-    component.refuse(".pretokenizers must be Digits and ByteLevel",
-                     concat(component.array_size("pretokenizers"), " of them"));
-  const Component digits = component.at("pretokenizers", 0), bytes = component.at("pretokenizers", 1);
-  if (digits.type() != "Digits") digits.refuse(".type must be \"Digits\"", digits.type());
-  digits.know({"type", "individual_digits"});
-  if (!digits.boolean("individual_digits", false))
-    digits.refuse(".individual_digits must be true (false is not supported)", "false");
-  if (bytes.type() != "ByteLevel") bytes.refuse(".type must be \"ByteLevel\"", bytes.type());
-  read_byte_level(bytes, true);
-  vocabulary.split_digits = true;
-}
-
-BertNormalization read_normalizer(const Component& component) {
-  if (component.type() != "BertNormalizer")
-    component.refuse("must be null or a BertNormalizer (others are not supported)", shortened(component.get("type")));
-  component.know({"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
-  BertNormalization bert;
-  bert.clean_text = component.boolean("clean_text", true);
-  bert.space_chinese = component.boolean("handle_chinese_chars", true);
-  bert.lower_case = component.boolean("lowercase", true);
-  bert.strip_accents = component.boolean("strip_accents", bert.lower_case);
-  return bert;
-}
-
-void read_decoder(const Component& component, Vocabulary& vocabulary) {
-  const char* expected = vocabulary.word_piece ? "WordPiece" : "ByteLevel";
-  if (component.type() != expected)
-    component.refuse(concat(".type must be \"", expected, "\" here"), shortened(component.get("type")));
-  if (!vocabulary.word_piece) return read_byte_level(component, false);
-  component.know({"type", "prefix", "cleanup"});
-  if (component.text("prefix") != vocabulary.word_piece->prefix)
-    component.refuse(".prefix must be the model's", component.text("prefix"));
-  vocabulary.word_piece->cleanup = component.boolean("cleanup", true);
-}
 
 /// One side of a template. `special_tokens` of the file says which ids a name stands for.
 std::vector<Template::Item> read_template(const Component& component, const char* key) {
@@ -121,17 +65,51 @@ std::int32_t token_of_pair(const Component& component, const char* key) {
   return static_cast<std::int32_t>(pair[1].get<std::uint64_t>());
 }
 
-void read_post_processor(const Component& component, Template& frame) {
+/// <s> A </s>, and a pair as <s> A </s> </s> B </s>; one type for all.
+Template roberta_template(std::int32_t cls, std::int32_t sep) {
+  using Kind = Template::Kind;
+  Template frame;
+  frame.single = {{Kind::Token, cls, 0}, {Kind::First, 0, 0}, {Kind::Token, sep, 0}};
+  frame.pair = frame.single;
+  frame.pair.insert(frame.pair.end(), {{Kind::Token, sep, 0}, {Kind::Second, 0, 0}, {Kind::Token, sep, 0}});
+  return frame;
+}
+
+void set_frame(const Component& component, Template frame, Vocabulary& vocabulary) {
+  if (!vocabulary.frame.single.empty() || !vocabulary.frame.pair.empty())
+    component.refuse("must not set tokens around a text twice", shortened(component.get("type")));
+  vocabulary.frame = std::move(frame);
+}
+
+/// Without trim_offsets the offsets stay as they are.
+void read_trim_offsets(const Component& component, Vocabulary& vocabulary) {
+  const bool add_prefix_space = component.boolean("add_prefix_space", true);
+  if (component.boolean("trim_offsets", true)) vocabulary.trim_offsets = TrimOffsets{add_prefix_space};
+}
+
+void read_post_processor(const Component& component, Vocabulary& vocabulary, int depth = 0) {
   const std::string type = component.type();
-  if (type == "ByteLevel") return read_byte_level(component, false);
-  if (type == "TemplateProcessing") {
+  if (type == "ByteLevel") {
+    component.know({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    read_trim_offsets(component, vocabulary);
+  } else if (type == "TemplateProcessing") {
     component.know({"type", "single", "pair", "special_tokens"});
-    frame = {.single = read_template(component, "single"), .pair = read_template(component, "pair")};
+    set_frame(component, {.single = read_template(component, "single"), .pair = read_template(component, "pair")},
+              vocabulary);
   } else if (type == "BertProcessing") {
     component.know({"type", "sep", "cls"});
-    frame = bert_template(token_of_pair(component, "cls"), token_of_pair(component, "sep"));
+    set_frame(component, bert_template(token_of_pair(component, "cls"), token_of_pair(component, "sep")), vocabulary);
+  } else if (type == "RobertaProcessing") {
+    component.know({"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
+    read_trim_offsets(component, vocabulary);
+    set_frame(component, roberta_template(token_of_pair(component, "cls"), token_of_pair(component, "sep")),
+              vocabulary);
+  } else if (type == "Sequence" && depth < 8) {
+    component.know({"type", "processors"});
+    for (std::size_t i = 0; i < component.array_size("processors"); ++i)
+      read_post_processor(component.at("processors", i), vocabulary, depth + 1);
   } else {
-    component.refuse(".type must be ByteLevel, TemplateProcessing or BertProcessing (others are not supported)", type);
+    component.refuse(".type is no post-processor that is supported", printable(type));
   }
 }
 
@@ -149,14 +127,14 @@ SpecialToken read_added_token(const Component& token) {
   return special;
 }
 
-void read_merges(const json& merges, SpellingReader& reader, const std::string& name) {
+void read_merges(const json& merges, SpellingReader& reader, const std::string& name, std::string_view prefix) {
   if (!merges.is_array()) throw ConfigError(rule_got_fix(name + ": model.merges must be an array", shortened(merges)));
   std::size_t index = 0;
   for (const json& merge : merges) {
     const std::string where = concat("merge ", index++);
     const auto& ref = merge;
     if (ref.is_array() && ref.size() == 2 && ref[0].is_string() && ref[1].is_string()) {
-      reader.add_merge(ref[0].get_ref<const std::string&>(), ref[1].get_ref<const std::string&>(), where);
+      reader.add_merge(ref[0].get_ref<const std::string&>(), ref[1].get_ref<const std::string&>(), where, prefix);
       continue;
     }
     const std::string_view pair = ref.is_string() ? std::string_view(ref.get_ref<const std::string&>()) : "";
@@ -164,27 +142,49 @@ void read_merges(const json& merges, SpellingReader& reader, const std::string& 
     if (space == std::string_view::npos || pair.find(' ', space + 1) != std::string_view::npos)
       throw ConfigError(rule_got_fix(name + ": a merge must be \"left right\" or [\"left\", \"right\"]",
                                      concat(where, ": ", shortened(ref))));
-    reader.add_merge(pair.substr(0, space), pair.substr(space + 1), where);
+    reader.add_merge(pair.substr(0, space), pair.substr(space + 1), where, prefix);
   }
 }
 
+/// Byte-pair encoding over bytes.
 Vocabulary read_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
-  model.know({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-              "byte_fallback", "ignore_merges", "vocab", "merges"});
-  model.must_be_neutral("dropout", 0.0);
   model.must_be_neutral("continuing_subword_prefix", "");
   model.must_be_neutral("end_of_word_suffix", "");
   model.must_be_neutral("byte_fallback", false);
-  model.boolean("fuse_unk", false);  // as unk_token: never used where every byte is a token
-  if (model.has("unk_token")) model.text("unk_token");
   SpellingReader reader(name, SpellingReader::Spelling::ByteLevel);
   reader.read_tokens(model.get("vocab"), std::move(specials));
-  read_merges(model.get("merges"), reader, name);
-  if (model.has("unk_token"))
+  read_merges(model.get("merges"), reader, name, "");
+  if (model.has("unk_token"))  // never used where every byte is a token
     for (int byte = 0; byte < 256; ++byte)
       if (reader.id_of(to_byte_level(std::string(1, static_cast<char>(byte)))) < 0)
         model.refuse(".vocab must have every byte where .unk_token is set", concat("no token for byte ", byte));
+  return reader.take();
+}
+
+Vocabulary read_character_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+  CharacterBpe options;
+  if (model.has("unk_token")) options.unknown = model.text("unk_token");
+  options.fuse_unknown = model.boolean("fuse_unk", false);
+  options.byte_fallback = model.boolean("byte_fallback", false);
+  if (model.has("continuing_subword_prefix")) options.prefix = model.text("continuing_subword_prefix");
+  if (model.has("end_of_word_suffix")) options.suffix = model.text("end_of_word_suffix");
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(model.get("vocab"), std::move(specials));
+  read_merges(model.get("merges"), reader, name, options.prefix);
   Vocabulary vocabulary = reader.take();
+  vocabulary.characters = std::move(options);
+  return vocabulary;
+}
+
+Vocabulary read_any_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name,
+                        bool bytes) {
+  model.know({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+              "byte_fallback", "ignore_merges", "vocab", "merges"});
+  model.must_be_neutral("dropout", 0.0);
+  if (model.has("unk_token")) model.text("unk_token");
+  model.boolean("fuse_unk", false);
+  Vocabulary vocabulary =
+      bytes ? read_bpe(model, std::move(specials), name) : read_character_bpe(model, std::move(specials), name);
   vocabulary.ignore_merges = model.boolean("ignore_merges", false);
   return vocabulary;
 }
@@ -200,6 +200,77 @@ Vocabulary read_word_piece(const Component& model, std::vector<SpecialToken> spe
   Vocabulary vocabulary = reader.take();
   vocabulary.word_piece = std::move(piece);
   return vocabulary;
+}
+
+Vocabulary read_word_level(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+  model.know({"type", "vocab", "unk_token"});
+  WordLevel words;
+  if (model.has("unk_token")) words.unknown = model.text("unk_token");
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(model.get("vocab"), std::move(specials));
+  Vocabulary vocabulary = reader.take();
+  vocabulary.word_level = std::move(words);
+  return vocabulary;
+}
+
+/// A list of tokens with their scores; ids are their places in it.
+Vocabulary read_unigram(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+  model.know({"type", "unk_id", "vocab", "byte_fallback"});
+  Unigram unigram;
+  json tokens = json::object();
+  for (std::size_t i = 0; i < model.array_size("vocab"); ++i) {
+    const json& entry = model.get("vocab")[i];
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
+      model.refuse(concat(".vocab[", i, "] must be a token and its score"), shortened(entry));
+    if (!tokens.emplace(entry[0].get_ref<const std::string&>(), i).second)
+      model.refuse(concat(".vocab[", i, "] must be another token than those before"), shortened(entry[0]));
+    unigram.scores.push_back(entry[1].get<double>());
+  }
+  if (model.has("unk_id")) unigram.unknown = model.number("unk_id");
+  unigram.byte_fallback = model.boolean("byte_fallback", false);
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(tokens, std::move(specials));
+  Vocabulary vocabulary = reader.take();
+  vocabulary.unigram = std::move(unigram);
+  return vocabulary;
+}
+
+Vocabulary read_model(const Component& model, std::vector<SpecialToken> specials, const std::string& name, bool bytes) {
+  std::string type = model.has("type") ? model.text("type") : "BPE";
+  if (type == "BPE") return read_any_bpe(model, std::move(specials), name, bytes);
+  const auto read = type == "WordPiece"   ? read_word_piece
+                    : type == "Unigram"   ? read_unigram
+                    : type == "WordLevel" ? read_word_level
+                                          : nullptr;
+  if (read == nullptr) model.refuse(".type must be BPE, WordPiece, Unigram or WordLevel", printable(type));
+  if (bytes)
+    model.refuse(".type must be BPE where the text is spelled in byte characters (others are not supported)", type);
+  return read(model, std::move(specials), name);
+}
+
+/// Whether the steps spell text in byte characters. That must be the last step, so that no other sees the spelling.
+bool spells_bytes(const Component& root, const Pipeline& pipeline) {
+  const auto is_byte_normalizer = [](const Normalizer& n) { return std::holds_alternative<normalizer::ByteLevel>(n); };
+  const auto is_byte_pre_tokenizer = [](const PreTokenizer& p) {
+    return std::holds_alternative<pretokenizer::ByteLevel>(p);
+  };
+  const auto& normalizers = pipeline.normalizers;
+  const auto& pre_tokenizers = pipeline.pre_tokenizers;
+  const auto count = std::count_if(normalizers.begin(), normalizers.end(), is_byte_normalizer) +
+                     std::count_if(pre_tokenizers.begin(), pre_tokenizers.end(), is_byte_pre_tokenizer);
+  if (count == 0) return false;
+  const bool last =
+      pre_tokenizers.empty() ? is_byte_normalizer(normalizers.back()) : is_byte_pre_tokenizer(pre_tokenizers.back());
+  if (count > 1 || !last) root.refuse("must have ByteLevel once, as the last step before the model", "another order");
+  return true;
+}
+
+void check_decoders(const Component& root, const Pipeline& pipeline, bool bytes) {
+  const auto is_bytes = [](const Decoder& d) { return std::holds_alternative<decoder::ByteLevel>(d); };
+  const auto count = std::count_if(pipeline.decoders.begin(), pipeline.decoders.end(), is_bytes);
+  if (bytes ? count != 1 || pipeline.decoders.size() != 1 : count != 0)
+    root.refuse(bytes ? "decoder must be ByteLevel where the pre-tokenizer is" : "decoder must not be ByteLevel here",
+                concat(pipeline.decoders.size(), " decoders, ", count, " of them ByteLevel"));
 }
 
 /// How a caller would cut and fill batches: no part of the tokens of a text.
@@ -222,16 +293,16 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   for (std::size_t i = 0; i < root.array_size("added_tokens"); ++i)
     specials.push_back(read_added_token(root.at("added_tokens", i)));
 
-  const Component model = root.at("model");
-  const std::string type = model.has("type") ? model.text("type") : "BPE";
-  if (type != "BPE" && type != "WordPiece")
-    model.refuse(".type must be \"BPE\" or \"WordPiece\" (others are not supported)", type);
-  Vocabulary vocabulary =
-      type == "BPE" ? read_bpe(model, std::move(specials), name) : read_word_piece(model, std::move(specials), name);
-  if (root.has("normalizer")) vocabulary.normalization = read_normalizer(root.at("normalizer"));
-  read_pre_tokenizer(root.at("pre_tokenizer"), vocabulary);
-  read_decoder(root.at("decoder"), vocabulary);
-  if (root.has("post_processor")) read_post_processor(root.at("post_processor"), vocabulary.frame);
+  Pipeline pipeline;
+  if (root.has("normalizer")) pipeline.normalizers = read_normalizers(root.at("normalizer"));
+  if (root.has("pre_tokenizer")) pipeline.pre_tokenizers = read_pre_tokenizers(root.at("pre_tokenizer"));
+  if (root.has("decoder")) pipeline.decoders = read_decoders(root.at("decoder"));
+  const bool bytes = spells_bytes(root, pipeline);
+  check_decoders(root, pipeline, bytes);
+  Vocabulary vocabulary = read_model(root.at("model"), std::move(specials), name, bytes);
+  vocabulary.pipeline = std::move(pipeline);
+  use_scanners(vocabulary);
+  if (root.has("post_processor")) read_post_processor(root.at("post_processor"), vocabulary);
   return vocabulary;
 }
 

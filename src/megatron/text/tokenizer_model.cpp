@@ -1,19 +1,37 @@
 #include "megatron/text/tokenizer_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
 #include "megatron/text/bpe_model.h"
 #include "megatron/text/byte_level.h"
+#include "megatron/text/character_bpe.h"
+#include "megatron/text/decode.h"
+#include "megatron/text/pipeline_forms.h"
+#include "megatron/text/pipeline_json.h"
+#include "megatron/text/sentencepiece_model.h"
+#include "megatron/text/unigram.h"
+#include "megatron/text/word_level.h"
 #include "megatron/text/word_piece.h"
 
 namespace megatron::text {
 
 TokenizerModel::TokenizerModel(Vocabulary vocabulary, const char* kind) : vocabulary_(std::move(vocabulary)) {
   index_tokens();
-  added_ = AddedTokens(vocabulary_, token_ids_);
+  const Pipeline pipeline = pipeline_of(vocabulary_);
+  normalizers_ = NormalizeSteps(pipeline.normalizers, "tokenizer: normalizer");
+  pre_tokenizers_ = SplitSteps(pipeline.pre_tokenizers, "tokenizer: pre-tokenizer");
+  added_ = AddedTokens(vocabulary_, token_ids_, [this](std::string_view text) {
+    std::size_t replaced = 0;
+    AlignedText aligned(text, 0, false, 0, replaced);
+    Regex::Matcher matcher;
+    normalizers_.apply(aligned, matcher);
+    return aligned.bytes();
+  });
   check_template();
   compute_fingerprint(kind);
 }
@@ -24,8 +42,7 @@ void TokenizerModel::index_tokens() {
     throw ConfigError(rule_got_fix("tokenizer: ids must fit 31 bits", concat(tokens.size(), " tokens")));
   token_ids_.reserve(tokens.size());
   for (std::size_t id = 0; id < tokens.size(); ++id) {
-    if (tokens[id].empty())
-      throw ConfigError(rule_got_fix("tokenizer: a token must have at least one byte", concat("id ", id, " is empty")));
+    if (tokens[id].empty()) continue;  // a hole
     const auto [seen, is_new] = token_ids_.emplace(tokens[id], static_cast<std::int32_t>(id));
     if (!is_new)
       throw ConfigError(rule_got_fix("tokenizer: no two ids may have the same bytes",
@@ -65,19 +82,45 @@ void TokenizerModel::compute_fingerprint(const char* kind) {
   if (const auto& piece = vocabulary_.word_piece)
     hash.add(concat("word piece ", piece->max_word_characters, ' ', piece->cleanup, ' ', piece->prefix, '\n',
                     piece->unknown));
+  if (const auto& pipeline = vocabulary_.pipeline) {
+    hash.add(to_json(pipeline->normalizers).dump());
+    hash.add(to_json(pipeline->pre_tokenizers).dump());
+    hash.add(to_json(pipeline->decoders).dump());
+  }
+  if (vocabulary_.equal_ranks) hash.add("equal ranks");
+  if (const auto& unigram = vocabulary_.unigram) {
+    hash.add(concat("unigram ", unigram->unknown, ' ', unigram->byte_fallback));
+    for (const double score : unigram->scores) hash.add(std::bit_cast<std::uint64_t>(score));
+  }
+  if (const auto& characters = vocabulary_.characters)
+    hash.add(concat("characters ", characters->unknown.value_or(""), '\n', characters->fuse_unknown,
+                    characters->byte_fallback, ' ', characters->prefix, '\n', characters->suffix));
+  if (const auto& pieces = vocabulary_.sentence_piece) {
+    hash.add(concat("pieces ", pieces->unigram, pieces->byte_fallback));
+    for (std::size_t id = 0; id < pieces->scores.size() && id < pieces->types.size(); ++id)
+      hash.add(static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(pieces->scores[id])) << 8 |
+               static_cast<std::uint8_t>(pieces->types[id]));
+  }
+  if (const auto& words = vocabulary_.word_level) hash.add(concat("words ", words->unknown.value_or("")));
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash.value()));
   fingerprint_ = concat(kind, "-", vocabulary_.tokens.size(), "-", digits);
 }
 
 std::string TokenizerModel::decode(std::span<const std::int32_t> ids) const {
-  std::string bytes;
-  for (const std::int32_t id : ids) bytes += vocabulary_.tokens[static_cast<std::size_t>(id)];
-  return bytes;
+  std::string text;
+  Decoding decoding(vocabulary_);
+  for (const std::int32_t id : ids) decoding.push(id, text);
+  decoding.finish(text);
+  return text;
 }
 
 std::shared_ptr<const TokenizerModel> make_model(Vocabulary vocabulary) {
   if (vocabulary.word_piece) return std::make_shared<const WordPieceModel>(std::move(vocabulary));
+  if (vocabulary.unigram) return std::make_shared<const UnigramModel>(std::move(vocabulary));
+  if (vocabulary.characters) return std::make_shared<const CharacterBpeModel>(std::move(vocabulary));
+  if (vocabulary.sentence_piece) return std::make_shared<const SentencePieceModel>(std::move(vocabulary));
+  if (vocabulary.word_level) return std::make_shared<const WordLevelModel>(std::move(vocabulary));
   return std::make_shared<const BpeModel>(std::move(vocabulary));
 }
 

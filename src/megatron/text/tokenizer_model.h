@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "megatron/text/added_tokens.h"
+#include "megatron/text/normalize.h"
+#include "megatron/text/split.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -16,8 +18,13 @@ namespace megatron::text {
 class TextEncoder {
  public:
   virtual ~TextEncoder() = default;
-  /// Appends the ids of `text` to `out`.
-  virtual void encode(std::string_view text, std::vector<std::int32_t>& out) = 0;
+
+  /// Appends the ids of `text` to `out`, cut into pieces by the scanner of the vocabulary's form. Only where it has no
+  /// `pipeline`.
+  virtual void encode(std::string_view text, std::vector<std::int32_t>& out) { encode_piece(text, out, nullptr); }
+
+  /// Appends the ids of one piece to `ids`; and to `ends`, where given, for each of them where it ends in the piece.
+  virtual void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) = 0;
 };
 
 /// FNV-1a, 64 bits: short, and the same on every machine.
@@ -47,13 +54,15 @@ class TokenizerModel {
   const Vocabulary& vocabulary() const { return vocabulary_; }
   const std::unordered_map<std::string_view, std::int32_t>& token_ids() const { return token_ids_; }
   const AddedTokens& added() const { return added_; }
+  const NormalizeSteps& normalizers() const { return normalizers_; }
+  const SplitSteps& pre_tokenizers() const { return pre_tokenizers_; }
   const std::string& fingerprint() const { return fingerprint_; }
 
   /// An encoder that may use 2^cache_bits entries of 32 bytes. It must not outlive the model.
   virtual std::unique_ptr<TextEncoder> encoder(int cache_bits) const = 0;
 
   /// The text of `ids`, each in [0, tokens).
-  virtual std::string decode(std::span<const std::int32_t> ids) const;
+  std::string decode(std::span<const std::int32_t> ids) const;
 
  protected:
   /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h that holds for every kind. `kind` begins the
@@ -67,6 +76,8 @@ class TokenizerModel {
 
   Vocabulary vocabulary_;
   std::unordered_map<std::string_view, std::int32_t> token_ids_;
+  NormalizeSteps normalizers_;
+  SplitSteps pre_tokenizers_;
   AddedTokens added_;
   std::string fingerprint_;
 };

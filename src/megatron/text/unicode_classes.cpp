@@ -28,6 +28,11 @@ const UnicodeClasses& UnicodeClasses::instance() {
   return classes;
 }
 
+bool is_number_character(std::uint32_t code_point) {
+  static constexpr CodePointRange kNewNumbers[] = {{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}};
+  return UnicodeClasses::instance().of(code_point) == CharClass::Number || in_ranges(kNewNumbers, code_point);
+}
+
 DecodedChar decode_utf8(const char* p, const char* end) {
   const auto byte = [p](std::ptrdiff_t i) { return static_cast<unsigned char>(p[i]); };
   const std::ptrdiff_t available = end - p;
@@ -44,6 +49,20 @@ DecodedChar decode_utf8(const char* p, const char* end) {
   if (!continues(3)) return {};
   const std::uint32_t c = (lead & 0x07) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
   return c < 0x10000 || c > 0x10FFFF ? DecodedChar{} : DecodedChar{c, 4};
+}
+
+bool valid_utf8(std::string_view text) {
+  const char* const end = text.data() + text.size();
+  for (const char* p = text.data(); p < end;) {
+    if (static_cast<unsigned char>(*p) < 0x80) {
+      ++p;
+      continue;
+    }
+    const int length = decode_utf8(p, end).length;
+    if (length == 0) return false;
+    p += length;
+  }
+  return true;
 }
 
 void append_utf8(std::string& out, std::uint32_t c) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/text/unicode_ranges.h"
@@ -29,6 +30,10 @@ class UnicodeClasses {
   std::vector<std::uint8_t> packed_;
 };
 
+/// Whether Hugging Face tokenizers' pre-tokenizer Digits takes the character for a digit: those of CharClass::Number,
+/// and the few that Unicode 17 added.
+bool is_number_character(std::uint32_t code_point);
+
 /// One character decoded from bytes that need not be valid.
 struct DecodedChar {
   std::uint32_t code_point = 0;
@@ -37,6 +42,9 @@ struct DecodedChar {
 
 /// Decodes the character at `p`, `p < end`. Overlong forms, surrogates and values above U+10FFFF are not valid.
 DecodedChar decode_utf8(const char* p, const char* end);
+
+/// Whether all of `text` is valid UTF-8.
+bool valid_utf8(std::string_view text);
 
 /// Appends the character in UTF-8.
 void append_utf8(std::string& out, std::uint32_t code_point);

@@ -12,11 +12,6 @@ namespace {
 
 bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-    text.replace(at, from.size(), to);
-}
-
 class WordPieceEncoder : public TextEncoder {
  public:
   WordPieceEncoder(const WordPieceModel& model, int cache_bits) : model_(model), cache_(cache_bits) {}
@@ -28,6 +23,15 @@ class WordPieceEncoder : public TextEncoder {
           for_each_bert_word(text, [&](std::string_view word) { piece(word.data(), word.size()); });
         },
         [&](std::string_view word, std::vector<std::int32_t>& ids) { model_.encode_word(word, scratch_, ids); }, out);
+  }
+
+  void encode_piece(std::string_view word, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
+    const std::size_t before = ids.size();
+    model_.encode_word(word, scratch_, ids);
+    if (ends == nullptr) return;
+    std::size_t end = 0;
+    for (std::size_t i = before; i < ids.size(); ++i)
+      ends->push_back(end = i + 1 == ids.size() ? word.size() : end + model_.piece_size(ids[i], i > before));
   }
 
  private:
@@ -111,26 +115,6 @@ void WordPieceModel::encode_word(std::string_view word, std::string& scratch, st
     out.push_back(id);
     at += size;
   }
-}
-
-std::string WordPieceModel::decode(std::span<const std::int32_t> ids) const {
-  static constexpr std::pair<std::string_view, std::string_view> kCleanup[] = {
-      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
-      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
-  std::string text, token;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    token = vocabulary().tokens[static_cast<std::size_t>(ids[i])];
-    if (i > 0) {
-      if (token.starts_with(options().prefix))
-        token.erase(0, options().prefix.size());
-      else
-        token.insert(0, 1, ' ');
-    }
-    if (options().cleanup)
-      for (const auto& [from, to] : kCleanup) replace_all(token, from, to);
-    text += token;
-  }
-  return text;
 }
 
 }  // namespace megatron::text

@@ -15,11 +15,13 @@ class WordPieceModel : public TokenizerModel {
   explicit WordPieceModel(Vocabulary vocabulary);
 
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
-  /// Words with a blank between, pieces joined; blanks before signs and contractions go, with `cleanup`.
-  std::string decode(std::span<const std::int32_t> ids) const override;
 
   /// Appends the tokens of one word; the unknown token where it has none or too many characters.
   void encode_word(std::string_view word, std::string& scratch, std::vector<std::int32_t>& out) const;
+  /// Bytes of a word that a token takes; `goes_on`: not at its beginning.
+  std::size_t piece_size(std::int32_t id, bool goes_on) const {
+    return vocabulary().tokens[static_cast<std::size_t>(id)].size() - (goes_on ? options().prefix.size() : 0);
+  }
 
  private:
   const WordPiece& options() const { return *vocabulary().word_piece; }

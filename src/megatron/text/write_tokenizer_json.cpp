@@ -1,8 +1,11 @@
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/text/byte_level.h"
+#include "megatron/text/pipeline_forms.h"
+#include "megatron/text/pipeline_json.h"
 #include "megatron/text/tokenizer_files.h"
 
 namespace megatron::text {
@@ -19,29 +22,8 @@ std::string lines(const std::vector<std::string>& values, const char* indent) {
   return out;
 }
 
-Json byte_level() {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-}
-
-Json normalizer(const Vocabulary& vocabulary) {
-  if (!vocabulary.normalization) return nullptr;
-  return {{"type", "BertNormalizer"},
-          {"clean_text", vocabulary.normalization->clean_text},
-          {"handle_chinese_chars", vocabulary.normalization->space_chinese},
-          {"strip_accents", vocabulary.normalization->strip_accents},
-          {"lowercase", vocabulary.normalization->lower_case}};
-}
-
-Json pre_tokenizer(const Vocabulary& vocabulary) {
-  if (vocabulary.word_piece) return {{"type", "BertPreTokenizer"}};
-  if (!vocabulary.split_digits) return byte_level();
-  return {{"type", "Sequence"},
-          {"pretokenizers", Json::array({{{"type", "Digits"}, {"individual_digits", true}}, byte_level()})}};
-}
-
-Json post_processor(const Vocabulary& vocabulary) {
+Json frame_json(const Vocabulary& vocabulary) {
   const Template& frame = vocabulary.frame;
-  if (frame.single.empty() && frame.pair.empty()) return nullptr;
   Json tokens = Json::object();
   const auto side = [&](const std::vector<Template::Item>& items) {
     Json list = Json::array();
@@ -59,10 +41,16 @@ Json post_processor(const Vocabulary& vocabulary) {
   return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
 }
 
-Json decoder(const Vocabulary& vocabulary) {
-  if (!vocabulary.word_piece) return byte_level();
-  return {
-      {"type", "WordPiece"}, {"prefix", vocabulary.word_piece->prefix}, {"cleanup", vocabulary.word_piece->cleanup}};
+Json post_processor(const Vocabulary& vocabulary) {
+  Json steps = Json::array();
+  if (const auto& trim = vocabulary.trim_offsets)
+    steps.push_back({{"type", "ByteLevel"},
+                     {"add_prefix_space", trim->add_prefix_space},
+                     {"trim_offsets", true},
+                     {"use_regex", true}});
+  if (!vocabulary.frame.single.empty() || !vocabulary.frame.pair.empty()) steps.push_back(frame_json(vocabulary));
+  if (steps.empty()) return nullptr;
+  return steps.size() == 1 ? steps[0] : Json{{"type", "Sequence"}, {"processors", steps}};
 }
 
 std::vector<std::string> added_tokens(const Vocabulary& vocabulary) {
@@ -75,43 +63,85 @@ std::vector<std::string> added_tokens(const Vocabulary& vocabulary) {
 }
 
 /// The model's members before its vocabulary.
-std::string model_head(const Vocabulary& vocabulary) {
+Json model_head(const Vocabulary& vocabulary) {
   if (const auto& piece = vocabulary.word_piece)
-    return concat("    \"type\": \"WordPiece\",\n    \"unk_token\": ", quote(piece->unknown),
-                  ",\n    \"continuing_subword_prefix\": ", quote(piece->prefix),
-                  ",\n    \"max_input_chars_per_word\": ", piece->max_word_characters);
-  return concat(
-      "    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-      "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"
-      "    \"byte_fallback\": false,\n    \"ignore_merges\": ",
-      vocabulary.ignore_merges);
+    return {{"type", "WordPiece"},
+            {"unk_token", piece->unknown},
+            {"continuing_subword_prefix", piece->prefix},
+            {"max_input_chars_per_word", piece->max_word_characters}};
+  const auto text_or_null = [](const std::optional<std::string>& text) { return text ? Json(*text) : Json(); };
+  if (const auto& words = vocabulary.word_level)
+    return {{"type", "WordLevel"}, {"unk_token", text_or_null(words->unknown)}};
+  if (const auto& unigram = vocabulary.unigram)
+    return {{"type", "Unigram"},
+            {"unk_id", unigram->unknown < 0 ? Json() : Json(unigram->unknown)},
+            {"byte_fallback", unigram->byte_fallback}};
+  const CharacterBpe bytes, &characters = vocabulary.characters ? *vocabulary.characters : bytes;
+  const auto null_where_empty = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", text_or_null(characters.unknown)},
+          {"continuing_subword_prefix", null_where_empty(characters.prefix)},
+          {"end_of_word_suffix", null_where_empty(characters.suffix)},
+          {"fuse_unk", characters.fuse_unknown},
+          {"byte_fallback", characters.byte_fallback},
+          {"ignore_merges", vocabulary.ignore_merges}};
+}
+
+/// Spelling of each id: in byte characters where the model's tokens are bytes.
+std::vector<std::string> spellings_of(const Vocabulary& vocabulary) {
+  std::vector<bool> as_it_is(vocabulary.tokens.size(), !is_byte_level(vocabulary));
+  for (const SpecialToken& special : vocabulary.specials) as_it_is[static_cast<std::size_t>(special.id)] = true;
+  std::vector<std::string> spellings;
+  for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id)
+    spellings.push_back(as_it_is[id] ? vocabulary.tokens[id] : to_byte_level(vocabulary.tokens[id]));
+  return spellings;
+}
+
+/// The model's vocabulary, and its merges.
+std::string model_tables(const Vocabulary& vocabulary) {
+  const std::vector<std::string> spellings = spellings_of(vocabulary);
+  std::vector<std::string> vocab, merges;
+  if (const auto& unigram = vocabulary.unigram) {
+    for (std::size_t id = 0; id < unigram->scores.size(); ++id)
+      vocab.push_back(Json::array({spellings[id], unigram->scores[id]}).dump());
+    return concat("    \"vocab\": [", lines(vocab, "      "), "\n    ]");
+  }
+  for (std::size_t id = 0; id < spellings.size(); ++id)
+    if (!spellings[id].empty()) vocab.push_back(concat(quote(spellings[id]), ": ", id));
+  std::string tables = concat("    \"vocab\": {", lines(vocab, "      "), "\n    }");
+  if (vocabulary.word_piece || vocabulary.word_level) return tables;
+  for (const auto& [left, right] : vocabulary.merges) {
+    const std::string &a = spellings[static_cast<std::size_t>(left)], &b = spellings[static_cast<std::size_t>(right)];
+    // A blank, which byte characters have none of, would hide where the halves meet.
+    merges.push_back(is_byte_level(vocabulary) ? quote(a + " " + b) : Json::array({a, b}).dump());
+  }
+  return tables + concat(",\n    \"merges\": [", lines(merges, "      "), "\n    ]");
 }
 
 }  // namespace
 
 std::string to_tokenizer_json(const Vocabulary& vocabulary) {
-  std::vector<bool> is_special(vocabulary.tokens.size(), vocabulary.word_piece.has_value());
-  for (const SpecialToken& special : vocabulary.specials) is_special[static_cast<std::size_t>(special.id)] = true;
-  std::vector<std::string> spellings, vocab, merges;
-  for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    spellings.push_back(is_special[id] ? vocabulary.tokens[id] : to_byte_level(vocabulary.tokens[id]));
-    vocab.push_back(concat(quote(spellings.back()), ": ", id));
-  }
-  for (const auto& [left, right] : vocabulary.merges)
-    merges.push_back(
-        quote(spellings[static_cast<std::size_t>(left)] + " " + spellings[static_cast<std::size_t>(right)]));
-  return concat(
-      "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [",
-      lines(added_tokens(vocabulary), "    "), "\n  ],\n  \"normalizer\": ", normalizer(vocabulary).dump(),
-      ",\n  \"pre_tokenizer\": ", pre_tokenizer(vocabulary).dump(),
-      ",\n  \"post_processor\": ", post_processor(vocabulary).dump(), ",\n  \"decoder\": ", decoder(vocabulary).dump(),
-      ",\n  \"model\": {\n", model_head(vocabulary), ",\n    \"vocab\": {", lines(vocab, "      "), "\n    }",
-      vocabulary.word_piece ? "" : concat(",\n    \"merges\": [", lines(merges, "      "), "\n    ]"), "\n  }\n}\n");
+  if (vocabulary.sentence_piece) throw std::logic_error("tokenizer.json cannot hold SentencePiece's own models");
+  const Pipeline pipeline = pipeline_of(vocabulary);
+  std::string head;
+  const Json members = model_head(vocabulary);
+  for (const auto& [key, value] : members.items()) head += concat("    ", quote(key), ": ", value.dump(), ",\n");
+  return concat("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [",
+                lines(added_tokens(vocabulary), "    "),
+                "\n  ],\n  \"normalizer\": ", to_json(pipeline.normalizers).dump(),
+                ",\n  \"pre_tokenizer\": ", to_json(pipeline.pre_tokenizers).dump(),
+                ",\n  \"post_processor\": ", post_processor(vocabulary).dump(),
+                ",\n  \"decoder\": ", to_json(pipeline.decoders).dump(), ",\n  \"model\": {\n", head,
+                model_tables(vocabulary), "\n  }\n}\n");
 }
 
-void write_tokenizer_json(const Vocabulary& vocabulary, const std::filesystem::path& folder) {
+void write_vocabulary(const Vocabulary& vocabulary, const std::filesystem::path& folder) {
   make_folder(folder);
-  write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
+  if (const auto& source = vocabulary.source)
+    write_file(folder / source->name, source->bytes);
+  else
+    write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
 }
 
 }  // namespace megatron::text

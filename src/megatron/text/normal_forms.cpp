@@ -1,0 +1,144 @@
+#include "megatron/text/normal_forms.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "megatron/text/bert_tables.h"
+#include "megatron/text/normal_form_tables.h"
+#include "megatron/text/unicode_classes.h"
+
+namespace megatron::text {
+namespace {
+
+// Hangul syllables (Unicode standard, 3.12).
+constexpr std::uint32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
+constexpr std::uint32_t kSyllables = 11172, kLeads = 19, kVowels = 21, kTrails = 28;
+
+template <std::size_t N>
+const CodePointExpansion* find_expansion(const CodePointExpansion (&table)[N], std::uint32_t c) {
+  const auto* found = std::lower_bound(std::begin(table), std::end(table), c,
+                                       [](const CodePointExpansion& e, std::uint32_t point) { return e.from < point; });
+  return found != std::end(table) && found->from == c ? found : nullptr;
+}
+
+int combining_class(std::uint32_t c) {
+  if (c < 0x300) return 0;
+  const auto* found = std::lower_bound(std::begin(kCombining), std::end(kCombining), c,
+                                       [](const CombiningRange& r, std::uint32_t point) { return r.last < point; });
+  return found != std::end(kCombining) && found->first <= c ? found->value : 0;
+}
+
+/// The one character that two compose to, or 0.
+std::uint32_t compose(std::uint32_t a, std::uint32_t b) {
+  if (a - kLead < kLeads && b - kVowel < kVowels) return kSyllable + ((a - kLead) * kVowels + b - kVowel) * kTrails;
+  if (a - kSyllable < kSyllables && (a - kSyllable) % kTrails == 0 && b - kTrail - 1 < kTrails - 1)
+    return a + b - kTrail;
+  const auto* found = std::lower_bound(std::begin(kCompositions), std::end(kCompositions), std::pair(a, b),
+                                       [](const Composition& c, const std::pair<std::uint32_t, std::uint32_t>& pair) {
+                                         return std::pair(c.first, c.second) < pair;
+                                       });
+  return found != std::end(kCompositions) && found->first == a && found->second == b ? found->both : 0;
+}
+
+/// Decomposes characters and puts the marks between two starters into the order of their classes.
+class Decomposer {
+ public:
+  explicit Decomposer(bool compatible) : compatible_(compatible) {}
+
+  void take(std::uint32_t c) {
+    first_ = true;
+    if (c < 0xA0) return put(c);
+    if (c - kSyllable < kSyllables) {
+      const std::uint32_t index = c - kSyllable;
+      put(kLead + index / (kVowels * kTrails));
+      put(kVowel + index % (kVowels * kTrails) / kTrails);
+      if (index % kTrails != 0) put(kTrail + index % kTrails);
+      return;
+    }
+    if (compatible_)
+      if (const CodePointExpansion* found = find_expansion(kCompatible, c)) return expand(kCompatiblePoints, *found);
+    if (const CodePointExpansion* found = find_expansion(kCanonical, c)) return expand(kCanonicalPoints, *found);
+    put(c);
+  }
+
+  std::vector<Change> finish() {
+    order_marks();
+    return std::move(out_);
+  }
+
+ private:
+  void expand(const std::uint32_t* points, const CodePointExpansion& expansion) {
+    for (std::uint32_t i = 0; i < expansion.size; ++i) put(points[expansion.begin + i]);
+  }
+
+  void put(std::uint32_t c) {
+    if (combining_class(c) == 0) {
+      order_marks();
+      out_.push_back({c, first_ ? 0 : 1});
+      marks_from_ = out_.size();
+    } else {
+      out_.push_back({c, first_ ? 0 : 1});
+    }
+    first_ = false;
+  }
+
+  void order_marks() {
+    std::stable_sort(
+        out_.begin() + static_cast<std::ptrdiff_t>(marks_from_), out_.end(),
+        [](const Change& a, const Change& b) { return combining_class(a.code_point) < combining_class(b.code_point); });
+  }
+
+  bool compatible_, first_ = true;
+  std::vector<Change> out_;
+  std::size_t marks_from_ = 0;
+};
+
+/// Joins each starter with what follows it, as far as nothing blocks it.
+std::vector<Change> composed(const std::vector<Change>& parts) {
+  std::vector<Change> out;
+  out.reserve(parts.size());
+  std::ptrdiff_t starter = -1;  // index in `out`
+  int last_class = -1;          // of the last mark that stayed behind the starter; -1: none did
+  for (const Change& part : parts) {
+    const int own_class = combining_class(part.code_point);
+    if (starter >= 0 && (last_class < 0 || last_class < own_class)) {
+      Change& before = out[static_cast<std::size_t>(starter)];
+      if (const std::uint32_t both = compose(before.code_point, part.code_point); both != 0) {
+        before = {both, before.change + part.change - 1};
+        continue;
+      }
+    }
+    if (own_class == 0) {
+      starter = static_cast<std::ptrdiff_t>(out.size());
+      last_class = -1;
+    } else {
+      last_class = own_class;
+    }
+    out.push_back(part);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Change> normal_form(std::string_view text, const normalizer::UnicodeForm& form) {
+  Decomposer decomposer(form.compatible);
+  const char* const end = text.data() + text.size();
+  for (const char* p = text.data(); p < end;) {
+    const DecodedChar c = decode_utf8(p, end);
+    decomposer.take(c.code_point);
+    p += std::max(c.length, 1);
+  }
+  std::vector<Change> parts = decomposer.finish();
+  return form.compose ? composed(parts) : parts;
+}
+
+bool is_mark(std::uint32_t c) { return c >= 0x300 && in_ranges(kMarks, c); }
+
+bool may_change(std::string_view text, const normalizer::UnicodeForm& form) {
+  // NFC leaves everything below U+0300 alone, the others what is below U+00A0 (U+00C0): compare first bytes.
+  const unsigned char lowest = form.compose && !form.compatible ? 0xCC : 0xC2;
+  return std::any_of(text.begin(), text.end(), [&](char c) { return static_cast<unsigned char>(c) >= lowest; });
+}
+
+}  // namespace megatron::text

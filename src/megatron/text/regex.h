@@ -1,0 +1,62 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace megatron::text {
+
+/// A regular expression of a tokenizer file, in Oniguruma's Ruby syntax (Hugging Face) or fancy-regex's (tiktoken),
+/// which agree on what such files use. Matched by PCRE2; the classes \p{…}, \s, \d, \w and \b are those of Unicode 16
+/// whatever the library knows. Constant once built; every thread matches through its own Matcher.
+class Regex {
+ public:
+  /// Throws ConfigError, beginning with `where`, for what is no expression or would mean something else to PCRE2.
+  Regex(std::string_view pattern, const std::string& where);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  /// Finds matches on one thread.
+  class Matcher {
+   public:
+    Matcher();
+    ~Matcher();
+    Matcher(Matcher&&) noexcept;
+    Matcher& operator=(Matcher&&) noexcept;
+
+    /// Calls `match(begin, end)` for each match in `text` (valid UTF-8), in order; they do not overlap, and an empty
+    /// one does not follow another match at once. Throws ConfigError where the expression needs too many steps for a
+    /// text.
+    template <class OnMatch>
+    void for_each(const Regex& regex, std::string_view text, const OnMatch& match) {
+      std::size_t from = 0, begin = 0, end = 0;
+      for (bool any = false; from <= text.size() && find(regex, text, from, begin, end);) {
+        if (begin == end && any && end == last_) {
+          from += character_size(text, from);
+          continue;
+        }
+        match(begin, end);
+        from = last_ = end;
+        any = true;
+      }
+    }
+
+   private:
+    bool find(const Regex& regex, std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end);
+    static std::size_t character_size(std::string_view text, std::size_t at);
+
+    struct State;
+    std::unique_ptr<State> state_;
+    std::size_t last_ = 0;
+  };
+
+ private:
+  struct Code;
+  std::unique_ptr<Code> code_;
+};
+
+/// The expression that PCRE2 is given for `pattern`.
+std::string to_pcre2(std::string_view pattern, const std::string& where);
+
+}  // namespace megatron::text

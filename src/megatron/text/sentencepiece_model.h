@@ -1,0 +1,52 @@
+#pragma once
+#include <array>
+#include <unordered_map>
+
+#include "megatron/text/byte_trie.h"
+#include "megatron/text/symbol_merge.h"
+#include "megatron/text/tokenizer_model.h"
+
+namespace megatron::text {
+
+/// SentencePiece's Unigram and byte-pair encoding, equal to its own in every tie and rounding.
+class SentencePieceModel : public TokenizerModel {
+ public:
+  using Type = SentencePiece::Type;
+
+  /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h.
+  explicit SentencePieceModel(Vocabulary vocabulary);
+  std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
+
+  /// A part of a text and its token: bytes [begin, end).
+  struct Part {
+    std::size_t begin = 0, end = 0;
+    std::int32_t id = 0;
+  };
+  void unigram(std::string_view text, std::vector<Part>& parts) const;
+  void merge(std::string_view text, std::vector<Symbol>& symbols, SymbolScratch& scratch,
+             std::vector<Part>& parts) const;
+  /// Appends the ids of parts, unknown ones as bytes or together.
+  void write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,
+             std::vector<std::size_t>* ends) const;
+
+ private:
+  struct Node {
+    float score = 0;
+    std::size_t begin = 0;
+    std::int32_t id = -1;
+  };
+  const SentencePiece& options() const { return *vocabulary().sentence_piece; }
+  Type type(std::int32_t id) const { return options().types[static_cast<std::size_t>(id)]; }
+  std::int32_t usable(std::string_view piece) const;
+  void check() const;
+  void rank_scores();
+
+  ByteTrie trie_;                     // Unigram: what text can become
+  ByteTrie user_symbols_;             // byte-pair encoding: what is taken as it is
+  std::vector<std::uint32_t> ranks_;  // of each id: smallest for the best score
+  std::int32_t unknown_ = 0;
+  float lowest_ = 0, highest_ = 0;
+  std::array<std::int32_t, 256> byte_ids_{};
+};
+
+}  // namespace megatron::text

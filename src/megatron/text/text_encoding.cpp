@@ -1,0 +1,262 @@
+// How a text becomes ids: added tokens out of the raw text, normalizers, added tokens out of what they leave,
+// pre-tokenizers, the model.
+#include <algorithm>
+#include <array>
+
+#include "megatron/text/bert_text.h"
+#include "megatron/text/piece_cache.h"
+#include "megatron/text/pipeline_forms.h"
+#include "megatron/text/tokenizer.h"
+#include "megatron/text/tokenizer_model.h"
+#include "megatron/text/unicode_classes.h"
+
+namespace megatron::text {
+namespace {
+
+/// Calls `take(character, begin, end)` for each character of `text`; a byte that is no UTF-8 is one of length 0.
+template <class Take>
+void for_each_character(std::string_view text, const Take& take) {
+  const char* const end = text.data() + text.size();
+  for (std::size_t at = 0; at < text.size();) {
+    const DecodedChar c = decode_utf8(text.data() + at, end);
+    const std::size_t after = at + static_cast<std::size_t>(std::max(c.length, 1));
+    take(c, at, after);
+    at = after;
+  }
+}
+
+/// The first of 256 code points, none of which is in `text`, that may stand for bytes there.
+std::uint32_t choose_stand_ins(std::string_view text) {
+  std::array<bool, 512> used{};  // blocks of 256 of the two planes for private use
+  for_each_character(text, [&](const DecodedChar& c, std::size_t, std::size_t) {
+    if (c.length > 0 && c.code_point >= 0xF0000) used[(c.code_point - 0xF0000) >> 8] = true;
+  });
+  const auto block = static_cast<std::uint32_t>(std::find(used.begin(), used.end(), false) - used.begin());
+  // A text that uses all of them has 2 MB of such characters and bytes that are no text besides: those become U+FFFD.
+  return block < used.size() ? 0xF0000 + (block << 8) : 0;
+}
+
+/// The bytes that stand-ins in `piece` stand for put back; `ends[i]`: where byte i of the result ends in the piece.
+void put_bytes_back(std::string_view piece, std::uint32_t base, std::string& bytes, std::vector<std::size_t>* ends) {
+  bytes.clear();
+  for_each_character(piece, [&](const DecodedChar& c, std::size_t begin, std::size_t end) {
+    if (c.length == 4 && c.code_point - base < 256) {
+      bytes.push_back(static_cast<char>(c.code_point - base));
+      if (ends != nullptr) ends->push_back(end);
+    } else {
+      bytes.append(piece, begin, end - begin);
+      if (ends != nullptr)
+        for (std::size_t at = begin; at < end; ++at) ends->push_back(at + 1);
+    }
+  });
+}
+
+}  // namespace
+
+struct Encoder::State {
+  State(std::shared_ptr<const TokenizerModel> shared, int cache_bits)
+      : model(std::move(shared)),
+        text(model->encoder(cache_bits)),
+        cache(model->vocabulary().pipeline ? cache_bits : 0),
+        byte_level(is_byte_level(model->vocabulary())),
+        has_pre_tokenizers(!pipeline_of(model->vocabulary()).pre_tokenizers.empty()) {}
+
+  /// Calls `part(Pieces)` for each normalized part between added tokens, and `token(id, span)` for those.
+  template <class OnPart, class OnToken>
+  void run(std::string_view whole, Specials specials, bool aligned, const OnPart& part, const OnToken& token);
+  /// Normalizes one part of the text and finds the tokens in it.
+  template <class OnPart, class OnToken>
+  void run_part(std::string_view raw, std::size_t at, Specials specials, bool aligned, const OnPart& part,
+                const OnToken& token);
+  void encode_pieces(const Pieces& pieces, std::vector<std::int32_t>& out);
+  void encode_pieces(const Pieces& pieces, Encoding& out);
+  void count_replaced(std::string_view part);
+
+  std::shared_ptr<const TokenizerModel> model;
+  std::unique_ptr<TextEncoder> text;
+  PieceCache cache;
+  bool byte_level, has_pre_tokenizers;
+  Regex::Matcher matcher;
+  std::string normalized, bytes;
+  std::uint32_t stand_ins = 0;  // of the text at hand; 0: it has no bytes that are no UTF-8
+  std::size_t replaced = 0;
+  std::vector<std::size_t> ends, byte_ends;
+};
+
+template <class OnPart, class OnToken>
+void Encoder::State::run(std::string_view whole, Specials specials, bool aligned, const OnPart& part,
+                         const OnToken& token) {
+  stand_ins = byte_level && !valid_utf8(whole) ? choose_stand_ins(whole) : 0;
+  if (specials == Specials::AsText) return run_part(whole, 0, specials, aligned, part, token);
+  const auto place = [&](std::string_view view) { return static_cast<std::size_t>(view.data() - whole.data()); };
+  model->added().split(
+      AddedTokens::Phase::Raw, whole,
+      [&](std::string_view raw) { run_part(raw, place(raw), specials, aligned, part, token); },
+      [&](std::int32_t id, std::string_view found) {
+        token(id, ByteSpan{place(found), place(found) + found.size()});
+      });
+}
+
+template <class OnPart, class OnToken>
+void Encoder::State::run_part(std::string_view raw, std::size_t at, Specials specials, bool aligned, const OnPart& part,
+                              const OnToken& token) {
+  std::size_t count = 0;
+  AlignedText part_text(raw, at, aligned || model->pre_tokenizers().needs_alignment(), stand_ins, count);
+  if (!byte_level) replaced += count;
+  model->normalizers().apply(part_text, matcher);
+  const auto give = [&](AlignedText&& some) {
+    if (some.bytes().empty()) return;
+    Pieces pieces;
+    pieces.spans = {{0, some.bytes().size()}};
+    pieces.text = std::move(some);
+    model->pre_tokenizers().apply(pieces, matcher);
+    part(pieces);
+  };
+  if (specials == Specials::AsText || !model->added().any(AddedTokens::Phase::Normalized))
+    return give(std::move(part_text));
+  const std::string_view all = part_text.bytes();
+  const auto place = [&](std::string_view view) { return static_cast<std::size_t>(view.data() - all.data()); };
+  model->added().split(
+      AddedTokens::Phase::Normalized, all,
+      [&](std::string_view some) { give(part_text.part(place(some), place(some) + some.size())); },
+      [&](std::int32_t id, std::string_view found) {
+        const std::size_t begin = place(found);
+        token(id, part_text.aligned() ? part_text.origin_of(begin, begin + found.size()) : ByteSpan());
+      });
+}
+
+void Encoder::State::encode_pieces(const Pieces& pieces, std::vector<std::int32_t>& out) {
+  const std::string_view all = pieces.text.bytes();
+  const auto encode_one = [&](std::string_view piece, std::vector<std::int32_t>& ids) {
+    if (stand_ins == 0) return text->encode_piece(piece, ids, nullptr);
+    put_bytes_back(piece, stand_ins, bytes, nullptr);
+    text->encode_piece(bytes, ids, nullptr);
+  };
+  if (stand_ins != 0 || !has_pre_tokenizers) {
+    for (const ByteSpan& span : pieces.spans) encode_one(all.substr(span.begin, span.end - span.begin), out);
+    return;
+  }
+  cache.encode(
+      all.data() + all.size(),
+      [&](const auto& piece) {
+        for (const ByteSpan& span : pieces.spans) piece(all.data() + span.begin, span.end - span.begin);
+      },
+      encode_one, out);
+}
+
+void Encoder::State::encode_pieces(const Pieces& pieces, Encoding& out) {
+  const std::string_view all = pieces.text.bytes();
+  for (const ByteSpan& span : pieces.spans) {
+    const std::string_view piece = all.substr(span.begin, span.end - span.begin);
+    ends.clear();
+    byte_ends.clear();
+    if (stand_ins == 0) {
+      text->encode_piece(piece, out.ids, &ends);
+    } else {
+      put_bytes_back(piece, stand_ins, bytes, &byte_ends);
+      text->encode_piece(bytes, out.ids, &ends);
+      for (std::size_t& end : ends) end = end == 0 ? 0 : byte_ends[end - 1];
+    }
+    std::size_t begin = 0;
+    for (const std::size_t end : ends) {
+      // Bytes of an unknown run all have its end; they begin where it does.
+      out.bytes.push_back(pieces.text.origin_of(span.begin + std::min(begin, end), span.begin + end));
+      begin = end;
+    }
+  }
+}
+
+Encoder::Encoder(std::shared_ptr<const TokenizerModel> model, int cache_bits)
+    : state_(std::make_unique<State>(std::move(model), cache_bits)) {}
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+Encoder::~Encoder() = default;
+
+void Encoder::State::count_replaced(std::string_view part) {
+  if (byte_level || valid_utf8(part)) return;
+  for_each_character(part, [&](const DecodedChar& c, std::size_t, std::size_t) { replaced += c.length == 0; });
+}
+
+std::size_t Encoder::replaced() const { return state_->replaced; }
+
+namespace {
+
+/// Number of characters before each byte of `text`, and before its end.
+std::vector<std::size_t> character_counts(std::string_view text) {
+  std::vector<std::size_t> counts(text.size() + 1);
+  std::size_t count = 0;
+  for_each_character(text, [&](const DecodedChar&, std::size_t begin, std::size_t end) {
+    // An offset within a character, which only a byte of it has, is that of its beginning.
+    for (std::size_t at = begin; at < end; ++at) counts[at] = count;
+    ++count;
+  });
+  counts[text.size()] = count;
+  return counts;
+}
+
+/// Takes away the blanks that a token has at its ends, counted in the token.
+void trim(std::string_view token, bool is_first, bool add_prefix_space, ByteSpan& span) {
+  const auto blanks = [](std::string_view text, bool backwards) {
+    std::size_t count = 0;
+    while (count < text.size() && text[backwards ? text.size() - 1 - count : count] == ' ') ++count;
+    return count;
+  };
+  std::size_t leading = blanks(token, false);
+  const std::size_t trailing = blanks(token, true);
+  if (leading > 0 && is_first && add_prefix_space) leading = 0;
+  span.begin = std::min(span.begin + leading, span.end);
+  if (span.end >= trailing) span.end = std::max(span.end - trailing, span.begin);
+}
+
+}  // namespace
+
+Encoding Encoder::encode_with_offsets(std::string_view text, Specials specials) {
+  Encoding out;
+  const Vocabulary& vocabulary = state_->model->vocabulary();
+  state_->run(
+      text, specials, true, [&](const Pieces& pieces) { state_->encode_pieces(pieces, out); },
+      [&](std::int32_t id, const ByteSpan& span) {
+        out.ids.push_back(id);
+        out.bytes.push_back(span);
+      });
+  const std::vector<std::size_t> counts = character_counts(text);
+  for (const ByteSpan& span : out.bytes) out.characters.push_back({counts[span.begin], counts[span.end]});
+  if (const auto& trimmed = vocabulary.trim_offsets)
+    for (std::size_t i = 0; i < out.ids.size(); ++i) {
+      const std::string& token = vocabulary.tokens[static_cast<std::size_t>(out.ids[i])];
+      const bool is_first = i == 0 || out.bytes[i].begin == 0;
+      trim(token, is_first, trimmed->add_prefix_space, out.bytes[i]);
+      trim(token, is_first, trimmed->add_prefix_space, out.characters[i]);
+    }
+  return out;
+}
+
+void Encoder::encode_append(std::string_view text, std::vector<std::int32_t>& out, Specials specials) {
+  const TokenizerModel& model = *state_->model;
+  const auto push = [&](std::int32_t id, const auto&) { out.push_back(id); };
+  if (model.vocabulary().pipeline)
+    return state_->run(
+        text, specials, false, [&](const Pieces& pieces) { state_->encode_pieces(pieces, out); }, push);
+  const auto encode = [&](std::string_view part) { state_->text->encode(part, out); };
+  const auto normalized = [&](std::string_view part) {
+    if (!model.vocabulary().normalization) return part;
+    state_->count_replaced(part);
+    state_->normalized = bert_normalize(part, *model.vocabulary().normalization);
+    return std::string_view(state_->normalized);
+  };
+  if (specials == Specials::AsText) return encode(normalized(text));
+  model.added().split(
+      AddedTokens::Phase::Raw, text,
+      [&](std::string_view part) {
+        model.added().split(AddedTokens::Phase::Normalized, normalized(part), encode, push);
+      },
+      push);
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Specials specials) const {
+  std::vector<std::int32_t> ids;
+  Encoder(model_, 8).encode_append(text, ids, specials);
+  return ids;
+}
+
+}  // namespace megatron::text

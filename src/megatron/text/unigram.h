@@ -1,0 +1,39 @@
+#pragma once
+#include <array>
+
+#include "megatron/text/byte_trie.h"
+#include "megatron/text/tokenizer_model.h"
+
+namespace megatron::text {
+
+/// The tokens of the largest sum of scores (Kudo 2018), by Viterbi's algorithm: see Unigram in vocabulary.h.
+class UnigramModel : public TokenizerModel {
+ public:
+  /// Of one token; longer ones would let a bad file make encoding as slow as text times token.
+  static constexpr std::size_t kMaxTokenBytes = 4096;
+
+  /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h.
+  explicit UnigramModel(Vocabulary vocabulary);
+  std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
+
+  /// The best way to one place of a piece.
+  struct Node {
+    double score = 0;
+    std::size_t begin = 0;  ///< of the token that ends here
+    std::int32_t id = -1;   ///< -1: no way leads here
+  };
+  /// Fills `best` for places 0 … size of the piece.
+  void search(std::string_view piece, std::vector<Node>& best) const;
+  /// Appends the tokens of bytes [begin, end), which no token is.
+  void encode_unknown(std::string_view piece, std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids,
+                      std::vector<std::size_t>* ends) const;
+
+ private:
+  const Unigram& options() const { return *vocabulary().unigram; }
+
+  ByteTrie trie_;
+  double unknown_score_ = 0;
+  std::array<std::int32_t, 256> byte_ids_{};
+};
+
+}  // namespace megatron::text
