@@ -20,11 +20,14 @@ namespace fs = std::filesystem;
 struct Way {
   int tp, pp, dp;
   const char* schedule;  // with pp 2; "zb-v" has two stages a rank
-  bool sp, sharded;
+  bool sp, sharded, pooled;
   const char* dtype;
 
   std::string text() const {
-    return concat("tp ", tp, " pp ", pp, " dp ", dp, " ", schedule, sp ? " sp" : "", sharded ? " sharded " : " ",
+    return concat("tp ", tp, " pp ", pp, " dp ", dp, " ", schedule, sp ? " sp" : "",
+                  pooled    ? " gradients sharded "
+                  : sharded ? " sharded "
+                            : " ",
                   dtype);
   }
 };
@@ -39,6 +42,7 @@ Way draw(std::mt19937& random, const char* dtype) {
   way.schedule = way.pp > 1 ? kSchedules[below(4)] : "";
   way.sp = way.tp == 2 && below(2) == 1;  // ten positions divide by two
   way.sharded = below(2) == 1;
+  way.pooled = way.sharded && below(2) == 1;
   way.dtype = dtype;
   return way;
 }
@@ -55,6 +59,7 @@ config::RunConfig config_of(const Way& way, const char* optimizer) {
   config.optimizer.name = optimizer;
   config.optimizer.bucket_size = 3000;
   config.optimizer.use_distributed_optimizer = way.sharded;
+  if (way.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
   return config;
 }
 
