@@ -157,6 +157,23 @@ TEST(Blocklists, NormalizeUrls) {
   EXPECT_EQ(parts(""), " ");
 }
 
+TEST(Blocklists, FindTheEndOfHostsOfAnyLength) {
+  TemporaryFolder folder;
+  const std::string longest = std::string(251, 'x') + ".org";
+  write_bytes(folder / "list", "example.org\n" + longest + "\n");
+  Blocklist list;
+  list.add_domains(folder / "list");
+  EXPECT_TRUE(list.blocks(std::string(2 << 20, '.') + "example.org"));
+  EXPECT_FALSE(list.blocks(std::string(2 << 20, '.') + "anexample.org"));
+  for (std::size_t labels = 1; labels < 300; ++labels) {
+    std::string host;
+    for (std::size_t i = 0; i < labels; ++i) host += i % 3 == 0 ? "ab." : "c.";
+    EXPECT_TRUE(list.blocks(host + "example.org")) << labels;
+    EXPECT_TRUE(list.blocks(host + longest)) << labels;
+    EXPECT_FALSE(list.blocks(host + "y" + longest)) << labels;
+  }
+}
+
 TEST(Blocklists, NameTheLineThatIsNone) {
   TemporaryFolder folder;
   const auto error = [&](const std::string& content, bool urls) {
@@ -170,6 +187,7 @@ TEST(Blocklists, NameTheLineThatIsNone) {
   EXPECT_THAT(error("a.org b.org\n", false), HasSubstr("one name a line"));
   EXPECT_THAT(error("/only/a/path\n", true), HasSubstr("line 1"));
   EXPECT_THAT(error("/x\n", false), HasSubstr("line 1"));
+  EXPECT_THAT(error(std::string(256, 'x') + "\n", false), HasSubstr("255 bytes"));
   EXPECT_EQ(error("", true), "");
 }
 

@@ -8,6 +8,8 @@
 namespace megatron::corpus {
 namespace {
 
+constexpr std::size_t kLongestDomain = 255;  // as in DNS
+
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r\n\f\v";
   const std::size_t begin = text.find_first_not_of(kBlank);
@@ -58,9 +60,9 @@ void Blocklist::add_domains(const std::string& path) {
   for_each_entry(path, [&](std::string_view line, const std::string& where) {
     if (line.starts_with("*.")) line.remove_prefix(2);
     UrlParts parts = url_parts(line);
-    if (parts.host.empty() || parts.address != parts.host)
-      throw ConfigError(rule_got_fix(where + "a list of domains must hold domains.", std::string(line),
-                                     "give URLs in a list of URLs"));
+    if (parts.host.empty() || parts.host.size() > kLongestDomain || parts.address != parts.host)
+      throw ConfigError(rule_got_fix(where + "a list of domains must hold domains of at most 255 bytes.",
+                                     std::string(line), "give URLs in a list of URLs"));
     domains_.insert(std::move(parts.host));
   });
 }
@@ -78,12 +80,15 @@ bool Blocklist::blocks(std::string_view url) const {
   const UrlParts parts = url_parts(url);
   if (urls_.contains(parts.address)) return true;
   if (domains_.empty()) return false;
-  for (std::string_view domain = parts.host; !domain.empty();) {
+  std::string_view domain = parts.host;
+  const auto next_label = [&](std::size_t from) {
+    const std::size_t dot = domain.find('.', from);
+    domain = dot == std::string_view::npos ? std::string_view() : domain.substr(dot + 1);
+  };
+  // No list has a longer name, so a megabyte of dots is not looked up byte by byte.
+  if (domain.size() > kLongestDomain) next_label(domain.size() - kLongestDomain - 1);
+  for (; !domain.empty(); next_label(0))
     if (domains_.contains(domain)) return true;
-    const std::size_t dot = domain.find('.');
-    if (dot == std::string_view::npos) return false;
-    domain.remove_prefix(dot + 1);
-  }
   return false;
 }
 
