@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "megatron/base/error.h"
+#include "megatron/text/bert_tables.h"
 #include "megatron/text/bert_text.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/text/tokenizer_files.h"
+#include "megatron/text/unicode_classes.h"
+#include "tests/text/support.h"
 
 namespace megatron::text {
 namespace {
@@ -50,6 +54,111 @@ TEST(BertText, PutsTheMarksThatStayIntoCanonicalOrder) {
 TEST(BertText, CutsWordsAtSpaceAndAroundPunctuation) {
   EXPECT_THAT(words("it's  (x)…\u3000$3.1\n"), ElementsAre("it", "'", "s", "(", "x", ")", "…", "$", "3", ".", "1"));
   EXPECT_THAT(words(""), ElementsAre());
+}
+
+/// Words as they are defined, character by character.
+std::vector<std::string> plain_words(const std::string& text) {
+  std::vector<std::string> result;
+  bool inside = false;
+  for (std::size_t at = 0; at < text.size();) {
+    const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
+    const std::string character = text.substr(at, static_cast<std::size_t>(std::max(c.length, 1)));
+    at += character.size();
+    const bool known = c.length > 0;
+    if (known && UnicodeClasses::instance().of(c.code_point) == CharClass::Space) {
+      inside = false;
+    } else if (known && in_ranges(kBertPunctuation, c.code_point)) {
+      result.push_back(character);
+      inside = false;
+    } else {
+      if (!inside) result.emplace_back();
+      result.back() += character;
+      inside = true;
+    }
+  }
+  return result;
+}
+
+TEST(BertText, CutsBlocksOfTextAsItCutsCharacters) {
+  std::mt19937 random(9);
+  for (int i = 0; i < 3000; ++i) {
+    const std::string text = random_text(random, 70);
+    ASSERT_EQ(words(text), plain_words(text)) << testing::PrintToString(text);
+  }
+}
+
+TEST(BertText, NormalizesRunsOfTextAsItNormalizesCharacters) {
+  std::mt19937 random(10);
+  for (int i = 0; i < 3000; ++i) {
+    const std::string text = random_text(random, 70) + "Ab\tC\x01\x7F" + random_text(random, 9);
+    const BertNormalization options{i % 2 == 0, i % 3 == 0, i % 5 == 0, i % 7 == 0};
+    std::string expected;
+    for (std::size_t at = 0; at < text.size();) {
+      const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
+      const auto size = static_cast<std::size_t>(std::max(c.length, 1));
+      expected += bert_normalize(text.substr(at, size), options);
+      at += size;
+    }
+    ASSERT_EQ(bert_normalize(text, options), expected) << testing::PrintToString(text);
+  }
+}
+
+/// The longest piece that is a token again and again, as it is defined.
+std::vector<std::string> plain_pieces(const std::set<std::string>& tokens, const std::string& word) {
+  std::vector<std::string> result;
+  for (std::size_t at = 0; at < word.size();) {
+    std::size_t size = word.size() - at;
+    const auto piece = [&] { return (at > 0 ? "##" : "") + word.substr(at, size); };
+    while (size > 0 && !tokens.contains(piece())) --size;
+    if (size == 0) return {"[UNK]"};
+    result.push_back(piece());
+    at += size;
+  }
+  return result;
+}
+
+TEST(WordPiece, TakesTheLongestPiecesOfRandomVocabularies) {
+  std::mt19937 random(12);
+  const std::vector<std::string> characters = {"a", "b", "é", "日"};
+  const auto draw = [&](std::size_t longest) {
+    std::string word;
+    for (std::size_t n = 1 + random() % longest; n > 0; --n) word += characters[random() % characters.size()];
+    return word;
+  };
+  for (int round = 0; round < 40; ++round) {
+    std::set<std::string> tokens = {"[UNK]", "##a", "##b", "##é", "a"};
+    while (tokens.size() < 60) tokens.insert((random() % 2 == 0 ? "##" : "") + draw(random() % 4 == 0 ? 24 : 3));
+    std::string file;
+    for (const std::string& token : tokens) file += token + "\n";
+    // Accents stay, and no character is a word of its own.
+    const Tokenizer tokenizer(parse_vocab_txt(file, "vocab.txt", {true, false, false, false}));
+    std::vector<std::string> text_words;
+    for (int i = 0; i < 100; ++i) {
+      std::string word = draw(4);
+      while (random() % 3 == 0) {
+        const std::string& token = *std::next(tokens.begin(), static_cast<std::ptrdiff_t>(random() % 60));
+        if (token != "[UNK]") word += token.starts_with("##") ? token.substr(2) : token;
+      }
+      text_words.push_back(word);
+    }
+    std::string text;
+    std::vector<std::string> expected, got;
+    for (int again = 0; again < 2; ++again)  // the second time out of the cache
+      for (const std::string& word : text_words) {
+        text += word + " ";
+        const auto pieces = plain_pieces(tokens, word);
+        expected.insert(expected.end(), pieces.begin(), pieces.end());
+      }
+    for (const std::int32_t id : tokenizer.encode(text)) got.emplace_back(tokenizer.id_to_bytes(id));
+    ASSERT_EQ(got, expected) << text;
+  }
+}
+
+TEST(WordPiece, TakesAMegabyteOfOneCharacter) {
+  const Tokenizer tokenizer = small();
+  EXPECT_THAT(tokenizer.encode(std::string(1 << 20, 'a')), ElementsAre(1));
+  EXPECT_EQ(tokenizer.encode(std::string(1 << 20, '!')), std::vector<std::int32_t>(1 << 20, 11));
+  EXPECT_THAT(tokenizer.encode(std::string(1 << 20, '\n')), ElementsAre());
 }
 
 TEST(WordPiece, TakesTheLongestPieceAndKnowsWhenThereIsNone) {
