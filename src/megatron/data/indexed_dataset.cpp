@@ -194,23 +194,8 @@ void IndexedDataset::read(std::int64_t sequence, std::int64_t first, std::span<s
         rule_got_fix(concat(prefix_, ": a piece must lie within its sequence."),
                      concat("tokens ", first, " + ", out.size(), " of sequence ", sequence, ", which has ", tokens)));
   const std::byte* from = bytes.data() + static_cast<std::size_t>(first) * item;
-  switch (dtype_) {
-    case DType::U8:
-      return widen<std::uint8_t>(from, out);
-    case DType::I8:
-      return widen<std::int8_t>(from, out);
-    case DType::I16:
-      return widen<std::int16_t>(from, out);
-    case DType::U16:
-      return widen<std::uint16_t>(from, out);
-    case DType::I32:
-      return widen<std::int32_t>(from, out);
-    case DType::I64:
-      return widen<std::int64_t>(from, out);
-    case DType::F64:
-    case DType::F32:
-      damaged(kDTypeAt, "tokens must be integers.", dtype_name(dtype_));
-  }
+  if (!visit_integer(dtype_, [&](auto token) { widen<decltype(token)>(from, out); }))
+    damaged(kDTypeAt, "tokens must be integers.", dtype_name(dtype_));
 }
 
 std::int64_t IndexedDataset::verify() const {
@@ -224,24 +209,8 @@ std::int64_t IndexedDataset::verify() const {
 }
 
 void narrow_tokens(DType dtype, std::span<const std::int32_t> tokens, std::vector<std::byte>& out) {
-  switch (dtype) {
-    case DType::U8:
-      return narrow<std::uint8_t>(tokens, out);
-    case DType::I8:
-      return narrow<std::int8_t>(tokens, out);
-    case DType::I16:
-      return narrow<std::int16_t>(tokens, out);
-    case DType::U16:
-      return narrow<std::uint16_t>(tokens, out);
-    case DType::I32:
-      return narrow<std::int32_t>(tokens, out);
-    case DType::I64:
-      return narrow<std::int64_t>(tokens, out);
-    case DType::F64:
-    case DType::F32:
-      break;
-  }
-  throw std::logic_error("tokens are written as integers");
+  if (!visit_integer(dtype, [&](auto token) { narrow<decltype(token)>(tokens, out); }))
+    throw std::logic_error("tokens are written as integers");
 }
 
 void write_index(AtomicFile& idx, DType dtype, std::span<const std::byte> lengths,

@@ -18,6 +18,28 @@ enum class DType : std::uint8_t { U8 = 1, I8 = 2, I16 = 3, I32 = 4, I64 = 5, F64
 
 std::size_t item_size(DType dtype);
 const char* dtype_name(DType dtype);
+/// Calls `visit` with a value of the type that `dtype` stands for; false, without a call, where that is no integer.
+template <class Visit>
+bool visit_integer(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::U8:
+      return visit(std::uint8_t{}), true;
+    case DType::I8:
+      return visit(std::int8_t{}), true;
+    case DType::I16:
+      return visit(std::int16_t{}), true;
+    case DType::U16:
+      return visit(std::uint16_t{}), true;
+    case DType::I32:
+      return visit(std::int32_t{}), true;
+    case DType::I64:
+      return visit(std::int64_t{}), true;
+    case DType::F64:
+    case DType::F32:
+      break;
+  }
+  return false;
+}
 /// What Megatron's preprocessing picks: uint16 below 65500 tokens, else int32.
 DType dtype_for_vocabulary(std::int64_t vocab_size);
 

@@ -24,26 +24,6 @@ void find_range(std::span<const std::byte> tokens, PairSummary& summary) {
   summary.greatest_id = static_cast<std::int64_t>(greatest);
 }
 
-void find_range(DType dtype, std::span<const std::byte> tokens, PairSummary& summary) {
-  switch (dtype) {
-    case DType::U8:
-      return find_range<std::uint8_t>(tokens, summary);
-    case DType::I8:
-      return find_range<std::int8_t>(tokens, summary);
-    case DType::I16:
-      return find_range<std::int16_t>(tokens, summary);
-    case DType::U16:
-      return find_range<std::uint16_t>(tokens, summary);
-    case DType::I32:
-      return find_range<std::int32_t>(tokens, summary);
-    case DType::I64:
-      return find_range<std::int64_t>(tokens, summary);
-    case DType::F64:
-    case DType::F32:
-      return;
-  }
-}
-
 }  // namespace
 
 PairSummary summarize(const IndexedDataset& pair) {
@@ -69,7 +49,7 @@ PairSummary summarize(const IndexedDataset& pair) {
     ++summary.documents_by_length[bin];
     summary.empty_documents += pair.first_sequence(document) == pair.first_sequence(document + 1) ? 1 : 0;
   }
-  find_range(pair.dtype(), pair.bin(), summary);
+  visit_integer(pair.dtype(), [&](auto token) { find_range<decltype(token)>(pair.bin(), summary); });
   return summary;
 }
 
