@@ -231,6 +231,7 @@ void write_index(AtomicFile& idx, DType dtype, std::span<const std::byte> length
   idx.write_value(std::int64_t{0});
   idx.write(document_ends);
   idx.write(modes);
+  idx.flush();  // a full disk shows now, not when the .bin file has its name
 }
 
 IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtype)

@@ -258,7 +258,7 @@ void PreprocessParts::publish() {
     is_complete_ = true;
   }
   if (!is_published_) {
-    for (std::size_t pair = 0; pair < options_.prefixes.size(); ++pair) publish_pair(pair);
+    name_pairs();
     if (options_.keep) journal_->add({{"published", true}});
     journal_->sync();
     is_published_ = true;
@@ -266,16 +266,22 @@ void PreprocessParts::publish() {
   remove_folder();
 }
 
-void PreprocessParts::publish_pair(std::size_t pair) {
-  const std::string prefix = options_.prefixes[pair], bin = path(pair, Bin);
-  const MappedFile lengths(path(pair, Lengths)), ends(path(pair, Ends));
-  AtomicFile idx(prefix + ".idx");
-  write_index(idx, options_.dtype, lengths.bytes(), ends.bytes());
-  if (std::filesystem::exists(bin)) {  // else a run that was cut short has moved it
-    std::filesystem::remove(prefix + ".idx");
-    std::filesystem::rename(bin, prefix + ".bin");
+/// All indices are written before the first pair gets its name.
+void PreprocessParts::name_pairs() {
+  std::vector<std::unique_ptr<AtomicFile>> indices;
+  for (std::size_t pair = 0; pair < options_.prefixes.size(); ++pair) {
+    const MappedFile lengths(path(pair, Lengths)), ends(path(pair, Ends));
+    indices.push_back(std::make_unique<AtomicFile>(options_.prefixes[pair] + ".idx"));
+    write_index(*indices.back(), options_.dtype, lengths.bytes(), ends.bytes());
   }
-  idx.commit();
+  for (std::size_t pair = 0; pair < options_.prefixes.size(); ++pair) {
+    const std::string& prefix = options_.prefixes[pair];
+    if (std::filesystem::exists(path(pair, Bin))) {  // else a run that was cut short has moved it
+      std::filesystem::remove(prefix + ".idx");
+      std::filesystem::rename(path(pair, Bin), prefix + ".bin");
+    }
+    indices[pair]->commit();
+  }
 }
 
 /// The journal goes last: what is without one is nobody's, and is written over.

@@ -78,7 +78,7 @@ class PreprocessParts {
   bool files_hold(const nlohmann::ordered_json& note) const;
   void read_note(const nlohmann::ordered_json& note);
   void open_files();
-  void publish_pair(std::size_t pair);
+  void name_pairs();
   void remove_folder();
   std::string path(std::size_t pair, Kind kind) const;
 
