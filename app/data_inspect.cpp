@@ -68,12 +68,13 @@ void draw_lengths(const std::vector<std::int64_t>& documents_by_length) {
 
 struct CatFlags {
   std::string range = "0:10";
-  std::string tokenizer;
+  std::string tokenizer, tokenizer_type;
   bool json = false;
 
   void visit(auto& v) {
     v("range", range, "Documents A:B, from A up to but without B; A: and :B are open; A alone is one.");
     v("tokenizer", tokenizer, "Tokenizer folder or file; without it, ids are printed.", "tokenizer-model");
+    v("tokenizer_type", tokenizer_type, "Megatron's name of its kind; by itself if not given.");
     v("json", json, "Print one JSON object a document.");
   }
 };
@@ -178,7 +179,7 @@ int data_cat(const Args& args) {
   const data::IndexedDataset pair(words[0]);
   const auto [first, end] = document_range(flags.range, pair.num_documents());
   std::optional<text::Tokenizer> tokenizer;
-  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer);
+  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   for (std::int64_t document = first; document < end; ++document)
     print_document(pair, document, tokenizer ? &*tokenizer : nullptr, flags.json);
   return kDone;

@@ -24,7 +24,7 @@ constexpr const char* kPreprocessUsage =
 
 struct PreprocessFlags {
   std::vector<std::string> input;
-  std::string tokenizer;
+  std::string tokenizer, tokenizer_type;
   std::string output_prefix;
   std::vector<std::string> json_keys = {"text"};
   std::string format = "auto";
@@ -43,8 +43,9 @@ struct PreprocessFlags {
 
   void visit(auto& v) {
     v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
-    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).",
-      "tokenizer-model");
+    v("tokenizer", tokenizer, "Tokenizer folder or file.", "tokenizer-model");
+    v("tokenizer_type", tokenizer_type,
+      "Megatron's name of its kind, such as GPT2BPETokenizer; by itself if not given.");
     v("output_prefix", output_prefix, "Beginning of the names to write.");
     v("json_keys", json_keys, "Keys of a JSON line that hold its texts; a pair of files each.", "json-key");
     v("format", format,
@@ -146,7 +147,7 @@ int data_preprocess(const Args& args) {
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   need_option(!flags.output_prefix.empty(), "--output-prefix");
   const auto mode = Progress::mode_of(flags.progress);
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   data::PreprocessOptions options = preprocess_options(flags, tokenizer);
   options.on_bad_line = bad_line_log();
   const data::TextEncoder encoder = data::encoder_of(tokenizer);
