@@ -38,16 +38,29 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
                               .loss_scale = 1,
                               .tokens_per_s = 1000,
                               .step_ms = 12.5,
+                              .data_wait_ms = 0.25,
                               .peak_memory_bytes = 1 << 20});
   file.write(ValidationMetrics{.iteration = 3, .consumed_samples = 24, .loss = 5, .perplexity = std::exp(5.0)});
   const auto written = lines();
   ASSERT_EQ(written.size(), 2u);
   EXPECT_EQ(written[0], nlohmann::json::parse(R"({"iteration":3,"consumed_samples":24,"loss":5.5,"grad_norm":1.25,
-    "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"peak_memory_bytes":1048576})"));
+    "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"data_wait_ms":0.25,
+    "peak_memory_bytes":1048576})"));
   EXPECT_EQ(written[1]["valid_loss"], 5.0);
   file.write(IterationMetrics{.iteration = 4, .high_matmul_precision = true});
   EXPECT_EQ(lines()[2]["matmul_precision"], "high");
   EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
+}
+
+TEST_F(MetricsTest, NamesTheSetOfAValidationWhereThereAreSeveralAndTheTest) {
+  MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
+  file.write(ValidationMetrics{.iteration = 1, .loss = 2, .set = "novels"});
+  file.write(ValidationMetrics{.iteration = 1, .loss = 3, .perplexity = 4, .test = true});
+  EXPECT_EQ(lines()[0]["valid_set"], "novels");
+  EXPECT_EQ(lines()[0]["valid_loss"], 2);
+  EXPECT_EQ(lines()[1]["test_loss"], 3);
+  EXPECT_EQ(lines()[1]["test_ppl"], 4);
+  EXPECT_FALSE(lines()[1].contains("valid_loss"));
 }
 
 TEST_F(MetricsTest, ANanIsNullAndSaysThatTheStepWasSkipped) {

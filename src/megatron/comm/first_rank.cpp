@@ -4,14 +4,12 @@
 
 namespace megatron::comm {
 
-void run_on_first_rank(const Group& group, const std::function<void()>& work, std::chrono::milliseconds beat) {
+void run_on_every_rank(const Group& group, const std::function<void()>& work, std::chrono::milliseconds beat) {
   if (group.size() == 1) return work();
-  std::future<void> working;  // its end waits for `work`
-  if (group.rank() == 0) working = std::async(std::launch::async, work);
-  bool done = false;
-  while (!done) {
+  std::future<void> working = std::async(std::launch::async, work);  // its end waits for `work`
+  for (bool done = false; !done;) {
     double busy = 0;
-    if (group.rank() == 0) {
+    if (working.valid()) {
       if (working.wait_for(beat) == std::future_status::ready)
         working.get();
       else
@@ -19,6 +17,11 @@ void run_on_first_rank(const Group& group, const std::function<void()>& work, st
     }
     done = group.all_reduce_scalars({busy}, ReduceOp::Max)[0] == 0;
   }
+}
+
+void run_on_first_rank(const Group& group, const std::function<void()>& work, std::chrono::milliseconds beat) {
+  run_on_every_rank(
+      group, group.rank() == 0 ? work : [] {}, beat);
 }
 
 }  // namespace megatron::comm

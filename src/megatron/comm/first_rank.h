@@ -13,4 +13,8 @@ namespace megatron::comm {
 void run_on_first_rank(const Group& group, const std::function<void()>& work,
                        std::chrono::milliseconds beat = std::chrono::seconds(1));
 
+/// The same with work on every rank, which may take long on some and no time on others.
+void run_on_every_rank(const Group& group, const std::function<void()>& work,
+                       std::chrono::milliseconds beat = std::chrono::seconds(1));
+
 }  // namespace megatron::comm

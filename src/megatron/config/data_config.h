@@ -6,29 +6,92 @@
 // The options of run_config.h that say what a run reads and how samples are made of it.
 namespace megatron::config {
 
+/// Fill-in-the-middle: data/fill_in_middle.h.
+struct FimConfig {
+  double rate = 0.5;
+  double spm_rate = 0.5;
+  double fragment_rate = 0.5;
+  std::string split_sample;
+  std::string no_prefix;
+  std::string prefix_token = "<fim_prefix>";
+  std::string middle_token = "<fim_middle>";
+  std::string suffix_token = "<fim_suffix>";
+  std::string pad_token = "<fim_pad>";
+  std::string eod_token = "<|endoftext|>";
+
+  void visit(auto& v) {
+    v("rate", rate, "Share of documents whose parts change places.", "fim-rate");
+    v("spm_rate", spm_rate, "Of these, the share written suffix, prefix, middle; the others prefix, suffix, middle.",
+      "fim-spm-rate");
+    v("fragment_rate", fragment_rate, "Share of the fragments of a chosen document that are changed.",
+      "fim-fragment-rate");
+    v("split_sample", split_sample, "Token that separates fragments (files) of a document; empty: none does.",
+      "fim-split-sample");
+    v("no_prefix", no_prefix, "Documents and fragments that begin with this text stay as they are.", "fim-no-prefix");
+    v("prefix_token", prefix_token, "Token before the prefix.", "fim-prefix-token");
+    v("middle_token", middle_token, "Token before the middle.", "fim-middle-token");
+    v("suffix_token", suffix_token, "Token before the suffix.", "fim-suffix-token");
+    v("pad_token", pad_token, "Token that fills samples which have become shorter.", "fim-pad-token");
+    v("eod_token", eod_token, "Token that ends documents.", "fim-eod-token");
+  }
+};
+
 struct DataConfig {
   std::vector<std::string> data_path;
+  std::string data_args_path;
+  std::vector<std::string> train_data_path;
+  std::vector<std::string> valid_data_path;
+  std::vector<std::string> test_data_path;
+  std::string per_split_data_args_path;
   std::string tokenizer;
   std::string split = "969,30,1";
   std::int64_t seq_length = 128;
   std::string data_cache_path;
+  bool multiple_validation_sets = false;
+  bool full_validation = false;
+  bool packed = false;
+  bool sft = false;
+  bool fim_data = false;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
   bool eod_mask_loss = false;
+  std::int64_t prefetch = 8;
 
   void visit(auto& v) {
-    v("data_path", data_path, "Prefix of the .bin/.idx pair to train on.", "data-path");
+    v("data_path", data_path,
+      "What to read, shared out by split: the prefix of a .bin/.idx pair; several; or weights and prefixes in turn: "
+      "0.3 A 0.7 B.",
+      "data-path");
+    v("data_args_path", data_args_path, "File with the words of data_path.", "data-args-path");
+    v("train_data_path", train_data_path, "What to train on, all of it, written as data_path.", "train-data-path");
+    v("valid_data_path", valid_data_path, "What to validate on.", "valid-data-path");
+    v("test_data_path", test_data_path, "What to test on at the end of the run.", "test-data-path");
+    v("per_split_data_args_path", per_split_data_args_path,
+      "JSON file with the words of the three: {\"train\": […], \"valid\": […], \"test\": […]}.",
+      "per-split-data-args-path");
     v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).", "tokenizer-model",
       "tokenizer");
     v("split", split, "Shares of documents for training, validation and test.", "split");
     v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
-    v("data_cache_path", data_cache_path,
-      "Folder of the sample indices; empty: cache/GPTDataset_indices beside the data.", "data-cache-path");
+    v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/KIND_indices beside the data.",
+      "data-cache-path");
+    v("multiple_validation_sets", multiple_validation_sets,
+      "Validate on each dataset by itself instead of on their blend; weights have no meaning.",
+      "multiple-validation-sets");
+    v("full_validation", full_validation, "Validate on all samples of one pass instead of train.eval_iters batches.",
+      "full-validation");
+    v("packed", packed, "Samples of whole documents that do not see one another, best fit: data/pack.h.");
+    v("sft", sft,
+      "Paths are JSONL files of conversations ({\"messages\": …}), written by the chat template of the tokenizer's "
+      "folder; the loss is on the assistant's turns alone. One conversation a sample; several with packed.",
+      "sft");
+    v("fim_data", fim_data, "Fill-in-the-middle, as the section fim says.", "fim-data");
     v("reset_position_ids", reset_position_ids, "Count positions from 0 again after each end of document.",
       "reset-position-ids");
     v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
       "reset-attention-mask");
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
+    v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.");
   }
 };
 

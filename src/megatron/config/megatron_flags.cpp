@@ -38,7 +38,7 @@ constexpr MegatronFlag kFlags[] = {
     {"tokenizer-type", true, "leave it out; the files that --tokenizer names say it"},
     {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
     {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
-    {"num-workers", true, "leave it out; samples are read from mapped memory"},
+    {"num-workers", true, "--data.prefetch, microbatches that a thread of each rank reads ahead"},
     {"group-query-attention", false, "leave it out; --num-query-groups says it"},
     {"apply-layernorm-1p", false, "leave it out; norms are weight x normalized"},
     {"transformer-impl", true, kLeaveOut},

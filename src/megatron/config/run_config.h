@@ -32,6 +32,7 @@ struct RunConfig {
   ModelConfig model;
   ParallelConfig parallel;
   DataConfig data;
+  FimConfig fim;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   TrainConfig train;
@@ -42,6 +43,7 @@ struct RunConfig {
     v("model", model, "The network.");
     v("parallel", parallel, "How ranks share the work.");
     v("data", data, "Text, tokenizer, samples.");
+    v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.");
     v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
     v("schedule", schedule, "Learning rate and batch size over the run.");
     v("train", train, "Length, batch, precision, evaluation.");

@@ -12,6 +12,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
+#include "megatron/data/run_blends.h"
 #include "megatron/data/split.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/heads.h"
@@ -24,7 +25,8 @@ namespace {
 
 // Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
 constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18, kLargestVocab = 1 << 24;
-constexpr std::int64_t kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28, kLargestBatch = 1 << 30;
+constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28,
+                       kLargestBatch = 1 << 30;
 constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
 constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
 
@@ -196,13 +198,25 @@ bool is_split(const std::string& split) {
 
 void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules) {
   if (facts.needs_data) {
-    rules.require(data.data_path.size() == 1, "data.data_path must name the prefix of one .bin/.idx pair.",
-                  concat(data.data_path.size(), " prefixes"));
+    rules.attempt([&] { data::read_blends(data); });
     rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none");
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
+  rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMostMicrobatchesAhead);
+  const bool whole = data.packed || data.sft;
+  rules.require(!whole || !data.fim_data, "data.fim_data is for samples that are cut out of a stream of documents.",
+                "data.packed or data.sft", "--data.fim_data false");
+  rules.require(!whole || !(data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
+                "data.packed and data.sft keep documents apart themselves.",
+                "data.reset_position_ids, data.reset_attention_mask or data.eod_mask_loss", "leave these out");
+}
+
+void check_fim(const config::FimConfig& fim, Rules& rules) {
+  rules.range("fim.rate", fim.rate, 0.0, 1.0);
+  rules.range("fim.spm_rate", fim.spm_rate, 0.0, 1.0);
+  rules.range("fim.fragment_rate", fim.fragment_rate, 0.0, 1.0);
 }
 
 void check_precision(const config::OptimizerConfig& optimizer, const std::string& dtype, Rules& rules) {
@@ -530,6 +544,7 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
   check_data(config.data, facts, rules);
+  check_fim(config.fim, rules);
   check_optimizer(config.optimizer, rules);
   check_precision(config.optimizer, config.train.dtype, rules);
   check_schedule(config.schedule, rules);

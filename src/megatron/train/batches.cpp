@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
@@ -26,10 +27,9 @@ std::span<T> row(const at::Tensor& tensor, std::int64_t b) {
 
 }  // namespace
 
-void fail_for_token(const std::string& prefix, std::int64_t token, const std::string& place, std::int64_t vocab) {
-  throw ConfigError(rule_got_fix(concat(prefix, ": every token must be one of 0 … ", vocab - 1, "."),
-                                 concat("token ", token, " in ", place),
-                                 "give data.tokenizer the tokenizer that made the data"));
+void fail_for_token(const std::string& place, std::int64_t token, std::int64_t vocab) {
+  throw ConfigError(rule_got_fix(concat(place, ": every token must be one of 0 … ", vocab - 1, "."),
+                                 concat("token ", token), "give data.tokenizer the tokenizer that made the data"));
 }
 
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
@@ -54,49 +54,50 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
   return batch;
 }
 
-DatasetBatches::DatasetBatches(const data::GptDatasetSpec& spec, const config::DataConfig& data, std::int64_t eod,
-                               std::int64_t vocab, at::ScalarType dtype, at::Device device)
-    : dataset_(spec, {.eod = eod,
-                      .reset_position_ids = data.reset_position_ids,
-                      .reset_attention_mask = data.reset_attention_mask,
-                      .eod_mask_loss = data.eod_mask_loss}),
-      prefix_(spec.prefix),
-      vocab_(vocab),
-      wants_mask_(data.eod_mask_loss),
-      wants_positions_(data.reset_position_ids),
-      wants_first_key_(data.reset_attention_mask),
-      dtype_(dtype),
-      device_(device) {}
+DatasetBatches::DatasetBatches(std::unique_ptr<const data::Dataset> dataset, std::int64_t vocab, at::ScalarType dtype)
+    : dataset_(std::move(dataset)), vocab_(vocab), dtype_(dtype) {}
 
 void DatasetBatches::check_tokens(std::int64_t sample, std::span<const std::int64_t> tokens) const {
   for (const std::int64_t token : tokens)
-    if (token < 0 || token >= vocab_) fail_for_token(prefix_, token, concat("sample ", sample), vocab_);
+    if (token < 0 || token >= vocab_) fail_for_token(dataset_->name_of(sample), token, vocab_);
 }
 
 model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const {
-  const auto samples = static_cast<std::int64_t>(sample_ids.size()), seq_length = dataset_.seq_length();
+  const auto samples = static_cast<std::int64_t>(sample_ids.size()), seq_length = dataset_->seq_length();
+  const bool has_gaps = std::ranges::find(sample_ids, kNoSample) != sample_ids.end();
+  const data::SampleFields fields = dataset_->fields();
   const auto make = [&](bool wanted, at::ScalarType type) {
     return wanted ? at::empty({samples, seq_length}, type) : at::Tensor();
   };
-  const auto tokens = make(true, at::kLong), labels = make(true, at::kLong), mask = make(wants_mask_, at::kFloat),
-             positions = make(wants_positions_, at::kLong), first_key = make(wants_first_key_, at::kInt);
+  const auto tokens = make(true, at::kLong), labels = make(true, at::kLong),
+             mask = make(fields.loss_mask || has_gaps, at::kFloat), positions = make(fields.position_ids, at::kLong),
+             first_key = make(fields.first_key, at::kInt);
   for (std::int64_t b = 0; b < samples; ++b) {
-    dataset_.get(sample_ids[static_cast<std::size_t>(b)] % dataset_.size(),
-                 {.tokens = row<std::int64_t>(tokens, b),
-                  .labels = row<std::int64_t>(labels, b),
-                  .loss_mask = row<float>(mask, b),
-                  .position_ids = row<std::int64_t>(positions, b),
-                  .first_key = row<std::int32_t>(first_key, b)});
-    check_tokens(sample_ids[static_cast<std::size_t>(b)], row<std::int64_t>(tokens, b));
-    check_tokens(sample_ids[static_cast<std::size_t>(b)], row<std::int64_t>(labels, b));
+    const std::int64_t id = sample_ids[static_cast<std::size_t>(b)];
+    const std::int64_t sample = id == kNoSample ? 0 : id % dataset_->size();
+    dataset_->get(sample, {.tokens = row<std::int64_t>(tokens, b),
+                           .labels = row<std::int64_t>(labels, b),
+                           .loss_mask = row<float>(mask, b),
+                           .position_ids = row<std::int64_t>(positions, b),
+                           .first_key = row<std::int32_t>(first_key, b)});
+    check_tokens(sample, row<std::int64_t>(tokens, b));
+    check_tokens(sample, row<std::int64_t>(labels, b));
+    if (id == kNoSample) std::ranges::fill(row<float>(mask, b), 0.0f);
   }
   model::Batch batch;
-  batch.tokens_bs = tokens.to(device_);
-  batch.labels_bs = labels.to(device_);
-  if (wants_mask_) batch.loss_mask_bs = mask.to(device_, dtype_);
-  if (wants_positions_) batch.position_ids_bs = positions.to(device_);
-  if (wants_first_key_) batch.first_key_bs = first_key.to(device_);
+  batch.tokens_bs = tokens;
+  batch.labels_bs = labels;
+  if (mask.defined()) batch.loss_mask_bs = mask.to(dtype_);
+  batch.position_ids_bs = positions;
+  batch.first_key_bs = first_key;
   batch.sample_ids = id_tensor(sample_ids);
+  return batch;
+}
+
+model::Batch on_device(model::Batch batch, at::Device device) {
+  for (at::Tensor* tensor :
+       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.first_key_bs})
+    if (tensor->defined()) *tensor = tensor->to(device);
   return batch;
 }
 

@@ -1,6 +1,7 @@
 #include "megatron/train/inputs.h"
 
 #include <algorithm>
+#include <array>
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/folder.h"
@@ -65,25 +66,19 @@ class Values {
   config::Fields fields_;  // points into config_
 };
 
-void check_tokens(const data::IndexedDataset& data, std::int64_t vocab) {
+// Tokens that are stored as ~id take no part in the loss (data/sft.h).
+void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool marks) {
   std::int64_t left = kTokensLookedAt;
   std::vector<std::int64_t> tokens;
   for (std::int64_t sequence = 0; sequence < data.size() && left > 0; ++sequence) {
     tokens.resize(static_cast<std::size_t>(std::min(left, data.length(sequence))));
     data.read(sequence, 0, tokens);
-    for (const std::int64_t token : tokens)
-      if (token < 0 || token >= vocab) fail_for_token(data.prefix(), token, concat("sequence ", sequence), vocab);
+    for (const std::int64_t stored : tokens) {
+      const std::int64_t token = marks && stored < 0 ? ~stored : stored;
+      if (token < 0 || token >= vocab) fail_for_token(concat(data.prefix(), ", sequence ", sequence), token, vocab);
+    }
     left -= static_cast<std::int64_t>(tokens.size());
   }
-}
-
-void check_part(const plan::ResolvedRun& run, data::SplitPart part, const data::IndexedDataset& data) {
-  const data::GptDatasetSpec spec = dataset_spec(run, part);
-  const data::SequenceRange range = data::split_ranges(spec.split, data.size())[static_cast<std::size_t>(part)];
-  data::check_split(part, spec.split, range, spec.index, data);
-  std::int64_t tokens = 0;
-  for (std::int64_t sequence = range.first; sequence < range.last; ++sequence) tokens += data.length(sequence);
-  data::plan_gpt_index(spec.index, tokens);
 }
 
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
@@ -113,17 +108,46 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
   return config.train.eval_iters * config.train.global_batch_size;
 }
 
-data::GptDatasetSpec dataset_spec(const plan::ResolvedRun& run, data::SplitPart part) {
+std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod) {
   const config::RunConfig& config = run.config;
-  const bool trains = part == data::SplitPart::Train;
-  const std::int64_t samples =
-      trains ? run.train_samples
-             : (config.train.train_iters / config.train.eval_interval + 1) * samples_of_a_validation(config);
-  return {.prefix = config.data.data_path.at(0),
-          .split = config.data.split,
-          .part = part,
-          .index = {.seq_length = config.data.seq_length, .seed = config.train.seed, .num_samples = samples},
-          .cache_folder = config.data.data_cache_path};
+  const data::RunBlends blends = data::read_blends(config.data);
+  const auto& blend = blends.parts[static_cast<std::size_t>(part)];
+  const bool trains = part == data::SplitPart::Train, validates = config.train.eval_interval > 0;
+  if (part == data::SplitPart::Valid && !validates) return {};
+  if (part == data::SplitPart::Test && !(blends.of_its_own && blend && config.train.eval_iters > 0)) return {};
+  if (!blend)
+    throw ConfigError(rule_got_fix("train.eval_interval needs data to validate on.", "none",
+                                   "--valid-data-path PREFIX, or --train.eval_interval 0"));
+  const std::int64_t validations =
+      part == data::SplitPart::Test || !validates ? 1 : config.train.train_iters / config.train.eval_interval + 1;
+  constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
+  data::PartSpec spec{.blend = *blend,
+                      .split = blends.of_its_own ? kWhole[static_cast<std::size_t>(part)] : config.data.split,
+                      .part = part,
+                      .index = {.seq_length = config.data.seq_length, .seed = config.train.seed},
+                      .cache_folder = config.data.data_cache_path,
+                      .packed = config.data.packed,
+                      .options = {.eod = eod,
+                                  .reset_position_ids = config.data.reset_position_ids,
+                                  .reset_attention_mask = config.data.reset_attention_mask,
+                                  .eod_mask_loss = config.data.eod_mask_loss}};
+  if (trains)
+    spec.index.num_samples = run.train_samples;
+  else if (!config.data.full_validation || part == data::SplitPart::Test)
+    spec.index.num_samples = validations * samples_of_a_validation(config);
+  if (config.data.sft || config.data.fim_data) spec.tokenizer = text::Tokenizer::load(config.data.tokenizer);
+  if (config.data.sft) {
+    const fs::path tokenizer = config.data.tokenizer;
+    spec.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  }
+  if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
+  if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};
+  std::vector<data::PartSpec> sets;
+  for (const std::string& prefix : blend->prefixes) {
+    spec.blend = {.prefixes = {prefix}, .weights = {}};
+    sets.push_back(spec);
+  }
+  return sets;
 }
 
 fs::path save_folder(const config::RunConfig& config) {
@@ -170,10 +194,10 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
 }
 
 void check_inputs(const plan::ResolvedRun& run) {
-  const data::IndexedDataset data(run.config.data.data_path.at(0));
-  check_part(run, data::SplitPart::Train, data);
-  if (run.config.train.eval_interval > 0) check_part(run, data::SplitPart::Valid, data);
-  check_tokens(data, run.shape.vocab);
+  for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
+    for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0))
+      data::check_part(
+          spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); });
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
 }
 

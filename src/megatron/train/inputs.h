@@ -4,14 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "megatron/data/gpt_dataset.h"
+#include "megatron/data/part_dataset.h"
 #include "megatron/plan/rules.h"
 
 // What a run reads: its data and the checkpoint that it goes on from.
 namespace megatron::train {
 
-/// Of `part`; the number of samples is that of the whole run.
-data::GptDatasetSpec dataset_spec(const plan::ResolvedRun& run, data::SplitPart part);
+/// What the run reads of one part: one dataset; of validation several where data.multiple_validation_sets asks for
+/// them; none where the run does not use the part. Numbers of samples are those of the whole run. `eod`:
+/// end-of-document token, or -1 where no option of config.data needs it. Loads data.tokenizer where samples are made
+/// with it. Throws ConfigError where the options name no data for a part that is used.
+std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod);
 
 /// Samples of one validation. A validation takes those after the one before it, as Megatron-LM's does.
 std::int64_t samples_of_a_validation(const config::RunConfig& config);

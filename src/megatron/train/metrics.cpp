@@ -52,6 +52,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
                  {"loss_scale", metrics.loss_scale},
                  {"tokens_per_s", metrics.tokens_per_s},
                  {"step_ms", metrics.step_ms},
+                 {"data_wait_ms", metrics.data_wait_ms},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
   if (metrics.skipped) object["skipped"] = true;
   if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
@@ -59,11 +60,12 @@ void MetricsFile::write(const IterationMetrics& metrics) {
 }
 
 void MetricsFile::write(const ValidationMetrics& metrics) {
-  write_line(Json{{"iteration", metrics.iteration},
-                  {"consumed_samples", metrics.consumed_samples},
-                  {"valid_loss", metrics.loss},
-                  {"valid_ppl", metrics.perplexity}}
-                 .dump());
+  Json object = {{"iteration", metrics.iteration},
+                 {"consumed_samples", metrics.consumed_samples},
+                 {metrics.test ? "test_loss" : "valid_loss", metrics.loss},
+                 {metrics.test ? "test_ppl" : "valid_ppl", metrics.perplexity}};
+  if (!metrics.set.empty()) object["valid_set"] = metrics.set;
+  write_line(object.dump());
 }
 
 void MetricsFile::write_line(const std::string& line) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 namespace megatron::train {
 
@@ -12,6 +13,7 @@ struct IterationMetrics {
   double learning_rate = 0;  ///< that the iteration used
   double loss_scale = 1;
   double tokens_per_s = 0, step_ms = 0;
+  double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
   std::int64_t peak_memory_bytes = 0;
   bool skipped = false;
   bool high_matmul_precision = false;  ///< float32 products were three of bf16
@@ -20,6 +22,8 @@ struct IterationMetrics {
 struct ValidationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, perplexity = 0;
+  std::string set = {};  ///< of several validation sets, which; empty: there is one
+  bool test = false;     ///< of the test set: fields test_loss and test_ppl
 };
 
 /// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.

@@ -50,6 +50,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                   .loss_scale = result.loss_scale,
                                   .tokens_per_s = tokens_per_s,
                                   .step_ms = 1e3 * done.step_s,
+                                  .data_wait_ms = 1e3 * done.data_wait_s,
                                   .peak_memory_bytes = peak_memory_bytes(),
                                   .skipped = result.skipped,
                                   .high_matmul_precision = kernels::matmul_precision() == "high"});
@@ -85,12 +86,24 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
   interval_ = {};
 }
 
-void RunLog::validation(const RunState& state, const Evaluation& evaluation) {
+void RunLog::validation(const RunState& state, const Evaluation& evaluation, const std::string& set) {
   metrics_.write(ValidationMetrics{.iteration = state.iteration,
                                    .consumed_samples = state.consumed_samples,
                                    .loss = evaluation.loss,
-                                   .perplexity = evaluation.perplexity()});
-  print(validation_lines("iteration " + std::to_string(state.iteration), evaluation.loss, evaluation.perplexity()));
+                                   .perplexity = evaluation.perplexity(),
+                                   .set = set});
+  const std::string place = concat("iteration ", state.iteration, set.empty() ? "" : " on " + set);
+  print(validation_lines(place, evaluation.loss, evaluation.perplexity()));
+}
+
+void RunLog::test(const RunState& state, const Evaluation& evaluation) {
+  metrics_.write(ValidationMetrics{.iteration = state.iteration,
+                                   .consumed_samples = state.consumed_samples,
+                                   .loss = evaluation.loss,
+                                   .perplexity = evaluation.perplexity(),
+                                   .test = true});
+  print(validation_lines(concat("iteration ", state.iteration, " on test set"), evaluation.loss,
+                         evaluation.perplexity()));
 }
 
 void RunLog::message(const std::string& text) { print(text); }

@@ -23,14 +23,16 @@ class RunLog {
 
   struct Iteration {
     StepResult result;
-    double step_s = 0;
+    double step_s = 0, data_wait_s = 0;
     std::int64_t global_batch = 0;  ///< samples
     double learning_rate = 0;       ///< that it used
     double next_learning_rate = 0;  ///< after the schedule's step
   };
   /// `state` is the one after the iteration.
   void iteration(const RunState& state, const Iteration& done);
-  void validation(const RunState& state, const Evaluation& evaluation);
+  /// `set`: of several validation sets, which; empty: there is one.
+  void validation(const RunState& state, const Evaluation& evaluation, const std::string& set);
+  void test(const RunState& state, const Evaluation& evaluation);
   /// A line of its own, e.g. where the run resumes.
   void message(const std::string& text);
 

@@ -4,10 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/log.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/checkpoint/saver.h"
@@ -19,6 +23,7 @@
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/prefetch.h"
 #include "megatron/train/resume.h"
 #include "megatron/train/run_log.h"
 #include "megatron/train/run_state.h"
@@ -40,12 +45,41 @@ checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
           .beat = beat_of(config)};
 }
 
-// Opened by every rank once the first has built the index.
-DatasetBatches open_dataset(const data::GptDatasetSpec& spec, const plan::ResolvedRun& run, std::int64_t eod,
-                            const comm::Group& world, at::Device device) {
-  comm::run_on_first_rank(
-      world, [&] { data::GptDataset::build(spec); }, beat_of(run.config));
-  return {spec, run.config.data, eod, run.shape.vocab, loss_type(run.config), device};
+// A dataset and what its figures are called; one of several has a name.
+struct NamedData {
+  std::string name;
+  DatasetBatches batches;
+};
+
+// What a rank reads. Indices are built by whichever process comes first; ranks meet meanwhile, however long that takes.
+struct RunData {
+  std::vector<NamedData> train, valid, test;
+};
+
+std::vector<NamedData> open_parts(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
+                                  const data::WaitMessage& say) {
+  std::vector<NamedData> sets;
+  const auto specs = part_specs(run, part, eod);
+  for (const data::PartSpec& spec : specs) {
+    const std::string name = specs.size() == 1 ? "" : fs::path(spec.blend.prefixes[0]).filename().string();
+    sets.push_back({name, {data::open_part(spec, say), run.shape.vocab, loss_type(run.config)}});
+  }
+  return sets;
+}
+
+RunData open_data(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world) {
+  RunData data;
+  data::WaitMessage say;  // the first rank speaks for all
+  if (world.rank() == 0) say = [](const std::string& text) { Logger("rank 0").info(text); };
+  comm::run_on_every_rank(
+      world,
+      [&] {
+        data = {.train = open_parts(run, data::SplitPart::Train, eod, say),
+                .valid = open_parts(run, data::SplitPart::Valid, eod, say),
+                .test = open_parts(run, data::SplitPart::Test, eod, say)};
+      },
+      beat_of(run.config));
+  return data;
 }
 
 fs::path schedule_copy(const config::RunConfig& config) {
@@ -67,13 +101,12 @@ class Run {
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
-        train_data_(open_dataset(dataset_spec(run, data::SplitPart::Train), run, eod, world, device)),
+        data_(open_data(run, eod, world)),
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)) {
-    if (config_.train.eval_interval > 0)
-      valid_data_.emplace(open_dataset(dataset_spec(run, data::SplitPart::Valid), run, eod, world, device));
     start_ = start_run(run, engine_);
     state_ = start_.state;
+    start_reading();
     engine_.step.before_update([this] { saver_.before_change(); });
     world.barrier();  // nobody writes before everybody has read
     if (world.rank() == 0) open_folder();
@@ -92,6 +125,7 @@ class Run {
       if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
     }
     saver_.finish();
+    if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
     return is_done() && !validation_is_due() ? Outcome::Done : Outcome::Interrupted;
   }
@@ -102,7 +136,7 @@ class Run {
 
   // After the iteration that was done last, and not done yet.
   bool validation_is_due() const {
-    return valid_data_ && state_.iteration > state_.validated_iteration &&
+    return !data_.valid.empty() && state_.iteration > state_.validated_iteration &&
            (is_done() || state_.iteration % config_.train.eval_interval == 0);
   }
 
@@ -153,15 +187,34 @@ class Run {
         .microbatches;
   }
 
+  // Begins to make the microbatches of this rank, from the state on to the end of the run.
+  void start_reading() {
+    auto next = [this, consumed = state_.consumed_samples, of_step = std::vector<std::vector<std::int64_t>>(),
+                 m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
+      if (m == of_step.size()) {
+        if (consumed >= run_.train_samples) return {};
+        const std::int64_t global_batch = run_.batch_schedule.global_batch(consumed);
+        of_step = microbatches(consumed, global_batch);
+        consumed += global_batch;
+        m = 0;
+      }
+      return of_step[m++];
+    };
+    reader_.emplace(
+        std::move(next), [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
+        static_cast<std::size_t>(config_.data.prefetch));
+  }
+
   // One iteration; whether some rank was asked to stop. Collective over the world.
   bool iterate() {
     const Stopwatch watch;
     const std::int64_t global_batch = run_.batch_schedule.global_batch(state_.consumed_samples);
     const double learning_rate = run_.learning_rate.at(state_.schedule_samples);
-    const auto samples = microbatches(state_.consumed_samples, global_batch);
-    const StepResult result = engine_.step(
-        static_cast<int>(samples.size()), [&](std::size_t m) { return train_data_.get(samples[m]); }, learning_rate,
-        stop_requested_());
+    const auto num_microbatches = microbatches(state_.consumed_samples, global_batch).size();
+    StepBatches batches(*reader_, num_microbatches, engine_.context.device());
+    const StepResult result =
+        engine_.step(static_cast<int>(num_microbatches), std::ref(batches), learning_rate, stop_requested_());
+    batches.finish();
     saver_.poll();
     ++state_.iteration;
     state_.consumed_samples += global_batch;
@@ -172,6 +225,7 @@ class Run {
     if (log_)
       log_->iteration(state_, {.result = result,
                                .step_s = watch.seconds(),
+                               .data_wait_s = reader_->take_waited_s(),
                                .global_batch = global_batch,
                                .learning_rate = learning_rate,
                                .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
@@ -183,29 +237,54 @@ class Run {
     return result.stop;
   }
 
-  // Loss over eval_iters global batches; whether some rank was asked to stop. Collective over the world.
+  // The mean loss over `count` samples from number `first` on; those beyond the set's end count as none where
+  // `once`. Collective over the world.
+  Evaluation evaluate_on(const DatasetBatches& set, std::int64_t first, std::int64_t count, bool once) {
+    auto samples = microbatches(first, count);
+    if (once)
+      for (auto& ids : samples)
+        for (std::int64_t& id : ids) id = id < set.size() ? id : DatasetBatches::kNoSample;
+    return evaluate(
+        engine_.pipeline, engine_.context, samples.size(),
+        [&](std::size_t m) { return on_device(set.get(samples[m]), engine_.context.device()); }, stop_requested_());
+  }
+
+  // Loss over eval_iters global batches of each validation set, or over all samples of each; whether some rank was
+  // asked to stop. Collective over the world.
   bool validate() {
-    const std::int64_t first = (state_.iteration - 1) / config_.train.eval_interval * samples_of_a_validation(config_);
-    const auto samples = microbatches(first, samples_of_a_validation(config_));
-    const Evaluation evaluation = evaluate(
-        engine_.pipeline, engine_.context, samples.size(), [&](std::size_t m) { return valid_data_->get(samples[m]); },
-        stop_requested_());
+    const std::int64_t global_batch = config_.train.global_batch_size;
+    bool stop = false;
+    for (const NamedData& set : data_.valid) {
+      const bool all = config_.data.full_validation;
+      const std::int64_t count = all ? (set.batches.size() + global_batch - 1) / global_batch * global_batch
+                                     : samples_of_a_validation(config_);
+      const std::int64_t first = all ? 0 : (state_.iteration - 1) / config_.train.eval_interval * count;
+      const Evaluation evaluation = evaluate_on(set.batches, first, count, all);
+      stop = stop || evaluation.stop;
+      if (log_) log_->validation(state_, evaluation, set.name);
+    }
     state_.validated_iteration = state_.iteration;
-    if (log_) log_->validation(state_, evaluation);
-    return evaluation.stop;
+    return stop;
+  }
+
+  // Loss on the test set, once. Collective over the world.
+  void test() {
+    const auto evaluation =
+        evaluate_on(data_.test.front().batches, 0, samples_of_a_validation(config_), /*once=*/false);
+    if (log_) log_->test(state_, evaluation);
   }
 
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
   const std::string recipe_ = recipe_of(run_);
-  DatasetBatches train_data_;
-  std::optional<DatasetBatches> valid_data_;
+  RunData data_;
   Engine engine_;
   checkpoint::Saver saver_;
   Start start_;
   RunState state_;
-  std::optional<RunLog> log_;  // of the first rank
+  std::optional<RunLog> log_;         // of the first rank
+  std::optional<Prefetcher> reader_;  // reads data_: ends before it
 };
 
 }  // namespace

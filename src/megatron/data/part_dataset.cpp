@@ -1,0 +1,116 @@
+#include "megatron/data/part_dataset.h"
+
+#include <filesystem>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/philox.h"
+#include "megatron/data/blended_dataset.h"
+#include "megatron/data/packed_dataset.h"
+#include "megatron/data/sft.h"
+
+namespace megatron::data {
+namespace {
+
+/// The pair that a prefix of the blend stands for: itself, or the conversations' in the cache.
+std::string pair_of(const PartSpec& spec, const std::string& prefix, const WaitMessage& say) {
+  return spec.chat ? build_chat_pair(prefix, spec.tokenizer.value(), *spec.chat, spec.cache_folder, say) : prefix;
+}
+
+GptDatasetSpec set_spec(const PartSpec& spec, const std::string& prefix, std::optional<std::int64_t> samples) {
+  GptDatasetSpec set{
+      .prefix = prefix, .split = spec.split, .part = spec.part, .index = spec.index, .cache_folder = spec.cache_folder};
+  set.index.num_samples = samples;
+  return set;
+}
+
+std::unique_ptr<const Dataset> open_set(const PartSpec& spec, const std::string& prefix,
+                                        std::optional<std::int64_t> samples, const WaitMessage& say) {
+  const GptDatasetSpec set = set_spec(spec, pair_of(spec, prefix, say), samples);
+  if (spec.chat || spec.packed)
+    return std::make_unique<PackedDataset>(set, spec.packed ? Packing::BestFit : Packing::Alone, say);
+  GptSampleOptions options = spec.options;
+  if (spec.fill_in_middle) {
+    const std::string name = "fill-in-the-middle/" + std::filesystem::path(prefix).filename().string();
+    options.transform = FillInMiddle(*spec.fill_in_middle, spec.tokenizer.value(), stream_key(spec.index.seed, name));
+    options.pad = spec.fill_in_middle->pad;
+  }
+  GptDataset::build(set, say);
+  return std::make_unique<GptDataset>(set, options);
+}
+
+/// What Megatron-Core asks of each set of the blend, and how many samples the blend has; nothing: all of the sets.
+BlendPlan plan_part(const PartSpec& spec) {
+  if (!spec.blend.weights)
+    return {.size = 0, .requests = std::vector<std::optional<std::int64_t>>(spec.blend.prefixes.size())};
+  if (!spec.index.num_samples)
+    throw ConfigError(rule_got_fix("a blend with weights needs a number of samples.",
+                                   "data.full_validation, which takes all there are",
+                                   "give the validation data without weights, or data.multiple_validation_sets"));
+  return plan_weighted_blend(normalize_weights(*spec.blend.weights), *spec.index.num_samples);
+}
+
+bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && !spec.blend.weights; }
+
+}  // namespace
+
+std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage& say) {
+  if (is_plain(spec)) return open_set(spec, spec.blend.prefixes[0], spec.index.num_samples, say);
+  const BlendPlan plan = plan_part(spec);
+  std::vector<std::unique_ptr<const Dataset>> sets;
+  for (std::size_t i = 0; i < plan.requests.size(); ++i)
+    sets.push_back(open_set(spec, spec.blend.prefixes[i], plan.requests[i], say));
+  BlendedDataset::Spec blend{.cache_folder = spec.cache_folder, .name = split_part_name(spec.part)};
+  if (spec.cache_folder.empty())
+    blend.cache_folder =
+        std::filesystem::path(spec.blend.prefixes[0]).parent_path() / "cache" / "BlendedDataset_indices";
+  if (spec.blend.weights) {
+    blend.weights = normalize_weights(*spec.blend.weights);
+    blend.size = plan.size;
+  } else {
+    std::int64_t all = 0;
+    for (const auto& set : sets) {
+      blend.weights.push_back(static_cast<double>(set->size()));
+      all += set->size();
+    }
+    if (spec.index.num_samples) blend.size = std::min(*spec.index.num_samples, all);
+  }
+  return std::make_unique<BlendedDataset>(std::move(sets), blend, say);
+}
+
+void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at) {
+  const std::vector<std::optional<std::int64_t>> requests =
+      is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], {}), requests[i]);
+    const IndexedDataset pair(set.prefix);
+    const SequenceRange range = split_ranges(set.split, pair.size())[static_cast<std::size_t>(set.part)];
+    GptIndexSpec index = set.index;
+    if (!index.num_samples) index.num_samples = 1;  // a set that is taken whole must hold something
+    check_split(set.part, set.split, range, index, pair);
+    plan_gpt_index(index, tokens_of(pair, range));
+    look_at(pair);
+  }
+}
+
+FillInMiddleOptions fill_in_middle_options(const config::FimConfig& fim, const text::Tokenizer& tokenizer) {
+  const auto id_of = [&](const char* option, const std::string& token) {
+    const auto id = tokenizer.token_to_id(token);
+    if (!id)
+      throw ConfigError(rule_got_fix(concat("fim.", option, " must be a token of data.tokenizer."), "\"" + token + "\"",
+                                     "add the token when the tokenizer is trained, or name one that it has"));
+    return *id;
+  };
+  return {.rate = fim.rate,
+          .spm_rate = fim.spm_rate,
+          .fragment_rate = fim.fragment_rate,
+          .prefix = id_of("prefix_token", fim.prefix_token),
+          .middle = id_of("middle_token", fim.middle_token),
+          .suffix = id_of("suffix_token", fim.suffix_token),
+          .pad = id_of("pad_token", fim.pad_token),
+          .eod = id_of("eod_token", fim.eod_token),
+          .split = fim.split_sample.empty() ? -1 : id_of("split_sample", fim.split_sample),
+          .no_prefix = fim.no_prefix};
+}
+
+}  // namespace megatron::data

@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "megatron/data/index_cache.h"
+#include "megatron/text/chat_template.h"
+#include "megatron/text/tokenizer.h"
+
+// Conversations for supervised fine-tuning: JSON lines {"messages": [{"role": "user", "content": "…"}, …]}, also
+// compressed, become a .bin/.idx pair in the cache, one document each, that PackedDataset reads.
+namespace megatron::data {
+
+/// The tokens of a conversation; those that the assistant did not write are stored as ~id.
+std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, const text::Tokenizer& tokenizer);
+
+/// Tokenizes the conversations of `path` into the cache unless that is done, and returns the prefix of the pair.
+/// `cache_folder`: empty for cache/SFTDataset_indices beside the file. The names depend on the file's path, size and
+/// time of change, on the tokenizer and on the template. Throws ConfigError naming file and line for a line that is no
+/// conversation.
+std::string build_chat_pair(const std::string& path, const text::Tokenizer& tokenizer,
+                            const text::ChatTemplate& chat_template, const std::string& cache_folder,
+                            const WaitMessage& say);
+
+}  // namespace megatron::data
