@@ -120,18 +120,17 @@ class JobQueue {
 };
 
 void read_all(BlockReader& reader, JobQueue& queue) {
-  bool more = true;
-  while (more) {
+  bool more = true, failed = false;
+  while (more && !failed) {
     auto job = std::make_shared<Job>();
     try {
       more = reader.next(job->block);
     } catch (...) {  // takes its place in the order, after all that came before it in the input
       job->block.bytes.clear();
       job->error = std::current_exception();
-      job->done = true;
+      job->done = failed = true;
     }
-    if (more && !queue.put(job)) break;
-    if (job->error) break;
+    if (more && !queue.put(std::move(job))) break;  // from here on it is a worker's
   }
   queue.close();
 }
