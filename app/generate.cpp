@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,7 +14,9 @@
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/stream.h"
+#include "megatron/interchange/companions.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/text/chat_template.h"
 
 namespace megatron::app {
 namespace {
@@ -28,6 +31,8 @@ constexpr const char* kUsage =
 struct GenerateFlags : ModelFlags {
   std::vector<std::string> prompt;
   std::string prompt_file;
+  bool chat = false;
+  std::string system;
   std::int64_t max_new_tokens = 64;
   double temperature = 1;
   int top_k = 0;
@@ -40,6 +45,8 @@ struct GenerateFlags : ModelFlags {
     ModelFlags::visit(v);
     v("prompt", prompt, "Texts to go on from, each its own.");
     v("prompt_file", prompt_file, "File with one prompt a line.");
+    v("chat", chat, "Each prompt is what a user says to a chat model, written by the template in its folder.");
+    v("system", system, "With --chat, the system message.");
     v("max_new_tokens", max_new_tokens, "Tokens to write at most; a full context ends a text sooner.");
     v("temperature", temperature, "Divides the logits; 0: always the likeliest token.");
     v("top_k", top_k, "Draw from the k likeliest tokens; 0: from all.");
@@ -63,6 +70,20 @@ std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   return prompts;
 }
 
+/// What the user says as the model's chat template writes it, up to where the answer begins.
+std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
+  const std::filesystem::path folder =
+      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
+  const auto chat = text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  for (std::string& text : texts) {
+    std::vector<text::ChatMessage> messages;
+    if (!flags.system.empty()) messages.push_back({"system", flags.system});
+    messages.push_back({"user", text});
+    text = chat.render(messages, /*open=*/true).text;
+  }
+  return texts;
+}
+
 struct Request {
   GenerateFlags flags;
   TrainedModel model;
@@ -74,7 +95,9 @@ Request prepare(const Args& args) {
   GenerateFlags flags;
   const auto rest = config::parse_command_line(flags, args, kUsage);
   if (!rest.empty()) throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], kUsage));
-  const auto texts = prompts_of(flags);
+  if (!flags.system.empty() && !flags.chat)
+    throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
+  const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
   TrainedModel model = open_trained_model(flags, "generate");
   generate::GenerateOptions options{
       .max_new_tokens = flags.max_new_tokens,

@@ -341,6 +341,20 @@ TEST(Resolve, SaysWhatWouldBeRight) {
               HasSubstr("fix:  --model.hidden_dropout 0.1 (the default)"));
 }
 
+TEST(Resolve, RefusesSamplesOfTwoKindsAtOnce) {
+  const auto error_after = [](const auto& change) {
+    RunConfig config = valid();
+    change(config);
+    return error_of(config);
+  };
+  EXPECT_EQ(error_after([](RunConfig& c) { c.data.packed = c.data.sft = true; }), "no error");
+  EXPECT_THAT(error_after([](RunConfig& c) { c.data.packed = c.data.fim_data = true; }), HasSubstr("data.fim_data"));
+  EXPECT_THAT(error_after([](RunConfig& c) { c.data.sft = c.data.eod_mask_loss = true; }),
+              HasSubstr("data.packed and data.sft"));
+  EXPECT_THAT(error_after([](RunConfig& c) { c.fim.rate = 1.5; }), HasSubstr("fim.rate"));
+  EXPECT_THAT(error_after([](RunConfig& c) { c.data.prefetch = -1; }), HasSubstr("data.prefetch"));
+}
+
 TEST(Resolve, TakesTimeoutsThatAClockCanCount) {
   RunConfig config = valid();
   for (const double good : {1e-3, 600.0, 1e7}) {

@@ -1,0 +1,139 @@
+#include "megatron/data/part_dataset.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "megatron/data/blended_dataset.h"
+#include "megatron/data/run_blends.h"
+#include "tests/data/support.h"
+
+namespace megatron::data {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::string kGolden = shared_folder() + "/golden/megatron/";
+
+class MegatronBlends : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
+  }
+};
+
+std::vector<std::int64_t> elements(const NpyArray& array) {
+  std::vector<std::int64_t> values;
+  for (std::int64_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
+  return values;
+}
+
+Blend blend_of(const json& prefixes, const json& weights) {
+  Blend blend;
+  for (const std::string prefix : prefixes) blend.prefixes.push_back(kGolden + "indexed/" + prefix);
+  if (!weights.is_null()) blend.weights = weights.get<std::vector<double>>();
+  return blend;
+}
+
+/// The parts of a golden case, with what the package made of each.
+std::vector<std::pair<PartSpec, json>> parts_of(const json& settings, const std::string& cache) {
+  constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
+  std::vector<std::pair<PartSpec, json>> parts;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto part = static_cast<SplitPart>(i);
+    if (!settings["splits"].contains(split_part_name(part))) continue;
+    PartSpec spec{.part = part, .cache_folder = cache};
+    if (settings.contains("blend_per_split")) {
+      const json& own = settings["blend_per_split"][i];
+      spec.blend = blend_of(own["prefixes"], own["weights"]);
+      spec.split = kWhole[i];
+    } else {
+      spec.blend = blend_of(settings["prefixes"], settings["weights"]);
+      spec.split = settings["split"];
+    }
+    spec.index.seq_length = settings["sequence_length"];
+    spec.index.seed = settings["seed"];
+    if (!settings["sizes"][i].is_null()) spec.index.num_samples = settings["sizes"][i].get<std::int64_t>();
+    parts.emplace_back(spec, settings["splits"][split_part_name(part)]);
+  }
+  return parts;
+}
+
+TEST_P(MegatronBlends, HaveTheSameOrderAndTheSameSamples) {
+  const std::string folder = kGolden + "blend/" + GetParam() + "/";
+  TemporaryFolder cache;
+  for (const auto& [spec, info] : parts_of(json::parse(read_bytes(folder + "case.json")), cache.path())) {
+    const auto dataset = open_part(spec, {});
+    const std::string stem = folder + split_part_name(spec.part);
+    EXPECT_EQ(dataset->size(), info["length"]) << stem;
+    const auto* const blend = dynamic_cast<const BlendedDataset*>(dataset.get());
+    ASSERT_EQ(blend != nullptr, std::filesystem::exists(stem + ".dataset_index.npy")) << stem;
+    if (blend == nullptr) continue;
+    std::vector<std::int64_t> sets, samples;
+    for (std::int64_t i = 0; i < blend->size(); ++i) {
+      sets.push_back(blend->place_of(i).set);
+      samples.push_back(blend->place_of(i).sample);
+    }
+    EXPECT_EQ(sets, elements(NpyArray(stem + ".dataset_index.npy"))) << stem;
+    EXPECT_EQ(samples, elements(NpyArray(stem + ".dataset_sample_index.npy"))) << stem;
+    std::vector<std::int64_t> tokens;
+    for (const std::int64_t id : info["dumped"]) {
+      const std::size_t begin = tokens.size();
+      tokens.resize(begin + static_cast<std::size_t>(dataset->seq_length()));
+      dataset->get(id, {.tokens = std::span(tokens).subspan(begin)});
+    }
+    EXPECT_EQ(tokens, elements(NpyArray(stem + ".tokens.npy"))) << stem;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Cases, MegatronBlends, testing::Values("weighted", "unweighted", "per_split"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(RunBlends, AreNamedInOneWay) {
+  config::DataConfig data;
+  EXPECT_THROW(read_blends(data), ConfigError);
+  data.data_path = {"0.5", "A", "0.5", "B"};
+  EXPECT_FALSE(read_blends(data).of_its_own);
+  EXPECT_THAT(read_blends(data).parts[2].value().prefixes, ElementsAre("A", "B"));
+  data.valid_data_path = {"C"};
+  EXPECT_THROW(read_blends(data), ConfigError);
+  data.data_path.clear();
+  EXPECT_THROW(read_blends(data), ConfigError) << "nothing to train on";
+  data.train_data_path = {"A"};
+  EXPECT_TRUE(read_blends(data).of_its_own);
+  EXPECT_THAT(read_blends(data).parts[1].value().prefixes, ElementsAre("C"));
+  EXPECT_FALSE(read_blends(data).parts[2]);
+  data.per_split_data_args_path = "splits.json";
+  EXPECT_THROW(read_blends(data), ConfigError);
+}
+
+TEST(PartDataset, SaysBeforeAnythingIsBuiltWhatAnyOfItsSetsLacks) {
+  TemporaryFolder folder;
+  IndexedDatasetWriter writer(folder / "pair", DType::U16);
+  for (int d = 0; d < 20; ++d) writer.add_document(std::vector<std::int32_t>{1, 2, 3}, std::vector<std::int32_t>{3});
+  writer.publish();
+  PartSpec spec{.blend = {.prefixes = {folder / "pair", folder / "none"}, .weights = {{1, 1}}}, .split = "9,1,0"};
+  spec.index = {.seq_length = 4, .num_samples = 5};
+  const auto error = [&] {
+    try {
+      check_part(spec, [](const auto&) {});
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(error(), HasSubstr(folder / "none"));
+  spec.blend.prefixes[1] = folder / "pair";
+  EXPECT_EQ(error(), "");
+  spec.part = SplitPart::Test;
+  EXPECT_THAT(error(), HasSubstr("test part of 9,1,0"));
+  spec.part = SplitPart::Train;
+  spec.index.num_samples.reset();
+  EXPECT_THAT(error(), HasSubstr("data.full_validation"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "cache"));
+}
+
+}  // namespace
+}  // namespace megatron::data

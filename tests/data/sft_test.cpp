@@ -1,0 +1,108 @@
+#include "megatron/data/sft.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "megatron/data/part_dataset.h"
+#include "tests/data/byte_tokenizer.h"
+#include "tests/data/support.h"
+
+namespace megatron::data {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kJinja = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}";
+
+text::Tokenizer tokenizer() { return byte_tokenizer({"<|im_start|>", "<|im_end|>"}); }
+text::ChatTemplate chat_template() { return {kJinja, "", "<|im_end|>", "test"}; }
+
+/// The text of the tokens that are learned and of those that are not.
+std::pair<std::string, std::string> shown(const std::vector<std::int32_t>& tokens) {
+  std::pair<std::string, std::string> texts;
+  const text::Tokenizer model = tokenizer();
+  for (const std::int32_t token : tokens)
+    (token < 0 ? texts.second : texts.first) += model.id_to_bytes(token < 0 ? ~token : token);
+  return texts;
+}
+
+TEST(Sft, LearnsTheAssistantsTurnsAndNothingElse) {
+  const std::vector<text::ChatMessage> talk = {{"user", "hi"}, {"assistant", "yö"}, {"user", "and"}, {"assistant", ""}};
+  const auto [learned, given] = shown(encode_chat(chat_template().render(talk), tokenizer()));
+  EXPECT_EQ(learned, "yö<|im_end|><|im_end|>");
+  EXPECT_EQ(given,
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n\n<|im_start|>user\nand<|im_end|>\n<|im_start|>"
+            "assistant\n\n");
+}
+
+std::string line(const std::string& user, const std::string& answer) {
+  return R"({"messages": [{"role": "user", "content": ")" + user + R"("}, {"role": "assistant", "content": ")" +
+         answer + "\"}]}\n";
+}
+
+PartSpec part_of(const std::string& path, bool packed) {
+  PartSpec spec{.blend = {.prefixes = {path}, .weights = {}},
+                .split = "1",
+                .packed = packed,
+                .tokenizer = tokenizer(),
+                .chat = chat_template()};
+  spec.index = {.seq_length = 100, .seed = 3};
+  return spec;
+}
+
+TEST(Sft, MakesSamplesOfConversationsAloneOrPacked) {
+  TemporaryFolder folder;
+  write_bytes(folder / "chats.jsonl", line("a", "bc") + line("d", "efg"));
+  const auto alone = open_part(part_of(folder / "chats.jsonl", false), {});
+  ASSERT_EQ(alone->size(), 2);
+  std::vector<std::int64_t> labels(100);
+  std::vector<float> mask(100);
+  std::vector<std::string> answers;
+  for (std::int64_t i = 0; i < 2; ++i) {
+    alone->get(i, {.labels = labels, .loss_mask = mask});
+    answers.emplace_back();
+    for (std::size_t k = 0; k < 100; ++k)
+      if (mask[k] == 1) answers.back() += tokenizer().id_to_bytes(static_cast<std::int32_t>(labels[k]));
+  }
+  EXPECT_THAT(answers, testing::UnorderedElementsAre("bc<|im_end|>", "efg<|im_end|>"));
+  const auto packed = open_part(part_of(folder / "chats.jsonl", true), {});
+  ASSERT_EQ(packed->size(), 1);
+  packed->get(0, {.labels = labels, .loss_mask = mask});
+  EXPECT_EQ(std::ranges::count(mask, 1.0f), 3 + 4);
+}
+
+TEST(Sft, TokenizesAFileOnceAndAgainWhenItChanges) {
+  TemporaryFolder folder;
+  const std::string path = folder / "chats.jsonl";
+  write_bytes(path, line("a", "b"));
+  const auto build = [&] { return build_chat_pair(path, tokenizer(), chat_template(), "", {}); };
+  const std::string prefix = build();
+  EXPECT_THAT(prefix, HasSubstr(folder / "cache/SFTDataset_indices"));
+  EXPECT_EQ(build(), prefix);
+  write_bytes(path, line("a", "b") + line("c", "d"));
+  EXPECT_NE(build(), prefix);
+  EXPECT_EQ(IndexedDataset(build()).size(), 2);
+  EXPECT_NE(build_chat_pair(path, byte_tokenizer({"<|im_start|>", "<|im_end|>", "<x>"}), chat_template(), "", {}),
+            build());
+}
+
+TEST(Sft, NamesTheLineThatIsNoConversation) {
+  TemporaryFolder folder;
+  const std::string path = folder / "chats.jsonl";
+  for (const char* wrong :
+       {"[]", "{}", "{\"messages\": 3}", "{\"messages\": []}", "{\"messages\": [3]}", "{",
+        R"({"messages": [{"role": "user"}]})", R"({"messages": [{"role": "user", "content": null}]})",
+        R"({"messages": [{"role": "robot", "content": ""}]})"}) {
+    write_bytes(path, line("a", "b") + wrong + "\n");
+    try {
+      build_chat_pair(path, tokenizer(), chat_template(), "", {});
+      FAIL() << wrong;
+    } catch (const ConfigError& e) {
+      EXPECT_THAT(e.what(), HasSubstr(path + ", line 2: ")) << wrong;
+    }
+  }
+  EXPECT_THROW(build_chat_pair(folder / "none", tokenizer(), chat_template(), "", {}), ConfigError);
+}
+
+}  // namespace
+}  // namespace megatron::data
