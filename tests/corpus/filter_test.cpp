@@ -153,6 +153,7 @@ TEST(Blocklists, NormalizeUrls) {
   EXPECT_EQ(parts(" host.example/ "), "host.example host.example");
   EXPECT_EQ(parts("//"), " /");
   EXPECT_EQ(parts("http://[2001:db8::1]:80/x"), "[2001:db8::1] [2001:db8::1]/x");
+  EXPECT_EQ(parts("http://[2001:db8::1]/x"), "[2001:db8::1] [2001:db8::1]/x");
   EXPECT_EQ(parts("http://h?u=http://other/@x"), "h h?u=http://other/@x");
   EXPECT_EQ(parts(""), " ");
 }

@@ -319,7 +319,7 @@ TEST_F(OverlapTest, ReadsTestSetsInTheirFormats) {
   EXPECT_THAT(documents(" \n = One = \n\n text \n = = Part = = \n more \n = Two = \n x = y \n", "wikitext", ""),
               ElementsAre("2:= One =\ntext\n= = Part = =\nmore\n", "7:= Two =\nx = y\n"));
   const std::string squad =
-      R"({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "c1", "qas": [{"question": "q1", "id": "1"},)"
+      R"({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "c1", "qas": [{"question": "q1"},)"
       R"({"question": "q2", "is_impossible": true}]}, {"context": "c2", "qas": []}]}]})";
   EXPECT_THAT(documents(squad, "squad", ""), ElementsAre("1:q1", "2:q2"));
   EXPECT_THAT(documents(squad, "squad", "context"), ElementsAre("1:c1", "2:c2"));

@@ -47,13 +47,14 @@ class CorpusJobs(unittest.TestCase):
 
     def test_overlap_counts_what_python_counts_in_many_alphabets(self):
         source = random.Random(1)
-        alphabets = ["abcdefgXYZ", "äöüßéÉÑç", "αβγΔΕΖ", "абвгдЕЖЗ", "אבגד", "ابتث", "कखगघ", "한국어", "0123٣٤", "_", "ªº²½"]
+        alphabets = ["abcdefgXYZ", "äöüßéÉÑç", "αβγΔΕΖ", "абвгдЕЖЗ", "אבגד", "ابتث", "कखगघ", "한국어", "0123٣٤", "_",
+                     "ªº²½"]
+        between = [" ", ", ", " - ", "\u00a0", ".\n", "’", "—", "\u0301 "]
         vocabulary = ["".join(source.choice(source.choice(alphabets)) for _ in range(source.randint(1, 3)))
                       for _ in range(60)]
 
         def text(n):
-            return "".join(source.choice(vocabulary) + source.choice([" ", ", ", " - ", "\u00a0", ".\n", "’", "—", "\u0301 "])
-                           for _ in range(n))
+            return "".join(source.choice(vocabulary) + source.choice(between) for _ in range(n))
 
         def ngrams(one):
             words = re.findall(r"\w+", one.lower())
@@ -64,8 +65,8 @@ class CorpusJobs(unittest.TestCase):
         (self.path / "test.jsonl").write_text("".join(map(line, tests)), encoding="utf-8")
         known = {ngram for one in training for ngram in ngrams(one)}
         wanted = [ngram for one in tests for ngram in ngrams(one)]
-        report = json.loads(run("data", "overlap", "--input", self.raw, "--test", self.path / "test.jsonl", "--ngram", 2,
-                                "--json"))
+        report = json.loads(run("data", "overlap", "--input", self.raw, "--test", self.path / "test.jsonl",
+                                "--ngram", 2, "--json"))
         self.assertEqual(report["ngrams"], len(wanted))
         self.assertEqual(report["found"], sum(ngram in known for ngram in wanted))
         self.assertEqual(report["distinct"], len(set(wanted)))
