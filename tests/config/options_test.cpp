@@ -281,8 +281,6 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   for (const char* flag : {"--exp-avg-dtype", "--exp-avg-sq-dtype"})
     EXPECT_THAT(recipe_error("", {flag, "bf16"}), HasSubstr("fix:  --optimizer.state_dtype, of both moments"));
   EXPECT_THAT(recipe_error("", {"--use-precision-aware-optimizer"}), HasSubstr("--optimizer.state_dtype"));
-  EXPECT_THAT(recipe_error("", {"--data-parallel-sharding-strategy", "optim_grads"}),
-              HasSubstr("fix:  --use-distributed-optimizer"));
   EXPECT_THAT(recipe_error("", {"--context_parallel_size=2"}), HasSubstr("fix:  leave it out; ranks are split"));
   EXPECT_THAT(recipe_error("", {"--no-overlap-p2p-communication"}), HasSubstr("--pp-communication batched"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));

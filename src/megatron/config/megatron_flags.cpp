@@ -25,8 +25,6 @@ constexpr MegatronFlag kFlags[] = {
     {"main-grads-dtype", true, "--optimizer.grad_dtype"},
     {"main-params-dtype", true, "leave it out; masters are in fp32"},
     {"use-precision-aware-optimizer", false, "leave it out; --optimizer.state_dtype and --optimizer.grad_dtype say it"},
-    {"data-parallel-sharding-strategy", true,
-     "--use-distributed-optimizer, which is its optim; gradients and parameters are not sharded"},
     {"lr-warmup-iters", true, "--lr-warmup-samples, iterations x global batch"},
     {"lr-decay-iters", true, "--lr-decay-samples, iterations x global batch"},
     {"lr-wsd-decay-iters", true, "--lr-wsd-decay-samples, iterations x global batch"},

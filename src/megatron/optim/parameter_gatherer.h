@@ -12,7 +12,7 @@ namespace megatron::optim {
 class ParameterGatherer {
  public:
   /// `owned`: see GradientReducer. `overlap`: start() returns at once, and each parameter is there when its reader asks
-  /// for it (parallel::Parameter::await).
+  /// for it (parallel::Parameter::arrived).
   ParameterGatherer(const parallel::ParameterStore& parameters, comm::Group dp, std::vector<plan::Shard> owned,
                     bool overlap);
 
