@@ -62,15 +62,20 @@ def array(comment, name, points):
     return f"/// {comment}\ninline constexpr CodePointRange {name}[] = {{{body}}};\n\n"
 
 
-joined = normalizers.Precompiled(charsmap([("a", "b")])).normalize_str
-extend = [c for c in POINTS if joined("a" + chr(c)) == "b"]
-joining = normalizers.Precompiled(charsmap([(chr(c), "b") for c in PREPEND])).normalize_str
-prepend = [c for c in PREPEND if joining(chr(c) + "a") == "b"]
-control = [c for c in POINTS if unicodedata2.category(chr(c)) in ("Cc", "Cf", "Zl", "Zp") and c not in {*extend, *prepend}]
-pathlib.Path(__file__).with_name("grapheme_tables.h").write_text(
-    "#pragma once\n#include <cstdint>\n\n#include \"megatron/text/unicode_ranges.h\"\n\n"
-    "// Written by make_grapheme_tables.py: do not edit.\n// clang-format off\nnamespace megatron::text {\n\n"
-    + array("Joined to the character before.", "kGraphemeExtend", extend)
-    + array("Joined to the character behind.", "kGraphemePrepend", prepend)
-    + array("Joined to nothing; ASCII left out.", "kGraphemeControl", control)
-    + "}  // namespace megatron::text\n")
+def main():
+    joined = normalizers.Precompiled(charsmap([("a", "b")])).normalize_str
+    extend = [c for c in POINTS if joined("a" + chr(c)) == "b"]
+    joining = normalizers.Precompiled(charsmap([(chr(c), "b") for c in PREPEND])).normalize_str
+    prepend = [c for c in PREPEND if joining(chr(c) + "a") == "b"]
+    control = [c for c in POINTS if unicodedata2.category(chr(c)) in ("Cc", "Cf", "Zl", "Zp") and c not in {*extend, *prepend}]
+    pathlib.Path(__file__).with_name("grapheme_tables.h").write_text(
+        "#pragma once\n#include <cstdint>\n\n#include \"megatron/text/unicode_ranges.h\"\n\n"
+        "// Written by make_grapheme_tables.py: do not edit.\n// clang-format off\nnamespace megatron::text {\n\n"
+        + array("Joined to the character before.", "kGraphemeExtend", extend)
+        + array("Joined to the character behind.", "kGraphemePrepend", prepend)
+        + array("Joined to nothing; ASCII left out.", "kGraphemeControl", control)
+        + "}  // namespace megatron::text\n")
+
+
+if __name__ == "__main__":
+    main()

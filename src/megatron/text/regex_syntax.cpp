@@ -186,7 +186,15 @@ class Translator {
     at_ += 2;
   }
 
-  static Ranges words() { return {std::begin(kWordRanges), std::end(kWordRanges)}; }
+  /// Oniguruma's \w, which has the signs of Latin-1 that are numbers, and does not have the joiners.
+  static Ranges words() {
+    Ranges ranges = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
+    for (const CodePointRange& range : kWordRanges)
+      if (range.first != 0x200C) ranges.push_back(range);
+    std::sort(ranges.begin(), ranges.end(),
+              [](const CodePointRange& a, const CodePointRange& b) { return a.first < b.first; });
+    return ranges;
+  }
 
   void word_boundary(bool negated) {
     const std::string word = "[" + items(words()) + "]";

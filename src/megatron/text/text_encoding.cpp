@@ -195,10 +195,12 @@ std::vector<std::size_t> character_counts(std::string_view text) {
 }
 
 /// Takes away the blanks that a token has at its ends, counted in the token.
-void trim(std::string_view token, bool is_first, bool add_prefix_space, ByteSpan& span) {
-  const auto blanks = [](std::string_view text, bool backwards) {
+/// `is_added`: it is no token of the model, whose white space but the blank is spelled otherwise.
+void trim(std::string_view token, bool is_added, bool is_first, bool add_prefix_space, ByteSpan& span) {
+  const auto blanks = [&](std::string_view text, bool backwards) {
+    const auto is_blank = [&](char c) { return c == ' ' || (is_added && c >= '\t' && c <= '\r'); };
     std::size_t count = 0;
-    while (count < text.size() && text[backwards ? text.size() - 1 - count : count] == ' ') ++count;
+    while (count < text.size() && is_blank(text[backwards ? text.size() - 1 - count : count])) ++count;
     return count;
   };
   std::size_t leading = blanks(token, false);
@@ -213,21 +215,26 @@ void trim(std::string_view token, bool is_first, bool add_prefix_space, ByteSpan
 Encoding Encoder::encode_with_offsets(std::string_view text, Specials specials) {
   Encoding out;
   const Vocabulary& vocabulary = state_->model->vocabulary();
+  std::vector<std::size_t> added;  // places in `out`
   state_->run(
       text, specials, true, [&](const Pieces& pieces) { state_->encode_pieces(pieces, out); },
       [&](std::int32_t id, const ByteSpan& span) {
+        added.push_back(out.ids.size());
         out.ids.push_back(id);
         out.bytes.push_back(span);
       });
   const std::vector<std::size_t> counts = character_counts(text);
   for (const ByteSpan& span : out.bytes) out.characters.push_back({counts[span.begin], counts[span.end]});
-  if (const auto& trimmed = vocabulary.trim_offsets)
-    for (std::size_t i = 0; i < out.ids.size(); ++i) {
-      const std::string& token = vocabulary.tokens[static_cast<std::size_t>(out.ids[i])];
-      const bool is_first = i == 0 || out.bytes[i].begin == 0;
-      trim(token, is_first, trimmed->add_prefix_space, out.bytes[i]);
-      trim(token, is_first, trimmed->add_prefix_space, out.characters[i]);
-    }
+  if (!vocabulary.trim_offsets) return out;
+  for (std::size_t i = 0; i < out.ids.size(); ++i) {
+    const bool is_added = std::binary_search(added.begin(), added.end(), i);
+    const std::string_view token =
+        is_added ? text.substr(out.bytes[i].begin, out.bytes[i].end - out.bytes[i].begin)  // with the blanks it took
+                 : std::string_view(vocabulary.tokens[static_cast<std::size_t>(out.ids[i])]);
+    const bool is_first = i == 0 || out.bytes[i].begin == 0;
+    trim(token, is_added, is_first, vocabulary.trim_offsets->add_prefix_space, out.bytes[i]);
+    trim(token, is_added, is_first, vocabulary.trim_offsets->add_prefix_space, out.characters[i]);
+  }
   return out;
 }
 

@@ -1,0 +1,188 @@
+// Small tokenizers with each step and model (tests/golden/tokenizers/make.py), and what must hold for any.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include "megatron/base/error.h"
+#include "megatron/text/base64.h"
+#include "megatron/text/regex.h"
+#include "megatron/text/sentencepiece_file.h"
+#include "megatron/text/tiktoken_file.h"
+#include "megatron/text/tokenizer_files.h"
+#include "megatron/text/unicode_classes.h"
+#include "megatron/text/word_level.h"
+#include "tests/text/support.h"
+
+namespace megatron::text {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+fs::path kinds_folder() { return fs::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers"; }
+
+/// Each file's name with its cases.
+nlohmann::json all_cases() { return nlohmann::json::parse(read_file(kinds_folder() / "cases.json")); }
+
+TEST(Kinds, GiveTheIdsOffsetsAndTextOfTheirPeers) {
+  const nlohmann::json files = all_cases();
+  EXPECT_EQ(files.size(), 13u);
+  for (const auto& [file, cases] : files.items()) {
+    const Tokenizer tokenizer = Tokenizer::load(kinds_folder() / file);
+    // SentencePiece itself knows no special tokens in a text.
+    const Specials specials = file.ends_with(".model") ? Specials::AsText : Specials::Recognised;
+    Encoder encoder = tokenizer.encoder();
+    for (const auto& golden : cases) {
+      const std::string text = golden["text"];
+      const std::vector<std::int32_t> ids = golden["ids"];
+      std::vector<std::int32_t> fast;
+      encoder.encode_append(text, fast, specials);
+      EXPECT_EQ(fast, ids) << file << ": " << text;
+      const Encoding slow = encoder.encode_with_offsets(text, specials);
+      EXPECT_EQ(slow.ids, ids) << file << ": " << text;
+      EXPECT_EQ(tokenizer.decode(ids), golden["decoded"]) << file << ": " << text;
+      if (!golden.contains("offsets")) continue;
+      nlohmann::json offsets = nlohmann::json::array();
+      for (const ByteSpan& span : slow.characters) offsets.push_back({span.begin, span.end});
+      EXPECT_EQ(offsets, golden["offsets"]) << file << ": " << text;
+    }
+  }
+}
+
+TEST(Kinds, StreamWhatTheyDecode) {
+  const nlohmann::json files = all_cases();
+  for (const auto& [file, cases] : files.items()) {
+    const Tokenizer tokenizer = Tokenizer::load(kinds_folder() / file);
+    StreamDecoder stream(tokenizer);
+    for (const auto& golden : cases) {
+      std::string seen;
+      for (const std::int32_t id : golden["ids"]) {
+        seen += stream.push(id);
+        EXPECT_TRUE(valid_utf8(seen)) << file << " ends inside a character";
+      }
+      EXPECT_EQ(seen + stream.finish(), golden["decoded"]) << file;
+    }
+  }
+}
+
+TEST(Kinds, AreReadBackFromTheFileThatTheySave) {
+  const fs::path folder = fs::temp_directory_path() / concat("kinds_", ::getpid());
+  const nlohmann::json files = all_cases();
+  for (const auto& [file, cases] : files.items()) {
+    const Tokenizer first = Tokenizer::load(kinds_folder() / file);
+    first.save(folder);
+    EXPECT_EQ(Tokenizer::load(folder).fingerprint(), first.fingerprint()) << file;
+    fs::remove_all(folder);
+  }
+}
+
+TEST(Kinds, ReplaceAndCountBytesThatAreNoUtf8UnlessTheModelHasBytes) {
+  const std::string bad = "a\xff\xc3(b", good = "a\ufffd\ufffd(b";
+  for (const char* file : {"llama.json", "t5.json", "bert.json", "unigram.model"}) {
+    const Tokenizer tokenizer = Tokenizer::load(kinds_folder() / file);
+    Encoder encoder = tokenizer.encoder();
+    std::vector<std::int32_t> ids;
+    encoder.encode_append(bad, ids);
+    EXPECT_EQ(ids, tokenizer.encode(good)) << file;
+    EXPECT_EQ(encoder.replaced(), 2u) << file;
+  }
+  const Tokenizer bytes = Tokenizer::load(kinds_folder() / "qwen.json");
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) {
+    const std::string text = random_text(random, 30);
+    Encoder encoder = bytes.encoder();
+    const Encoding encoding = encoder.encode_with_offsets(text);
+    EXPECT_EQ(bytes.encode(text), encoding.ids);
+    EXPECT_EQ(encoder.replaced(), 0u);
+  }
+  EXPECT_EQ(bytes.decode(bytes.encode(bad)), bad);
+}
+
+TEST(Kinds, AreCheckedAgainstMegatronsNames) {
+  const auto load = [](const char* file, const char* type) { return Tokenizer::load(kinds_folder() / file, type); };
+  EXPECT_NO_THROW(load("bpe.model", "SentencePieceTokenizer"));
+  EXPECT_NO_THROW(load("bert.json", "BertWordPieceLowerCase"));
+  EXPECT_NO_THROW(load("t5.json", "HuggingFaceTokenizer"));
+  EXPECT_THROW(load("bert.json", "BertWordPieceCase"), ConfigError);
+  EXPECT_THROW(load("bert.json", "GPT2BPETokenizer"), ConfigError);
+  EXPECT_THROW(load("bpe.model", "TikTokenizer"), ConfigError);
+  EXPECT_THAT([&] { load("bpe.model", "MyTokenizer"); }, ThrowsMessage<ConfigError>(HasSubstr("MyTokenizer")));
+  const Tokenizer llama = load("bpe.model", "Llama2Tokenizer");
+  EXPECT_EQ(llama.frame(std::vector{7}).ids, (std::vector{1, 7}));
+}
+
+TEST(NullTokenizer, TakesNumbers) {
+  const Tokenizer tokenizer = Tokenizer::load("100", "NullTokenizer");
+  EXPECT_EQ(tokenizer.vocab_size(), 101);
+  EXPECT_EQ(tokenizer.eod_id(), 100);
+  EXPECT_EQ(tokenizer.encode("7 99 0"), (std::vector{7, 99, 0}));
+  EXPECT_EQ(tokenizer.decode(std::vector{7, 99, 0}), "7 99 0");
+  EXPECT_THROW(tokenizer.encode("7 100"), ConfigError);
+  EXPECT_THROW(Tokenizer::load("many", "NullTokenizer"), ConfigError);
+  EXPECT_THROW(null_vocabulary(0), ConfigError);
+}
+
+TEST(SentencePieceFile, RefusesEveryTruncationAndWhatItDoesNotKnow) {
+  const std::string model = read_file(kinds_folder() / "unigram.model");
+  std::size_t refused = 0;
+  for (std::size_t size = 0; size < model.size(); ++size) {
+    try {
+      Tokenizer(parse_sentencepiece_model(model.substr(0, size), "f", "f"));  // one that ends between fields is whole
+    } catch (const ConfigError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, model.size() * 9 / 10);
+  EXPECT_THAT([&] { parse_sentencepiece_model(model + std::string("\x12\x02\x18\x03", 4), "f", "f"); },
+              ThrowsMessage<ConfigError>(HasSubstr("type 3")));
+}
+
+TEST(TiktokenFile, RefusesWhatNobodyPublished) {
+  EXPECT_TRUE(looks_like_tiktoken("IQ== 0\nIg== 1\n"));
+  EXPECT_FALSE(looks_like_tiktoken("\x0a\x0eIQ"));
+  const auto refuse = [](const char* text, const char* message) {
+    EXPECT_THAT([&] { parse_tiktoken(text, "f", "f"); }, ThrowsMessage<ConfigError>(HasSubstr(message)));
+  };
+  refuse("IQ== 0\nIg== 1\n", "2 ranks");
+  refuse("IQ== 0\nIg== 0\n", "no rank may come twice");
+  refuse("IQ== 0\nIg= 1\n", "byte 7: a line must be");
+  refuse("IQ== 4000000000\n", "about the number of its line");
+}
+
+TEST(Base64, ReadsWhatItWrites) {
+  std::mt19937 random(1);
+  std::string back;
+  for (std::size_t size = 0; size < 50; ++size) {
+    std::string bytes(size, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    ASSERT_TRUE(from_base64(to_base64(bytes), back));
+    EXPECT_EQ(back, bytes);
+  }
+  EXPECT_EQ(to_base64("fooba"), "Zm9vYmE=");
+  for (const char* bad : {"Z", "Zm9=v", "Zm9v!A==", "====", "ZZ=="}) EXPECT_FALSE(from_base64(bad, back)) << bad;
+}
+
+TEST(Regex, StopsWhereAnExpressionNeedsTooManySteps) {
+  const Regex regex("(a+)+[bc]", "here");
+  Regex::Matcher matcher;
+  EXPECT_THAT([&] { matcher.for_each(regex, std::string(40, 'a') + "!", [](std::size_t, std::size_t) {}); },
+              ThrowsMessage<ConfigError>(HasSubstr("here: an expression must match")));
+}
+
+TEST(Regex, KnowsTheClassesOfUnicode16) {
+  Regex::Matcher matcher;
+  const auto count = [&](const char* pattern, const std::string& text) {
+    std::size_t matches = 0;
+    matcher.for_each(Regex(pattern, "here"), text, [&](std::size_t, std::size_t) { ++matches; });
+    return matches;
+  };
+  EXPECT_EQ(count("\\p{L}", "\U00010d4a\u1c89x1"), 3u);  // two letters of Unicode 16
+  EXPECT_EQ(count("\\s", "\u180e\u00a0 \u3000x"), 3u);   // U+180E is none
+  EXPECT_EQ(count("[^\\s\\p{L}]", "a1 .\u0301"), 3u);
+  EXPECT_EQ(count("\\bx\\b", "x xx \u00e9x x"), 2u);
+}
+
+}  // namespace
+}  // namespace megatron::text
