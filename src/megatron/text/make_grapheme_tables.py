@@ -45,8 +45,8 @@ def charsmap(rules):
         tsv, text = pathlib.Path(folder, "rules.tsv"), pathlib.Path(folder, "text")
         tsv.write_text("".join(f"{ord(a):X}\t{ord(b):X}\n" for a, b in rules))
         text.write_text("hello world this is a test\n" * 10)
-        sentencepiece.SentencePieceTrainer.train(input=text, model_prefix=f"{folder}/m", vocab_size=20, model_type="char",
-                                                 normalization_rule_tsv=str(tsv), minloglevel=2)
+        sentencepiece.SentencePieceTrainer.train(input=text, model_prefix=f"{folder}/m", vocab_size=20,
+                                                 model_type="char", normalization_rule_tsv=str(tsv), minloglevel=2)
         model = dict(fields(pathlib.Path(folder, "m.model").read_bytes()))
         return dict(fields(model[3]))[2]
 
@@ -67,7 +67,8 @@ def main():
     extend = [c for c in POINTS if joined("a" + chr(c)) == "b"]
     joining = normalizers.Precompiled(charsmap([(chr(c), "b") for c in PREPEND])).normalize_str
     prepend = [c for c in PREPEND if joining(chr(c) + "a") == "b"]
-    control = [c for c in POINTS if unicodedata2.category(chr(c)) in ("Cc", "Cf", "Zl", "Zp") and c not in {*extend, *prepend}]
+    joins = {*extend, *prepend}
+    control = [c for c in POINTS if unicodedata2.category(chr(c)) in ("Cc", "Cf", "Zl", "Zp") and c not in joins]
     pathlib.Path(__file__).with_name("grapheme_tables.h").write_text(
         "#pragma once\n#include <cstdint>\n\n#include \"megatron/text/unicode_ranges.h\"\n\n"
         "// Written by make_grapheme_tables.py: do not edit.\n// clang-format off\nnamespace megatron::text {\n\n"

@@ -38,7 +38,8 @@ def compositions():
         if nfc("".join(chr(int(part, 16)) for part in parts)) == chr(c):
             found.append((int(parts[0], 16), int(parts[1], 16), c))
     body = ", ".join(f"{{0x{a:x}, 0x{b:x}, 0x{c:x}}}" for a, b, c in sorted(found))
-    return f"/// Two characters that compose to one, in order.\ninline constexpr Composition kCompositions[] = {{{body}}};\n\n"
+    return ("/// Two characters that compose to one, in order.\n"
+            f"inline constexpr Composition kCompositions[] = {{{body}}};\n\n")
 
 
 def ranges(points):
