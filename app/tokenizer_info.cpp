@@ -27,8 +27,9 @@ struct Flags {
 
 using Json = nlohmann::ordered_json;
 
-/// The parts around the model as tokenizer.json has them.
+/// The parts around the model as tokenizer.json has them; of other files their name, which says as much.
 Json components(const text::Vocabulary& vocabulary) {
+  if (vocabulary.source) return {{"file", vocabulary.source->name}};
   const Json file = Json::parse(text::to_tokenizer_json(vocabulary));
   Json parts;
   for (const char* part : {"normalizer", "pre_tokenizer", "model", "post_processor", "decoder"}) {

@@ -12,14 +12,16 @@
 
 namespace {
 
-/// Whether decoding gives every text back: no normalization, every byte a token, no token that takes white space.
+/// Whether decoding gives every text back: GPT-2's way to byte-level BPE, no normalization, every byte a token, no
+/// token that takes white space.
 bool loses_nothing(const megatron::text::Tokenizer& tokenizer) {
   const auto& vocabulary = tokenizer.vocabulary();
   for (const auto& special : vocabulary.specials)
     if (special.lstrip || special.rstrip) return false;
   for (int byte = 0; byte < 256; ++byte)
     if (!tokenizer.token_to_id(std::string(1, static_cast<char>(byte)))) return false;
-  return !vocabulary.word_piece && !vocabulary.normalization;
+  return !vocabulary.word_piece && !vocabulary.normalization && !vocabulary.pipeline && !vocabulary.unigram &&
+         !vocabulary.characters;
 }
 
 }  // namespace
@@ -31,10 +33,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string text(bytes.substr(0, 4096));
     const std::string back = tokenizer.decode(tokenizer.encode(text, megatron::text::Specials::Recognised));
     if (loses_nothing(tokenizer) && back != text) std::abort();
-  } catch (const megatron::ConfigError&) {
-  }
-  try {
-    megatron::text::Tokenizer(megatron::text::parse_vocab_txt(bytes, "vocab", {})).encode(bytes.substr(0, 4096));
   } catch (const megatron::ConfigError&) {
   }
   try {

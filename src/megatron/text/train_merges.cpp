@@ -16,16 +16,6 @@ namespace {
 using Id = std::int32_t;
 using Pair = std::uint64_t;  // left << 32 | right: ordered as the pairs of ids are
 
-bool is_utf8(std::string_view bytes) {
-  const char *p = bytes.data(), *const end = p + bytes.size();
-  while (p != end) {
-    const int length = decode_utf8(p, end).length;
-    if (length == 0) return false;
-    p += length;
-  }
-  return true;
-}
-
 Pair pair_of(Id left, Id right) { return static_cast<Pair>(left) << 32 | static_cast<std::uint32_t>(right); }
 
 /// Frequencies of all pairs ever seen, by open addressing; entries stay at the end of a dense array.
@@ -225,7 +215,7 @@ void TrainOptions::check(std::int64_t alphabet) const {
   if (min_frequency < 1) throw ConfigError(rule_got_fix("min_frequency must be 1 or more.", concat(min_frequency)));
   std::set<std::string_view> seen;
   for (const std::string& content : specials) {
-    if (content.size() < 2 || !is_utf8(content))
+    if (content.size() < 2 || !valid_utf8(content))
       throw ConfigError(rule_got_fix("a special token must be UTF-8 of more than one byte.", printable(content),
                                      "a name in brackets, such as <|endoftext|>"));
     if (!seen.insert(content).second)
