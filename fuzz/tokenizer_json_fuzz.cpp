@@ -21,7 +21,7 @@ bool loses_nothing(const megatron::text::Tokenizer& tokenizer) {
   for (int byte = 0; byte < 256; ++byte)
     if (!tokenizer.token_to_id(std::string(1, static_cast<char>(byte)))) return false;
   return !vocabulary.word_piece && !vocabulary.normalization && !vocabulary.pipeline && !vocabulary.unigram &&
-         !vocabulary.characters;
+         !vocabulary.characters && !vocabulary.word_level;
 }
 
 }  // namespace
