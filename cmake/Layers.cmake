@@ -72,7 +72,7 @@ function(megatron_program_tests label)
         set(class ${CMAKE_MATCH_1})
       elseif(line MATCHES "def (test_[a-z0-9_]+)")
         set(test ${label}.${class}.${CMAKE_MATCH_1})
-        add_test(NAME ${test} COMMAND ${python} -B -m unittest ${name}.${class}.${CMAKE_MATCH_1} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/tests/${label})
+        add_test(NAME ${test} COMMAND ${python} -B -m unittest -v ${name}.${class}.${CMAKE_MATCH_1} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/tests/${label})
         set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT 600 SKIP_REGULAR_EXPRESSION "OK \\(skipped=1\\)"
           ENVIRONMENT "MEGATRON=$<TARGET_FILE:megatron>")
       endif()

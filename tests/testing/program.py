@@ -8,7 +8,7 @@ import tempfile
 
 MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[2] / "build/megatron"))
 
-# Folders of trained models, as shared/tools/fetch_models.py writes them; tests that need one skip where it is absent.
+# Folders of trained models as Hugging Face has them (docs/interchange.md); tests that need one skip where it is absent.
 MODELS = pathlib.Path(os.environ.get("MEGATRON_MODELS", pathlib.Path(__file__).resolve().parents[2] / ".cache/models"))
 GOLDEN_MODELS = pathlib.Path(__file__).resolve().parents[3] / "shared/golden/models"
 
