@@ -4,10 +4,10 @@
     python3 bench/tokenizer_peers.py MEGATRON [DATA_FOLDER [SMOLLM2_FOLDER [ROUNDS]]]
 
 DATA_FOLDER has text/english_novels_98.jsonl.zst, gpt2/ and bert/vocab.txt; SMOLLM2_FOLDER a tokenizer.json (left out
-where it is not there). Encoding: one thread, processor seconds, each document whole. tokenizers takes every 4th novel,
-because it is slow (its rate on these and on all 98 differs by less than the rounds do); `encode_batch_fast`, the call of
-it that makes no offsets. Training: byte-level BPE, 32,000 tokens, two threads, wall seconds, all novels. Needs tiktoken,
-tokenizers and zstandard from PyPI. Prints one JSON object a round, then a table of the medians, then them as JSON.
+where it is not there). Encoding: processor seconds, each document whole. tokenizers takes every 4th novel, because it is
+slow, by encode_batch_fast, the call of it that makes no offsets. Training: byte-level BPE, 32,000 tokens, two threads,
+wall seconds, all novels. Needs tiktoken, tokenizers and zstandard from PyPI. Prints one JSON object a round, then a
+table of the medians, then them as JSON.
 """
 import json
 import os
@@ -82,8 +82,8 @@ def main():
     rows = [("GPT-2 / tiktoken", 3, data / "gpt2", lambda: rate(
                 texts, lambda documents: [gpt2_by_tiktoken.encode_ordinary(text) for text in documents])),
             ("GPT-2 / tokenizers", 25, data / "gpt2", lambda: rate(part, gpt2.encode_batch_fast)),
-            ("WordPiece / BertWordPieceTokenizer", 8, data / "bert/vocab.txt",
-             lambda: rate(part, lambda documents: bert._tokenizer.encode_batch_fast(documents, add_special_tokens=False)))]
+            ("WordPiece / BertWordPieceTokenizer", 8, data / "bert/vocab.txt", lambda: rate(
+                part, lambda documents: bert._tokenizer.encode_batch_fast(documents, add_special_tokens=False)))]
     if smollm2.exists():
         peer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
         rows.append(("SmolLM2 / tokenizers", 20, smollm2, lambda: rate(part, peer.encode_batch_fast)))
