@@ -4,7 +4,7 @@
     python3 bench/tokenizer_peers.py MEGATRON [DATA_FOLDER [SMOLLM2_FOLDER [ROUNDS]]]
 
 DATA_FOLDER has text/english_novels_98.jsonl.zst, gpt2/ and bert/vocab.txt; SMOLLM2_FOLDER a tokenizer.json (left out
-where it is not there). Encoding: processor seconds, each document whole. tokenizers takes every 4th novel, because it is
+where it is not there). Encoding: processor seconds, each document whole. tokenizers takes every 4th novel, as it is
 slow, by encode_batch_fast, the call of it that makes no offsets. Training: byte-level BPE, 32,000 tokens, two threads,
 wall seconds, all novels. Needs tiktoken, tokenizers and zstandard from PyPI. Prints one JSON object a round, then a
 table of the medians, then them as JSON.
