@@ -128,6 +128,8 @@ def report(rows, tokens):
 def main():
     if sys.argv[1:2] == ["--peer"]:
         return run_peer(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    if sys.argv[1:2] == ["--pair"]:
+        return print(make_pair(sys.argv[2], int(sys.argv[3])))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = pathlib.Path(__file__).resolve().parent.parent / "build"
     parser.add_argument("megatron", nargs="?", default=str(build / "megatron"))
@@ -138,7 +140,8 @@ def main():
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = pathlib.Path(name)
         prefix = str(folder / "pair")
-        tokens = make_pair(prefix, options.documents)
+        # In a process of its own: what this one holds would count as memory of the processes that it starts.
+        tokens = int(subprocess.check_output([sys.executable, __file__, "--pair", prefix, str(options.documents)]))
         samples = tokens // SEQ_LENGTH * 99 // 100
         rows = []
         for _ in range(options.rounds):

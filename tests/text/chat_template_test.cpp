@@ -87,7 +87,7 @@ TEST(ChatTemplate, WritesLlama3Point1WithTheDateOfItsTemplate) {
 
 TEST(ChatTemplate, WritesLlama2) {
   EXPECT_EQ(parsed(kLlama2).render(kTalk).text, "<s>[INST] Hi [/INST] Hello </s><s>[INST] Bye [/INST] So </s>");
-  EXPECT_THAT(answers_of(parsed(kLlama2).render(kTalk)), ElementsAre("Hello </s>", "So </s>"));
+  EXPECT_THAT(answers_of(parsed(kLlama2).render(kTalk)), ElementsAre(" Hello </s>", " So </s>"));
   EXPECT_EQ(parsed(kLlama2).render(kWithSystem).text, "<s>[INST] <<SYS>>\nBe brief\n<</SYS>>\n\nHi [/INST] Hello </s>");
 }
 
@@ -97,7 +97,7 @@ TEST(ChatTemplate, WritesMistralWithTheBlanksOfItsTemplate) {
       "{{ '[INST] ' + message['content'] + '[/INST]' }}{{ ' ' + message['content']|trim + eos_token + ' ' }}";
   const RenderedChat chat = parsed(other).render(kTalk);
   EXPECT_EQ(chat.text, "<s>[INST]  Hi [/INST] Hello</s> [INST] Bye[/INST] So</s> ");
-  EXPECT_THAT(answers_of(chat), ElementsAre("Hello</s>", "So</s>"));
+  EXPECT_THAT(answers_of(chat), ElementsAre(" Hello</s>", " So</s>"));
 }
 
 TEST(ChatTemplate, RefusesTemplatesThatItWouldGetWrong) {

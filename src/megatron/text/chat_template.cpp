@@ -185,8 +185,9 @@ void ChatTemplate::render_instructions(std::span<const ChatMessage> messages, Re
                         : before_user_ + content + after_user_;
       continue;
     }
-    out.text += llama ? " " : before_answer_;
-    append_answer(out, llama ? trimmed(content) + " " + eos_ : (trims_answer_ ? trimmed(content) : content) + eos_);
+    // The blank before it is the answer's: after "[/INST]" the model writes " Hello", which is one token.
+    const std::string words = llama || trims_answer_ ? trimmed(content) : content;
+    append_answer(out, (llama ? " " : before_answer_) + words + (llama ? " " : "") + eos_);
     out.text += after_answer_;
   }
 }
