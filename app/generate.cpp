@@ -13,7 +13,7 @@
 #include "app/trained_model.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
-#include "megatron/generate/stream.h"
+#include "megatron/generate/texts.h"
 #include "megatron/interchange/companions.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/chat_template.h"
@@ -115,24 +115,24 @@ Request prepare(const Args& args) {
   return {std::move(flags), std::move(model), std::move(prompts), options};
 }
 
-/// The text of `ids`. A model may know more ids than the tokenizer: those, and the ending one, have no text.
-std::string text_of(const Request& request, const std::vector<std::int64_t>& ids) {
-  std::string text;
-  for (const std::int64_t id : ids)
-    if (id < request.model.tokenizer.vocab_size() && std::ranges::count(request.options.ends, id) == 0)
-      text += request.model.tokenizer.id_to_bytes(static_cast<std::int32_t>(id));
-  return text;
+std::vector<std::int32_t> ids_with_text(const Request& request, const std::vector<std::int64_t>& ids) {
+  return generate::ids_with_text(request.model.tokenizer, ids, request.options.ends);
 }
 
 void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts) {
   using nlohmann::json;
   json objects = json::array();
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::string text = text_of(request, texts[i]);
-    if (request.flags.json)
-      objects.push_back({{"prompt_ids", request.prompts[i]}, {"new_ids", texts[i]}, {"text", text}});
-    else
-      std::printf("%s%s%s\n", i > 0 ? "\n" : "", text_of(request, request.prompts[i]).c_str(), text.c_str());
+    auto ids = ids_with_text(request, request.prompts[i]);
+    const auto added = ids_with_text(request, texts[i]);
+    if (request.flags.json) {
+      objects.push_back({{"prompt_ids", request.prompts[i]},
+                         {"new_ids", texts[i]},
+                         {"text", generate::text_after(request.model.tokenizer, ids, added)}});
+      continue;
+    }
+    ids.insert(ids.end(), added.begin(), added.end());
+    std::printf("%s%s\n", i > 0 ? "\n" : "", request.model.tokenizer.decode(ids).c_str());
   }
   if (!request.flags.json) return;
   const json whole = texts.size() == 1 ? objects[0] : json({{"texts", objects}});
@@ -151,17 +151,22 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
       rank.context.group(plan::Axis::Pp), rank.tensor());
 
   const bool stream = request.prompts.size() == 1 && !request.flags.json && world.rank() == 0;
-  generate::Utf8Stream out([](std::string_view text) {
+  text::StreamDecoder decoder(request.model.tokenizer);
+  const auto print = [](const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
-  });
-  if (stream) out.write(text_of(request, request.prompts[0]));
+  };
+  const auto push = [&](const std::vector<std::int64_t>& ids) {
+    std::string text;
+    for (const std::int32_t id : ids_with_text(request, ids)) text += decoder.push(id);
+    print(text);
+  };
+  if (stream) push(request.prompts[0]);
   const auto texts = generate::generate(model, request.prompts, request.options, [&](std::size_t, std::int64_t token) {
-    if (stream) out.write(text_of(request, {token}));
+    if (stream) push({token});
   });
   if (stream) {
-    out.finish();
-    std::printf("\n");
+    print(decoder.finish() + "\n");
   } else if (world.rank() == 0) {
     report(request, texts);
   }

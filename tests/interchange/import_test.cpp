@@ -98,6 +98,27 @@ TEST(Import, WhatLiesBesideTheWeightsGoesAlongBothWays) {
   EXPECT_EQ(read_config(back).token_ids, read_config(theirs.folder()).token_ids);
 }
 
+TEST(Companions, AreFoundAndCopiedWithATokenizerOfAnyFile) {
+  const std::filesystem::path goldens = std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers";
+  const std::string model = read_file(goldens / "bpe.model"), ranks = "IQ== 0\nIg== 1\n";
+  for (const auto& [name, bytes] : {std::pair<const char*, std::string>{"tokenizer.model", model},
+                                    {"spiece.model", model},
+                                    {"of_any_name.model", model},
+                                    {"small.tiktoken", ranks},
+                                    {"vocab.txt", "[UNK]\na\n"}}) {
+    const TemporaryFolder folder;
+    const fs::path from = folder.path() / "from", to = folder.path() / "to";
+    EXPECT_FALSE(has_tokenizer(from)) << "there is no such folder";
+    fs::create_directories(from);
+    fs::create_directories(to);
+    EXPECT_FALSE(has_tokenizer(from));
+    write_file(from / name, bytes);
+    EXPECT_TRUE(has_tokenizer(from)) << name;
+    EXPECT_EQ(copy_companions(from, to), 1) << name;
+    EXPECT_EQ(read_file(to / name), bytes);
+  }
+}
+
 /// A run's checkpoint, in which no config.json is kept, with the files that a run keeps of the folder it began with.
 fs::path run_of(const Companions& theirs) {
   const fs::path run = theirs.place.path() / "run";

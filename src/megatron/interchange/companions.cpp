@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/text/tokenizer_files.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -34,11 +36,7 @@ bool are_tokens(const json& value) {
 
 }  // namespace
 
-bool has_tokenizer(const fs::path& folder) {
-  const auto has = [&](const char* name) { return fs::is_regular_file(folder / name); };
-  return has("tokenizer.json") || has("vocab.txt") || (has("vocab.json") && has("merges.txt")) ||
-         (has("encoder.json") && has("vocab.bpe"));
-}
+bool has_tokenizer(const fs::path& folder) { return text::tokenizer_file(folder).has_value(); }
 
 fs::path companion_folder(const fs::path& folder) {
   if (kind_of(folder) != FolderKind::Native) return has_tokenizer(folder) ? folder : fs::path();
@@ -77,9 +75,21 @@ std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name) {
 
 int copy_companions(const fs::path& from, const fs::path& to) {
   int copied = 0;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                           "vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe", "tokenizer.model",
-                           "chat_template.jinja", kGeneration}) {
+  std::set<fs::path> names = {"tokenizer.json",
+                              "tokenizer_config.json",
+                              "special_tokens_map.json",
+                              "added_tokens.json",
+                              "vocab.json",
+                              "merges.txt",
+                              "vocab.txt",
+                              "encoder.json",
+                              "vocab.bpe",
+                              "tokenizer.model",
+                              "spiece.model",
+                              "chat_template.jinja",
+                              kGeneration};
+  if (const auto file = text::tokenizer_file(from)) names.insert(file->filename());  // it may have any name
+  for (const fs::path& name : names) {
     if (!fs::is_regular_file(from / name)) continue;
     write_file(to / name, read_file(from / name));
     ++copied;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
@@ -72,28 +73,22 @@ namespace {
 /// The only file of a folder that ends in `extension`; empty where there are none or several.
 fs::path only_file(const fs::path& folder, const char* extension) {
   fs::path found;
+  if (!fs::is_directory(folder)) return found;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != extension) continue;
+    if (entry.path().extension() != extension || !entry.is_regular_file()) continue;
     if (!found.empty()) return {};
     found = entry.path();
   }
   return found;
 }
 
-/// The file of a folder that holds its tokenizer.
-fs::path find_file(const fs::path& folder) {
-  const auto has = [&](const char* name) { return fs::exists(folder / name); };
-  if (has("tokenizer.json")) return folder / "tokenizer.json";
-  if (has("encoder.json") && has("vocab.bpe")) return folder / "encoder.json";
-  if (has("vocab.json") && has("merges.txt")) return folder / "vocab.json";
-  for (const char* name : {"vocab.txt", "tokenizer.model", "spiece.model"})
-    if (has(name)) return folder / name;
-  for (const char* extension : {".tiktoken", ".model"})
-    if (const fs::path file = only_file(folder, extension); !file.empty()) return file;
+fs::path file_of(const fs::path& path) {
+  if (!fs::is_directory(path)) return path;
+  if (const auto file = tokenizer_file(path)) return *file;
   throw ConfigError(rule_got_fix(
       "tokenizer: a folder must hold tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, "
       "vocab.txt, tokenizer.model, spiece.model, or one *.tiktoken or *.model",
-      folder.string()));
+      path.string()));
 }
 
 Vocabulary read_one_file(const fs::path& path) {
@@ -134,11 +129,23 @@ Vocabulary read_null(const std::string& number) {
 
 }  // namespace
 
+std::optional<fs::path> tokenizer_file(const fs::path& folder) {
+  const auto has = [&](const char* name) { return fs::is_regular_file(folder / name); };
+  if (has("tokenizer.json")) return folder / "tokenizer.json";
+  if (has("encoder.json") && has("vocab.bpe")) return folder / "encoder.json";
+  if (has("vocab.json") && has("merges.txt")) return folder / "vocab.json";
+  for (const char* name : {"vocab.txt", "tokenizer.model", "spiece.model"})
+    if (has(name)) return folder / name;
+  for (const char* extension : {".tiktoken", ".model"})
+    if (fs::path file = only_file(folder, extension); !file.empty()) return file;
+  return std::nullopt;
+}
+
 Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   if (type == "NullTokenizer") return read_null(path.string());
   if (!fs::exists(path))
     throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
-  const fs::path file = fs::is_directory(path) ? find_file(path) : path;
+  const fs::path file = file_of(path);
   Vocabulary vocabulary = read_one_file(file);
   vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
   apply_type(type, file.string(), vocabulary);

@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,9 @@ namespace megatron::text {
 // Files of tokenizers. What is read comes from outside: every id, merge and component is checked, and
 // whatever could make the tokens differ from the file's intent is a ConfigError that names it. `name` is what messages
 // call the file.
+
+/// The file of `folder` that holds its tokenizer, as read_vocabulary() chooses it; nothing where none does.
+std::optional<std::filesystem::path> tokenizer_file(const std::filesystem::path& folder);
 
 /// Reads a folder or file as Tokenizer::load() describes. Of a folder the first of these that is there: tokenizer.json,
 /// encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the only

@@ -1,0 +1,28 @@
+#include "megatron/generate/texts.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace megatron::generate {
+
+std::vector<std::int32_t> ids_with_text(const text::Tokenizer& tokenizer, std::span<const std::int64_t> ids,
+                                        std::span<const std::int64_t> ends) {
+  std::vector<std::int32_t> kept;
+  for (const std::int64_t id : ids)
+    if (id >= 0 && id < tokenizer.vocab_size() && std::ranges::count(ends, id) == 0)
+      kept.push_back(static_cast<std::int32_t>(id));
+  return kept;
+}
+
+std::string text_after(const text::Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+                       std::span<const std::int32_t> added) {
+  std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
+  ids.insert(ids.end(), added.begin(), added.end());
+  const std::string before = tokenizer.decode(prompt), whole = tokenizer.decode(ids);
+  auto at = static_cast<std::size_t>(std::ranges::mismatch(before, whole).in2 - whole.begin());
+  const auto inside = [&] { return at < whole.size() && (static_cast<unsigned char>(whole[at]) & 0xC0) == 0x80; };
+  for (int back = 0; back < 3 && at > 0 && inside(); ++back) --at;  // to the beginning of a character
+  return whole.substr(at);
+}
+
+}  // namespace megatron::generate

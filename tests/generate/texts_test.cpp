@@ -1,0 +1,64 @@
+#include "megatron/generate/texts.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/file.h"
+
+namespace megatron::generate {
+namespace {
+
+std::filesystem::path goldens() { return std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers"; }
+
+TEST(Texts, OfAPromptAndItsAnswerAreTheDecodedWholeWhereverTheyMeet) {
+  const auto files = nlohmann::json::parse(read_file(goldens() / "cases.json"));
+  std::size_t tried = 0;
+  for (const char* file : {"llama.json", "bpe.model", "unigram.model", "t5.json", "qwen.json"}) {
+    const auto tokenizer = text::Tokenizer::load(goldens() / file);
+    for (const auto& golden : files.at(file)) {
+      const std::vector<std::int32_t> ids = golden["ids"];
+      for (std::size_t cut = 0; cut <= ids.size(); ++cut, ++tried) {
+        const std::span<const std::int32_t> all(ids);
+        const std::string whole = golden["decoded"], after = text_after(tokenizer, all.first(cut), all.subspan(cut));
+        ASSERT_TRUE(whole.ends_with(after)) << file << " at " << cut << ": " << after;
+        // A prompt that ends between characters and the rest are the whole.
+        const std::string before = tokenizer.decode(all.first(cut));
+        if (whole.starts_with(before) && (static_cast<unsigned char>(whole[before.size()]) & 0xC0) != 0x80) {
+          EXPECT_EQ(before + after, whole) << file << " at " << cut;
+        }
+      }
+    }
+  }
+  EXPECT_GT(tried, 300u);
+}
+
+TEST(Texts, KeepTheBlankBetweenPromptAndAnswer) {
+  for (const char* file : {"llama.json", "bpe.model", "bert.json"}) {
+    const auto tokenizer = text::Tokenizer::load(goldens() / file);
+    const auto prompt = tokenizer.encode("the"), both = tokenizer.encode("the and");
+    ASSERT_TRUE(std::equal(prompt.begin(), prompt.end(), both.begin())) << file;
+    const auto added = std::span<const std::int32_t>(both).subspan(prompt.size());
+    EXPECT_EQ(text_after(tokenizer, prompt, added), " and") << file;
+    EXPECT_EQ(text_after(tokenizer, {}, prompt), "the") << file;
+    EXPECT_EQ(text_after(tokenizer, prompt, {}), "") << file;
+  }
+}
+
+TEST(Texts, AreWholeCharactersWhereThePromptEndsInsideOne) {
+  const auto tokenizer = text::Tokenizer::load(goldens() / "qwen.json");
+  const auto smile = tokenizer.encode("\xF0\x9F\x98\x80");
+  ASSERT_GT(smile.size(), 1u);
+  const std::span<const std::int32_t> ids(smile);
+  EXPECT_EQ(text_after(tokenizer, ids.first(1), ids.subspan(1)), "\xF0\x9F\x98\x80");
+}
+
+TEST(Texts, HaveNothingOfEndsAndOfIdsBeyondTheTokenizer) {
+  const auto tokenizer = text::Tokenizer::load(goldens() / "llama.json");
+  const std::vector<std::int64_t> ids = {3, 1, tokenizer.vocab_size(), 2, -1, tokenizer.vocab_size() - 1}, ends = {1};
+  EXPECT_EQ(ids_with_text(tokenizer, ids, ends), (std::vector<std::int32_t>{3, 2, tokenizer.vocab_size() - 1}));
+}
+
+}  // namespace
+}  // namespace megatron::generate
