@@ -151,6 +151,8 @@ inline std::vector<Layout> pooled_layouts() {
     all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v", .recompute = recompute, .untied = true});
   }
   all.push_back({.pp = 4, .dp = 2, .schedule = "zb-h1", .llama = 2});
+  all.push_back({.dp = 2, .untied = true});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .untied = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .gloo = true});
   for (Layout& layout : all) layout.sharded = layout.pooled = true;
   return all;

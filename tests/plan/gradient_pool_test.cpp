@@ -6,6 +6,9 @@
 #include <random>
 #include <set>
 
+#include "megatron/config/options.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_buffers.h"
 
 namespace megatron::plan {
@@ -115,6 +118,140 @@ TEST(RankGradientPool, IsThereWithTheStrategyAndSeveralDataParallelRanksAlone) {
   // The tied embedding with the positions, 128 + 512 rows of 256; two layers of 789,760 and padding.
   EXPECT_GT(size(4, "optim_grads"), 2 * 789'760 + 512 * 256);
   EXPECT_LT(size(4, "optim_grads"), 3 * 789'760 + 2 * 512 * 256);
+}
+
+config::RunConfig gpt2(int dp, bool tied, bool overlap) {
+  config::RunConfig config;
+  config::load_toml(config, MEGATRON_TEST_FOLDER "/../configs/gpt2_124m.toml");
+  config.parallel.world_size = dp;
+  config.model.untie_embeddings_and_output_weights = !tied;
+  config.optimizer.use_distributed_optimizer = true;
+  config.optimizer.overlap_grad_reduce = overlap;
+  return config;
+}
+
+std::int64_t gradient_bytes(config::RunConfig config, const char* strategy) {
+  config.optimizer.data_parallel_sharding_strategy = strategy;
+  return memory_plan(resolve(config), 0, 0, 0).gradients;
+}
+
+TEST(RankGradientPool, OfBucketsOfTheDefaultSizeIsSmallerThanWholeGradients) {
+  for (const int dp : {2, 4, 8})
+    for (const bool tied : {true, false})
+      for (const bool overlap : {true, false}) {
+        const auto config = gpt2(dp, tied, overlap);
+        const std::int64_t whole = gradient_bytes(config, "optim"), shared = gradient_bytes(config, "optim_grads");
+        // A table of the vocabulary and the positions, and the layers (7.1 M) that are there with it: a tied one keeps
+        // its place beside them, others go when their neighbours have come.
+        const std::int64_t table = 39'500'000, layers = (tied ? 1 : 0) + (overlap ? 1 : 0);
+        EXPECT_LT(shared, whole) << dp << tied << overlap;
+        EXPECT_LT(shared, whole / dp + 4 * (table + layers * 7'100'000)) << dp << tied << overlap;
+      }
+}
+
+TEST(RankGradientPool, TakesTheBucketSizeThatIsGivenWithAndWithoutOverlap) {
+  for (const bool overlap : {true, false}) {
+    config::RunConfig config = gpt2(4, true, overlap);
+    config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+    for (const std::int64_t size : {2'000'000, 20'000'000}) {
+      config.optimizer.bucket_size = size;
+      const ResolvedRun run = resolve(config);
+      const BufferLayout layout = rank_layout(run, gpt_parameters(run.shape, 1, 0));
+      ASSERT_GT(layout.buckets.size(), 3u);
+      for (std::size_t b = 0; b + 1 < layout.buckets.size(); ++b)
+        EXPECT_GE(layout.buckets[b].end - layout.buckets[b].begin, size) << b;
+    }
+  }
+}
+
+TEST(RankGradientPool, IsLeftOutByDefaultAndWarnedOfWhereItSavesNothing) {
+  config::RunConfig config = gpt2(2, true, true);
+  config.model.num_layers = 2;  // both layers are there at once, and the embedding
+  config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+  const auto warnings = [&] { return gradient_warnings(resolve(config)); };
+  EXPECT_EQ(gradient_bytes(config, "optim_grads"), gradient_bytes(config, "optim"));
+  ASSERT_EQ(warnings().size(), 1u);
+  EXPECT_NE(warnings()[0].find("they are held whole"), std::string::npos) << warnings()[0];
+  config.optimizer.bucket_size = 2'000'000;
+  EXPECT_GT(gradient_bytes(config, "optim_grads"), gradient_bytes(config, "optim"));
+  ASSERT_EQ(warnings().size(), 1u);
+  EXPECT_NE(warnings()[0].find("leave optimizer.bucket_size out"), std::string::npos) << warnings()[0];
+  config.model.num_layers = 12;
+  EXPECT_TRUE(warnings().empty());
+  config.optimizer.bucket_size = 40'000'000;  // Megatron's
+  EXPECT_EQ(warnings().size(), 1u);
+}
+
+/// Goes through a rank's program and asks, whenever a bucket's first gradient is written, that no other one that is
+/// being written overlaps it. Of schedules that compute backward in one.
+void expect_apart(const ResolvedRun& run, int pp_rank) {
+  const auto specs = gpt_parameters(run.shape, 1, 0, parts_of_rank(run.parts, run.placement, pp_rank));
+  const BufferLayout layout = rank_layout(run, specs);
+  const auto pool = rank_gradient_pool(run, specs, layout);
+  ASSERT_TRUE(pool);
+  const auto size_of = [&](std::size_t b) { return layout.buckets[b].end - layout.buckets[b].begin; };
+  std::set<std::size_t> open;
+  const auto enter = [&](std::size_t b) {
+    for (const std::size_t other : open)
+      EXPECT_TRUE(other == b || pool->begin[b] + size_of(b) <= pool->begin[other] ||
+                  pool->begin[other] + size_of(other) <= pool->begin[b])
+          << "buckets " << b << " and " << other;
+    open.insert(b);
+  };
+  const auto holds = [&](std::size_t b, const auto& which) {
+    const auto& parameters = layout.buckets[b].parameters;
+    return std::any_of(parameters.begin(), parameters.end(),
+                       [&](int p) { return which(specs[static_cast<std::size_t>(p)]); });
+  };
+  const int last = run.placement.num_stages() - 1;
+  int forwards = 0;  // of the last stage, whose backward is to come
+  const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
+  for (const schedule::Op& op : program.ranks.at(static_cast<std::size_t>(pp_rank))) {
+    if (op.kind == schedule::Kind::Forward && op.stage == last) {
+      ++forwards;
+      for (std::size_t b = 0; b < layout.buckets.size(); ++b)
+        if (holds(b, [](const ParameterSpec& spec) { return spec.in_forward; })) enter(b);
+    }
+    if (op.kind != schedule::Kind::Backward) continue;
+    if (op.stage == last) --forwards;
+    for (std::int64_t depth = run.shape.num_layers + 1; depth >= 0; --depth) {
+      const auto here = [&](const ParameterSpec& spec) { return spec.depth == depth; };
+      const auto below = [&](const ParameterSpec& spec) { return spec.depth < depth; };
+      const auto waits = [&](const ParameterSpec& spec) { return spec.in_forward && forwards > 0; };
+      for (std::size_t b = 0; b < layout.buckets.size(); ++b)
+        if (layout.buckets[b].stage == op.stage && holds(b, here)) enter(b);
+      for (std::size_t b = 0; b < layout.buckets.size(); ++b)
+        if (layout.buckets[b].stage == op.stage && !holds(b, below) && !holds(b, waits)) open.erase(b);
+    }
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST(RankGradientPool, KeepsApartWhatAProgramWritesAtTheSameTime) {
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved"})
+    for (const int pp : {1, 2, 4})
+      for (const bool tied : {true, false})
+        for (const int microbatches : {1, 2, 4, 12})
+          for (const int group : {0, 2 * pp}) {
+            if (pp == 1 && schedule != std::string("gpipe")) continue;
+            if (group > 0 && (schedule != std::string("interleaved") || microbatches % group > 0)) continue;
+            config::RunConfig config;
+            config.model.num_layers = 16;
+            config.model.vocab_size = 3000;
+            config.model.untie_embeddings_and_output_weights = !tied;
+            config.parallel.pp = pp;
+            config.parallel.vpp = schedule == std::string("interleaved") ? 2 : 1;
+            config.parallel.pp_schedule = pp > 1 ? schedule : "";
+            config.parallel.microbatch_group_size = group;
+            config.parallel.world_size = 8 * pp;
+            config.train.micro_batch_size = 1;
+            config.train.global_batch_size = 8 * microbatches;
+            config.optimizer.use_distributed_optimizer = true;
+            config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+            const ResolvedRun run = resolve(config);
+            SCOPED_TRACE(std::string(schedule) + " pp " + std::to_string(pp) + (tied ? " tied" : " untied"));
+            for (int rank = 0; rank < pp; ++rank) expect_apart(run, rank);
+          }
 }
 
 }  // namespace

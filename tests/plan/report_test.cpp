@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "megatron/base/progress.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {
@@ -98,6 +99,8 @@ TEST(Report, SaysWhereBucketsTakeTurns) {
   EXPECT_EQ(pooled["memory_bytes"]["optimizer_state"], whole["memory_bytes"]["optimizer_state"]);
   EXPECT_FALSE(whole["gradient_buffers"][0].contains("pool"));
   EXPECT_THAT(report_text(run), ::testing::HasSubstr("in which buckets take turns"));
+  EXPECT_THAT(report_text(run),
+              ::testing::HasSubstr("of sums; stage 1 would hold " + human_bytes(4 * static_cast<double>(all))));
   EXPECT_THAT(report_text(small_run()), ::testing::Not(::testing::HasSubstr("take turns")));
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
+#include "megatron/plan/rank_buffers.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 
@@ -161,6 +163,46 @@ INSTANTIATE_TEST_SUITE_P(Layouts, ShardedGradients,
                                            Layout{.dp = 2, .pp = 2, .vpp = 2, .schedule = "zb-v"},
                                            Layout{.tp = 2, .dp = 2, .pp = 2, .sp = true}),
                          name_of);
+
+void expect_as_whole(const Layout& layout, const std::function<void(config::RunConfig&)>& change) {
+  for (const std::int64_t microbatches : {1, 4}) {
+    auto [first, second] = both_stages(layout, microbatches);
+    first.optimizer.clip_grad = second.optimizer.clip_grad = 0;
+    second.optimizer.bucket_size = 0;
+    change(first);
+    change(second);
+    const Course want = train(first), got = train(second);
+    if (microbatches == 1) expect_equal(got, want);
+    for (std::size_t i = 0; i < want.losses.size(); ++i)
+      EXPECT_NEAR(got.losses[i], want.losses[i], 1e-6 * want.losses[i]) << "step " << i + 1;
+  }
+}
+
+TEST(BucketsOfALayer, TrainToTheSameLossesAsWholeGradients) {
+  for (const Layout& layout : {Layout{.dp = 2}, Layout{.dp = 2, .pp = 2}, Layout{.dp = 2, .pp = 2, .vpp = 2},
+                               Layout{.dp = 2, .pp = 2, .schedule = "zb-h1"}})
+    for (const bool untied : {false, true})
+      expect_as_whole(layout, [&](config::RunConfig& config) {
+        config.model.num_layers = 8;
+        config.model.untie_embeddings_and_output_weights = untied;
+      });
+}
+
+TEST(BucketsOfALayer, TrainBesideAPipelineRankThatHoldsWholeGradients) {
+  std::vector<bool> pooled;
+  const auto uneven = [&](config::RunConfig& config) {
+    config.model.num_layers = 8;
+    config.parallel.pp_layout = "Et|tttttttL";
+    const plan::ResolvedRun run = plan::resolve(config);
+    pooled.clear();
+    for (int pp_rank = 0; pp_rank < 2; ++pp_rank) {
+      const auto specs = plan::gpt_parameters(run.shape, 1, 0, plan::parts_of_rank(run.parts, run.placement, pp_rank));
+      pooled.push_back(plan::rank_gradient_pool(run, specs, plan::rank_layout(run, specs)).has_value());
+    }
+  };
+  expect_as_whole({.dp = 2, .pp = 2}, uneven);
+  EXPECT_EQ(pooled, (std::vector<bool>{false, true}));
+}
 
 TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
   for (const char* strategy : {"optim", "optim_grads"})

@@ -61,7 +61,8 @@ struct OptimizerConfig {
     v("loss_scale_window", loss_scale_window, "fp16: steps without overflow after which the scale doubles.",
       "loss-scale-window");
     v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis");
-    v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp).", "ddp-bucket-size");
+    v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp), with optim_grads a layer.",
+      "ddp-bucket-size");
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
     v("use_distributed_optimizer", use_distributed_optimizer,
       "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer");

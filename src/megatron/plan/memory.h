@@ -42,7 +42,9 @@ bool packs_weights(const config::TrainConfig& train, bool matrix_unit);
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
 
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
-/// tensors that forward keeps for backward, without the workspace of single operators.
+/// tensors that forward keeps for backward, without the workspace of single operators. Not counted either, where
+/// gradients take turns and a schedule splits backward: gradients of norms and biases that wait for the weights'
+/// (parallel::Contribution), some ten rows of the hidden width a layer and microbatch that is put off.
 struct MemoryPlan {
   std::int64_t parameters = 0;
   std::int64_t gradients = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
 #include "megatron/plan/counts.h"
 
 namespace megatron::plan {
@@ -18,6 +20,45 @@ bool splits_backward(const ResolvedRun& run) {
   });
 }
 
+/// Whether a rank that has computed the output layer's gradient in a forward pass goes on with that microbatch's
+/// backward pass: then the gradient's bucket is there as long as one of the layers'.
+bool backward_follows_output(const ResolvedRun& run) {
+  if (run.schedule_file) return false;
+  return run.placement.num_stages() == 1 || run.schedule_name == schedule::Name::OneFOneB ||
+         run.schedule_name == schedule::Name::Interleaved;
+}
+
+/// Whether ranks share gradients (ZeRO stage 2).
+bool shares_gradients(const ResolvedRun& run) {
+  return num_owners(run) > 1 && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads";
+}
+
+/// A bucket for each layer, for what comes before the layers of a stage and for what follows them.
+BufferLayout layer_buckets(const std::vector<ParameterSpec>& specs, const BufferPadding& padding) {
+  std::vector<ParameterSpec> parts = specs;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool begins = i > 0 && (specs[i].stage != specs[i - 1].stage || specs[i].depth != specs[i - 1].depth);
+    parts[i].stage = i == 0 ? 0 : parts[i - 1].stage + (begins ? 1 : 0);
+  }
+  BufferLayout layout = buffer_layout(parts, 0, padding);
+  for (BufferLayout::Bucket& bucket : layout.buckets)
+    bucket.stage = specs[static_cast<std::size_t>(bucket.parameters.front())].stage;
+  return layout;
+}
+
+/// The pool, whether it saves something or not.
+GradientPool pool_of(const ResolvedRun& run, std::vector<ParameterSpec> specs, const BufferLayout& layout) {
+  if (backward_follows_output(run))
+    for (ParameterSpec& spec : specs) spec.in_forward = spec.in_forward && spec.depth == 0;
+  return gradient_pool(layout, specs,
+                       {.split_backward = splits_backward(run), .overlap = run.config.optimizer.overlap_grad_reduce});
+}
+
+/// Elements of gradients that a rank holds beside those of others: the pool and the sums of what it owns.
+std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, const BufferLayout& layout) {
+  return pool.size + layout.size / num_owners(run);
+}
+
 }  // namespace
 
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
@@ -28,7 +69,9 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
   const int last = run.placement.num_stages() - 1;
   if (run.shape.tied_output && run.placement.rank_of(0) != run.placement.rank_of(last))
     padding.alone = "embedding.word_embeddings.weight";
-  return buffer_layout(specs, bucket_elements(optimizer, dp), padding);
+  if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, dp), padding);
+  return optimizer.bucket_size > 0 ? buffer_layout(specs, optimizer.bucket_size, padding)
+                                   : layer_buckets(specs, padding);
 }
 
 int num_owners(const ResolvedRun& run) {
@@ -37,10 +80,31 @@ int num_owners(const ResolvedRun& run) {
 
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                const BufferLayout& layout) {
-  const config::OptimizerConfig& optimizer = run.config.optimizer;
-  if (num_owners(run) == 1 || optimizer.data_parallel_sharding_strategy != "optim_grads") return std::nullopt;
-  return gradient_pool(layout, specs,
-                       {.split_backward = splits_backward(run), .overlap = optimizer.overlap_grad_reduce});
+  if (!shares_gradients(run)) return std::nullopt;
+  GradientPool pool = pool_of(run, specs, layout);
+  if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool, layout) >= layout.size) return std::nullopt;
+  return pool;
+}
+
+std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
+  std::vector<std::string> lines;
+  if (!shares_gradients(run)) return lines;
+  for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
+    const auto specs =
+        gpt_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+    const BufferLayout layout = rank_layout(run, specs);
+    const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
+    if (held < layout.size) continue;
+    const auto bytes = [&](std::int64_t elements) {
+      return human_bytes(static_cast<double>(elements * element_bytes_of(run.config).gradient));
+    };
+    const std::string both = concat("pipeline rank ", pp_rank, ": gradients that take turns need ", bytes(held),
+                                    ", whole ones ", bytes(layout.size));
+    lines.push_back(run.config.optimizer.bucket_size == 0
+                        ? concat("warning: ", both, "; they are held whole, as with optim")
+                        : concat("warning: ", both, "; leave optimizer.bucket_size out, or take optim"));
+  }
+  return lines;
 }
 
 ElementBytes element_bytes_of(const config::RunConfig& config) {

@@ -189,6 +189,7 @@ json report(const ResolvedRun& run, bool matrix_unit) {
           {"schedule", schedule_of(run, program, timeline)},
           {"parameter_slices", parameters_of(run)},
           {"gradient_buffers", gradient_buffers},
+          {"warnings", gradient_warnings(run)},
           {"first_step", first_step_of(run)},
           {"memory_bytes", memory_of(run, timeline, matrix_unit)},
           {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length)},

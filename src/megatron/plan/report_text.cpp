@@ -149,9 +149,12 @@ std::string buffer_text(const json& buffers) {
                                          names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
   }
   if (buckets.size() > 2 * kShown) out += row("…", concat(buckets.size(), " buckets in all"));
-  if (buffer.contains("pool"))
-    out += row("there at once", concat(human_bytes(bytes * buffer["pool"]["size"].get<double>()),
-                                       ", in which buckets take turns, beside the sums of the rank's shards"));
+  if (buffer.contains("pool")) {
+    const double pool = buffer["pool"]["size"], sums = buffer["size"].get<double>() / buffer["shards"].size();
+    out += row("there at once",
+               concat(human_bytes(bytes * pool), ", in which buckets take turns, and ", human_bytes(bytes * sums),
+                      " of sums; stage 1 would hold ", human_bytes(bytes * buffer["size"].get<double>())));
+  }
   return out + (buffer.contains("shards") ? shards_text(buffer["shards"]) : "");
 }
 
@@ -179,13 +182,19 @@ std::string memory_text(const json& memory) {
   return out;
 }
 
+std::string warnings_text(const json& warnings) {
+  std::string out;
+  for (const json& line : warnings) out += line.get<std::string>() + "\n";
+  return out;
+}
+
 }  // namespace
 
 std::string report_text(const ResolvedRun& run, bool matrix_unit) {
   const json all = report(run, matrix_unit);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
          parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
-         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]);
+         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]) + warnings_text(all["warnings"]);
 }
 
 }  // namespace megatron::plan

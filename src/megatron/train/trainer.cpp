@@ -19,6 +19,7 @@
 #include "megatron/config/options.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/rank_buffers.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
@@ -172,6 +173,7 @@ class Run {
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
                          grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
                          grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
+    for (const std::string& line : plan::gradient_warnings(run_)) log_->message(" > " + line);
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     if (start_.weights_only)
       log_->message(concat(" > begins with the weights of ", start_.from->string()));
