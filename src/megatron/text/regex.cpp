@@ -14,6 +14,18 @@ namespace megatron::text {
 namespace {
 
 constexpr std::size_t kMaxPattern = 16384;
+// A good expression needs a few steps and looks a few bytes ahead for one match: that much is free at each byte where a
+// match may begin. What needs more is taken from a budget that grows as the text does.
+constexpr std::uint32_t kFreeSteps = 256;
+constexpr std::size_t kFreeBytes = 512, kFreeStarts = 256;
+constexpr std::size_t kBudget = 65536, kBudgetPerByte = 128;
+
+/// The place at or behind `at` where a character begins.
+std::size_t character_begin(std::string_view text, std::size_t at) {
+  if (at >= text.size()) return text.size();
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  return at;
+}
 
 template <auto Free>
 struct FreeWith {
@@ -46,16 +58,19 @@ Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::ma
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   std::size_t offset = 0;
-  code_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
-                                  context.get()));
+  code_->code.reset(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT, &error,
+                    &offset, context.get()));
   if (!code_->code) {
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
     throw ConfigError(rule_got_fix(concat(where, ": must be a regular expression"),
                                    concat(printable(pattern), ": ", reinterpret_cast<const char*>(message))));
   }
-  pcre2_jit_compile(code_->code.get(), PCRE2_JIT_COMPLETE);  // where there is none, the interpreter matches the same
+  pcre2_jit_compile(
+      code_->code.get(),
+      PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is none, the interpreter matches the same
 }
 
 Regex::~Regex() = default;
@@ -74,23 +89,66 @@ std::size_t Regex::Matcher::character_size(std::string_view text, std::size_t at
   return static_cast<std::size_t>(std::max(decode_utf8(text.data() + at, text.data() + text.size()).length, 1));
 }
 
+std::size_t Regex::Matcher::budget_of(std::string_view text) { return kBudget + kBudgetPerByte * text.size(); }
+
+/// One try: matches that begin in [from, last], with `steps` for each beginning, in the text up to `ahead`.
+Regex::Matcher::Result Regex::Matcher::attempt(const Regex& regex, std::string_view text, std::size_t from,
+                                               std::size_t last, std::size_t ahead, std::uint32_t steps) {
+  pcre2_match_context* const context = state_->context.get();
+  pcre2_set_match_limit(context, steps);
+  pcre2_set_offset_limit(context, last);
+  const std::uint32_t options = PCRE2_NO_UTF_CHECK | (ahead < text.size() ? PCRE2_PARTIAL_HARD : 0);
+  const int result = pcre2_match(regex.code_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), ahead, from,
+                                 options, state_->data.get(), context);
+  if (result >= 0) return Result::Found;
+  if (result == PCRE2_ERROR_NOMATCH) return Result::None;
+  if (result == PCRE2_ERROR_PARTIAL || result == PCRE2_ERROR_MATCHLIMIT) return Result::Hard;
+  PCRE2_UCHAR message[256] = {};
+  pcre2_get_error_message(result, message, sizeof message);
+  refuse(regex, text, from, reinterpret_cast<const char*>(message));
+}
+
+void Regex::Matcher::refuse(const Regex& regex, std::string_view text, std::size_t at, const std::string& why) {
+  throw ConfigError(rule_got_fix(
+      concat(regex.code_->where, ": an expression must match a text in a number of steps that grows as the text does"),
+      concat(printable(regex.code_->pattern), " at byte ", at, " of ", text.size(), ": ", why)));
+}
+
+/// A match that begins at `from`, where the free steps and bytes were too few: twice as many again and again.
+Regex::Matcher::Result Regex::Matcher::attempt_hard(const Regex& regex, std::string_view text, std::size_t from) {
+  std::size_t bytes = kFreeBytes;
+  std::uint32_t steps = kFreeSteps;
+  for (;;) {
+    bytes *= 2;
+    steps = std::min(steps * 2, std::uint32_t{1} << 30);
+    const std::size_t cost = steps + std::min(bytes, text.size() - from);
+    if (cost > budget_) refuse(regex, text, from, "too many");
+    budget_ -= cost;
+    const Result result = attempt(regex, text, from, from, character_begin(text, from + bytes), steps);
+    if (result != Result::Hard) return result;
+  }
+}
+
 bool Regex::Matcher::find(const Regex& regex, std::string_view text, std::size_t from, std::size_t& begin,
                           std::size_t& end) {
-  // A good expression needs a few steps a byte for one match; a bad one could need more than there is time for.
-  const std::size_t steps = std::size_t{1000000} + 16 * text.size();
-  pcre2_set_match_limit(state_->context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(steps, 0x7FFFFFFF)));
-  const int result = pcre2_match(regex.code_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                 PCRE2_NO_UTF_CHECK, state_->data.get(), state_->context.get());
-  if (result == PCRE2_ERROR_NOMATCH) return false;
-  if (result < 0) {
-    PCRE2_UCHAR message[256] = {};
-    pcre2_get_error_message(result, message, sizeof message);
-    throw ConfigError(
-        rule_got_fix(concat(regex.code_->where,
-                            ": an expression must match a text in a number of steps that grows as the text does"),
-                     concat(printable(regex.code_->pattern), " at byte ", from, " of ", text.size(), ": ",
-                            reinterpret_cast<const char*>(message))));
+  Result result = Result::None;
+  for (std::size_t starts = kFreeStarts; from <= text.size();) {
+    const std::size_t next = character_begin(text, from + starts);  // where the next try begins
+    const bool is_last = from + starts > text.size();
+    const std::size_t last = is_last ? text.size() : starts == 1 ? from : next - 1;
+    result = attempt(regex, text, from, last, character_begin(text, from + starts + kFreeBytes), kFreeSteps);
+    if (result == Result::Hard && starts > 1) {
+      starts = 1;
+      continue;
+    }
+    if (result == Result::Hard)
+      result = attempt_hard(regex, text, from);
+    else
+      starts = std::min(2 * starts, kFreeStarts);
+    if (result == Result::Found || is_last) break;
+    from = next;
   }
+  if (result != Result::Found) return false;
   const std::size_t* found = pcre2_get_ovector_pointer(state_->data.get());
   begin = found[0];
   end = std::max(found[0], found[1]);

@@ -1,14 +1,16 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace megatron::text {
 
-/// A regular expression of a tokenizer file, in Oniguruma's Ruby syntax (Hugging Face) or fancy-regex's (tiktoken),
-/// which agree on what such files use. Matched by PCRE2; the classes \p{…}, \s, \d, \w and \b are those of Unicode 16
-/// whatever the library knows. Constant once built; every thread matches through its own Matcher.
+/// A regular expression of a tokenizer file, in Oniguruma's Ruby syntax (Hugging Face); fancy-regex's (tiktoken) agrees
+/// with it on what the known expressions use. Matched by PCRE2; general categories, \s, \d, \w and \b are those of
+/// Unicode 16 whatever the library knows, scripts (\p{Han}) are the library's. Constant once built; every thread
+/// matches through its own Matcher.
 class Regex {
  public:
   /// Throws ConfigError, beginning with `where`, for what is no expression or would mean something else to PCRE2.
@@ -31,6 +33,7 @@ class Regex {
     template <class OnMatch>
     void for_each(const Regex& regex, std::string_view text, const OnMatch& match) {
       std::size_t from = 0, begin = 0, end = 0;
+      budget_ = budget_of(text);
       for (bool any = false; from <= text.size() && find(regex, text, from, begin, end);) {
         if (begin == end && any && end == last_) {
           from += character_size(text, from);
@@ -43,12 +46,20 @@ class Regex {
     }
 
    private:
+    enum class Result : std::uint8_t { Found, None, Hard };
+
+    static std::size_t budget_of(std::string_view text);
+    [[noreturn]] static void refuse(const Regex& regex, std::string_view text, std::size_t at, const std::string& why);
+    Result attempt(const Regex& regex, std::string_view text, std::size_t from, std::size_t last, std::size_t ahead,
+                   std::uint32_t steps);
+    Result attempt_hard(const Regex& regex, std::string_view text, std::size_t from);
     bool find(const Regex& regex, std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end);
     static std::size_t character_size(std::string_view text, std::size_t at);
 
     struct State;
     std::unique_ptr<State> state_;
     std::size_t last_ = 0;
+    std::size_t budget_ = 0;  // steps and bytes that hard places may still take
   };
 
  private:

@@ -2,6 +2,7 @@
 // written out as the code points of Unicode 16, and what would mean something else is refused.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -74,17 +75,28 @@ class Translator {
   std::string run() {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
-      if (c == '\\')
-        escape(false);
-      else if (c == '[')
-        set();
-      else if (c == '(')
+      const std::size_t begin = out_.size();
+      if (c == '(') {
         group();
-      else if (c == '{')
+      } else if (c == ')') {
+        close_group();
+      } else if (c == '{' && counts_at(at_)) {
         repeat();
-      else
+      } else if (c == '\\') {
+        escape(false);
+        atom_ = begin;
+      } else if (c == '[') {
+        set();
+        atom_ = begin;
+      } else {
+        if (c == '|' || c == '^')
+          atom_ = kNone;
+        else if (std::string_view("*+?").find(c) == std::string_view::npos && (c & 0xC0) != 0x80)
+          atom_ = begin;
         keep(1);
+      }
     }
+    out_.append(open_, ')');
     return std::move(out_);
   }
 
@@ -218,26 +230,68 @@ class Translator {
     keep(1);
   }
 
+  /// Ruby's (?i) reaches to the end of the group around it, over all alternatives that follow: (?i:…).
   void group() {
     if (rest().starts_with("(*")) refuse("a group must not begin with *");
+    for (const std::string_view flags : {"(?i)", "(?-i)"}) {
+      if (!rest().starts_with(flags)) continue;
+      out_.append(flags.substr(0, flags.size() - 1)).append(":");
+      at_ += flags.size();
+      ++open_;
+      atom_ = kNone;
+      return;
+    }
+    groups_.push_back({out_.size(), std::exchange(open_, 0)});
+    atom_ = kNone;
     if (!rest().starts_with("(?")) return keep(1);
-    for (const std::string_view known : {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i)", "(?i:", "(?-i)", "(?-i:"})
+    for (const std::string_view known : {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?-i:"})
       if (rest().starts_with(known)) return keep(known.size());
     refuse("a group must be (…), (?:…), (?i:…), (?>…) or a look around");
   }
 
+  void close_group() {
+    if (groups_.empty()) refuse("each ) must close a group");
+    out_.append(open_, ')');
+    atom_ = groups_.back().begin;
+    open_ = groups_.back().open;
+    groups_.pop_back();
+    keep(1);
+  }
+
+  /// Whether the brace at `at` begins a number of repetitions.
+  bool counts_at(std::size_t at) const {
+    const std::size_t end = pattern_.find_first_not_of("0123456789,", at + 1);
+    return end != std::string_view::npos && end > at + 1 && pattern_[end] == '}';
+  }
+
+  /// In Ruby {n,m}+ repeats {n,m}, and {n}? may do without {n}: only for others are they possessive and lazy.
   void repeat() {
-    const std::size_t end = std::min(pattern_.find('}', at_), pattern_.size());
     if (rest().starts_with("{,")) refuse("a repetition must have a least number");
-    const bool counts =
-        pattern_.substr(at_ + 1, end - at_ - 1).find_first_not_of("0123456789,") == std::string_view::npos;
-    keep(counts ? std::min(end + 1, pattern_.size()) - at_ : 1);
+    const std::size_t size = pattern_.find('}', at_) + 1 - at_;
+    const std::string_view after = rest().substr(size);
+    const bool exact = rest().substr(0, size).find(',') == std::string_view::npos;
+    const bool wrap = after.starts_with('+') || (exact && after.starts_with('?'));
+    if (wrap) {
+      if (atom_ == kNone) refuse("a repetition must follow what it repeats");
+      out_.insert(atom_, "(?:");
+    }
+    keep(size);
+    if (wrap) out_ += ')';
   }
 
   std::string_view pattern_;
   const std::string& where_;
   std::size_t at_ = 0;
   std::string out_;
+
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  struct Group {
+    std::size_t begin = 0;  // in out_
+    std::size_t open = 0;   // of the group around it: how many (?i: end with it
+  };
+  std::vector<Group> groups_;
+  std::size_t open_ = 0;
+  std::size_t atom_ = kNone;  // where in out_ begins what a repetition would repeat
 };
 
 }  // namespace
