@@ -47,24 +47,21 @@ AddedTokens::AddedTokens(const Vocabulary& vocabulary,
 }
 
 void AddedTokens::index(Table& table) {
-  for (std::size_t i = 0; i < table.entries.size(); ++i)
-    table.by_byte[static_cast<unsigned char>(table.entries[i].content[0])].push_back(static_cast<std::uint32_t>(i));
-  for (auto& bucket : table.by_byte)
-    std::stable_sort(bucket.begin(), bucket.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return table.entries[a].content.size() > table.entries[b].content.size();
-    });
+  for (std::size_t i = table.entries.size(); i-- > 0;) {  // of equals the first stays
+    const std::string& content = table.entries[i].content;
+    table.begins[static_cast<unsigned char>(content[0])] = true;
+    table.contents.add(content, static_cast<std::int32_t>(i));
+  }
 }
 
 bool AddedTokens::find(Phase phase, std::string_view text, std::size_t& search, std::size_t done, Match& match) const {
   const Table& table = tables_[static_cast<std::size_t>(phase)];
   if (table.entries.empty()) return false;
   for (; search < text.size(); ++search) {
-    const auto& bucket = table.by_byte[static_cast<unsigned char>(text[search])];
-    const auto found = std::find_if(bucket.begin(), bucket.end(), [&](std::uint32_t i) {
-      return text.substr(search).starts_with(table.entries[i].content);
-    });
-    if (found == bucket.end()) continue;
-    const Entry& entry = table.entries[*found];
+    if (!table.begins[static_cast<unsigned char>(text[search])]) continue;
+    const auto [size, index] = table.contents.longest(text.substr(search));
+    if (size == 0) continue;
+    const Entry& entry = table.entries[static_cast<std::size_t>(index)];
     match = {.begin = search, .end = search + entry.content.size(), .id = entry.token.id};
     search = match.end;
     if (entry.token.single_word &&

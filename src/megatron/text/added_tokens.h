@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "megatron/text/byte_trie.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -50,7 +51,8 @@ class AddedTokens {
   };
   struct Table {
     std::vector<Entry> entries;
-    std::array<std::vector<std::uint32_t>, 256> by_byte;  ///< of the first byte: entries, longest first
+    std::array<bool, 256> begins{};  ///< whether one begins with the byte
+    ByteTrie contents;               ///< index of the entry
   };
 
   void index(Table& table);

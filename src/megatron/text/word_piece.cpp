@@ -61,12 +61,15 @@ void WordPieceModel::index_pieces() {
     const auto id = static_cast<std::int32_t>(i);
     const auto add = [&](std::string_view piece, bool goes_on) {
       if (piece.empty()) return;
-      longest_[goes_on] = std::max(longest_[goes_on], piece.size());
+      if (piece.size() > kMaxTokenBytes)
+        throw ConfigError(
+            rule_got_fix(concat("tokenizer: a token of WordPiece must have at most ", kMaxTokenBytes, " bytes"),
+                         concat(piece.size(), " bytes of id ", id)));
       if (piece.size() <= PieceKey::kMaxBytes) {
         const PieceKey key = PieceKey::of(piece.data(), piece.size(), piece.size());
         pieces_.insert(goes_on ? key.marked() : key, id);
-      } else if (goes_on) {
-        long_rests_.emplace(piece, id);
+      } else {
+        long_[goes_on].add(piece, id);
       }
     };
     add(token, false);
@@ -81,15 +84,19 @@ std::unique_ptr<TextEncoder> WordPieceModel::encoder(int cache_bits) const {
 std::size_t WordPieceModel::longest_piece(std::string_view word, std::size_t at, std::size_t readable,
                                           std::int32_t& id) const {
   const bool goes_on = at > 0;
-  const auto& long_pieces = goes_on ? long_rests_ : token_ids();
-  for (std::size_t size = std::min(word.size() - at, longest_[goes_on]); size > 0; --size) {
-    if (at + size < word.size() && continues_character(word[at + size])) continue;
-    if (size > PieceKey::kMaxBytes) {
-      const auto found = long_pieces.find(word.substr(at, size));
-      if (found == long_pieces.end()) continue;
-      id = found->second;
-      return size;
-    }
+  const auto cuts_character = [&](std::size_t size) {
+    return at + size < word.size() && continues_character(word[at + size]);
+  };
+  std::size_t longest = 0;
+  if (word.size() - at > PieceKey::kMaxBytes)
+    long_[goes_on].for_each_prefix(word.substr(at), [&](std::size_t size, std::int32_t found) {
+      if (cuts_character(size)) return;
+      longest = size;
+      id = found;
+    });
+  if (longest > 0) return longest;
+  for (std::size_t size = std::min(word.size() - at, PieceKey::kMaxBytes); size > 0; --size) {
+    if (cuts_character(size)) continue;
     const PieceKey key = PieceKey::of(word.data() + at, size, readable - at);
     id = pieces_.find(goes_on ? key.marked() : key);
     if (id >= 0) return size;

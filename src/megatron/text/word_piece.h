@@ -1,8 +1,8 @@
 #pragma once
 #include <array>
 #include <string_view>
-#include <unordered_map>
 
+#include "megatron/text/byte_trie.h"
 #include "megatron/text/piece_key.h"
 #include "megatron/text/tokenizer_model.h"
 
@@ -11,6 +11,8 @@ namespace megatron::text {
 /// WordPiece over BERT's words (Devlin et al. 2019): of each word the longest piece that is a token, again and again.
 class WordPieceModel : public TokenizerModel {
  public:
+  static constexpr std::size_t kMaxTokenBytes = 4096;  ///< So that a word costs at most so many steps a byte.
+
   /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h.
   explicit WordPieceModel(Vocabulary vocabulary);
 
@@ -31,10 +33,9 @@ class WordPieceModel : public TokenizerModel {
   std::size_t longest_piece(std::string_view word, std::size_t at, std::size_t readable, std::int32_t& id) const;
 
   std::int32_t unknown_ = 0;
-  // What begins a word is a token as it is, what goes on one a token without its prefix; each has its longest.
-  std::array<std::size_t, 2> longest_{};
-  PieceTable pieces_;                                              // of at most 15 bytes; what goes on a word is marked
-  std::unordered_map<std::string_view, std::int32_t> long_rests_;  // what goes on a word and has more
+  // What begins a word is a token as it is, what goes on one a token without its prefix.
+  PieceTable pieces_;             // of at most 15 bytes; what goes on a word is marked
+  std::array<ByteTrie, 2> long_;  // what has more, and what of it goes on a word
 };
 
 }  // namespace megatron::text
