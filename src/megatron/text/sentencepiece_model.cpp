@@ -25,7 +25,7 @@ class SentencePieceEncoder : public TextEncoder {
   void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
     parts_.clear();
     if (model_.vocabulary().sentence_piece->unigram)
-      model_.unigram(piece, parts_);
+      model_.unigram(piece, best_, parts_);
     else
       model_.merge(piece, symbols_, scratch_, parts_);
     model_.write(piece, parts_, ids, ends);
@@ -33,6 +33,7 @@ class SentencePieceEncoder : public TextEncoder {
 
  private:
   const SentencePieceModel& model_;
+  std::vector<SentencePieceModel::Node> best_;
   std::vector<SentencePieceModel::Part> parts_;
   std::vector<Symbol> symbols_;
   SymbolScratch scratch_;
@@ -107,17 +108,17 @@ std::int32_t SentencePieceModel::usable(std::string_view piece) const {
   return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found->second : -1;
 }
 
-void SentencePieceModel::unigram(std::string_view text, std::vector<Part>& parts) const {
+void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const {
   constexpr float kPenalty = 10;
   const float unknown_score = lowest_ - kPenalty;
-  std::vector<Node> best(text.size() + 1);
+  best.assign(text.size() + 1, {});
   for (std::size_t at = 0, size = 0; at < text.size(); at += size) {
     size = std::min(character_size(text, at), text.size() - at);
     const float so_far = best[at].score;
     bool is_token = false;
     const auto reach = [&](std::size_t place, std::int32_t id, double score) {
       Node& node = best[place];
-      if (node.id < 0 || score > static_cast<double>(node.score)) node = {static_cast<float>(score), at, id};
+      if (node.id < 0 || score > static_cast<double>(node.score)) node = {static_cast<float>(score), id, at};
     };
     trie_.for_each_prefix(text.substr(at), [&](std::size_t length, std::int32_t id) {
       const double score = type(id) == Type::UserDefined

@@ -22,7 +22,14 @@ class SentencePieceModel : public TokenizerModel {
     std::size_t begin = 0, end = 0;
     std::int32_t id = 0;
   };
-  void unigram(std::string_view text, std::vector<Part>& parts) const;
+  /// The best way to a place of a text: its sum, and the last token with where it begins.
+  struct Node {
+    float score = 0;
+    std::int32_t id = -1;
+    std::size_t begin = 0;
+  };
+  /// `best` is room to work in, which keeps its capacity: 16 bytes for each byte of `text`.
+  void unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const;
   void merge(std::string_view text, std::vector<Symbol>& symbols, SymbolScratch& scratch,
              std::vector<Part>& parts) const;
   /// Appends the ids of parts, unknown ones as bytes or together.
@@ -30,11 +37,6 @@ class SentencePieceModel : public TokenizerModel {
              std::vector<std::size_t>* ends) const;
 
  private:
-  struct Node {
-    float score = 0;
-    std::size_t begin = 0;
-    std::int32_t id = -1;
-  };
   const SentencePiece& options() const { return *vocabulary().sentence_piece; }
   Type type(std::int32_t id) const { return options().types[static_cast<std::size_t>(id)]; }
   std::int32_t usable(std::string_view piece) const;

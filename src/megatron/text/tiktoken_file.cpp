@@ -150,6 +150,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
   Vocabulary vocabulary;
   std::vector<std::string>& tokens = vocabulary.tokens;
   std::size_t ranks = 0;
+  const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
   std::string token;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -163,7 +164,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
     std::uint32_t rank = 0;
     if (!parse_line(line, token, rank)) refuse("a line must be a token in base64 and its rank");
     if (token.size() > kMaxTokenBytes) refuse(concat("a token must have at most ", kMaxTokenBytes, " bytes"));
-    if (rank > 2 * text.size()) refuse("a rank must be about the number of its line");
+    if (rank > lines + 1024) refuse("a rank must be about the number of its line");
     if (tokens.size() <= rank) tokens.resize(rank + 1);
     if (!tokens[rank].empty()) refuse("no rank may come twice");
     tokens[rank] = token;

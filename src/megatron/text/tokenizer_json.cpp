@@ -16,7 +16,13 @@ using nlohmann::json;
 
 /// One side of a template. `special_tokens` of the file says which ids a name stands for.
 std::vector<Template::Item> read_template(const Component& component, const char* key) {
+  constexpr std::size_t kMaxItems = 4096;
   std::vector<Template::Item> items;
+  const auto add = [&](const Template::Item& item) {
+    if (items.size() == kMaxItems)
+      component.refuse(concat(".", key, " must stand for at most ", kMaxItems, " items"), "more");
+    items.push_back(item);
+  };
   for (std::size_t i = 0; i < component.array_size(key); ++i) {
     const Component entry = component.at(key, i);
     entry.know({"SpecialToken", "Sequence"});
@@ -30,7 +36,7 @@ std::vector<Template::Item> read_template(const Component& component, const char
     if (!is_token) {
       if (name != "A" && name != "B") part.refuse(".id must be A or B", name);
       item.kind = name == "A" ? Template::Kind::First : Template::Kind::Second;
-      items.push_back(item);
+      add(item);
       continue;
     }
     const Component token = component.at("special_tokens").at(name.c_str());
@@ -41,7 +47,7 @@ std::vector<Template::Item> read_template(const Component& component, const char
       if (!id.is_number_unsigned() || id.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
         token.refuse(".ids must be ids", shortened(id));
       item.token = static_cast<std::int32_t>(id.get<std::uint64_t>());
-      items.push_back(item);
+      add(item);
     }
   }
   return items;
