@@ -56,6 +56,7 @@ class Tokenizer {
 
   /// Writes `folder`/tokenizer.json (folder made if missing), which Hugging Face tokenizers loads and encodes equally
   /// with; where that format cannot hold the tokenizer, the file it was read from. It appears whole or not at all.
+  /// Beside it a tokenizer_config.json with the end token where the files named one and none is there yet.
   /// Throws std::runtime_error where it cannot be written.
   void save(const std::filesystem::path& folder) const;
 
@@ -87,8 +88,9 @@ class Tokenizer {
   /// Id of the token, special or not, that is exactly these bytes.
   std::optional<std::int32_t> token_to_id(std::string_view bytes) const;
 
-  /// Id of the token that ends documents and generation: "<|endoftext|>", else the one that the files name as end, else
-  /// "<|end_of_text|>" or "</s>". Throws ConfigError where the vocabulary has none.
+  /// Id of the token that ends documents and generation: the one that the files name as end (eos_token of
+  /// tokenizer_config.json, as Megatron-Core's HuggingFaceTokenizer has it), else "<|endoftext|>", "<|end_of_text|>" or
+  /// "</s>". Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
 
   /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.

@@ -52,6 +52,7 @@ void apply_type(std::string_view type, const std::string& name, Vocabulary& voca
   if (!is_of_type(type, name, vocabulary))
     throw ConfigError(
         rule_got_fix(concat(name, ": the tokenizer must be of the type asked for, ", type), kind_of(vocabulary)));
+  if (type == "GPT2BPETokenizer" || type == "TikTokenizer") vocabulary.end_of_text.reset();
   if (type != "Llama2Tokenizer") return;
   const auto begin = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), "<s>");
   if (begin == vocabulary.tokens.end())

@@ -16,7 +16,8 @@ namespace megatron::text {
 ///   TikTokenizer                                  a file of ranks
 ///   NullTokenizer                                 numbers; the path is how many
 ///
-/// Checks that a vocabulary is of that kind, and sets what it asks for. Throws ConfigError for another kind or name.
+/// Checks that a vocabulary is of that kind, and sets what it asks for: documents of GPT2BPETokenizer and TikTokenizer
+/// end with <|endoftext|>, whatever tokenizer_config.json names. Throws ConfigError for another kind or name.
 void apply_type(std::string_view type, const std::string& name, Vocabulary& vocabulary);
 
 }  // namespace megatron::text

@@ -142,6 +142,10 @@ void write_vocabulary(const Vocabulary& vocabulary, const std::filesystem::path&
     write_file(folder / source->name, source->bytes);
   else
     write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
+  const auto config = folder / "tokenizer_config.json";  // one that is there may say more
+  if (vocabulary.end_of_text && !std::filesystem::exists(config))
+    write_file(config, concat("{\n  \"eos_token\": ",
+                              quote(vocabulary.tokens[static_cast<std::size_t>(*vocabulary.end_of_text)]), "\n}\n"));
 }
 
 }  // namespace megatron::text
