@@ -151,6 +151,38 @@ TEST(Encode, RecognisesSpecialTokensOnlyWhenAsked) {
               ElementsAre('a', 256, 'b', 257, 256, 258, '<'));
 }
 
+/// Of those that begin leftmost the longest, by trying each.
+TEST(Encode, FindsTheLongestOfManySpecialTokensThatBeginAlike) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 30; ++round) {
+    Vocabulary vocabulary = bytes_alone();
+    std::set<std::string> names;
+    while (names.size() < 200) {
+      std::string name = "<";
+      for (std::size_t n = 1 + random() % 7; n > 0; --n) name += "<|a>"[random() % 4];
+      names.insert(name);
+    }
+    for (const std::string& name : names) {
+      vocabulary.specials.push_back({name, static_cast<std::int32_t>(vocabulary.tokens.size()), true});
+      vocabulary.tokens.push_back(name);
+    }
+    const Tokenizer tokenizer(vocabulary);
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "<|a>"[random() % 4];
+    std::vector<std::int32_t> expected;
+    for (std::size_t at = 0; at < text.size();) {
+      const SpecialToken* best = nullptr;
+      for (const SpecialToken& special : vocabulary.specials)
+        if (text.compare(at, special.content.size(), special.content) == 0 &&
+            (best == nullptr || special.content.size() > best->content.size()))
+          best = &special;
+      expected.push_back(best != nullptr ? best->id : text[at]);
+      at += best != nullptr ? best->content.size() : 1;
+    }
+    ASSERT_EQ(tokenizer.encode(text, Specials::Recognised), expected);
+  }
+}
+
 TEST(Encode, TreatsAddedTokensAsHuggingFaceDoes) {
   Vocabulary vocabulary = bytes_alone();
   vocabulary.tokens.insert(vocabulary.tokens.end(), {"<l>", "<r>", "<w>", "<n>", "<n><l>"});

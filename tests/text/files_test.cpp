@@ -49,6 +49,20 @@ TEST_F(TokenizerFiles, SaveAndLoadGiveTheSameTokenizer) {
   EXPECT_EQ(second.vocabulary().specials[0].content, "<|endoftext|>");
 }
 
+TEST_F(TokenizerFiles, TakesTheEndThatTheConfigurationNamesAndKeepsItWhereSaved) {
+  golden_["added_tokens"].push_back({{"id", 1200}, {"content", "<|im_end|>"}, {"special", true}});
+  put("tokenizer.json", golden_.dump());
+  EXPECT_EQ(Tokenizer::load(folder_).eod_id(), *Tokenizer::load(folder_).token_to_id("<|endoftext|>"));
+  put("tokenizer_config.json", R"({"eos_token": {"content": "<|im_end|>"}, "more": 1})");
+  const Tokenizer first = Tokenizer::load(folder_);
+  EXPECT_EQ(first.eod_id(), 1200);
+  EXPECT_EQ(Tokenizer::load(folder_, "GPT2BPETokenizer").eod_id(), *first.token_to_id("<|endoftext|>"));
+  first.save(folder_ / "copy");
+  EXPECT_EQ(Tokenizer::load(folder_ / "copy").eod_id(), 1200);
+  first.save(folder_);
+  EXPECT_THAT(read_file(folder_ / "tokenizer_config.json"), HasSubstr("more"));
+}
+
 TEST_F(TokenizerFiles, KeepsSpecialTokensOutsideTheByteSpelling) {
   Vocabulary vocabulary = Tokenizer::load(golden_folder()).vocabulary();
   vocabulary.tokens.push_back("▁é \n");
@@ -132,6 +146,13 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
          {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<x>"}, {"type_id", 0}}}}}}},
          "post_processor.special_tokens must be an object");
   refuse("/post_processor", {{"type", "BertProcessing"}, {"cls", {"<x>", 9999}}, {"sep", {"<x>", 0}}}, "id 9999");
+  const json item = {{"SpecialToken", {{"id", "<x>"}, {"type_id", 0}}}};
+  refuse("/post_processor",
+         {{"type", "TemplateProcessing"},
+          {"single", std::vector<json>(65, item)},
+          {"pair", json::array()},
+          {"special_tokens", {{"<x>", {{"id", "<x>"}, {"ids", std::vector<int>(64, 0)}, {"tokens", {"<x>"}}}}}}},
+         "post_processor.single must stand for at most 4096 items");
   refuse("/model/type", "Unigram", "model.type must be BPE where the text is spelled in byte characters");
   refuse("/model/type", "Words", "model.type must be BPE, WordPiece, Unigram or WordLevel");
   refuse("/model/dropout", 0.1, "model.dropout");

@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/base64.h"
+#include "megatron/text/pretokenize.h"
 #include "megatron/text/regex.h"
 #include "megatron/text/sentencepiece_file.h"
 #include "megatron/text/tiktoken_file.h"
@@ -18,6 +19,7 @@ namespace megatron::text {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -77,6 +79,33 @@ TEST(Kinds, AreReadBackFromTheFileThatTheySave) {
     fs::remove_all(folder);
   }
 }
+
+/// Each kind, with a text that nothing cuts and one that every step cuts at each character.
+class OneCharacter : public testing::TestWithParam<std::string> {};
+
+TEST_P(OneCharacter, IsEncodedInBoundedStepsHoweverOftenItComes) {
+  const Tokenizer tokenizer = Tokenizer::load(kinds_folder() / GetParam());
+  for (const std::string character : {"a", " ", "<", "1", "\u65e5", "\u0301"}) {
+    const auto repeated = [&](std::size_t times) {
+      std::string text;
+      for (std::size_t i = 0; i < times; ++i) text += character;
+      return tokenizer.encode(text, Specials::Recognised).size();
+    };
+    // Marks after nothing, blanks that are stripped and unknown runs may have few tokens, whatever their number.
+    EXPECT_LE(repeated(std::size_t{1} << 18), 3 * character.size() << 18) << character;
+  }
+}
+
+std::vector<std::string> kind_names() {
+  std::vector<std::string> names;
+  const nlohmann::json files = all_cases();
+  for (const auto& [file, cases] : files.items()) names.push_back(file);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OneCharacter, testing::ValuesIn(kind_names()), [](const auto& kind) {
+  return kind.param.substr(0, kind.param.find('.')) + (kind.param.ends_with(".model") ? "Model" : "");
+});
 
 TEST(Kinds, ReplaceAndCountBytesThatAreNoUtf8UnlessTheModelHasBytes) {
   const std::string bad = "a\xff\xc3(b", good = "a\ufffd\ufffd(b";
@@ -149,6 +178,7 @@ TEST(TiktokenFile, RefusesWhatNobodyPublished) {
   refuse("IQ== 0\nIg== 0\n", "no rank may come twice");
   refuse("IQ== 0\nIg= 1\n", "byte 7: a line must be");
   refuse("IQ== 4000000000\n", "about the number of its line");
+  refuse(("IQ== 3000\n" + std::string(4000, '\r')).c_str(), "about the number of its line");
 }
 
 TEST(Base64, ReadsWhatItWrites) {
@@ -169,6 +199,62 @@ TEST(Regex, StopsWhereAnExpressionNeedsTooManySteps) {
   Regex::Matcher matcher;
   EXPECT_THAT([&] { matcher.for_each(regex, std::string(40, 'a') + "!", [](std::size_t, std::size_t) {}); },
               ThrowsMessage<ConfigError>(HasSubstr("here: an expression must match")));
+}
+
+std::vector<std::string> matches_of(const char* pattern, const std::string& text) {
+  Regex::Matcher matcher;
+  std::vector<std::string> found;
+  matcher.for_each(Regex(pattern, "here"), text,
+                   [&](std::size_t begin, std::size_t end) { found.push_back(text.substr(begin, end - begin)); });
+  return found;
+}
+
+/// What Oniguruma finds, through Hugging Face tokenizers' pre-tokenizer Split.
+TEST(Regex, ReadsRepetitionsAndFlagsAsRubyDoes) {
+  EXPECT_THAT(matches_of("\\d{1,3}+", "1234567"), ElementsAre("1234567"));
+  EXPECT_THAT(matches_of("\\d{3}?x", "12345x"), ElementsAre("345x"));
+  EXPECT_THAT(matches_of("(ab){1,2}+c", "ababababc"), ElementsAre("ababababc"));
+  EXPECT_THAT(matches_of("\u00e9{1,2}+", "\u00e9\u00e9\u00e9"), ElementsAre("\u00e9\u00e9\u00e9"));
+  EXPECT_THAT(matches_of("a(?i)b|c", "aB aC C c b"), ElementsAre("aB", "aC"));
+  EXPECT_THAT(matches_of("(?:x(?i)y|z)w", "xYw xZW zw xYW"), ElementsAre("xYw"));
+  EXPECT_THAT(matches_of("\\d{1,3}?a", "123a"), ElementsAre("123a"));
+  EXPECT_THAT([] { Regex("a|{1,3}+", "here"); }, ThrowsMessage<ConfigError>(HasSubstr("must follow what it repeats")));
+}
+
+TEST(Regex, StopsWhereManyPlacesNeedManySteps) {
+  const std::string text(200000, 'a');
+  // Steps that are counted, bytes that are run over without counting, and such between matches.
+  for (const char* pattern : {"(?=a)a*?[xy]", "(?>[ab]+)[xy]", "(?=a*?(x|$))a"}) {
+    const Regex regex(pattern, "here");
+    Regex::Matcher matcher;
+    EXPECT_THAT([&] { matcher.for_each(regex, text, [](std::size_t, std::size_t) {}); },
+                ThrowsMessage<ConfigError>(HasSubstr("here: an expression must match")))
+        << pattern;
+  }
+}
+
+TEST(Regex, FindsTheSameHoweverFarItLooksAhead) {
+  const Regex regex(R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", "here");
+  std::mt19937 random(5);
+  Regex::Matcher matcher;
+  for (int round = 0; round < 300; ++round) {
+    std::string text;
+    for (int run = 0; run < 12; ++run) {
+      static const std::vector<std::string> parts = {"a", " ", "7", ".", "\u65e5", "\u0301", "\n", "'s"};
+      const std::string& part = parts[random() % parts.size()];
+      for (std::size_t n = random() % 3 == 0 ? random() % 3000 : random() % 3; n > 0; --n) text += part;
+    }
+    std::vector<std::pair<std::size_t, std::size_t>> expected, got;
+    for_each_piece(text, [&](const char* at, std::size_t size) {
+      expected.emplace_back(at - text.data(), static_cast<std::size_t>(at - text.data()) + size);
+    });
+    matcher.for_each(regex, text, [&](std::size_t begin, std::size_t end) { got.emplace_back(begin, end); });
+    ASSERT_EQ(got, expected) << round;
+  }
+  const std::string far = std::string(5000, 'b') + "xy" + std::string(5000, 'b') + "x";
+  EXPECT_THAT(matches_of("x.", far), ElementsAre("xy"));
+  EXPECT_THAT(matches_of("x\\z", far), ElementsAre("x"));
+  EXPECT_THAT(matches_of("\\z", far), ElementsAre(""));
 }
 
 TEST(Regex, KnowsTheClassesOfUnicode16) {

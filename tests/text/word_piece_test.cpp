@@ -161,6 +161,19 @@ TEST(WordPiece, TakesAMegabyteOfOneCharacter) {
   EXPECT_THAT(tokenizer.encode(std::string(1 << 20, '\n')), ElementsAre());
 }
 
+/// Each place of the word begins a long token that ends in no match: a try of each length would be cubic.
+TEST(WordPiece, TakesLongTokensAndLongWordsInBoundedSteps) {
+  Vocabulary vocabulary = small().vocabulary();
+  const auto size = static_cast<std::int32_t>(vocabulary.tokens.size());
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"q", "##q", "##" + std::string(4000, 'q') + "z"});
+  vocabulary.word_piece->max_word_characters = 1 << 20;
+  std::vector<std::int32_t> expected(8000, size + 1);
+  expected[0] = size;
+  EXPECT_EQ(Tokenizer(vocabulary).encode(std::string(8000, 'q')), expected);
+  vocabulary.tokens.push_back(std::string(4097, 'q'));
+  EXPECT_THAT([&] { Tokenizer{vocabulary}; }, ThrowsMessage<ConfigError>(HasSubstr("at most 4096 bytes")));
+}
+
 TEST(WordPiece, TakesTheLongestPieceAndKnowsWhenThereIsNone) {
   const Tokenizer tokenizer = small();
   EXPECT_THAT(tokenizer.encode("Unaffable, hello!"), ElementsAre(5, 6, 7, 10, 9, 11));
