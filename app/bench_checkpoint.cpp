@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <thread>
 
@@ -59,6 +60,10 @@ double anonymous_mb() {
 /// The largest anonymous_mb() until stop(), looked at each millisecond.
 class PeakMemory {
  public:
+  PeakMemory() = default;
+  ~PeakMemory() {
+    if (thread_.joinable()) stop();
+  }
   double stop() {
     done_ = true;
     thread_.join();
@@ -82,12 +87,14 @@ double transfer(const fs::path& path, std::int64_t bytes, int flags) {
   const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   if (file < 0) throw std::runtime_error(concat("cannot open ", path.string()));
   const bool writes = (flags & O_ACCMODE) == O_WRONLY;
-  for (std::int64_t done = 0; done < bytes; done += static_cast<std::int64_t>(kRequest)) {
-    const ssize_t part = writes ? ::write(file, buffer.get(), kRequest) : ::read(file, buffer.get(), kRequest);
-    if (part < 0) throw std::runtime_error(concat("cannot write or read ", path.string()));
+  bool failed = false;
+  for (std::int64_t done = 0, part = 0; done < bytes && !failed; done += part) {  // a part may be less than a request
+    part = writes ? ::write(file, buffer.get(), kRequest) : ::read(file, buffer.get(), kRequest);
+    failed = part <= 0;
   }
-  if (writes) ::fsync(file);
-  ::close(file);
+  failed = failed || (writes && ::fsync(file) != 0);
+  failed = ::close(file) != 0 || failed;
+  if (failed) throw std::runtime_error(concat("cannot write or read ", bytes, " bytes of ", path.string()));
   return watch.seconds();
 }
 
@@ -129,9 +136,10 @@ Loading load_split(const fs::path& folder, const std::vector<std::vector<checkpo
   const double before = anonymous_mb();
   PeakMemory peak;
   const Stopwatch watch;
-  std::vector<std::thread> threads;
-  for (const auto& tensors : ranks) threads.emplace_back([&] { checkpoint::load(folder, tensors); });
-  for (std::thread& thread : threads) thread.join();
+  std::vector<std::future<checkpoint::Loaded>> loads;
+  for (const auto& tensors : ranks)
+    loads.push_back(std::async(std::launch::async, [&] { return checkpoint::load(folder, tensors); }));
+  for (auto& load : loads) load.get();
   const double seconds = watch.seconds();
   return {seconds, peak.stop() - before};
 }

@@ -164,6 +164,7 @@ int diff(const Args& args) {
       entry["what"] = difference.what;
     else
       entry.update({{"elements", difference.elements},
+                    {"not_finite", difference.not_finite},
                     {"largest", difference.largest},
                     {"largest_relative", difference.largest_relative},
                     {"at", difference.at}});
@@ -176,7 +177,10 @@ int diff(const Args& args) {
       std::printf("%s: %s\n", difference.name.c_str(),
                   difference.what.empty()
                       ? concat(difference.elements, " elements, by at most ", difference.largest, " (relative ",
-                               difference.largest_relative, "), at element ", difference.at)
+                               difference.largest_relative, "), at element ", difference.at,
+                               difference.not_finite > 0
+                                   ? concat("; ", difference.not_finite, " of them NaN or infinite in one or both")
+                                   : "")
                             .c_str()
                       : difference.what.c_str());
     std::printf("%zu tensors differ, %s were compared\n", found.size(), std::to_string(compared).c_str());

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -130,6 +131,55 @@ TEST_F(CheckpointFolder, AMarkGoesWhenTheCheckpointIsWrittenAnew) {
   mark_damaged(iteration(3), "a byte");
   save_one(3);
   EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000001", "iter_0000002"));
+}
+
+TEST_F(CheckpointFolder, OnesOfANewerVersionAreNeitherReplacedNorRemoved) {
+  const std::string newer = R"({"format":"megatron-cpp checkpoint","version":2})";
+  for (const int number : {1, 3}) write_file(iteration(number) / "manifest.json", newer);
+  EXPECT_THAT(newer_iterations(folder()), ElementsAre(1, 3));
+  EXPECT_THROW(check_structure(iteration(3)), NewerVersion);
+  write_file(folder() / "latest", "iter_0000002\n");
+  EXPECT_THAT(superfluous(folder(), {.last = 1}), ElementsAre()) << "3, which was passed over, and 1 stay";
+  EXPECT_THAT(error_of<std::runtime_error>([&] { save_one(3); }),
+              AllOf(HasSubstr("A checkpoint of a newer version is not replaced"), HasSubstr(iteration(3).string()),
+                    HasSubstr("--train.out")));
+  EXPECT_EQ(read_file(iteration(3) / "manifest.json"), newer);
+  EXPECT_EQ(read_file(folder() / "latest"), "iter_0000002\n");
+  save_one(4, 1);
+  EXPECT_THAT(names(), ElementsAre("iter_0000001", "iter_0000003", "iter_0000004"));
+}
+
+TEST_F(CheckpointFolder, AMarkCanBeTakenAway) {
+  mark_damaged(iteration(2), "a byte");
+  EXPECT_TRUE(is_marked_damaged(iteration(2)));
+  remove_mark(iteration(2));
+  EXPECT_FALSE(is_marked_damaged(iteration(2)));
+  EXPECT_THAT(names_of(superfluous(folder(), {.last = 2})), ElementsAre("iter_0000001")) << "2 counts again";
+}
+
+TEST_F(CheckpointFolder, WhatWasReplacedAndCannotBeRemovedIsNoFailureOfTheSave) {
+  const fs::path temporary = temporary_folder(folder(), "iter_0000003");
+  fs::copy(iteration(2), temporary);
+  fs::permissions(folder(), fs::perms::all);
+  fs::permissions(iteration(3), static_cast<fs::perms>(0555));  // cannot be emptied
+  testing::internal::CaptureStderr();
+  const int self = ::setfsuid(65534);  // where the superuser runs this, whom permissions do not stop
+  EXPECT_NO_THROW(publish(folder(), temporary, "iter_0000003"));
+  ::setfsuid(static_cast<uid_t>(self));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("warning: " + temporary.string()), HasSubstr("is not removed")));
+  EXPECT_EQ(read_manifest(iteration(3)).iteration, 2);
+  EXPECT_EQ(read_file(folder() / "latest"), "iter_0000003\n");
+  fs::permissions(temporary, fs::perms::all);
+}
+
+TEST_F(CheckpointFolder, ASaveThatLatestCannotNameSaysThatItIsThere) {
+  fs::remove(folder() / "latest");
+  fs::create_directories(folder() / "latest/not a file");
+  EXPECT_THAT(error_of<std::runtime_error>([&] { save_one(4); }),
+              AllOf(HasSubstr(iteration(4).string() + " is whole, but"), HasSubstr("latest")));
+  EXPECT_NO_THROW(check_structure(iteration(4)));
+  EXPECT_FALSE(fs::exists(temporary_folder(folder(), "iter_0000004")));
 }
 
 TEST_F(CheckpointFolder, ReplacingByRenamingLosesNothingWhereverItStops) {

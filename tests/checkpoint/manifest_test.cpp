@@ -86,6 +86,16 @@ TEST(Manifest, RefusesWhatIsNotWholeNamingItself) {
   }
 }
 
+TEST(Manifest, OfANewerVersionIsNotCalledDamaged) {
+  EXPECT_THROW(parse_manifest(with("/version", 2), "file"), NewerVersion);
+  EXPECT_THAT(error_of(with("/version", 2)), HasSubstr("fix:  load it with the newer megatron that wrote it"));
+  EXPECT_THROW(parse_manifest(with("/version", 0), "file"), Damage) << "there never was one";
+}
+
+TEST(Manifest, OfAHostileLengthIsNotParsed) {
+  EXPECT_THAT(error_of(std::string(kMaxManifestBytes + 1, ' ')), HasSubstr("more than 134217728 bytes"));
+}
+
 TEST(PlanWrites, GivesEachSliceToOneHolderAndSpreadsTheBytes) {
   const auto slice = [](const char* name, std::int64_t rows, std::int64_t offset) {
     return HeldSlice{name, "F32", {100, 8}, {{offset, 0}, {rows, 8}}};

@@ -3,10 +3,12 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 
 #include <cmath>
 #include <fstream>
+#include <limits>
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/difference.h"
@@ -72,6 +74,23 @@ TEST_F(Weights, FillModelsOfAnySplitAndDtype) {
       }
     }
   }
+}
+
+TEST_F(Weights, RaiseTheVersionsOfWhatTheyFillSoThatPackedCopiesAreMadeAnew) {
+  save(folder.path(), 5, tensors_of(drawn, shape), {}, {});
+  const auto filled = store_of(shape, 1, 0, at::kFloat, 2);
+  std::vector<std::int64_t> before;
+  const auto expect_raised = [&](const char* by) {
+    for (std::size_t k = 0; k < before.size(); ++k)
+      EXPECT_GT(filled.all()[k]->value._version(), before[k]) << filled.all()[k]->spec.name << " by " << by;
+    before.clear();
+    for (const auto& parameter : filled.all()) before.push_back(parameter->value._version());
+  };
+  expect_raised("nothing");
+  load_weights(*open_checkpoint(folder.path()), filled, shape);
+  expect_raised("load_weights");
+  load(folder.path(), tensors_of(filled, shape));
+  expect_raised("load");
 }
 
 TEST_F(Weights, OfOtherNamesAreAnErrorThatListsThemOrAReport) {
@@ -166,7 +185,25 @@ TEST_F(Weights, WhatIsNoNumberInOneOfTwoDiffersWhateverTheTolerance) {
   const auto found = differences(folder.path() / "a", folder.path() / "b", 1e9);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].elements, 1);
+  EXPECT_EQ(found[0].not_finite, 1);
   EXPECT_EQ(found[0].at, 2);
+}
+
+TEST_F(Weights, WhatIsNotFiniteHidesNoDifferenceOfNumbers) {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  const auto tensor = [](const std::vector<double>& v) { return at::tensor(v, at::kDouble); };
+  const std::vector<double> a = {nan, 1, 8, inf, 2, inf, inf}, b = {0, 2, 4, 3, -inf, -inf, inf};
+  save(folder.path() / "a", 1, {{"v", {7}, {0}, tensor(a)}}, {}, {});
+  save(folder.path() / "b", 1, {{"v", {7}, {0}, tensor(b)}}, {}, {});
+  for (const double tolerance : {0.0, 3.0}) {
+    const auto found = differences(folder.path() / "a", folder.path() / "b", tolerance);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].elements, tolerance == 0 ? 6 : 5);
+    EXPECT_EQ(found[0].not_finite, 4);
+    EXPECT_EQ(found[0].largest, 4);
+    EXPECT_EQ(found[0].largest_relative, 0.5);
+    EXPECT_EQ(found[0].at, 2);
+  }
 }
 
 TEST(Candidates, AreWhatLatestNamesThenTheEarlierOnesNewestFirst) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -139,6 +140,23 @@ TEST(HuggingFaceFolder, AnOutputThatIsNotEmptyIsLeftAlone) {
   write_file(out.path() / "mine", "x");
   expect_refused([&] { export_hugging_face(*open_weights(folder), read_config(folder), out.path(), {}); }, {"empty"});
   EXPECT_EQ(read_file(out.path() / "mine"), "x");
+}
+
+TEST(HuggingFaceFolder, AFolderThatLooksTemporaryIsLeftAlone) {
+  NEED_GOLDEN(folder, "tiny_gpt2");
+  TemporaryFolder out;
+  const fs::path first = out.path() / concat(".tmp-x-", ::getpid(), "-0");
+  for (const fs::path& theirs : {out.path() / ".tmp-x", first}) {
+    fs::create_directory(theirs);
+    write_file(theirs / "mine", "x");
+  }
+  export_hugging_face(*open_weights(folder), read_config(folder), out.path() / "x", {});
+  EXPECT_EQ(read_file(out.path() / ".tmp-x/mine"), "x");
+  EXPECT_EQ(read_file(first / "mine"), "x");
+  expect_same(read_all(*open_weights(out.path() / "x")), read_all(*open_weights(folder)));
+  std::size_t entries = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(out.path())) ++entries;
+  EXPECT_EQ(entries, 3u) << "nothing of its own is left";
 }
 
 TEST(HuggingFaceFolder, WeightsThatDoNotFitTheConfigurationAreRefusedByName) {

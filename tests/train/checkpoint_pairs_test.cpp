@@ -9,6 +9,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/run_state.h"
+#include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
 // A run saved in one random layout, precision and division of the optimizer goes on in another.
@@ -79,7 +80,7 @@ std::vector<double> train(const config::RunConfig& config, int first, int last, 
       if (world.rank() == 0) losses.push_back(loss);
     }
     const RunState state{.iteration = last, .consumed_samples = 12 * last, .schedule_samples = 12 * last};
-    if (!to.empty()) save_run(to, state, engine, "", 0);
+    if (!to.empty()) testing::save_run(to, state, engine, "", 0);
   });
   return losses;
 }

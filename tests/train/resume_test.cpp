@@ -17,6 +17,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
+#include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -48,7 +49,7 @@ class ResumeTest : public ::testing::Test {
       for (int i = 0; i < 3; ++i) {
         testing::take_step(run, engine, i);
         const RunState state{.iteration = i + 1, .consumed_samples = 4 * (i + 1), .schedule_samples = 4 * (i + 1)};
-        save_run(checkpoints(), state, engine, config::save_toml(run.config), 0);
+        testing::save_run(checkpoints(), state, engine, config::save_toml(run.config), 0);
       }
     });
   }
@@ -116,8 +117,6 @@ TEST_F(ResumeTest, EachKindOfDamageFallsBackToTheCheckpointBeforeAndIsNamed) {
       {[&] { fs::remove(file(3)); }, "must be a file of the checkpoint"},
       {[&] { fs::remove(iteration(3) / "manifest.json"); }, "manifest.json"},
       {[&] { fs::remove_all(iteration(3)); }, "iter_0000003"},
-      {[&] { write_file(iteration(3) / "manifest.json", R"({"format":"megatron-cpp checkpoint","version":7})"); },
-       "version 7"},
       {[&] { flip_byte(iteration(3) / "manifest.json", 200); }, "manifest"},
   };
   for (std::size_t k = 0; k < damages.size(); ++k) {
@@ -140,6 +139,51 @@ TEST_F(ResumeTest, EachKindOfDamageFallsBackToTheCheckpointBeforeAndIsNamed) {
     EXPECT_THAT(all(begun.start.messages), HasSubstr("fell back to the older checkpoint " + iteration(2).string()))
         << k;
   }
+}
+
+TEST_F(ResumeTest, OnesOfANewerVersionArePassedOverByNameAndLeftAsTheyAre) {
+  save_three(config());
+  write_file(iteration(3) / "manifest.json", R"({"format":"megatron-cpp checkpoint","version":7})");
+  const auto begun = begin(config());
+  EXPECT_EQ(begun.error, "");
+  EXPECT_EQ(begun.start.state.iteration, 2);
+  EXPECT_THAT(all(begun.start.messages), HasSubstr("WARNING: a checkpoint of a newer version is left out: "));
+  EXPECT_THAT(all(begun.start.messages), HasSubstr("version 7"));
+  EXPECT_THAT(all(begun.start.messages), Not(HasSubstr("damaged")));
+  EXPECT_FALSE(checkpoint::is_marked_damaged(iteration(3)));
+}
+
+TEST_F(ResumeTest, DamageIsMarkedInTheRunsOwnFolderAlone) {
+  save_three(config());
+  const fs::path file = iteration(3) / "rank_00000.safetensors";
+  const auto last = static_cast<std::int64_t>(fs::file_size(file)) - 9;
+  flip_byte(file, last);
+  auto other = config();
+  other.train.out = (folder_ / "other").string();
+  other.checkpoint.load = folder_.string();
+  EXPECT_EQ(begin(other).start.state.iteration, 2);
+  EXPECT_FALSE(checkpoint::is_marked_damaged(iteration(3))) << "the folder of another run";
+  EXPECT_EQ(begin(config()).start.state.iteration, 2);
+  EXPECT_TRUE(checkpoint::is_marked_damaged(iteration(3)));
+}
+
+TEST_F(ResumeTest, AMarkGoesWhenTheRepairedCheckpointIsLoadedAndAllOfItIsWhole) {
+  save_three(config());
+  const fs::path file = iteration(3) / "rank_00000.safetensors";
+  const auto last = static_cast<std::int64_t>(fs::file_size(file)) - 9;
+  flip_byte(file, last);
+  EXPECT_EQ(begin(config()).start.state.iteration, 2);
+  flip_byte(file, last);
+  EXPECT_EQ(begin(config()).start.state.iteration, 3);
+  EXPECT_FALSE(checkpoint::is_marked_damaged(iteration(3)));
+
+  checkpoint::mark_damaged(iteration(3), "a byte of a file that is not needed");
+  checkpoint::Manifest manifest = checkpoint::read_manifest(iteration(3));
+  manifest.files.push_back({.name = "more.safetensors", .size = 4, .block_hashes = {0}});
+  write_file(iteration(3) / "manifest.json", checkpoint::manifest_text(manifest));
+  write_file(iteration(3) / "more.safetensors", "four");
+  EXPECT_EQ(begin(config()).start.state.iteration, 3);
+  EXPECT_TRUE(checkpoint::is_marked_damaged(iteration(3)));
 }
 
 TEST_F(ResumeTest, SeveralDamagedOnesArePassedAndLatestNeedsToSayNothing) {

@@ -10,6 +10,7 @@
 #include "megatron/checkpoint/manifest.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -52,7 +53,7 @@ class RunStateTest : public ::testing::Test {
       }
       state = {
           .iteration = last, .consumed_samples = last * 4, .schedule_samples = last * 4 - 4, .skipped_iterations = 1};
-      if (save) save_run(folder_, state, engine, "a = 1\n", 2);
+      if (save) testing::save_run(folder_, state, engine, "a = 1\n", 2);
     });
     return losses;
   }

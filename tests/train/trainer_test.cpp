@@ -259,6 +259,38 @@ TEST_F(TrainerTest, ACheckpointOfAnotherArchitectureIsRefusedNamingEachDifferenc
   EXPECT_EQ(check_checkpoint(folder_ / "run", plan::resolve(options)).size(), 1u);
 }
 
+TEST_F(TrainerTest, ARunThatWouldSaveOverACheckpointOfANewerVersionDoesNotBegin) {
+  auto options = config("run");
+  options.checkpoint.save_interval = 2;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const fs::path checkpoints = folder_ / "run/checkpoints";
+  write_file(checkpoints / "iter_0000006/manifest.json", R"({"format":"megatron-cpp checkpoint","version":7})");
+  const auto refusal = [&] {
+    try {
+      check_inputs(plan::resolve(options));
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  for (const int interval : {0, 2, 3, 4}) {
+    for (const int last : {6, 8, 5}) {
+      options.checkpoint.save_interval = interval;
+      options.train.train_iters = last;
+      const bool saves_there = last == 6 || (last == 8 && (interval == 2 || interval == 3));
+      EXPECT_EQ(refusal().find("A run must not save where a checkpoint of a newer version is") == 0, saves_there)
+          << refusal() << "; interval " << interval << ", iterations " << last;
+      EXPECT_EQ(refusal() == "no error", !saves_there) << refusal();
+    }
+  }
+  options.train.train_iters = 6;
+  EXPECT_NE(refusal().find((checkpoints / "iter_0000006").string()), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("goes on from iteration 4"), std::string::npos) << refusal();
+  options.checkpoint.load = (folder_ / "run").string();
+  options.train.out = (folder_ / "another").string();
+  EXPECT_EQ(refusal(), "no error") << "as its fix says";
+}
+
 TEST_F(TrainerTest, FindsAnEmptySplitAndUnknownTokensBeforeRanksStart) {
   const auto error = [](const config::RunConfig& options) -> std::string {
     try {

@@ -29,7 +29,8 @@ using Metadata = std::map<std::string, std::string>;
 /// Writes `folder`/iter_0000100/ (safetensors + manifest.json): to a temporary folder, checksummed (xxh3), fsynced,
 /// renamed, `latest` last; then removes all but the newest `keep_last` (0: none). Each slice is written once: ranks
 /// that hold the same slice share the work. Rank 0's `metadata` is kept. Collective over `world`; a failure on one rank
-/// is a std::runtime_error on every rank, and leaves the folder as it was. While a run goes on: saver.h.
+/// is a std::runtime_error on every rank, and leaves the folder as it was (but see publish()). While a run goes on:
+/// saver.h.
 void save(const std::filesystem::path& folder, std::int64_t iteration, const std::vector<ShardedTensor>& tensors,
           const Metadata& metadata, const comm::Group& world, int keep_last = 0);
 

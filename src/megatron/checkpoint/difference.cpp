@@ -22,12 +22,16 @@ void compare(const double* a, const double* b, std::int64_t n, std::int64_t firs
              TensorDifference& difference) {
   for (std::int64_t i = 0; i < n; ++i) {
     if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-    const double apart = std::abs(a[i] - b[i]);
-    if (apart <= tolerance) continue;
+    const bool finite = std::isfinite(a[i]) && std::isfinite(b[i]);
+    const double apart = finite ? std::abs(a[i] - b[i]) : 0;
+    if (finite && apart <= tolerance) continue;
     ++difference.elements;
-    difference.largest_relative =
-        std::max(difference.largest_relative, apart / std::max(std::abs(a[i]), std::abs(b[i])));
-    if (!(apart > difference.largest) && difference.elements > 1) continue;
+    if (finite)
+      difference.largest_relative =
+          std::max(difference.largest_relative, apart / std::max(std::abs(a[i]), std::abs(b[i])));
+    else
+      ++difference.not_finite;
+    if (apart <= difference.largest && difference.elements > 1) continue;
     difference.largest = apart;
     difference.at = first + i;
   }

@@ -26,7 +26,6 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kAside = ".old-";      // what replace_by_renaming() puts aside
 constexpr const char* kDamaged = "damaged";  // in an iter_ folder: what mark_damaged() says
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 30;
 
 bool is_iteration_name(const std::string& name) {
   return name.starts_with("iter_") && name.size() >= 12 && name.find_first_not_of("0123456789", 5) == std::string::npos;
@@ -104,10 +103,20 @@ std::string latest_name(const fs::path& folder) {
 bool is_whole(const fs::path& iteration_folder) {
   try {
     check_structure(iteration_folder);
-  } catch (const Damage&) {
+  } catch (const Unreadable&) {
     return false;
   }
-  return !fs::exists(iteration_folder / kDamaged);
+  return !is_marked_damaged(iteration_folder);
+}
+
+bool is_newer(const fs::path& iteration_folder) {
+  try {
+    read_manifest(iteration_folder);
+  } catch (const NewerVersion&) {
+    return true;
+  } catch (const Damage&) {
+  }
+  return false;
 }
 
 void remove_leftovers(const fs::path& folder) {
@@ -225,6 +234,19 @@ void mark_damaged(const fs::path& iteration_folder, const std::string& problem) 
   }
 }
 
+bool is_marked_damaged(const fs::path& iteration_folder) { return fs::exists(iteration_folder / kDamaged); }
+
+void remove_mark(const fs::path& iteration_folder) {
+  std::error_code ignored;
+  fs::remove(iteration_folder / kDamaged, ignored);
+}
+
+std::vector<std::int64_t> newer_iterations(const fs::path& folder) {
+  std::vector<std::int64_t> newer = iterations_in(folder);
+  std::erase_if(newer, [&](std::int64_t iteration) { return !is_newer(folder / iteration_name(iteration)); });
+  return newer;
+}
+
 void check_structure(const fs::path& iteration_folder) {
   for (const FileRecord& file : read_manifest(iteration_folder).files) CheckedReader(iteration_folder, file);
 }
@@ -246,14 +268,24 @@ void replace_by_renaming(const fs::path& temporary, const fs::path& final) {
 }
 
 void publish(const fs::path& folder, const fs::path& temporary, const std::string& name) {
+  const fs::path final = folder / name;
+  if (is_newer(final))
+    throw NewerVersion(rule_got_fix("A checkpoint of a newer version is not replaced.", final.string(),
+                                    "name another folder: --train.out, --checkpoint.save"));
   AtomicFile latest(folder / kLatest);
   latest.write(name + "\n");
   latest.flush();  // on a full disk this fails, before anything has changed
   fsync_folder(temporary);
-  exchange(temporary, folder / name);
-  fsync_folder(folder);
-  latest.commit();
-  fs::remove_all(temporary);  // what had the name before
+  exchange(temporary, final);
+  try {
+    fsync_folder(folder);
+    latest.commit();
+  } catch (const std::exception& e) {
+    throw std::runtime_error(concat(final.string(), " is whole, but is not known as the latest: ", e.what()));
+  }
+  std::error_code error;
+  fs::remove_all(temporary, error);  // what had the name before
+  if (error) std::fprintf(stderr, "warning: %s is not removed: %s\n", temporary.c_str(), error.message().c_str());
 }
 
 std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {
@@ -266,9 +298,9 @@ std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {
   for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration) {
     const fs::path path = folder / iteration_name(*iteration);
     if (*iteration > latest) {  // set aside by falling back
-      if (latest_is_whole) found.push_back(path);
+      if (latest_is_whole && !is_newer(path)) found.push_back(path);
     } else if (whole >= keep.last) {
-      if (keep.every <= 0 || *iteration % keep.every != 0) found.push_back(path);
+      if ((keep.every <= 0 || *iteration % keep.every != 0) && !is_newer(path)) found.push_back(path);
     } else if (*iteration == latest ? latest_is_whole : is_whole(path)) {
       ++whole;
     }

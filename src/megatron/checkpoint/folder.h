@@ -29,8 +29,8 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& folde
 /// for one checkpoint.
 std::filesystem::path checkpoints_folder(const std::filesystem::path& folder);
 
-/// The manifest of an iter_ folder. Throws Damage, and std::runtime_error where the system fails: that says nothing of
-/// the checkpoint.
+/// The manifest of an iter_ folder. Throws Damage, NewerVersion, and std::runtime_error where the system fails: that
+/// says nothing of the checkpoint.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
 
 /// What two ranks that see the same checkpoint both get: a text of the manifest's size and hash, or that there is none.
@@ -39,10 +39,16 @@ std::string fingerprint(const std::filesystem::path& iteration_folder);
 /// Notes in an iter_ folder why a run has passed it over, so that it never counts among those that superfluous() keeps.
 /// A folder that cannot be written stays as it is.
 void mark_damaged(const std::filesystem::path& iteration_folder, const std::string& problem);
+bool is_marked_damaged(const std::filesystem::path& iteration_folder);
+/// Takes the mark away, of a checkpoint that is whole again. A folder that cannot be written stays as it is.
+void remove_mark(const std::filesystem::path& iteration_folder);
 
 /// Throws Damage where the manifest of an iter_ folder is not whole, or one of its files is missing or of another
-/// size; std::runtime_error where the system fails. Reads no data.
+/// size; NewerVersion; std::runtime_error where the system fails. Reads no data.
 void check_structure(const std::filesystem::path& iteration_folder);
+
+/// The iterations in `folder` that are of a newer version, ascending. publish() does not replace them.
+std::vector<std::int64_t> newer_iterations(const std::filesystem::path& folder);
 
 /// Makes the folder where it is not there, and removes what killed programs left in it.
 void prepare_folder(const std::filesystem::path& folder);
@@ -51,7 +57,9 @@ void prepare_folder(const std::filesystem::path& folder);
 std::filesystem::path temporary_folder(const std::filesystem::path& folder, const std::string& name);
 
 /// Gives the finished temporary folder its name, durably, then makes `latest` say it. At every moment `latest`, if it
-/// exists, names a whole checkpoint.
+/// exists, names a whole checkpoint. Throws NewerVersion, having changed nothing, where the name is that of a
+/// checkpoint of a newer version. A std::runtime_error may leave the new checkpoint whole under its name with `latest`
+/// as it was: it says so. What had the name before is removed; where that fails a warning on stderr says so.
 void publish(const std::filesystem::path& folder, const std::filesystem::path& temporary, const std::string& name);
 
 /// Puts `temporary` in the place of the folder `final` where the two cannot change places in one operation: `final` is
@@ -64,9 +72,9 @@ struct Keep {
   std::int64_t last = 0, every = 0;
 };
 
-/// The iter_ folders in `folder` that `keep` does not keep, the oldest first. Those after `latest`, which a run has
-/// passed over, go too, if `latest` names a whole one. Whole: check_structure() finds nothing and mark_damaged() was
-/// not called; so the last whole one always stays. Throws Damage where `latest` says nothing.
+/// The iter_ folders in `folder` that `keep` does not keep, the oldest first; none of a newer version. Those after
+/// `latest`, which a run has passed over, go too, if `latest` names a whole one. Whole: check_structure() finds nothing
+/// and mark_damaged() was not called; so the last whole one always stays. Throws Damage where `latest` says nothing.
 std::vector<std::filesystem::path> superfluous(const std::filesystem::path& folder, const Keep& keep);
 
 /// Removes one of them; half a folder never looks like a checkpoint.

@@ -6,6 +6,7 @@
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/safetensors.h"
+#include "megatron/kernels/matmul.h"
 
 namespace megatron::checkpoint {
 namespace fs = std::filesystem;
@@ -60,7 +61,10 @@ Loaded load(const fs::path& folder, const std::vector<ShardedTensor>& tensors) {
     check(reader, tensor);
     reader.expect(tensor.name, box_of(tensor));
   }
-  for (const ShardedTensor& tensor : tensors) reader.read(tensor.name, box_of(tensor), tensor.data);
+  for (const ShardedTensor& tensor : tensors) {
+    reader.read(tensor.name, box_of(tensor), tensor.data);
+    kernels::written_to(tensor.data);  // through its pointer
+  }
   return {.iteration = reader.manifest().iteration, .metadata = reader.manifest().metadata};
 }
 

@@ -134,13 +134,15 @@ std::string manifest_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
+  if (text.size() > kMaxManifestBytes) damaged(file, concat("more than ", kMaxManifestBytes, " bytes"));
   try {
     const json manifest = parse_json(text, file);
     if (!manifest.is_object() || manifest.value("format", "") != kFormat) damaged(file, "JSON that is no manifest");
-    if (const std::uint64_t version = number(manifest, "version"); version != kVersion)
-      throw Damage(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),
-                                concat("version ", version),
-                                version > kVersion ? "load it with the newer megatron that wrote it" : ""));
+    const std::uint64_t version = number(manifest, "version");
+    if (version < kVersion) damaged(file, concat("version ", version, ", which there never was"));
+    if (version > kVersion)
+      throw NewerVersion(rule_got_fix(concat(file, ": this program reads version ", kVersion, " of checkpoints."),
+                                      concat("version ", version), "load it with the newer megatron that wrote it"));
     const std::string body = manifest.at("body").dump();
     if (unhex(manifest.at("xxh3")) != XXH3_64bits(body.data(), body.size()))
       damaged(file, "a body that does not match its checksum");

@@ -11,11 +11,22 @@
 // manifest.json: what a checkpoint holds and where. No torch here.
 namespace megatron::checkpoint {
 
-/// A checkpoint's files are not what its manifest says, or the manifest cannot be read: another checkpoint may do.
-/// Other ConfigErrors say that a whole checkpoint does not fit what is asked for.
-struct Damage : ConfigError {
+/// A checkpoint that cannot be read: another one may do. Other ConfigErrors say that a whole checkpoint does not fit
+/// what is asked for.
+struct Unreadable : ConfigError {
   using ConfigError::ConfigError;
 };
+/// Its files are not what its manifest says, or the manifest is not whole.
+struct Damage : Unreadable {
+  using Unreadable::Unreadable;
+};
+/// A newer megatron wrote it, which may read it: it is never marked as damaged, replaced or removed.
+struct NewerVersion : Unreadable {
+  using Unreadable::Unreadable;
+};
+
+/// Reading takes some 20 times as much memory, whatever the text holds. Checkpoints of some TiB have as long ones.
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 27;
 
 /// Files are checksummed in blocks of this size, so that a rank that needs a part can check just that part.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
@@ -50,8 +61,8 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 
 /// Reads it back and checks everything that can be checked without the files: the checksum, that names stay in the
-/// folder, that slices lie in their tensors and files and make up each tensor exactly once. Throws Damage naming
-/// `file`.
+/// folder, that slices lie in their tensors and files and make up each tensor exactly once. Throws Damage or
+/// NewerVersion naming `file`.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
 }  // namespace megatron::checkpoint

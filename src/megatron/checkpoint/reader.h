@@ -16,7 +16,7 @@ namespace megatron::checkpoint {
 /// Every byte that is used has been compared with its checksum.
 class Reader final : public WeightSource {
  public:
-  /// `folder`: the iter_ folder. Throws Damage where its manifest cannot be read.
+  /// `folder`: the iter_ folder. Throws Unreadable where its manifest cannot be read.
   explicit Reader(std::filesystem::path folder);
 
   const Manifest& manifest() const { return manifest_; }

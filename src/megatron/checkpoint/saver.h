@@ -26,7 +26,8 @@ class Coordinator;
 /// Each rank writes its part in a thread of its own; ranks talk only within calls of theirs, so that collectives never
 /// run in two threads of a rank. When a poll() finds every part on the disk, rank 0 publishes the checkpoint, again in
 /// a thread; a later poll() finds that done. An error of any rank is thrown by the poll() that hears of it, on every
-/// rank: as std::runtime_error "checkpoint not saved: rank 3: …". The folder is then as it was before.
+/// rank: as std::runtime_error "checkpoint not saved: rank 3: …". The folder is then as it was before, or the error
+/// says that the new checkpoint is there and `latest` could not be made to name it.
 class Saver {
  public:
   struct Options {

@@ -7,6 +7,7 @@
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
+#include "megatron/kernels/matmul.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -73,6 +74,7 @@ WeightReport load_weights(const WeightSource& source, const parallel::ParameterS
     if (source.shape(spec.name) == nullptr) continue;
     for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, parameter->value.detach()))
       source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
+    kernels::written_to(parameter->value);  // through its pointer
   }
   return report;
 }

@@ -1,4 +1,5 @@
 #include <ATen/ops/empty.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -124,6 +125,16 @@ class FolderWriter {
   std::string dtype_;
 };
 
+/// A folder beside `final_path` that was not there before.
+fs::path make_temporary_folder(const fs::path& final_path) {
+  make_folder(final_path.parent_path());
+  for (int attempt = 0;; ++attempt) {
+    const fs::path path =
+        final_path.parent_path() / concat(".tmp-", final_path.filename().string(), "-", ::getpid(), "-", attempt);
+    if (fs::create_directory(path)) return path;
+  }
+}
+
 void check_nothing_is_left_out(const checkpoint::WeightSource& weights, const Mapping& mapping) {
   const auto used = source_shapes(mapping);
   for (const std::string& name : weights.tensors())
@@ -146,9 +157,7 @@ void export_hugging_face(const checkpoint::WeightSource& weights, const FolderCo
 
   const fs::path whole = fs::absolute(folder).lexically_normal();
   const fs::path final_path = whole.has_filename() ? whole : whole.parent_path();
-  const fs::path temporary = final_path.parent_path() / concat(".tmp-", final_path.filename().string());
-  fs::remove_all(temporary);  // of an attempt that was ended
-  make_folder(temporary);
+  const fs::path temporary = make_temporary_folder(final_path);
   try {
     write_file(temporary / "config.json",
                config_json(config, writer.dtype(), config.family == Family::Bert ? bert_architecture(theirs) : ""));

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-enum class Trouble : std::uint8_t { None, Damaged, Unfit, Failed };  // the worst last
+enum class Trouble : std::uint8_t { None, Newer, Damaged, Unfit, Failed };  // the worst last
 
 /// What came of a piece of work.
 struct Finding {
@@ -31,6 +31,8 @@ template <class Work>
 Finding attempt(Work work) {
   try {
     work();
+  } catch (const checkpoint::NewerVersion& e) {
+    return {Trouble::Newer, e.what()};
   } catch (const checkpoint::Damage& e) {
     return {Trouble::Damaged, e.what()};
   } catch (const ConfigError& e) {
@@ -141,17 +143,31 @@ class Attempts {
           start.messages.insert(start.messages.begin(),
                                 concat("WARNING: fell back to the older checkpoint ", candidate.string()));
         round_as_trained(engine_);
+        keep_mark(candidate, false, "");
         return start;
       }
-      if (found.trouble != Trouble::Damaged) throw_if_any(found);
-      if (rank() == 0) checkpoint::mark_damaged(candidate, found.text);
-      fallen_back_.push_back("WARNING: a damaged checkpoint is left out: " + found.text);
+      if (found.trouble > Trouble::Damaged) throw_if_any(found);
+      const bool damaged = found.trouble == Trouble::Damaged;
+      if (damaged) keep_mark(candidate, true, found.text);
+      fallen_back_.push_back(concat("WARNING: a ", damaged ? "damaged checkpoint" : "checkpoint of a newer version",
+                                    " is left out: ", found.text));
       tell(fallen_back_.back());
       problems += (problems.empty() ? "" : "\n") + found.text;
     }
-    throw ConfigError(
-        rule_got_fix(concat(decision.folder, ": a run goes on from a whole checkpoint; none is."), problems,
-                     "restore one from elsewhere; or begin anew in another folder: --train.out, --checkpoint.save"));
+    throw ConfigError(rule_got_fix(
+        concat(decision.folder, ": a run goes on from a whole checkpoint of this version; none is."), problems,
+        "restore one from elsewhere; or begin anew in another folder: --train.out, --checkpoint.save"));
+  }
+
+  /// Rank 0 notes what came of loading one of the run's own checkpoints; folders of others it only reads. The ranks
+  /// together may not have needed all of a checkpoint: only verify() takes a mark away.
+  void keep_mark(const fs::path& candidate, bool damaged, const std::string& problem) const {
+    std::error_code ignored;
+    if (rank() != 0 || !fs::equivalent(candidate.parent_path(), save_folder(run_.config), ignored)) return;
+    if (damaged)
+      checkpoint::mark_damaged(candidate, problem);
+    else if (checkpoint::is_marked_damaged(candidate) && checkpoint::verify(candidate).empty())
+      checkpoint::remove_mark(candidate);
   }
 
   void load(const fs::path& candidate, Start& start) const {

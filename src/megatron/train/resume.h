@@ -21,7 +21,8 @@ struct Start {
 
 /// Fills the engine from the run's own checkpoints or, where it has none, from checkpoint.load, if that is set. Rank 0
 /// chooses the folder and the checkpoints to try; every other rank must see the same ones. Where the newest checkpoint
-/// is damaged on any rank, from the newest whole one before it; a message says so, and rank 0's stderr at once.
+/// is damaged on any rank or of a newer version, from the newest whole one before it; a message says so, and rank 0's
+/// stderr at once. A damaged one of the run's own is marked, for pruning.
 /// Collective over the engine's world. Throws, the same on every rank: ConfigError where none is whole (a run never
 /// begins anew because of damage), where a whole one does not fit the run or where a rank sees another;
 /// std::runtime_error where the system fails on a rank, which is no damage.

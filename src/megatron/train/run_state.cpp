@@ -121,12 +121,6 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   return metadata;
 }
 
-void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
-              const std::string& recipe, int keep_last) {
-  checkpoint::save(folder, state.iteration, sharded_tensors(engine), run_metadata(state, engine, recipe),
-                   engine.context.world(), keep_last);
-}
-
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages) {
   const auto found = checkpoint::find_checkpoint(folder);

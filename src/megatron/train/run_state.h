@@ -28,14 +28,10 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 /// TOML.
 checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
 
-/// Saves everything that going on needs under `folder`, and returns when it is done. Collective over the world.
-void save_run(const std::filesystem::path& folder, const RunState& state, const Engine& engine,
-              const std::string& recipe, int keep_last);
-
 /// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where the checkpoint does not
 /// have all kinds of the optimizer's state, or `with_optimizer` is false, all of it stays fresh; a message says so, and
 /// so does one where the loss scale begins anew. Not collective; round_as_trained() is to follow. Throws
-/// checkpoint::Damage where the checkpoint is damaged, other ConfigErrors where it does not fit.
+/// checkpoint::Unreadable where the checkpoint is damaged or newer, other ConfigErrors where it does not fit.
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages);
 
