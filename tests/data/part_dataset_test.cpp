@@ -7,6 +7,7 @@
 
 #include "megatron/data/blended_dataset.h"
 #include "megatron/data/run_blends.h"
+#include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -107,6 +108,38 @@ TEST(RunBlends, AreNamedInOneWay) {
   EXPECT_FALSE(read_blends(data).parts[2]);
   data.per_split_data_args_path = "splits.json";
   EXPECT_THROW(read_blends(data), ConfigError);
+}
+
+TEST(PartDataset, SetsOfOneNameInSeveralFoldersAreChangedByNumbersOfTheirOwnWhereverTheyLie) {
+  const auto samples_in = [](TemporaryFolder& folder, const std::vector<std::string>& names, std::size_t place) {
+    for (const std::string& name : names) {
+      std::filesystem::create_directories(std::filesystem::path(folder / name).parent_path());
+      IndexedDatasetWriter writer(folder / name, DType::I32);
+      std::vector<std::int32_t> letters(400);
+      for (std::size_t i = 0; i < letters.size(); ++i) letters[i] = 'a' + static_cast<std::int32_t>(i % 26);
+      writer.add_document(letters, std::vector<std::int32_t>{400});
+      writer.publish();
+    }
+    PartSpec spec{.place = place, .split = "1", .tokenizer = byte_tokenizer({"<p>", "<m>", "<s>", "<pad>", "<eod>"})};
+    for (const std::string& name : names) spec.blend.prefixes.push_back(folder / name);
+    spec.index = {.seq_length = 399, .seed = 3};
+    spec.fill_in_middle = {.rate = 1, .prefix = 256, .middle = 257, .suffix = 258, .pad = 259, .eod = 260};
+    const auto part = open_part(spec, {});
+    std::vector<std::vector<std::int64_t>> samples;
+    for (std::int64_t i = 0; i < part->size(); ++i) {
+      samples.emplace_back(399);
+      part->get(i, {.tokens = samples.back()});
+    }
+    std::ranges::sort(samples);
+    return samples;
+  };
+  TemporaryFolder here, there;
+  const auto samples = samples_in(here, {"a/x", "b/x"}, 0);
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_NE(samples[0], samples[1]);
+  EXPECT_EQ(samples_in(there, {"c/x", "d/y"}, 0), samples) << "names do not matter, places do";
+  TemporaryFolder first, second;
+  EXPECT_NE(samples_in(first, {"x"}, 0), samples_in(second, {"x"}, 1));
 }
 
 TEST(PartDataset, SaysBeforeAnythingIsBuiltWhatAnyOfItsSetsLacks) {

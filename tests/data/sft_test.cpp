@@ -28,11 +28,35 @@ std::pair<std::string, std::string> shown(const std::vector<std::int32_t>& token
 
 TEST(Sft, LearnsTheAssistantsTurnsAndNothingElse) {
   const std::vector<text::ChatMessage> talk = {{"user", "hi"}, {"assistant", "yö"}, {"user", "and"}, {"assistant", ""}};
-  const auto [learned, given] = shown(encode_chat(chat_template().render(talk), tokenizer()));
+  text::Encoder encoder = tokenizer().encoder();
+  const auto [learned, given] = shown(encode_chat(chat_template().render(talk), encoder));
   EXPECT_EQ(learned, "yö<|im_end|><|im_end|>");
   EXPECT_EQ(given,
             "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n\n<|im_start|>user\nand<|im_end|>\n<|im_start|>"
             "assistant\n\n");
+}
+
+TEST(Sft, EncodesAConversationAsOneTextWhateverItsTokenizerAddsOrDrops) {
+  const std::string before = "<s>[INST] The tokenizer [/INST]", answer = " hello world </s>", after = "<s>[INST] a";
+  const text::RenderedChat chat = {before + answer + after, {{before.size(), before.size() + answer.size()}}};
+  // The ids whose offsets in Hugging Face tokenizers are within the answer.
+  const std::vector<std::pair<const char*, std::vector<std::int32_t>>> cases = {
+      {"llama.json", {123, 89, 53, 77, 92, 152, 70, 1}},
+      {"llama_first.json", {123, 89, 53, 77, 92, 152, 70, 1}},
+      {"bert.json", {99, 85, 44, 216, 138, 0, 0, 34, 0}},
+      {"qwen.json", {305, 274, 81, 264, 277, 78, 70, 223, 1}},
+      {"t5.json", {69, 28, 7, 105, 8, 87, 1}}};
+  for (const auto& [file, expected] : cases) {
+    const auto model = text::Tokenizer::load(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers" / file);
+    text::Encoder encoder = model.encoder();
+    std::vector<std::int32_t> ids, learned;
+    for (const std::int32_t token : encode_chat(chat, encoder)) {
+      if (token >= 0) learned.push_back(token);
+      ids.push_back(token < 0 ? ~token : token);
+    }
+    EXPECT_EQ(ids, model.encode(chat.text, text::Specials::Recognised)) << file;
+    EXPECT_EQ(learned, expected) << file;
+  }
 }
 
 std::string line(const std::string& user, const std::string& answer) {

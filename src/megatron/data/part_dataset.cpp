@@ -12,6 +12,11 @@
 namespace megatron::data {
 namespace {
 
+/// Each prefix of the run's blends draws numbers of its own, wherever its folder is.
+std::uint64_t fill_in_middle_key(const PartSpec& spec, std::size_t i) {
+  return stream_key(spec.index.seed, concat("fill-in-the-middle/", split_part_name(spec.part), "/", spec.place + i));
+}
+
 /// The pair that a prefix of the blend stands for: itself, or the conversations' in the cache.
 std::string pair_of(const PartSpec& spec, const std::string& prefix, const WaitMessage& say) {
   return spec.chat ? build_chat_pair(prefix, spec.tokenizer.value(), *spec.chat, spec.cache_folder, say) : prefix;
@@ -24,15 +29,15 @@ GptDatasetSpec set_spec(const PartSpec& spec, const std::string& prefix, std::op
   return set;
 }
 
-std::unique_ptr<const Dataset> open_set(const PartSpec& spec, const std::string& prefix,
-                                        std::optional<std::int64_t> samples, const WaitMessage& say) {
-  const GptDatasetSpec set = set_spec(spec, pair_of(spec, prefix, say), samples);
+/// Prefix number `i` of the blend.
+std::unique_ptr<const Dataset> open_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples,
+                                        const WaitMessage& say) {
+  const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), samples);
   if (spec.chat || spec.packed)
     return std::make_unique<PackedDataset>(set, spec.packed ? Packing::BestFit : Packing::Alone, say);
   GptSampleOptions options = spec.options;
   if (spec.fill_in_middle) {
-    const std::string name = "fill-in-the-middle/" + std::filesystem::path(prefix).filename().string();
-    options.transform = FillInMiddle(*spec.fill_in_middle, spec.tokenizer.value(), stream_key(spec.index.seed, name));
+    options.transform = FillInMiddle(*spec.fill_in_middle, spec.tokenizer.value(), fill_in_middle_key(spec, i));
     options.pad = spec.fill_in_middle->pad;
   }
   GptDataset::build(set, say);
@@ -55,11 +60,10 @@ bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && 
 }  // namespace
 
 std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage& say) {
-  if (is_plain(spec)) return open_set(spec, spec.blend.prefixes[0], spec.index.num_samples, say);
+  if (is_plain(spec)) return open_set(spec, 0, spec.index.num_samples, say);
   const BlendPlan plan = plan_part(spec);
   std::vector<std::unique_ptr<const Dataset>> sets;
-  for (std::size_t i = 0; i < plan.requests.size(); ++i)
-    sets.push_back(open_set(spec, spec.blend.prefixes[i], plan.requests[i], say));
+  for (std::size_t i = 0; i < plan.requests.size(); ++i) sets.push_back(open_set(spec, i, plan.requests[i], say));
   BlendedDataset::Spec blend{.cache_folder = spec.cache_folder, .name = split_part_name(spec.part)};
   if (spec.cache_folder.empty())
     blend.cache_folder =

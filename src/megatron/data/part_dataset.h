@@ -18,6 +18,7 @@ namespace megatron::data {
 /// One part of a run as samples.
 struct PartSpec {
   Blend blend = {};
+  std::size_t place = 0;           ///< of the blend's first prefix among all that the run reads for the part
   std::string split = "969,30,1";  ///< of each pair
   SplitPart part = SplitPart::Train;
   GptIndexSpec index = {};                                 ///< the number of samples is that of the blend

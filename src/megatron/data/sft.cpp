@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -11,7 +12,7 @@
 namespace megatron::data {
 namespace {
 
-constexpr int kVersion = 1;  // raised when the same file begins to mean other tokens
+constexpr int kVersion = 2;  // raised when the same file begins to mean other tokens
 
 /// Throws ConfigError with what is wrong, without its place.
 std::vector<text::ChatMessage> parse_messages(std::string_view line) {
@@ -37,6 +38,7 @@ void tokenize_file(const std::string& path, const std::string& prefix, const tex
                    const text::ChatTemplate& chat_template) {
   BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
   IndexedDatasetWriter writer(prefix, DType::I32);
+  text::Encoder encoder = tokenizer.encoder();
   Progress progress("tokenize " + path, "bytes", reader.total_bytes().value_or(0));
   for (TextBlock block; reader.next(block); progress.update(block.input_position))
     for (const TextBlock::Record& record : block.records) {
@@ -44,7 +46,7 @@ void tokenize_file(const std::string& path, const std::string& prefix, const tex
       try {
         if (record.too_long) throw ConfigError(rule_got_fix("a conversation has at most 64 MiB.", "more"));
         const auto messages = parse_messages(std::string_view(block.bytes).substr(record.begin, record.size));
-        tokens = encode_chat(chat_template.render(messages), tokenizer);
+        tokens = encode_chat(chat_template.render(messages), encoder);
       } catch (const ConfigError& error) {
         throw ConfigError(concat(path, ", line ", record.line, ": ", error.what()));
       }
@@ -56,36 +58,16 @@ void tokenize_file(const std::string& path, const std::string& prefix, const tex
 
 }  // namespace
 
-std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, const text::Tokenizer& tokenizer) {
-  std::vector<std::int32_t> tokens = tokenizer.encode(chat.text, text::Specials::Recognised);
-  std::size_t bytes = 0;
-  for (const std::int32_t token : tokens) bytes += tokenizer.id_to_bytes(token).size();
-  if (bytes == chat.text.size()) {  // each token is some bytes of the text
-    std::size_t begin = 0;
-    auto answer = chat.answers.begin();
-    for (std::int32_t& token : tokens) {
-      const std::size_t end = begin + tokenizer.id_to_bytes(token).size();
-      while (answer != chat.answers.end() && answer->end <= begin) ++answer;
-      if (answer == chat.answers.end() || begin < answer->begin || end > answer->end) token = ~token;
-      begin = end;
-    }
-    return tokens;
+std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Encoder& encoder) {
+  text::Encoding encoding = encoder.encode_with_offsets(chat.text, text::Specials::Recognised);
+  auto answer = chat.answers.begin();
+  for (std::size_t i = 0; i < encoding.ids.size(); ++i) {
+    const text::ByteSpan span = encoding.bytes[i];
+    while (answer != chat.answers.end() && answer->end < span.end) ++answer;
+    const bool learned = answer != chat.answers.end() && span.begin >= answer->begin && span.end > answer->begin;
+    if (!learned) encoding.ids[i] = ~encoding.ids[i];
   }
-  // A tokenizer that changes text: the parts are tokenized by themselves.
-  tokens.clear();
-  std::size_t at = 0;
-  const auto add = [&](std::size_t end, bool learned) {
-    for (const std::int32_t token :
-         tokenizer.encode(std::string_view(chat.text).substr(at, end - at), text::Specials::Recognised))
-      tokens.push_back(learned ? token : ~token);
-    at = end;
-  };
-  for (const auto& answer : chat.answers) {
-    add(answer.begin, false);
-    add(answer.end, true);
-  }
-  add(chat.text.size(), false);
-  return tokens;
+  return std::move(encoding.ids);
 }
 
 std::string build_chat_pair(const std::string& path, const text::Tokenizer& tokenizer,

@@ -13,8 +13,9 @@
 // compressed, become a .bin/.idx pair in the cache, one document each, that PackedDataset reads.
 namespace megatron::data {
 
-/// The tokens of a conversation; those that the assistant did not write are stored as ~id.
-std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, const text::Tokenizer& tokenizer);
+/// The tokens of a conversation, encoded as one text; those that are not whole within what the assistant wrote are
+/// stored as ~id. A token that stands for no byte of the text belongs to the bytes before it.
+std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Encoder& encoder);
 
 /// Tokenizes the conversations of `path` into the cache unless that is done, and returns the prefix of the pair.
 /// `cache_folder`: empty for cache/SFTDataset_indices beside the file. The names depend on the file's path, size and
