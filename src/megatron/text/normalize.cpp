@@ -5,6 +5,7 @@
 
 #include "megatron/text/bert_tables.h"
 #include "megatron/text/bert_text.h"
+#include "megatron/text/characters.h"
 #include "megatron/text/normal_forms.h"
 #include "megatron/text/sentencepiece_text.h"
 #include "megatron/text/unicode_classes.h"
@@ -15,25 +16,13 @@ namespace {
 bool in_bert_accents(std::uint32_t c) { return c >= 0x300 && in_ranges(kBertAccents, c); }
 bool is_space(std::uint32_t c) { return UnicodeClasses::instance().of(c) == CharClass::Space; }
 
-/// Calls `take(code point, begin, end)` for each character.
-template <class Take>
-void for_each_character(const std::string& text, const Take& take) {
-  const char* const end = text.data() + text.size();
-  for (const char* p = text.data(); p < end;) {
-    const DecodedChar c = decode_utf8(p, end);
-    const auto at = static_cast<std::size_t>(p - text.data());
-    const int length = std::max(c.length, 1);
-    take(c.code_point, at, at + static_cast<std::size_t>(length));
-    p += length;
-  }
-}
-
 /// Keeps the characters that `keep` does not refuse.
 template <class Keep>
 void filter(AlignedText& text, const Keep& keep) {
   AlignedText result = AlignedText::like(text);
   result.reserve(text.bytes().size());
-  for_each_character(text.bytes(), [&](std::uint32_t c, std::size_t begin, std::size_t end) {
+  for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t begin, std::size_t end) {
+    const std::uint32_t c = character.code_point;
     if (keep(c)) result.append_kept(text, begin, end);
   });
   text = std::move(result);
@@ -42,7 +31,8 @@ void filter(AlignedText& text, const Keep& keep) {
 void lower_case(AlignedText& text) {
   std::vector<Change> changes;
   changes.reserve(text.bytes().size());
-  for_each_character(text.bytes(), [&](std::uint32_t c, std::size_t, std::size_t) {
+  for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t, std::size_t) {
+    const std::uint32_t c = character.code_point;
     if (c < 0x80) return changes.push_back({c >= 'A' && c <= 'Z' ? c + 0x20 : c, 0});
     const auto* found = std::lower_bound(std::begin(kLowerCase), std::end(kLowerCase), c,
                                          [](const CodePointMapping& m, std::uint32_t point) { return m.from < point; });
@@ -80,7 +70,8 @@ class StripStep : public NormalizeStep {
   explicit StripStep(const normalizer::Strip& strip) : strip_(strip) {}
   void apply(AlignedText& text, Regex::Matcher&) const override {
     std::size_t first = std::string::npos, last = 0;  // where what is no space begins and ends
-    for_each_character(text.bytes(), [&](std::uint32_t c, std::size_t begin, std::size_t end) {
+    for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t begin, std::size_t end) {
+      const std::uint32_t c = character.code_point;
       if (is_space(c)) return;
       first = std::min(first, begin);
       last = end;
@@ -159,7 +150,8 @@ class BertStep : public NormalizeStep {
   static void clean(AlignedText& text) {
     AlignedText result = AlignedText::like(text);
     result.reserve(text.bytes().size());
-    for_each_character(text.bytes(), [&](std::uint32_t c, std::size_t begin, std::size_t end) {
+    for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t begin, std::size_t end) {
+      const std::uint32_t c = character.code_point;
       if (c == '\t' || c == '\n' || c == '\r' || (is_space(c) && !in_ranges(kBertRemoved, c)))
         result.append_as(text, begin, " ");
       else if (!in_ranges(kBertRemoved, c))
@@ -171,7 +163,8 @@ class BertStep : public NormalizeStep {
   static void space_chinese(AlignedText& text) {
     AlignedText result = AlignedText::like(text);
     result.reserve(text.bytes().size());
-    for_each_character(text.bytes(), [&](std::uint32_t c, std::size_t begin, std::size_t end) {
+    for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t begin, std::size_t end) {
+      const std::uint32_t c = character.code_point;
       const bool chinese = is_bert_ideograph(c);
       if (chinese) result.append_as(text, begin, " ");
       result.append_kept(text, begin, end);

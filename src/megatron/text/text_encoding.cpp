@@ -4,6 +4,7 @@
 #include <array>
 
 #include "megatron/text/bert_text.h"
+#include "megatron/text/characters.h"
 #include "megatron/text/piece_cache.h"
 #include "megatron/text/pipeline_forms.h"
 #include "megatron/text/tokenizer.h"
@@ -12,18 +13,6 @@
 
 namespace megatron::text {
 namespace {
-
-/// Calls `take(character, begin, end)` for each character of `text`; a byte that is no UTF-8 is one of length 0.
-template <class Take>
-void for_each_character(std::string_view text, const Take& take) {
-  const char* const end = text.data() + text.size();
-  for (std::size_t at = 0; at < text.size();) {
-    const DecodedChar c = decode_utf8(text.data() + at, end);
-    const std::size_t after = at + static_cast<std::size_t>(std::max(c.length, 1));
-    take(c, at, after);
-    at = after;
-  }
-}
 
 /// The first of 256 code points, none of which is in `text`, that may stand for bytes there.
 std::uint32_t choose_stand_ins(std::string_view text) {

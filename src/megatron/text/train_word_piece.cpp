@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/bert_text.h"
+#include "megatron/text/characters.h"
 #include "megatron/text/tokenizer_files.h"
 #include "megatron/text/unicode_classes.h"
 
@@ -24,21 +25,13 @@ struct CharacterCount {
   bool goes_on = false;  // somewhere
 };
 
-/// Calls visit(code_point, bool first) for the characters of a word.
-template <class Visit>
-void for_each_character(std::string_view word, const Visit& visit) {
-  const char* const end = word.data() + word.size();
-  for (const char* p = word.data(); p < end;) {
-    const DecodedChar c = decode_utf8(p, end);
-    if (c.length > 0) visit(c.code_point, p == word.data());
-    p += std::max(c.length, 1);
-  }
-}
-
 std::map<std::uint32_t, CharacterCount> count_characters(const PieceCounter& words) {
   std::map<std::uint32_t, CharacterCount> characters;
   words.for_each([&](std::string_view word, std::uint64_t count) {
-    for_each_character(word, [&](std::uint32_t c, bool first) {
+    for_each_character(word, [&](const DecodedChar& character, std::size_t at, std::size_t) {
+      if (character.length == 0) return;
+      const std::uint32_t c = character.code_point;
+      const bool first = at == 0;
       CharacterCount& entry = characters[c];
       entry.count += count;
       entry.goes_on = entry.goes_on || !first;
@@ -78,7 +71,10 @@ TrainWords as_symbols(const PieceCounter& pieces, const std::unordered_map<std::
   TrainWords words;
   pieces.for_each([&](std::string_view word, std::uint64_t count) {
     const std::size_t begin = words.symbols.size();
-    for_each_character(word, [&](std::uint32_t c, bool first) {
+    for_each_character(word, [&](const DecodedChar& character, std::size_t at, std::size_t) {
+      if (character.length == 0) return;
+      const std::uint32_t c = character.code_point;
+      const bool first = at == 0;
       const auto found = alphabet.find(c);
       if (found != alphabet.end()) words.symbols.push_back(first ? found->second.begins : found->second.goes_on);
     });
