@@ -5,7 +5,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <thread>
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
@@ -36,10 +35,7 @@ struct RunFlags {
     v("json", json, "Print the result as a JSON object.");
   }
 
-  int threads() const {
-    if (workers < 0 || workers > 1024) throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(workers)));
-    return workers != 0 ? workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }
+  int threads() const { return threads_of(workers, "--workers"); }
   std::size_t max_document_bytes() const {
     if (max_document_mb < 1 || max_document_mb > 2048)
       throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(max_document_mb)));
@@ -96,7 +92,7 @@ struct FilterFlags {
   InputFlags input;
   std::string output, rejected;
   std::int64_t min_tokens = 128;
-  std::string tokenizer;
+  std::string tokenizer, tokenizer_type;
   std::vector<std::string> language, block_domains, block_urls;
   std::string url_key = "url";
   std::string on_error = "stop";
@@ -108,6 +104,7 @@ struct FilterFlags {
     v("rejected", rejected, "File for those that go: JSON lines with \"rejected\": reason.");
     v("min_tokens", min_tokens, "Shorter documents go; 0: none for that.");
     v("tokenizer", tokenizer, "Tokenizer whose tokens --min-tokens counts; without one it counts words.");
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("language", language,
       "Languages that stay, by character statistics: english, latin, greek, cyrillic, hebrew, arabic, devanagari, "
       "thai, kana, hangul, han. None: all.");
@@ -322,7 +319,7 @@ int data_filter(const Args& args) {
     throw ConfigError(rule_got_fix("--on-error must be stop or skip.", flags.on_error));
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
-  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer);
+  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   corpus::FilterOptions options{.output = flags.output, .rejected = flags.rejected, .min_tokens = flags.min_tokens};
   options.text = flags.input.text(flags.run);
   options.tokenizer = tokenizer ? &*tokenizer : nullptr;

@@ -1,10 +1,8 @@
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
@@ -43,9 +41,8 @@ struct PreprocessFlags {
 
   void visit(auto& v) {
     v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
-    v("tokenizer", tokenizer, "Tokenizer folder or file.", "tokenizer-model");
-    v("tokenizer_type", tokenizer_type,
-      "Megatron's name of its kind, such as GPT2BPETokenizer; by itself if not given.");
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("output_prefix", output_prefix, "Beginning of the names to write.");
     v("json_keys", json_keys, "Keys of a JSON line that hold its texts; a pair of files each.", "json-key");
     v("format", format,
@@ -71,8 +68,6 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
     throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2000.", concat(flags.max_document_mb)));
   if (flags.note_mb < 1 || flags.note_mb > 1 << 20)
     throw ConfigError(rule_got_fix("--note-mb must be 1 to 1048576.", concat(flags.note_mb)));
-  if (flags.workers < 0 || flags.workers > 1024)
-    throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(flags.workers)));
   if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
     throw ConfigError(
         rule_got_fix("--piece-bytes must be 4 to the bytes of --max-document-mb.", concat(flags.piece_bytes)));
@@ -93,8 +88,7 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
     throw ConfigError(rule_got_fix("--keep-newlines needs --split-sentences.", "--keep-newlines alone"));
   options.append_eod = flags.append_eod;
   if (flags.append_eod) options.eod = tokenizer.eod_id();
-  options.workers =
-      flags.workers != 0 ? flags.workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  options.workers = threads_of(flags.workers, "--workers");
   return options;
 }
 
@@ -118,6 +112,8 @@ void print_report(const data::PreprocessResult& result, double seconds) {
   if (result.bad_lines > 0) std::printf("; %lld bad lines passed over", static_cast<long long>(result.bad_lines));
   if (result.not_utf8 > 0)
     std::printf("; %lld documents with bytes that are not UTF-8", static_cast<long long>(result.not_utf8));
+  if (result.replaced_bytes > 0)
+    std::printf("; %lld bytes that are not UTF-8 read as U+FFFD", static_cast<long long>(result.replaced_bytes));
   std::printf("\n");
 }
 
@@ -134,6 +130,7 @@ nlohmann::ordered_json json_report(const data::PreprocessResult& result, double 
           {"kept_bytes", result.kept_bytes},
           {"bad_lines", result.bad_lines},
           {"not_utf8", result.not_utf8},
+          {"replaced_bytes", result.replaced_bytes},
           {"peak_text_bytes", result.peak_bytes},
           {"seconds", seconds}};
 }

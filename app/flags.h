@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/config/data_config.h"
 
 // What jobs ask of their own flags.
 namespace megatron::app {
@@ -14,14 +15,17 @@ inline void need_option(bool given, const char* flag) {
   if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing"));
 }
 
+using config::kTokenizerHelp;
+using config::kTokenizerTypeHelp;
+
 /// Throws ConfigError where a job that takes no words got some.
 inline void no_words(const std::vector<std::string>& words) {
   if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
 }
 
-/// Threads that `--threads` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.
-inline int threads_of(int flag) {
-  if (flag < 0 || flag > 1024) throw ConfigError(rule_got_fix("--threads must be 0 to 1024.", concat(flag)));
+/// Threads that the option `name` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.
+inline int threads_of(int flag, const char* name = "--threads") {
+  if (flag < 0 || flag > 1024) throw ConfigError(rule_got_fix(concat(name, " must be 0 to 1024."), concat(flag)));
   return flag > 0 ? flag : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

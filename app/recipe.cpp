@@ -13,7 +13,7 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Fa
   attempt_all({[&] {
                  if (config.data.tokenizer.empty()) return;
                  facts.tokenizer_vocab = std::max<std::int64_t>(1, config.model.vocab_size);  // if it cannot be read
-                 tokenizer = text::Tokenizer::load(config.data.tokenizer);
+                 tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
                  facts.tokenizer_vocab = tokenizer->vocab_size();
                },
                [&] { run = plan::resolve(config, facts); }});

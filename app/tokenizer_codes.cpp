@@ -26,13 +26,14 @@ constexpr const char* kDecodeUsage =
     "Ids to text: one line of text for each line of ids; with --json one object for each, whose `text` it is.";
 
 struct DecodeFlags {
-  std::string tokenizer;
+  std::string tokenizer, tokenizer_type;
   std::vector<std::string> input = {"-"};
   std::string output;
   bool json = false;
 
   void visit(auto& v) {
     v("tokenizer", tokenizer, kTokenizerHelp);
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("input", input, "Files to read, also .gz, .zst and .xz; - reads standard input.");
     v("output", output, "File to write; empty: standard output.");
     v("json", json, "Write JSON: encode one object for each input, decode one for each line.");
@@ -188,7 +189,7 @@ int tokenizer_encode(const Args& args) {
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   threads_of(flags.threads);
   flags.specials();
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   LineEncoder lines(tokenizer, flags);
   for (const std::string& input : flags.input) {
@@ -210,7 +211,7 @@ int tokenizer_decode(const Args& args) {
   DecodeFlags flags;
   no_words(config::parse_command_line(flags, args, kDecodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer");
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   std::string line;
   std::vector<std::int32_t> ids;

@@ -16,11 +16,12 @@ constexpr const char* kUsage =
     "carry.";
 
 struct Flags {
-  std::string tokenizer;
+  std::string tokenizer, tokenizer_type;
   bool json = false;
 
   void visit(auto& v) {
     v("tokenizer", tokenizer, kTokenizerHelp);
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("json", json, "Print a JSON object.");
   }
 };
@@ -62,7 +63,7 @@ int tokenizer_info(const Args& args) {
   else
     no_words(words);
   need_option(!flags.tokenizer.empty(), "a tokenizer");
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer);
+  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   const std::string& fingerprint = tokenizer.fingerprint();
   const Json report{{"tokenizer", flags.tokenizer},
                     {"kind", fingerprint.substr(0, fingerprint.find('-'))},

@@ -13,7 +13,4 @@ int tokenizer_info(const Args& args);
 // tokenizer_train.cpp
 int tokenizer_train(const Args& args);
 
-inline constexpr const char* kTokenizerHelp =
-    "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe; vocab.txt; .model; .tiktoken).";
-
 }  // namespace megatron::app

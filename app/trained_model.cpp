@@ -21,7 +21,7 @@ text::Tokenizer tokenizer_of(const std::string& folder, const config::RunConfig&
   if (recipe.data.tokenizer.empty())
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its tokenizer."),
                                    concat("none in ", folder, " nor in a recipe"), "--tokenizer DIR"));
-  return text::Tokenizer::load(recipe.data.tokenizer);
+  return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type);
 }
 
 /// The model's sizes on the ranks asked for here; what else a recipe says belongs to training.

@@ -49,7 +49,7 @@ void BM_PreprocessWithoutTokenizer(benchmark::State& state) {
   PreprocessOptions options{.output_prefix = folder / "out", .workers = static_cast<int>(state.range(0))};
   options.text.inputs = {folder / "in.jsonl"};
   const TextEncoder encoder{
-      .make = [] { return [](std::string_view, std::vector<std::int32_t>& ids) { ids.push_back(1); }; },
+      .make = [] { return [](std::string_view, std::vector<std::int32_t>& ids) { return ids.push_back(1), 0; }; },
       .vocab_size = 100};
   for (auto _ : state) benchmark::DoNotOptimize(preprocess(options, encoder).tokens);
   state.SetBytesProcessed(state.iterations() * kLines * static_cast<std::int64_t>(line.size()));

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -16,7 +18,7 @@
 //
 //   idx_fuzz --runs 100000 [--seed N] [--keep] CORPUS…
 //
-// With --keep, an input that ends the program is left in ./crash-input.
+// An input that takes longer than 10 s ends the program. With --keep, what ends it is left in ./crash-input.
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -116,7 +118,10 @@ void run(const Bytes& input, bool keep) {
         .write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
   std::uint8_t* exact = new std::uint8_t[input.size()];
   if (!input.empty()) std::memcpy(exact, input.data(), input.size());
+  constexpr unsigned kSeconds = 10;  // of one input; what takes longer hangs, and SIGALRM ends the program
+  ::alarm(kSeconds);
   LLVMFuzzerTestOneInput(exact, input.size());
+  ::alarm(0);
   delete[] exact;
 }
 

@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace megatron;
   if (size == 0) return 0;
   data::TextReaderOptions options;
-  options.format = static_cast<data::TextFormat>(data[0] % 5);
+  options.format = static_cast<data::TextFormat>(data[0] % 6);
+  options.piece_bytes = 64;
   options.block_bytes = (data[0] & 0x20) != 0 ? 16 : 4096;
   options.max_document_bytes = (data[0] & 0x40) != 0 ? 100 : 1 << 16;
   try {

@@ -274,6 +274,10 @@ TEST(Recipe, ChecksTheValuesThatAreRightAlsoWhenWordsAndKeysAreWrong) {
   std::remove(path.c_str());
 }
 
+TEST(Recipe, TakesMegatronsNameOfATokenizersKind) {
+  EXPECT_EQ(recipe_error("", {"--tokenizer-type", "NullTokenizer", "--tokenizer-model", "5000"}), "no error");
+}
+
 TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   EXPECT_EQ(recipe_error("", {"--lr-warmup-iters", "20"}),
             "this flag of Megatron-LM is not supported.\n  got:  --lr-warmup-iters\n"

@@ -170,6 +170,7 @@ TEST(BertDataset, PairsNeighbouringSentencesOfTextThatWasPreprocessed) {
   options.text.inputs = {folder / "in.jsonl"};
   const auto encode = [](std::string_view sentence, std::vector<std::int32_t>& ids) {
     ids.push_back(10 + std::stoi(std::string(sentence.substr(1))));
+    return 0;
   };
   preprocess(options, {.make = [&] { return encode; }, .vocab_size = 120});
 

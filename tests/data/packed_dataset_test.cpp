@@ -101,6 +101,12 @@ std::multiset<std::int64_t> brute_force(std::vector<std::int64_t> pieces, std::i
   return {filled.begin(), filled.end()};
 }
 
+TEST(PackedDataset, RefusesSequencesWhoseNumbersItsIndexCannotHold) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  EXPECT_NO_THROW(check_sequences({0, most}));
+  EXPECT_THROW(check_sequences({most - 5, most + 1}), ConfigError);
+}
+
 TEST(PackedDataset, PutsEachPieceWhereTheLeastRoomIsLeft) {
   for (const std::uint32_t seed : {1u, 2u, 3u, 4u})
     for (const std::int64_t seq_length : {7, 64, 100, 5000}) {

@@ -18,7 +18,8 @@ namespace {
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-/// One token a byte; throws at the text `fails_at`, and counts the texts it has seen.
+/// One token a byte, and says of one of each text that it was replaced; throws at the text `fails_at`, and counts the
+/// texts it has seen.
 struct CountingEncoder {
   std::string fails_at = "nothing";
   std::atomic<int> seen = 0;
@@ -30,6 +31,7 @@ struct CountingEncoder {
                     if (text == fails_at) throw std::runtime_error("the encoder broke");
                     ++seen;
                     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+                    return 1;
                   };
                 },
             .vocab_size = 257,
@@ -91,8 +93,33 @@ TEST_F(PreprocessResume, DoesAgainOnlyWhatCameAfterTheLastNoteAndGivesTheSameByt
   EXPECT_GT(result.kept_bytes, 10000);
   EXPECT_LT(rest.seen, 2 * kDocuments / 3);
   EXPECT_EQ(result.pairs[1].documents, kDocuments);
+  EXPECT_EQ(result.replaced_bytes, 2 * kDocuments);  // also of the texts before
   EXPECT_EQ(outputs("cut"), wanted_);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cut.parts"));
+}
+
+TEST_F(PreprocessResume, ARunThatBeginsWhileAnotherRemovesItsFolderRunsOrIsTold) {
+  write_bytes(folder_ / "small.jsonl", "{\"text\": \"a\", \"title\": \"b\"}\n");
+  std::atomic<int> done = 0;
+  std::vector<std::string> others(2);
+  const auto run_often = [&](std::string& other) {
+    PreprocessOptions wanted = options("shared");
+    wanted.text.inputs = {folder_ / "small.jsonl"};
+    wanted.workers = 1;
+    for (int i = 0; i < 300; ++i) {
+      CountingEncoder encoder;
+      const std::string error = error_of(wanted, encoder);
+      if (error.empty())
+        ++done;
+      else if (error.find("one run at a time") == std::string::npos)
+        other = error;
+    }
+  };
+  std::thread second([&] { run_often(others[1]); });
+  run_often(others[0]);
+  second.join();
+  EXPECT_THAT(others, testing::Each(IsEmpty()));
+  EXPECT_GT(done, 0);
 }
 
 TEST_F(PreprocessResume, KeepsNothingThatTheNotesDoNotVouchFor) {

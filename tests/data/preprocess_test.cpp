@@ -23,6 +23,7 @@ TextEncoder byte_encoder() {
                 return [](std::string_view text, std::vector<std::int32_t>& ids) {
                   for (const char c : text)
                     if (c != ' ') ids.push_back(static_cast<unsigned char>(c));
+                  return 0;
                 };
               },
           .vocab_size = 257};
@@ -101,7 +102,9 @@ TEST_F(PreprocessTest, ReportsTheFirstBadLineAndLeavesNothing) {
 TEST_F(PreprocessTest, PassesOnWhatAnEncoderThrows) {
   TextEncoder encoder = byte_encoder();
   encoder.make = [] {
-    return [](std::string_view, std::vector<std::int32_t>&) { throw std::runtime_error("the encoder broke"); };
+    return [](std::string_view, std::vector<std::int32_t>&) -> std::int64_t {
+      throw std::runtime_error("the encoder broke");
+    };
   };
   EXPECT_EQ(error_of(options("{\"text\": \"a\"}\n"), encoder), "the encoder broke");
   EXPECT_TRUE(nothing_written());
@@ -126,6 +129,7 @@ TEST_F(PreprocessTest, HoldsBackTheReaderWhileTheWriterWaits) {
     return [&](std::string_view text, std::vector<std::int32_t>& ids) {
       ids.push_back(static_cast<std::int32_t>(std::count(text.begin(), text.end(), 'b')));
       ++encoded;
+      return 0;
     };
   };
   const auto result = preprocess(wanted, encoder, [&](std::int64_t, std::int64_t, std::int64_t documents) {
@@ -205,6 +209,33 @@ TEST_F(PreprocessTest, KeepsBytesThatAreNotUtf8AndCountsTheirDocuments) {
   EXPECT_EQ(result.not_utf8, 2);
   EXPECT_EQ(result.pairs[0].documents, 4);
   EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin").substr(0, 8), std::string("\xC3\0\xA4\0\xFF\0\xC3\0", 8));
+}
+
+TEST_F(PreprocessTest, CountsTheBytesThatTheTokenizerReplaces) {
+  const auto tokenizer =
+      text::Tokenizer::load(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers/llama.json");
+  PreprocessOptions wanted = options("a\xFF\xC3(b\nplain\n\xFF\n\xC3\xA4\n");
+  wanted.text.format = TextFormat::Lines;
+  wanted.append_eod = false;
+  const auto result = preprocess(wanted, encoder_of(tokenizer));
+  EXPECT_EQ(result.replaced_bytes, 3);
+  EXPECT_EQ(result.not_utf8, 2);
+}
+
+TEST_F(PreprocessTest, RefusesSeveralKeysOfPlainTextAtOnceAlsoWhereBadLinesArePassedOver) {
+  for (const TextFormat format : {TextFormat::Auto, TextFormat::Lines, TextFormat::File}) {
+    PreprocessOptions wanted = options("one\ntwo\n");
+    std::filesystem::rename(folder_ / "in.jsonl", folder_ / "in");
+    wanted.text.inputs = {folder_ / "in"};
+    wanted.text.format = format;
+    wanted.json_keys = {"text", "title"};
+    wanted.on_error = OnError::Skip;
+    int bad = 0;
+    wanted.on_bad_line = [&](const std::string&) { ++bad; };
+    EXPECT_THAT(error_of(wanted), HasSubstr("several keys can be taken from JSON lines alone"));
+    EXPECT_EQ(bad, 0);
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "out_text_document.bin"));
+  }
 }
 
 TEST(MegatronPreprocess, WritesMegatronsBytesOfSentencesWithBertsVocabulary) {

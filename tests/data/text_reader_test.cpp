@@ -98,6 +98,14 @@ TEST_F(TextReaderTest, UnpacksByContentWhateverTheName) {
   EXPECT_THAT(error_of(file("text.xz", zstd(kLines))), HasSubstr("a .xz file must begin as xz does"));
 }
 
+TEST_F(TextReaderTest, TakesZerosAfterTheLastGzipMemberAsItsEnd) {
+  for (const std::size_t zeros : {std::size_t{1}, std::size_t{511}, std::size_t{1} << 19})
+    EXPECT_THAT(documents_of(file("padded", gzip(kLines) + std::string(zeros, '\0'))), ElementsAre("one", "twö\n", ""));
+  const std::size_t size = gzip(kLines).size() + 300;
+  EXPECT_THAT(error_of(file("padded", gzip(kLines) + std::string(300, '\0') + gzip(kLines))),
+              HasSubstr(concat("padded, byte ", size, ": after gzip data may come zeros alone.")));
+}
+
 TEST_F(TextReaderTest, CutsPlainTextAsAsked) {
   const std::string path = file("a.txt", "\n{a\nb\n\n \t\nc\r\n\n\n\nd\n");
   EXPECT_THAT(documents_of(path), ElementsAre("\n{a\nb\n\n \t\nc\r\n\n\n\nd\n"));

@@ -6,6 +6,14 @@
 // The options of run_config.h that say what a run reads and how samples are made of it.
 namespace megatron::config {
 
+/// Help of options that name a tokenizer, and of those that name its kind.
+inline constexpr const char* kTokenizerHelp =
+    "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe; vocab.json + merges.txt; vocab.txt; .model; "
+    ".tiktoken).";
+inline constexpr const char* kTokenizerTypeHelp =
+    "Megatron's name of the tokenizer's kind, such as GPT2BPETokenizer; empty: found out by itself. For NullTokenizer "
+    "the tokenizer is how many numbers there are.";
+
 /// Fill-in-the-middle: data/fill_in_middle.h.
 struct FimConfig {
   double rate = 0.5;
@@ -44,6 +52,7 @@ struct DataConfig {
   std::vector<std::string> test_data_path;
   std::string per_split_data_args_path;
   std::string tokenizer;
+  std::string tokenizer_type;
   std::string split = "969,30,1";
   std::int64_t seq_length = 128;
   std::string data_cache_path;
@@ -69,8 +78,8 @@ struct DataConfig {
     v("per_split_data_args_path", per_split_data_args_path,
       "JSON file with the words of the three: {\"train\": […], \"valid\": […], \"test\": […]}.",
       "per-split-data-args-path");
-    v("tokenizer", tokenizer, "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe).", "tokenizer-model",
-      "tokenizer");
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer");
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type");
     v("split", split, "Shares of documents for training, validation and test.", "split");
     v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
     v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/KIND_indices beside the data.",

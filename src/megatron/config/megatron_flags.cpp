@@ -33,7 +33,6 @@ constexpr MegatronFlag kFlags[] = {
     {"encoder-seq-length", true, "--seq-length"},
     {"vocab-file", true, "--tokenizer, the folder of vocabulary and merges"},
     {"merge-file", true, "--tokenizer, the folder of vocabulary and merges"},
-    {"tokenizer-type", true, "leave it out; the files that --tokenizer names say it"},
     {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
     {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
     {"num-workers", true, "--data.prefetch, microbatches that a thread of each rank reads ahead"},

@@ -103,6 +103,10 @@ class ByteStream::Gzip : public Decoder {
         if (in_member_) source.damaged("a gzip member must be complete.", "the end of the file");
         return 0;
       }
+      if (!in_member_ && window.front() == std::byte{0}) {
+        skip_padding(source);
+        return 0;
+      }
       stream_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(window.data()));
       stream_.avail_in = static_cast<uInt>(std::min<std::size_t>(window.size(), 1 << 20));
       stream_.next_out = reinterpret_cast<Bytef*>(out.data());
@@ -122,6 +126,16 @@ class ByteStream::Gzip : public Decoder {
   }
 
  private:
+  /// Zeros after the last member, as tapes and blocks of a fixed size leave them, are no data.
+  static void skip_padding(Source& source) {
+    while (!source.window().empty()) {
+      const auto window = source.window();
+      const auto zeros = std::find_if(window.begin(), window.end(), [](std::byte b) { return b != std::byte{0}; });
+      source.take(static_cast<std::size_t>(zeros - window.begin()));
+      if (zeros != window.end()) source.damaged("after gzip data may come zeros alone.", "other bytes after zeros");
+    }
+  }
+
   z_stream stream_{};
   bool in_member_ = false;
 };

@@ -196,6 +196,12 @@ GptIndex::GptIndex(const GptIndexFiles& files)
         concat(sample.size(), " numbers for ", shuffle.size(), " samples"), "remove the files; they are built again"));
 }
 
+void check_sequences(const SequenceRange& range) {
+  if (range.last > std::numeric_limits<std::int32_t>::max())
+    throw ConfigError(rule_got_fix("a dataset may have at most 2^31 - 1 sequences.", concat(range.last),
+                                   "split it into several pairs"));
+}
+
 GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec,
                              const GptIndexFiles& files) {
   const GptIndexPlan plan = plan_gpt_index(spec, tokens_of(data, range));
@@ -206,10 +212,7 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   NumpyRandom random(static_cast<std::uint32_t>(spec.seed));
   NpyType type = NpyType::I32;
 
-  // Megatron keeps the document index in int32 whatever the size.
-  if (range.last > std::numeric_limits<std::int32_t>::max())
-    throw ConfigError(rule_got_fix("a dataset may have at most 2^31 - 1 sequences.", concat(range.last),
-                                   "split it into several pairs"));
+  check_sequences(range);
   check_room(files, positions, plan);
   NpyWriter document_index(files.document_index, NpyType::I32, {positions});
   const auto documents = document_index.values<std::int32_t>();

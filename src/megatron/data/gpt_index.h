@@ -78,6 +78,9 @@ struct GptIndex {
   NpyArray document, sample, shuffle;  ///< [positions], [samples + 1, 2], [samples]
 };
 
+/// Throws ConfigError where the numbers of the sequences do not fit the int32 that indices keep them in.
+void check_sequences(const SequenceRange& range);
+
 /// Computes the index and writes its files, the shuffle index last. Memory does not grow with the data: arrays are
 /// built in the mapped files. Throws ConfigError when samples are asked of a range without tokens, or when the disk has
 /// no room for the files.

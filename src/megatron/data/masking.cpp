@@ -1,7 +1,6 @@
 #include "megatron/data/masking.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
@@ -14,21 +13,6 @@ namespace {
 
 constexpr std::int64_t kLongestNgram = 128;  // numpy sums longer arrays in blocks
 constexpr double kGeometric = 0.2;
-
-/// numpy.sum of at most 128 values, to the bit: from 8 on in eight interleaved sums.
-double numpy_sum(std::span<const double> values) {
-  std::size_t i = 0;
-  double sum = 0;
-  if (values.size() >= 8) {
-    std::array<double, 8> part;
-    std::copy_n(values.begin(), 8, part.begin());
-    for (i = 8; i + 8 <= values.size(); i += 8)
-      for (std::size_t k = 0; k < 8; ++k) part[k] += values[i + k];
-    sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
-  }
-  for (; i < values.size(); ++i) sum += values[i];
-  return sum;
-}
 
 void normalize(std::vector<double>& values) {
   const double sum = numpy_sum(values);

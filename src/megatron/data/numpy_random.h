@@ -12,6 +12,26 @@
 
 namespace megatron::data {
 
+/// numpy's sum of contiguous doubles, to the bit: eight sums at a time, halves added in a tree above 128 values.
+inline double numpy_sum(std::span<const double> values) {
+  const std::size_t n = values.size();
+  if (n > 128) {
+    const std::size_t half = n / 2 - n / 2 % 8;
+    return numpy_sum(values.first(half)) + numpy_sum(values.subspan(half));
+  }
+  double sum = 0;
+  std::size_t i = 0;
+  if (n >= 8) {
+    std::array<double, 8> r{};
+    std::copy_n(values.begin(), 8, r.begin());
+    for (i = 8; i + 8 <= n; i += 8)
+      for (std::size_t j = 0; j < 8; ++j) r[j] += values[i + j];
+    sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+  }
+  for (; i < n; ++i) sum += values[i];
+  return sum;
+}
+
 /// numpy.random.RandomState, bit for bit: mt19937 seeded by init_genrand, with numpy's legacy draws on top.
 class NumpyRandom {
  public:

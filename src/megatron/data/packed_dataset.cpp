@@ -18,6 +18,7 @@ class Passes {
  public:
   Passes(const IndexedDataset& data, const SequenceRange& range, const GptIndexSpec& spec, Packing packing)
       : data_(data), spec_(spec), packing_(packing), random_(static_cast<std::uint32_t>(spec.seed)) {
+    check_sequences(range);
     order_.resize(static_cast<std::size_t>(range.size()));
     std::iota(order_.begin(), order_.end(), static_cast<std::int32_t>(range.first));
   }

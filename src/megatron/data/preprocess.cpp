@@ -42,7 +42,7 @@ struct Job {
   };
   TextBlock block;
   std::vector<Tokens> keys;
-  std::int64_t text_bytes = 0, not_utf8 = 0;
+  std::int64_t text_bytes = 0, not_utf8 = 0, replaced_bytes = 0;
   BadLines bad;
   std::exception_ptr error;
   bool done = false;
@@ -135,6 +135,12 @@ void read_all(BlockReader& reader, JobQueue& queue) {
   queue.close();
 }
 
+/// Plain text has no keys to take a text of each from.
+void check_keys(const PreprocessOptions& options, const std::string& got) {
+  if (options.json_keys.size() > 1)
+    throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone (--json-keys).", got));
+}
+
 /// One worker: its parser, its encoder, and buffers that last from block to block.
 class BlockEncoder {
  public:
@@ -147,6 +153,7 @@ class BlockEncoder {
         tokens_(options.json_keys.size()) {}
 
   void run(Job& job) {
+    if (!job.block.is_json) check_keys(options_, job.block.file + " is text");
     job.keys.resize(tokens_.size());
     for (std::size_t i = 0; i < job.block.records.size(); ++i) {
       try {
@@ -175,7 +182,7 @@ class BlockEncoder {
     std::int32_t sequences = 0;
     for (const std::string_view text : sentences_of(parser_.value(key))) {
       const std::size_t begin = tokens.size();
-      encode_(text, tokens);
+      job.replaced_bytes += encode_(text, tokens);
       job.text_bytes += static_cast<std::int64_t>(text.size());
       if (tokens.size() == begin) continue;
       out.sequence_lengths.push_back(static_cast<std::int32_t>(tokens.size() - begin));
@@ -269,6 +276,8 @@ void check(const PreprocessOptions& options, const TextEncoder& encoder) {
   for (auto key = options.json_keys.begin(); key != options.json_keys.end(); ++key)
     if (std::find(options.json_keys.begin(), key, *key) != key)
       throw ConfigError(rule_got_fix("each key makes a pair of its own (--json-keys).", *key + " twice"));
+  if (options.text.format != TextFormat::Auto && options.text.format != TextFormat::Jsonl)
+    check_keys(options, "a format of plain text");
 }
 
 PreprocessParts::Options parts_options(const PreprocessOptions& options, const TextEncoder& encoder, bool keep) {
@@ -304,6 +313,7 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
     state.text_bytes += job->text_bytes;
     state.bad_lines += job->bad.count;
     state.not_utf8 += job->not_utf8;
+    state.replaced_bytes += job->replaced_bytes;
     if (options.on_bad_line)
       for (const std::string& reason : job->bad.reasons) options.on_bad_line(reason);
     if (job->block.end) {
@@ -324,8 +334,12 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
 
 TextEncoder encoder_of(const text::Tokenizer& tokenizer) {
   const auto make = [&tokenizer]() -> TextEncoder::Encode {
-    return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](
-               std::string_view text, std::vector<std::int32_t>& ids) { worker->encode_append(text, ids); };
+    return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](std::string_view text,
+                                                                           std::vector<std::int32_t>& ids) {
+      const std::size_t before = worker->replaced();
+      worker->encode_append(text, ids);
+      return static_cast<std::int64_t>(worker->replaced() - before);
+    };
   };
   return {.make = make, .vocab_size = tokenizer.vocab_size(), .fingerprint = tokenizer.fingerprint()};
 }
@@ -369,6 +383,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
   result.text_bytes = state.text_bytes;
   result.bad_lines = state.bad_lines;
   result.not_utf8 = state.not_utf8;
+  result.replaced_bytes = state.replaced_bytes;
   parts.publish();
   return result;
 }

@@ -12,8 +12,8 @@ namespace megatron::data {
 
 /// What preprocessing needs of a tokenizer.
 struct TextEncoder {
-  /// Appends the ids of a text.
-  using Encode = std::function<void(std::string_view text, std::vector<std::int32_t>& ids)>;
+  /// Appends the ids of a text; gives how many of its bytes were no UTF-8 and have been replaced.
+  using Encode = std::function<std::int64_t(std::string_view text, std::vector<std::int32_t>& ids)>;
   std::function<Encode()> make;  ///< called once in each worker thread
   std::int64_t vocab_size = 0;
   std::string fingerprint = "";  ///< equal for encoders that give equal ids
@@ -49,10 +49,11 @@ struct PreprocessResult {
   };
   std::vector<Pair> pairs;  ///< one a key
   std::int64_t text_bytes = 0;
-  std::int64_t kept_bytes = 0;  ///< of text_bytes, what an interrupted run had done
-  std::int64_t bad_lines = 0;   ///< passed over
-  std::int64_t not_utf8 = 0;    ///< documents of plain text with bytes that are not UTF-8
-  std::int64_t peak_bytes = 0;  ///< most input text that was under way at once
+  std::int64_t kept_bytes = 0;      ///< of text_bytes, what an interrupted run had done
+  std::int64_t bad_lines = 0;       ///< passed over
+  std::int64_t not_utf8 = 0;        ///< documents of plain text with bytes that are not UTF-8
+  std::int64_t replaced_bytes = 0;  ///< bytes in place of which the tokenizer read U+FFFD
+  std::int64_t peak_bytes = 0;      ///< most input text that was under way at once
 };
 
 /// Called now and then from the calling thread: input bytes read, all input bytes (0: not known), documents written.

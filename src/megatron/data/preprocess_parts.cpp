@@ -98,9 +98,11 @@ class PreprocessParts::Journal {
   };
 
   explicit Journal(const std::string& path) : path_(path) {
-    for (;;) {
+    for (int tries = 1;; ++tries) {
       make_folder(std::filesystem::path(path).parent_path());
       descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+      if (descriptor_ < 0 && errno == ENOENT && tries < kMostTries)
+        continue;  // another run has just removed the folder
       if (descriptor_ < 0) fail(path_, "cannot be opened");
       if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
         ::close(descriptor_);
@@ -140,6 +142,8 @@ class PreprocessParts::Journal {
   }
 
  private:
+  static constexpr int kMostTries = 1000;  // what never is there is no race
+
   std::string path_;
   int descriptor_ = -1;
 };
@@ -183,7 +187,7 @@ void PreprocessParts::resume(const Json& identity) {
 
 /// Whether the files have what a note says they got since the note before.
 bool PreprocessParts::files_hold(const Json& note) const {
-  for (const char* key : {"input", "offset", "line", "text_bytes", "bad_lines", "not_utf8"})
+  for (const char* key : {"input", "offset", "line", "text_bytes", "bad_lines", "not_utf8", "replaced_bytes"})
     if (!number_of(note, key)) return false;
   const auto found = note.find("files");
   if (found == note.end() || !found->is_array() || found->size() != sizes_.size()) return false;
@@ -210,6 +214,7 @@ void PreprocessParts::read_note(const Json& note) {
   state_.text_bytes = number_of(note, "text_bytes").value_or(0);
   state_.bad_lines = number_of(note, "bad_lines").value_or(0);
   state_.not_utf8 = number_of(note, "not_utf8").value_or(0);
+  state_.replaced_bytes = number_of(note, "replaced_bytes").value_or(0);
 }
 
 void PreprocessParts::open_files() {
@@ -242,6 +247,7 @@ void PreprocessParts::note(const State& state) {
                  {"text_bytes", state.text_bytes},
                  {"bad_lines", state.bad_lines},
                  {"not_utf8", state.not_utf8},
+                 {"replaced_bytes", state.replaced_bytes},
                  {"files", std::move(files)}});
   has_notes_ = true;
 }

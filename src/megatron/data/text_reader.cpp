@@ -272,8 +272,6 @@ const std::vector<std::string_view>& DocumentParser::parse(const TextBlock& bloc
   if (block.is_json) {
     parse_json(block, at);
   } else {
-    if (json_keys_.size() > 1)
-      throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone.", block.file + " is text"));
     values_[0].texts.emplace_back(block.bytes.data() + at.begin, at.size);
     values_[0].is_utf8 = simdjson::validate_utf8(block.bytes.data() + at.begin, at.size);
   }

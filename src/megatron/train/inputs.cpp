@@ -148,7 +148,8 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)
     spec.index.num_samples = validations * samples_of_a_validation(config);
-  if (config.data.sft || config.data.fim_data) spec.tokenizer = text::Tokenizer::load(config.data.tokenizer);
+  if (config.data.sft || config.data.fim_data)
+    spec.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
     spec.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
