@@ -47,7 +47,19 @@ constexpr const char* kArchitecture[] = {"model.num_layers",
                                          "model.rope_high_freq_factor",
                                          "model.rope_original_positions"};
 // Options that decide which samples come next: consumed samples of one order are not those of another.
-constexpr const char* kOrderOfSamples[] = {"train.seed", "data.split", "data.seq_length"};
+// The section fim does too, where fim_data is on.
+constexpr const char* kOrderOfSamples[] = {"train.seed",
+                                           "data.data_path",
+                                           "data.data_args_path",
+                                           "data.train_data_path",
+                                           "data.valid_data_path",
+                                           "data.test_data_path",
+                                           "data.per_split_data_args_path",
+                                           "data.split",
+                                           "data.seq_length",
+                                           "data.packed",
+                                           "data.sft",
+                                           "data.fim_data"};
 
 // Values of options by their path, as one types them.
 class Values {
@@ -59,6 +71,13 @@ class Values {
     const auto found = std::find_if(fields_.fields.begin(), fields_.fields.end(),
                                     [&](const config::Field& field) { return field.path == path; });
     return config::plain_value(found->value);
+  }
+  /// The paths of the options of a section.
+  std::vector<std::string> paths_of(const std::string& section) const {
+    std::vector<std::string> paths;
+    for (const config::Field& field : fields_.fields)
+      if (field.path.starts_with(section + ".")) paths.push_back(field.path);
+    return paths;
   }
 
  private:
@@ -121,7 +140,19 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
   return config.train.eval_iters * config.train.global_batch_size;
 }
 
-std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod) {
+SampleTools load_tools(const config::RunConfig& config) {
+  SampleTools tools;
+  if (config.data.sft || config.data.fim_data)
+    tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
+  if (config.data.sft) {
+    const fs::path tokenizer = config.data.tokenizer;
+    tools.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  }
+  return tools;
+}
+
+std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
+                                       const SampleTools& tools) {
   const config::RunConfig& config = run.config;
   const data::RunBlends blends = data::read_blends(config.data);
   const auto& blend = blends.parts[static_cast<std::size_t>(part)];
@@ -143,23 +174,20 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
                       .options = {.eod = eod,
                                   .reset_position_ids = config.data.reset_position_ids,
                                   .reset_attention_mask = config.data.reset_attention_mask,
-                                  .eod_mask_loss = config.data.eod_mask_loss}};
+                                  .eod_mask_loss = config.data.eod_mask_loss},
+                      .tokenizer = tools.tokenizer,
+                      .chat = tools.chat};
   if (trains)
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)
     spec.index.num_samples = validations * samples_of_a_validation(config);
-  if (config.data.sft || config.data.fim_data)
-    spec.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
-  if (config.data.sft) {
-    const fs::path tokenizer = config.data.tokenizer;
-    spec.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
-  }
   if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
   if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};
   std::vector<data::PartSpec> sets;
   for (const std::string& prefix : blend->prefixes) {
     spec.blend = {.prefixes = {prefix}, .weights = {}};
     sets.push_back(spec);
+    ++spec.place;
   }
   return sets;
 }
@@ -200,7 +228,10 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
                        concat("\"", name, "\", which it does not have")));
   if (!errors.empty()) throw ConfigError(errors);
   std::vector<std::string> warnings;
-  for (const std::string path : kOrderOfSamples)
+  std::vector<std::string> order(std::begin(kOrderOfSamples), std::end(kOrderOfSamples));
+  if (run.config.data.fim_data)
+    for (std::string& path : wanted.paths_of("fim")) order.push_back(std::move(path));
+  for (const std::string& path : order)
     if (saved[path] != wanted[path])
       warnings.push_back(concat("warning: ", path, " was ", saved[path], " and is now ", wanted[path],
                                 ": samples come in another order than before the checkpoint"));
@@ -208,8 +239,9 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
 }
 
 void check_inputs(const plan::ResolvedRun& run) {
+  const SampleTools tools = load_tools(run.config);
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
-    for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0))
+    for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))
       data::check_part(
           spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); });
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);

@@ -10,11 +10,21 @@
 // What a run reads: its data and the checkpoint that it goes on from.
 namespace megatron::train {
 
+/// What samples are made with, as the options ask for it.
+struct SampleTools {
+  std::optional<text::Tokenizer> tokenizer = {};  ///< data.sft, data.fim_data
+  std::optional<text::ChatTemplate> chat = {};    ///< data.sft
+};
+
+/// Loads them from data.tokenizer. Throws ConfigError where it is missing or is not what the options need.
+SampleTools load_tools(const config::RunConfig& config);
+
 /// What the run reads of one part: one dataset; of validation several where data.multiple_validation_sets asks for
 /// them; none where the run does not use the part. Numbers of samples are those of the whole run. `eod`:
-/// end-of-document token, or -1 where no option of config.data needs it. Loads data.tokenizer where samples are made
-/// with it. Throws ConfigError where the options name no data for a part that is used.
-std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod);
+/// end-of-document token, or -1 where no option of config.data needs it. `tools`: load_tools(). Throws ConfigError
+/// where the options name no data for a part that is used.
+std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
+                                       const SampleTools& tools);
 
 /// Samples of one validation. A validation takes those after the one before it, as Megatron-LM's does.
 std::int64_t samples_of_a_validation(const config::RunConfig& config);

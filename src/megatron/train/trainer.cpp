@@ -58,9 +58,9 @@ struct RunData {
 };
 
 std::vector<NamedData> open_parts(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
-                                  const data::WaitMessage& say) {
+                                  const SampleTools& tools, const data::WaitMessage& say) {
   std::vector<NamedData> sets;
-  const auto specs = part_specs(run, part, eod);
+  const auto specs = part_specs(run, part, eod, tools);
   for (const data::PartSpec& spec : specs) {
     const std::string name = specs.size() == 1 ? "" : fs::path(spec.blend.prefixes[0]).filename().string();
     sets.push_back({name, {data::open_part(spec, say), run.shape.vocab, loss_type(run.config)}});
@@ -75,9 +75,10 @@ RunData open_data(const plan::ResolvedRun& run, std::int64_t eod, const comm::Gr
   comm::run_on_every_rank(
       world,
       [&] {
-        data = {.train = open_parts(run, data::SplitPart::Train, eod, say),
-                .valid = open_parts(run, data::SplitPart::Valid, eod, say),
-                .test = open_parts(run, data::SplitPart::Test, eod, say)};
+        const SampleTools tools = load_tools(run.config);
+        data = {.train = open_parts(run, data::SplitPart::Train, eod, tools, say),
+                .valid = open_parts(run, data::SplitPart::Valid, eod, tools, say),
+                .test = open_parts(run, data::SplitPart::Test, eod, tools, say)};
       },
       beat_of(run.config));
   return data;
@@ -191,13 +192,16 @@ class Run {
 
   // Begins to make the microbatches of this rank, from the state on to the end of the run.
   void start_reading() {
-    auto next = [this, consumed = state_.consumed_samples, of_step = std::vector<std::vector<std::int64_t>>(),
+    // Iterations end the run, whatever number of samples those before took: batches may have had another size.
+    auto next = [this, iteration = state_.iteration, consumed = state_.consumed_samples,
+                 of_step = std::vector<std::vector<std::int64_t>>(),
                  m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
       if (m == of_step.size()) {
-        if (consumed >= run_.train_samples) return {};
+        if (iteration >= config_.train.train_iters) return {};
         const std::int64_t global_batch = run_.batch_schedule.global_batch(consumed);
         of_step = microbatches(consumed, global_batch);
         consumed += global_batch;
+        ++iteration;
         m = 0;
       }
       return of_step[m++];
