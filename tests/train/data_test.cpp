@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
@@ -155,6 +156,67 @@ TEST_F(RunDataTest, PackedDocumentsTrainTheSameInEveryLayout) {
   auto two = config("two", 2, 2);
   two.data.packed = true;
   expect_close(run(one), run(two));
+}
+
+TEST_F(RunDataTest, ARunGoesOnWithSmallerBatchesToItsLastIteration) {
+  for (const std::int64_t prefetch : {0, 8}) {
+    auto options = config("run" + std::to_string(prefetch));
+    options.data.prefetch = prefetch;
+    options.train.global_batch_size = 16;
+    options.train.train_iters = 10;
+    run(options);
+    options.train.global_batch_size = 8;
+    options.train.train_iters = 15;
+    const auto lines = run(options);
+    EXPECT_EQ(lines.back()["iteration"], 15);
+    EXPECT_EQ(lines.back()["consumed_samples"], 10 * 16 + 5 * 8);
+  }
+}
+
+TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
+  const auto before = config("run");
+  run(before);
+  const auto warnings = [&](const auto& change) {
+    auto options = before;
+    change(options);
+    return check_checkpoint(fs::path(before.train.out) / "checkpoints", plan::resolve(options));
+  };
+  const std::vector<std::pair<std::string, std::function<void(config::RunConfig&)>>> changes = {
+      {"data.data_path", [&](auto& c) { c.data.data_path = {prefix(0)}; }},
+      {"data.data_args_path", [](auto& c) { c.data.data_args_path = "words"; }},
+      {"data.train_data_path", [](auto& c) { std::swap(c.data.train_data_path[0], c.data.train_data_path[2]); }},
+      {"data.valid_data_path", [&](auto& c) { c.data.valid_data_path = {prefix(1)}; }},
+      {"data.test_data_path", [&](auto& c) { c.data.test_data_path = {prefix(1)}; }},
+      {"data.per_split_data_args_path", [](auto& c) { c.data.per_split_data_args_path = "words"; }},
+      {"data.packed", [](auto& c) { c.data.packed = true; }},
+      {"data.sft", [](auto& c) { c.data.sft = true; }},
+      {"data.fim_data", [](auto& c) { c.data.fim_data = true; }},
+      {"data.split", [](auto& c) { c.data.split = "1,1,1"; }},
+      {"train.seed", [](auto& c) { c.train.seed = 5; }}};
+  for (const auto& [path, change] : changes) {
+    const auto said = warnings(change);
+    ASSERT_EQ(said.size(), 1u) << path;
+    EXPECT_EQ(said[0].find("warning: " + path + " was "), 0u) << said[0];
+  }
+  EXPECT_TRUE(warnings([](auto&) {}).empty());
+  EXPECT_TRUE(warnings([](auto& c) { c.fim.rate = 0.9; }).empty()) << "not used";
+  EXPECT_EQ(warnings([](auto& c) { c.data.fim_data = true, c.fim.rate = 0.9; }).size(), 2u);
+}
+
+TEST_F(RunDataTest, TheTokenizerIsReadOnceForAllParts) {
+  auto options = config("run");
+  const fs::path file = folder_.path() / "tokenizer.json";
+  fs::copy_file(fs::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers/qwen.json", file);
+  options.data.tokenizer = file.string();
+  options.data.fim_data = true;
+  for (auto* token : {&options.fim.prefix_token, &options.fim.middle_token, &options.fim.suffix_token,
+                      &options.fim.pad_token, &options.fim.eod_token})
+    *token = "a";
+  const plan::ResolvedRun run = plan::resolve(options);
+  const SampleTools tools = load_tools(run.config);
+  fs::remove(file);
+  for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid})
+    EXPECT_TRUE(part_specs(run, part, 0, tools).at(0).fill_in_middle);
 }
 
 TEST_F(RunDataTest, AValidationNeedsData) {
