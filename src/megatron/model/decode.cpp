@@ -1,5 +1,6 @@
 #include "megatron/model/decode.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/minimum.h>
 
@@ -119,6 +120,8 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
 }
 
 at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
+  // Of one token, the operators that autograd would put around each view take as long as a tenth of the weights.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
   return parallel::without_autograd([&] { return impl_->forward(in, cache); });
 }
 
