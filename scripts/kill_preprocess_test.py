@@ -93,7 +93,7 @@ def main():
         finished, resumed = kill_at_random_moments(Place(folder), times, seed)
     finally:
         shutil.rmtree(folder)
-    print(f"{times} times killed; {finished} runs came to their end, {resumed} of them from notes, all with equal bytes")
+    print(f"{times} times killed; {finished} runs came to their end, {resumed} of them from notes, with equal bytes")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class DataJobs(unittest.TestCase):
     def test_the_order_of_sentences_is_megatron_cores(self):
         golden = pathlib.Path(__file__).resolve().parents[1] / "golden/data"
         for kind in "bert", "t5":
-            run("data", "index", golden / "indexed/bert_text_sentence", "--kind", kind, "--seq-length", 128, "--samples",
-                "1000,20,1", "--split", "949,46,5", "--output", self.path / kind)
+            run("data", "index", golden / "indexed/bert_text_sentence", "--kind", kind, "--seq-length", 128,
+                "--samples", "1000,20,1", "--split", "949,46,5", "--output", self.path / kind)
             self.assertEqual((self.path / kind / "valid_sample_index.npy").read_bytes(),
                              (golden / kind / "pretrain/valid.sample_index.npy").read_bytes())
         message = run("data", "index", golden / "indexed/bert_text_sentence", "--kind", "ict", "--seq-length", 128,
