@@ -200,7 +200,7 @@ TEST_F(ResumeTest, WithNothingWholeTheRunDoesNotBeginAnew) {
   save_three(config(1, 2));
   for (const int number : {1, 2, 3}) flip_byte(iteration(number) / "rank_00000.safetensors", 5000);
   const auto begun = begin(config(1, 2));
-  EXPECT_THAT(begun.error, HasSubstr("a run goes on from a whole checkpoint; none is."));
+  EXPECT_THAT(begun.error, HasSubstr("a run goes on from a whole checkpoint of this version; none is."));
   for (const int number : {1, 2, 3}) EXPECT_THAT(begun.error, HasSubstr(iteration(number).string()));
 }
 
