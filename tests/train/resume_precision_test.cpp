@@ -10,6 +10,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/resume.h"
 #include "megatron/train/run_state.h"
+#include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
 // What a run needs to go on besides weights and moments: how they were rounded, the loss scale, and whose moments.
@@ -67,7 +68,7 @@ class ResumePrecision : public ::testing::Test {
       }
       leg.ended = engine.parameters.values().clone();
       const RunState state{.iteration = last, .consumed_samples = 4 * last, .schedule_samples = 4 * last};
-      save_run(fs::path(config.train.out) / "checkpoints", state, engine, config::save_toml(run.config), 0);
+      testing::save_run(fs::path(config.train.out) / "checkpoints", state, engine, config::save_toml(run.config), 0);
     });
     return legs;
   }
