@@ -4,17 +4,13 @@
 set(MEGATRON_FUZZ_RUNS 3000 CACHE STRING "Mutations of each fuzz target that ctest runs")
 set(MEGATRON_FUZZ_RUNS_tokenizer_json 300)  # each builds a whole vocabulary
 # Those that read what others wrote, as far as they need no torch.
-set(fuzz_folders base config text data corpus schedule plan)
+set(fuzz_folders base config text data corpus tasks schedule plan)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   foreach(folder ${fuzz_folders})  # libFuzzer searches by what the libraries tell it of the branches taken
     target_compile_options(megatron_${folder} PRIVATE -fsanitize=fuzzer-no-link)
     target_link_options(megatron_${folder} INTERFACE -fsanitize=fuzzer-no-link)
   endforeach()
 endif()
-foreach(name hf_config pickle torch_file)  # what else a target links
-  set(MEGATRON_FUZZ_FOLDERS_${name} interchange)
-endforeach()
-set(MEGATRON_FUZZ_FOLDERS_safetensors checkpoint)
 set(fuzz_programs)
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/fuzz/*_fuzz.cpp)
 foreach(source ${fuzz_sources})
@@ -26,7 +22,9 @@ foreach(source ${fuzz_sources})
   endif()
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE megatron_options)
-  foreach(folder ${fuzz_folders} ${MEGATRON_FUZZ_FOLDERS_${corpus}})
+  file(STRINGS ${source} includes REGEX "^#include \"megatron/")  # the folders that it needs, and no others
+  foreach(include ${includes})
+    string(REGEX REPLACE ".*\"megatron/([a-z]+)/.*" "\\1" folder ${include})
     target_link_libraries(${name} PRIVATE megatron_${folder})
   endforeach()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")

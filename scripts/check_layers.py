@@ -6,9 +6,9 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "config", "text", "data", "corpus", "schedule", "plan", "comm", "kernels", "parallel", "model",
-         "pipeline", "optim", "checkpoint", "interchange", "train", "tasks", "generate"]
-PURE = {"base", "config", "text", "data", "corpus", "plan", "schedule"}
+ORDER = ["base", "config", "text", "data", "corpus", "tasks", "schedule", "plan", "comm", "kernels", "parallel",
+         "model", "pipeline", "optim", "checkpoint", "interchange", "train", "generate"]
+PURE = {"base", "config", "text", "data", "corpus", "tasks", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')
 C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')

@@ -24,6 +24,8 @@ bool is_space(std::uint32_t c) {
   return (c >= 0x1C && c <= 0x1F) || UnicodeClasses::instance().of(c) == CharClass::Space;
 }
 
+}  // namespace
+
 std::string_view trim(std::string_view text) {
   const char *begin = text.data(), *end = begin + text.size();
   while (begin < end) {
@@ -40,6 +42,8 @@ std::string_view trim(std::string_view text) {
   }
   return {begin, static_cast<std::size_t>(end - begin)};
 }
+
+namespace {
 
 /// Trims the text between each `open` and the next `close`.
 std::string trim_inside(std::string_view text, char open, char close) {
