@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -376,6 +377,9 @@ void run_gloo_ranks(int size, const std::function<void(Group)>& body, const Loca
   if (size == 1)
     return run_rank_threads(
         1, [&](int) { body(Group()); }, [](int, const std::exception_ptr&) {}, options.timeout, options.on_stuck);
+  // c10d's record of the last collectives is one of the whole process, and adds groups to it without a lock: two ranks
+  // that are threads can break it. Read when the process makes its first group.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Group> worlds(static_cast<std::size_t>(std::max(size, 1)));
   run_rank_threads(
