@@ -7,6 +7,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/nearest.h"
+#include "megatron/base/utf8.h"
 #include "megatron/config/options.h"
 #include "megatron/config/renamed.h"
 #include "megatron/config/value.h"
@@ -148,27 +149,6 @@ class TomlReader {
   std::string errors_;
 };
 
-bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(i + k < text.size() ? text[i + k] : 0); };
-    const unsigned char lead = byte(0);
-    const std::size_t length = lead < 0x80                   ? 1
-                               : lead >= 0xC2 && lead < 0xE0 ? 2
-                               : (lead & 0xF0) == 0xE0       ? 3
-                               : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                             : 0;
-    if (length == 0) return false;
-    for (std::size_t k = 1; k < length; ++k)
-      if ((byte(k) & 0xC0) != 0x80) return false;
-    if (lead == 0xE0 && byte(1) < 0xA0) return false;   // overlong
-    if (lead == 0xED && byte(1) >= 0xA0) return false;  // surrogates
-    if (lead == 0xF0 && byte(1) < 0x90) return false;   // overlong
-    if (lead == 0xF4 && byte(1) >= 0x90) return false;  // past U+10FFFF
-    i += length;
-  }
-  return true;
-}
-
 toml::table parse_toml(std::string_view text, const std::string& name) {
   if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
     throw ConfigError(
@@ -209,7 +189,7 @@ std::string to_toml(const Fields& fields) {
     for (const Field& field : fields.fields)
       if (const PathParts parts = split_path(field.path); parts.section == name) {
         const std::string value = toml_value(field.value);
-        if (!is_utf8(value))
+        if (!valid_utf8(value))
           throw ConfigError(rule_got_fix("a recipe's text must be UTF-8.", "--" + field.path + " " + value));
         out += parts.name + " = " + value + "\n";
       }

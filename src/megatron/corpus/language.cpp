@@ -93,7 +93,7 @@ CharacterStatistics character_statistics(std::string_view text) {
       ++p;
       continue;
     }
-    const text::DecodedChar c = text::decode_utf8(p, end);
+    const DecodedChar c = decode_utf8(p, end);
     letter(0);
     if (c.length != 0 && classes.of(c.code_point) == text::CharClass::Letter)
       ++statistics.letters[static_cast<std::size_t>(script_of(c.code_point))];

@@ -128,7 +128,7 @@ void WordScanner::take(bool in_word, std::size_t at) {
 void WordScanner::scan_wide(std::size_t until) {
   const char *const begin = text_.data(), *const end = begin + text_.size();
   while (position_ < until) {
-    const text::DecodedChar c = text::decode_utf8(begin + position_, end);
+    const DecodedChar c = decode_utf8(begin + position_, end);
     const std::size_t length = c.length == 0 ? 1 : static_cast<std::size_t>(c.length);
     const Kind kind = c.length == 0 ? Kind::Break : kind_of(c.code_point);
     take(kind == Kind::Letter, position_);
@@ -155,9 +155,9 @@ void WordScanner::fold_wide(Word& word) {
   wide_.clear();
   const char* const end = text_.data() + word.end;
   for (const char* p = text_.data() + word.begin; p < end;) {
-    const text::DecodedChar c = text::decode_utf8(p, end);
+    const DecodedChar c = decode_utf8(p, end);
     const std::uint32_t lower = lower_case(c.code_point);
-    text::append_utf8(wide_, lower < 0x80 ? lower | 0x20 : lower);
+    append_utf8(wide_, lower < 0x80 ? lower | 0x20 : lower);
     p += c.length;
   }
   word.folded = wide_;
@@ -210,7 +210,7 @@ void Shingler::append_characters(std::string_view folded) {
   if (!units_.empty()) units_.push_back(mix(' '));
   const char* const end = folded.data() + folded.size();
   for (const char* p = folded.data(); p < end;) {
-    const text::DecodedChar c = text::decode_utf8(p, end);
+    const DecodedChar c = decode_utf8(p, end);
     units_.push_back(mix(c.code_point));
     p += std::max(c.length, 1);
   }

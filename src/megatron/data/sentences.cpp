@@ -78,7 +78,7 @@ bool is_letter(char c) { return is_small(c) || is_capital(c) || (static_cast<uns
 bool begins_small(std::string_view text) {
   if (text.empty()) return false;
   if (static_cast<unsigned char>(text[0]) < 0x80) return is_small(text[0]);
-  const std::uint32_t c = text::decode_utf8(text.data(), text.data() + text.size()).code_point;
+  const std::uint32_t c = decode_utf8(text.data(), text.data() + text.size()).code_point;
   if (c >= 0x139 && c <= 0x148) return c % 2 == 0;
   if (c >= 0x179 && c <= 0x17E) return c % 2 == 0;
   if (c >= 0x100 && c <= 0x177) return c % 2 == 1;

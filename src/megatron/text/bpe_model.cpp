@@ -39,28 +39,19 @@ void BpeModel::index_merges() {
   merges_.resize(table_size(merges.size()));
   merge_shift_ = top_bits_shift(merges_.size());
   merged_.reserve(merges.size());
-  std::string joined;
   for (std::size_t i = 0; i < merges.size(); ++i) {
     const auto [left, right] = merges[i];
-    const auto size = static_cast<std::int32_t>(tokens.size());
-    if (left < 0 || right < 0 || left >= size || right >= size)
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must join two ids of the vocabulary"),
-                                     concat("ids ", left, " and ", right, " of ", size)));
-    joined.assign(tokens[static_cast<std::size_t>(left)]).append(tokens[static_cast<std::size_t>(right)]);
-    const auto found = token_ids().find(joined);
-    if (found == token_ids().end())
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
-                                     concat("no token ", printable(joined))));
+    const std::int32_t made = made_by_merge(i);
     std::size_t slot = merge_slot(left, right);
     while (merges_[slot].left >= 0) {
       if (merges_[slot].left == left && merges_[slot].right == right)
-        throw ConfigError(rule_got_fix("tokenizer: no pair may be merged twice",
-                                       concat("merge ", i, " makes ", printable(joined), " again")));
+        throw ConfigError(
+            rule_got_fix("tokenizer: no pair may be merged twice",
+                         concat("merge ", i, " makes ", printable(tokens[static_cast<std::size_t>(made)]), " again")));
       slot = (slot + 1) & (merges_.size() - 1);
     }
-    if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != found->second)
-      merged_.push_back(found->second);
-    merges_[slot] = {left, right, static_cast<std::uint32_t>(merged_.size() - 1), found->second};
+    if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != made) merged_.push_back(made);
+    merges_[slot] = {left, right, static_cast<std::uint32_t>(merged_.size() - 1), made};
   }
   byte_pair_ranks_.resize(65536);
   for (std::size_t first = 0; first < 256; ++first)

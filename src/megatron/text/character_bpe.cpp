@@ -21,7 +21,8 @@ class CharacterBpeEncoder : public TextEncoder {
       return;
     }
     model_.begin_piece(piece, character_, symbols_);
-    merge_symbols(symbols_, scratch_, [&](const Symbol& a, const Symbol& b) { return model_.pair(a, b); });
+    merge_symbols(symbols_, queue_, model_.vocabulary().merges.size(),
+                  [&](const Symbol& a, const Symbol& b) { return model_.pair(a, b); });
     for (const Symbol& symbol : symbols_) {
       ids.push_back(symbol.id);
       if (ends != nullptr) ends->push_back(symbol.end);
@@ -32,7 +33,7 @@ class CharacterBpeEncoder : public TextEncoder {
   const CharacterBpeModel& model_;
   std::string character_;
   std::vector<Symbol> symbols_;
-  SymbolScratch scratch_;
+  PairQueue queue_;
 };
 
 }  // namespace
@@ -62,27 +63,17 @@ void CharacterBpeModel::index_merges() {
   const auto& tokens = vocabulary().tokens;
   const auto& merges = vocabulary().merges;
   merges_.reserve(merges.size());
-  std::string joined;
   std::int32_t before = -1;
   std::uint32_t rank = 0;
   for (std::size_t i = 0; i < merges.size(); ++i) {
     const auto [left, right] = merges[i];
-    const auto size = static_cast<std::int32_t>(tokens.size());
-    if (left < 0 || right < 0 || left >= size || right >= size)
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must join two ids of the vocabulary"),
-                                     concat("ids ", left, " and ", right, " of ", size)));
-    const std::string_view tail = tokens[static_cast<std::size_t>(right)];
-    const std::size_t prefix = tail.starts_with(options().prefix) ? options().prefix.size() : 0;
-    joined.assign(tokens[static_cast<std::size_t>(left)]).append(tail.substr(prefix));
-    const auto found = token_ids().find(joined);
-    if (found == token_ids().end())
-      throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
-                                     concat("no token ", printable(joined))));
-    if (i > 0 && (!vocabulary().equal_ranks || found->second != before)) ++rank;
-    before = found->second;
-    if (!merges_.emplace(key(left, right), SymbolPair{rank, found->second}).second)
-      throw ConfigError(rule_got_fix("tokenizer: no pair may be merged twice",
-                                     concat("merge ", i, " makes ", printable(joined), " again")));
+    const std::int32_t made = made_by_merge(i, options().prefix);
+    if (i > 0 && (!vocabulary().equal_ranks || made != before)) ++rank;
+    before = made;
+    if (!merges_.emplace(key(left, right), SymbolPair{rank, made}).second)
+      throw ConfigError(
+          rule_got_fix("tokenizer: no pair may be merged twice",
+                       concat("merge ", i, " makes ", printable(tokens[static_cast<std::size_t>(made)]), " again")));
   }
 }
 
@@ -98,12 +89,13 @@ std::int32_t CharacterBpeModel::whole_piece(std::string_view piece) const {
 
 /// Lengths, not places, as Hugging Face counts them: a character that becomes nothing has none.
 void CharacterBpeModel::begin_piece(std::string_view piece, std::string& scratch, std::vector<Symbol>& symbols) const {
+  check_mergeable(piece);
   symbols.clear();
-  std::size_t end = 0;      // of the symbols so far
+  std::uint32_t end = 0;    // of the symbols so far
   std::size_t unknown = 0;  // bytes of the unknown token that is not yet among them
   const auto add = [&](std::int32_t id, std::size_t size) {
-    symbols.push_back({.id = id, .begin = end, .end = end + size});
-    end += size;
+    const std::uint32_t begin = std::exchange(end, end + static_cast<std::uint32_t>(size));
+    symbols.push_back({.id = id, .begin = begin, .end = end});
   };
   const auto flush = [&] {
     if (unknown > 0) add(unknown_, std::exchange(unknown, 0));

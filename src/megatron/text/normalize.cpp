@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "megatron/base/utf8.h"
 #include "megatron/text/bert_tables.h"
 #include "megatron/text/bert_text.h"
-#include "megatron/text/characters.h"
 #include "megatron/text/normal_forms.h"
 #include "megatron/text/sentencepiece_text.h"
 #include "megatron/text/unicode_classes.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "megatron/base/utf8.h"
 #include "megatron/text/bert_text.h"
-#include "megatron/text/characters.h"
 #include "megatron/text/piece_cache.h"
 #include "megatron/text/pipeline_forms.h"
 #include "megatron/text/tokenizer.h"

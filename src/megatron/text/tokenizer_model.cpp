@@ -107,6 +107,22 @@ void TokenizerModel::compute_fingerprint(const char* kind) {
   fingerprint_ = concat(kind, "-", vocabulary_.tokens.size(), "-", digits);
 }
 
+std::int32_t TokenizerModel::made_by_merge(std::size_t i, std::string_view continues) const {
+  const auto [left, right] = vocabulary_.merges[i];
+  const auto size = static_cast<std::int32_t>(vocabulary_.tokens.size());
+  if (left < 0 || right < 0 || left >= size || right >= size)
+    throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must join two ids of the vocabulary"),
+                                   concat("ids ", left, " and ", right, " of ", size)));
+  const std::string_view tail = vocabulary_.tokens[static_cast<std::size_t>(right)];
+  std::string joined = vocabulary_.tokens[static_cast<std::size_t>(left)];
+  joined.append(tail.substr(tail.starts_with(continues) ? continues.size() : 0));
+  const auto found = token_ids_.find(joined);
+  if (found == token_ids_.end())
+    throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
+                                   concat("no token ", printable(joined))));
+  return found->second;
+}
+
 std::string TokenizerModel::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   Decoding decoding(vocabulary_);

@@ -69,6 +69,10 @@ class TokenizerModel {
   /// fingerprint.
   TokenizerModel(Vocabulary vocabulary, const char* kind);
 
+  /// The token that merge number `i` makes: its left half, and its right one without `continues` before it. Throws
+  /// ConfigError where it joins or makes no token.
+  std::int32_t made_by_merge(std::size_t i, std::string_view continues = {}) const;
+
  private:
   void index_tokens();
   void check_template() const;

@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/utf8.h"
 #include "megatron/text/bert_text.h"
-#include "megatron/text/characters.h"
 #include "megatron/text/tokenizer_files.h"
 #include "megatron/text/unicode_classes.h"
 

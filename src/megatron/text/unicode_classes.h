@@ -3,10 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "megatron/base/utf8.h"
 #include "megatron/text/unicode_ranges.h"
 
 namespace megatron::text {
@@ -33,21 +32,6 @@ class UnicodeClasses {
 /// Whether Hugging Face tokenizers' pre-tokenizer Digits takes the character for a digit: those of CharClass::Number,
 /// and the few that Unicode 17 added.
 bool is_number_character(std::uint32_t code_point);
-
-/// One character decoded from bytes that need not be valid.
-struct DecodedChar {
-  std::uint32_t code_point = 0;
-  int length = 0;  ///< Bytes, 1 … 4; 0 where the bytes do not begin with valid UTF-8.
-};
-
-/// Decodes the character at `p`, `p < end`. Overlong forms, surrogates and values above U+10FFFF are not valid.
-DecodedChar decode_utf8(const char* p, const char* end);
-
-/// Whether all of `text` is valid UTF-8.
-bool valid_utf8(std::string_view text);
-
-/// Appends the character in UTF-8.
-void append_utf8(std::string& out, std::uint32_t code_point);
 
 /// Whether one of `ranges`, which are in order, holds the code point.
 template <std::size_t N>
