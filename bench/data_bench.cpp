@@ -51,7 +51,7 @@ void BM_PreprocessWithoutTokenizer(benchmark::State& state) {
   const TextEncoder encoder{
       .make = [] { return [](std::string_view, std::vector<std::int32_t>& ids) { return ids.push_back(1), 0; }; },
       .vocab_size = 100};
-  for (auto _ : state) benchmark::DoNotOptimize(preprocess(options, encoder).tokens);
+  for (auto _ : state) benchmark::DoNotOptimize(preprocess(options, encoder).pairs.front().tokens);
   state.SetBytesProcessed(state.iterations() * kLines * static_cast<std::int64_t>(line.size()));
 }
 BENCHMARK(BM_PreprocessWithoutTokenizer)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime();
