@@ -31,7 +31,8 @@ test-programs: test-setup configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
 test: test-programs
-	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml; status=$$?; \
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml \
+	  --test-output-size-passed 10000000; status=$$?; \
 	scripts/check_tests.py $(BUILD) && exit $$status
 
 quickstart: build

@@ -26,9 +26,14 @@ function(megatron_library folder)
   endif()
 endfunction()
 
-# megatron_test(FOLDER LABEL [DEPS folder…]): tests/FOLDER/*.cpp as one program; each test is a ctest entry with the label.
+# megatron_test(FOLDER LABEL [PARTS n] [TIMEOUT s] [DEPS folder…]): tests/FOLDER/*.cpp as one program FOLDER_test. ctest
+# runs it in n parts with the label (to load libtorch for each test would cost more than most tests), tests for a GPU by
+# themselves. One test: build/FOLDER_test --gtest_filter='*Name*'.
 function(megatron_test folder label)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "PARTS;TIMEOUT" "DEPS" ${ARGN})
+  if(NOT ARG_PARTS)
+    set(ARG_PARTS 1)
+  endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -48,8 +53,13 @@ function(megatron_test folder label)
   target_compile_definitions(${folder}_test PRIVATE
     MEGATRON_TEST_FOLDER="${CMAKE_SOURCE_DIR}/tests" MEGATRON_SHARED_FOLDER="${CMAKE_SOURCE_DIR}/../shared")
   # A test that needs a GPU says so by "Cuda" or "cuda" in its name, and skips itself where there is none.
-  gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}." DISCOVERY_MODE PRE_TEST TEST_FILTER "-*Cuda*:*cuda*"
-    TEST_LIST ${folder}_tests PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
+  math(EXPR last "${ARG_PARTS} - 1")
+  foreach(part RANGE ${last})
+    set(name ${folder}.part_${part})
+    add_test(NAME ${name} COMMAND ${folder}_test --gtest_filter=-*Cuda*:*cuda*)
+    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT}
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_PARTS};GTEST_SHARD_INDEX=${part}")
+  endforeach()
   gtest_discover_tests(${folder}_test TEST_PREFIX "${folder}." DISCOVERY_MODE PRE_TEST TEST_FILTER "*Cuda*:*cuda*"
     TEST_LIST ${folder}_gpu_tests PROPERTIES LABELS gpu TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ON)
 endfunction()
