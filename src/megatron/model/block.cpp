@@ -55,6 +55,9 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
     auto [y, remake] = attend(qkv_.forward(in.y, std::move(in.remake)));
     x = proj_.forward(y, std::move(remake));
   }
+  // Where attention gave the last rows alone, the others end here.
+  const std::int64_t ended = in.residual.size(0) - x.size(0);
+  if (ended > 0) in.residual = in.residual.narrow(0, ended, x.size(0));
   in = add_norm(x, proj_.bias(), in.residual, dropout.attention_output, mlp_norm_);
   parallel::Remake again;
   if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };

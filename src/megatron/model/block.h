@@ -11,7 +11,8 @@
 
 namespace megatron::model {
 
-/// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache.
+/// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache; for all
+/// rows or, without gradients, for the last ones alone.
 using Attend = std::function<Remakeable(const at::Tensor& qkv)>;
 
 /// One pre-norm transformer block (Radford et al. 2019) split by heads and by feed-forward features over `tp`:

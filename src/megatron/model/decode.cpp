@@ -86,17 +86,9 @@ at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const 
   const auto place = places(s, b, cache, in.device());
   modules.check_positions(place.position_sb, s);
   const auto x = part.embedding ? modules.embed(in.t().contiguous(), place.position_sb) : in;
-  const Norm* end = part.output ? &*modules.final_norm : nullptr;
-  Normed stream{x, {}, {}};
-  for (std::size_t l = 0; l < modules.blocks.size(); ++l) {
-    if (l == 0) stream = normalized(x, modules.blocks[0].input_norm());
-    const Norm* next = l + 1 < modules.blocks.size() ? &modules.blocks[l + 1].input_norm() : end;
-    stream = modules.blocks[l].forward(std::move(stream), attention(cache, l, place), {}, next);
-  }
+  const auto stream = modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
   cache.length += s;
-  if (!part.output) return stream.residual;
-  const auto last = stream.y.defined() ? stream.y[s - 1] : normalized(x, *end).y[s - 1];
-  return modules.output->logits(last);
+  return part.output ? modules.output->logits(stream.y[s - 1]) : stream.residual;
 }
 
 CachedGpt::CachedGpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,

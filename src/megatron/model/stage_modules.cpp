@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "megatron/base/error.h"
 
@@ -54,6 +55,16 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
 at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const {
   const auto x = words->forward(tokens_sb);
   return positions ? x.add(positions->forward(positions_sb)) : x;
+}
+
+Normed StageModules::run(const at::Tensor& x_sbh, const AttentionOf& attention) const {
+  const Norm* end = final_norm ? &*final_norm : nullptr;
+  if (blocks.empty()) return end == nullptr ? Normed{x_sbh, {}, {}} : normalized(x_sbh, *end);
+  auto stream = normalized(x_sbh, blocks[0].input_norm());
+  for (std::size_t l = 0; l < blocks.size(); ++l)
+    stream = blocks[l].forward(std::move(stream), attention(l), {},
+                               l + 1 < blocks.size() ? &blocks[l + 1].input_norm() : end);
+  return stream;
 }
 
 void StageModules::check_positions(const at::Tensor& position_ids, std::int64_t count) const {

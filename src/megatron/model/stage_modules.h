@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -30,6 +31,12 @@ struct StageModules {
 
   /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. Collective over tp.
   at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const;
+
+  /// How the attention of one of the blocks is computed.
+  using AttentionOf = std::function<Attend(std::size_t block)>;
+  /// All blocks without dropout: the stream [s, b, h] before the first -> after the last, on the last stage normalized
+  /// (`y`). An attention that gives the last rows alone leaves only these to go on. Collective over tp.
+  Normed run(const at::Tensor& x_sbh, const AttentionOf& attention) const;
 
  private:
   std::int64_t max_positions_;

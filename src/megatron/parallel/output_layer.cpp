@@ -1,17 +1,22 @@
 #include "megatron/parallel/output_layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/logical_or.h>
+#include <ATen/ops/max.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -97,6 +102,23 @@ kernels::VocabRange range_of(const Parameter& weight, std::int64_t vocab) {
   return {.begin = begin, .end = std::clamp(vocab, begin, begin + weight.value.size(0)), .vocab = vocab};
 }
 
+/// [n] int64: the likeliest token of the whole vocabulary, the first of equals. Two all-reduces.
+at::Tensor likeliest_tokens(const at::Tensor& logits, const kernels::VocabRange& range, const comm::Group& tp) {
+  const auto options = logits.options().dtype(at::kDouble);
+  const std::int64_t n = logits.size(0), columns = range.end - range.begin;
+  auto best = at::full({n}, -std::numeric_limits<double>::infinity(), options), token = best.clone();
+  if (columns > 0) {
+    const auto [value, column] = at::max(logits.narrow(1, 0, columns), 1);
+    best = value.to(at::kDouble);
+    token = column.add(range.begin).neg().to(at::kDouble);  // the greatest of them is the first
+  }
+  const auto whole = best.clone();
+  tp.all_reduce(whole, comm::ReduceOp::Max);
+  token = token.masked_fill(best.ne(whole), -std::numeric_limits<double>::infinity());
+  tp.all_reduce(token, comm::ReduceOp::Max);
+  return token.neg().clamp_max(static_cast<double>(range.vocab)).to(at::kLong);  // NaN: none of them
+}
+
 }  // namespace
 
 VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options)
@@ -141,6 +163,24 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
     return std::vector<at::Tensor>{dhidden.view(shape)};
   };
   return with_backward({hidden, weight_->value}, pass.loss, std::move(backward));
+}
+
+VocabParallelOutput::TokenLosses VocabParallelOutput::token_losses(const at::Tensor& hidden, const at::Tensor& labels,
+                                                                   bool likeliest) const {
+  check_labels(labels.unsqueeze(1), at::ones_like(labels).unsqueeze(1), options_.vocab);
+  return without_autograd([&] {
+    const auto range = range_of(*weight_, options_.vocab);
+    const std::int64_t n = hidden.size(0), step = options_.chunk_tokens > 0 ? options_.chunk_tokens : n;
+    std::vector<at::Tensor> losses, tokens;
+    for (std::int64_t begin = 0; begin < n; begin += step) {
+      const std::int64_t count = std::min(step, n - begin);
+      const auto rows = hidden.detach().narrow(0, begin, count);
+      const auto logits = kernels::linear(rows, weight_->arrived(), &weight_->packed);
+      losses.push_back(parallel::token_losses(logits, labels.narrow(0, begin, count), range, 0, tp_).second);
+      if (likeliest) tokens.push_back(likeliest_tokens(logits, range, tp_));
+    }
+    return TokenLosses{at::cat(losses), likeliest ? at::cat(tokens) : at::Tensor()};
+  });
 }
 
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {

@@ -38,6 +38,16 @@ class VocabParallelOutput {
   at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask,
                       double gradient_scale = 1) const;
 
+  /// What the layer says of single tokens, the same on every rank.
+  struct TokenLosses {
+    at::Tensor loss;       ///< [n] cross entropy; float32, float64 for float64 hidden
+    at::Tensor likeliest;  ///< [n] int64, the first of equals (of NaN: none, `vocab`); undefined where not asked for
+  };
+  /// Cross entropy of rows hidden [n, h], which every rank has whole, with labels [n] int64, one by one and without
+  /// gradient nor smoothing. Chunks and communication as for loss_sum(); `likeliest` adds two all-reduces a chunk.
+  /// Throws ConfigError for a label outside the vocabulary.
+  TokenLosses token_losses(const at::Tensor& hidden, const at::Tensor& labels, bool likeliest) const;
+
   /// [.., h] -> [.., vocab]: logits of the whole vocabulary on every rank, without gradient. One all-gather. With
   /// sequence_parallel [s/t, .., h] -> [s, .., vocab], and one more all-gather.
   at::Tensor logits(const at::Tensor& hidden) const;

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "app/jobs.h"
+#include "app/trained_model.h"
+#include "megatron/tasks/eval_scores.h"
+#include "megatron/tasks/windows.h"
+
+// What the jobs of `megatron eval` have in common: a model, tokens of which windows are scored, a report.
+namespace megatron::app {
+
+int eval_loss(const Args& args);
+int eval_wikitext(const Args& args);
+int eval_lambada(const Args& args);
+int eval_choice(const Args& args);
+
+struct EvalFlags : ModelFlags {
+  std::string data;
+  std::int64_t limit = 0, batch_size = 0;
+  std::string progress = "auto";
+  bool json = false;
+
+  void visit(auto& v) {
+    ModelFlags::visit(v);
+    v("dp", dp, "Ranks that share the windows or examples.");
+    v("data", data, "What is scored: a file.");
+    v("limit", limit, "Only the first windows, or examples; 0: all.");
+    v("batch_size", batch_size, "Windows or examples that are computed at once; 0: as many as hold 4096 tokens.");
+    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("json", json, "One JSON object on stdout.");
+  }
+};
+
+/// Throws ConfigError for words that are no options, and flags that no job of these can have.
+void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage);
+
+/// Tokens that a window may have: the last is only a label.
+inline std::int64_t longest_window(const TrainedModel& model) { return model.run.shape.max_positions + 1; }
+
+struct EvalWork {
+  TrainedModel model;
+  std::vector<std::int64_t> ids;
+  std::vector<tasks::Window> windows;
+  std::string unit = "windows";  ///< what one is called
+  bool likeliest = false;        ///< whether WindowScore::right is asked for
+};
+
+/// The job's own fields of the report.
+using EvalReport = std::function<nlohmann::ordered_json(const std::vector<tasks::WindowScore>& scores)>;
+
+/// Scores `work` on the ranks that its model's run has, and prints `report` with what all reports have. Throws
+/// ConfigError for an id outside the model's vocabulary before a rank starts.
+int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report);
+
+}  // namespace megatron::app
