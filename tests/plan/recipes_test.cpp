@@ -14,6 +14,7 @@ namespace {
 std::map<std::string, ResolvedRun> recipes() {
   std::map<std::string, ResolvedRun> runs;
   for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs")) {
+    if (!entry.is_regular_file()) continue;  // configs/hardware/
     config::RunConfig config;
     config::load_toml(config, entry.path().string());
     runs.emplace(entry.path().stem().string(), resolve(config));

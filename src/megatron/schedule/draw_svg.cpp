@@ -1,15 +1,20 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/schedule/draw.h"
 #include "megatron/schedule/picture.h"
+#include "megatron/schedule/svg.h"
 
 namespace megatron::schedule {
 namespace {
+
+using svg::box;
+using svg::escaped;
+using svg::hex;
+using svg::px;
+using svg::text_at;
 
 // In pixels.
 constexpr double kLeft = 62, kPlot = 1000, kRight = 158, kWidth = kLeft + kPlot + kRight;
@@ -17,51 +22,6 @@ constexpr double kDigit = 6;  // width of a digit in a box
 constexpr int kMostTicks = 12;
 constexpr double kMostBoxes = 20'000;    // of a picture
 constexpr std::size_t kMostTips = 4000;  // more operations than this have no tooltips: they would be most of the file
-
-/// A length in pixels, to a hundredth, without trailing zeros.
-std::string px(double value) {
-  std::array<char, 64> text;
-  std::snprintf(text.data(), text.size(), "%.2f", value);
-  std::string result = text.data();
-  result.erase(result.find_last_not_of('0') + 1);
-  if (result.back() == '.') result.pop_back();
-  return result == "-0" ? "0" : result;
-}
-
-/// Text as XML holds it: UTF-8 (the rest becomes U+FFFD), no control characters.
-std::string escaped(const std::string& text) {
-  using nlohmann::json;
-  const std::string valid = json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace));
-  std::string out;
-  for (const char c : valid) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
-  }
-  return out;
-}
-
-std::string hex(const Rgb& rgb) {
-  std::array<char, 16> text;
-  std::snprintf(text.data(), text.size(), "#%02x%02x%02x", rgb[0], rgb[1], rgb[2]);
-  return text.data();
-}
-
-/// x, y: of the text's base line. `classes`: "" or the classes of <style>.
-std::string text_at(double x, double y, const std::string& classes, const std::string& text) {
-  return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\"" + (classes.empty() ? "" : " class=\"" + classes + "\"") + ">" +
-         escaped(text) + "</text>\n";
-}
-
-std::string box(double x, double y, double width, double height, const std::string& classes) {
-  return "<rect class=\"" + classes + "\" x=\"" + px(x) + "\" y=\"" + px(y) + "\" width=\"" + px(width) +
-         "\" height=\"" + px(height) + "\"";
-}
 
 /// Classes f0…, b0…, w0…: forward, backward and gradients of weights by hue.
 std::string class_of(Kind kind, int hue) {
@@ -314,10 +274,7 @@ std::string draw_svg(const Timeline& timeline, const std::string& title, const T
     body += second.draw("measured: ", "; bytes of activations as planned, at the measured times");
     height = second.bottom();
   }
-  return concat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", px(kWidth), "\" height=\"", px(height),
-                "\" viewBox=\"0 0 ", px(kWidth), " ", px(height), "\">\n", style(), "<rect class=\"d\" width=\"",
-                px(kWidth), "\" height=\"", px(height), "\"/>\n", text_at(kLeft, 24, "h", title),
-                legend(46, waits, first.microbatches_a_hue()), body, "</svg>\n");
+  return svg::document(kWidth, height, style(), title, kLeft, legend(46, waits, first.microbatches_a_hue()) + body);
 }
 
 }  // namespace megatron::schedule

@@ -1,10 +1,10 @@
 #pragma once
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "megatron/schedule/simulate.h"
+#include "megatron/schedule/svg.h"
 
 // What both pictures of a timeline share: colours, axis, and which operation stands for a stretch of time.
 namespace megatron::schedule {
@@ -15,7 +15,7 @@ inline constexpr int kNumHues = 6;
 enum class Tone : std::uint8_t { Light, Middle, Dark };  // forward, gradients of weights, backward
 inline constexpr int kNumTones = 3;
 
-using Rgb = std::array<int, 3>;  ///< 0..255
+using svg::Rgb;
 Rgb colour(int hue, Tone tone);
 Tone tone_of(Kind kind);
 

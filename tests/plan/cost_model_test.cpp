@@ -1,0 +1,342 @@
+#include "megatron/plan/cost_model.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/counts.h"
+
+namespace megatron::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A machine on which nothing takes time but products, at their peak of 10^12 operations a second.
+Hardware products_alone() {
+  Hardware hardware;
+  hardware.name = "test";
+  hardware.ranks_per_node = 16;
+  hardware.compute.bf16_tflops = hardware.compute.fp16_tflops = 1;
+  hardware.memory.bandwidth_gb_s = hardware.node.bandwidth_gb_s = hardware.cluster.bandwidth_gb_s = 1e12;
+  hardware.software.whole_square = true;
+  return hardware;
+}
+
+/// A small GPT of 4 layers; layout and the rest as the test sets them.
+config::RunConfig small(int tp, int dp, int pp = 1, std::int64_t microbatches = 1) {
+  config::RunConfig config;
+  config.model.num_layers = 4;
+  config.model.hidden_size = 64;
+  config.model.num_attention_heads = 4;
+  config.model.vocab_size = 256;
+  config.parallel.tp = tp;
+  config.parallel.pp = pp;
+  config.parallel.world_size = tp * dp * pp;
+  config.data.seq_length = 32;
+  config.train.micro_batch_size = 2;
+  config.train.global_batch_size = 2 * dp * microbatches;
+  config.train.dtype = "bf16";
+  config.optimizer.overlap_grad_reduce = false;
+  return config;
+}
+
+constexpr double kStream = 2 * 32 * 64 * 2;  ///< bytes of its residual stream
+
+StepCost cost_of(const config::RunConfig& config, const Hardware& hardware) {
+  return step_cost(resolve(config), hardware);
+}
+
+TEST(ProductTime, IsThatOfItsArithmeticAtTheShareThatItsShapeReaches) {
+  Hardware hardware = products_alone();
+  hardware.compute.product_efficiency = 0.5;
+  hardware.compute.product_half_size = 100;
+  const double operations = 2.0 * 3 * 100 * 300 * 900, rate = 1e12 * 0.5 * (1 / 2.0) * (3 / 4.0) * (9 / 10.0);
+  EXPECT_DOUBLE_EQ(product_s(hardware, "bf16", {3, 100, 300, 900}), operations / rate);
+  EXPECT_EQ(product_s(hardware, "bf16", {0, 100, 300, 900}), 0);
+}
+
+TEST(ProductTime, IsThatOfItsBytesWhereTheyTakeLonger) {
+  Hardware hardware = products_alone();
+  hardware.memory = {.bandwidth_gb_s = 1, .efficiency = 0.5};
+  EXPECT_DOUBLE_EQ(product_s(hardware, "bf16", {1, 1, 300, 900}), 2 * (300.0 + 900 + 300 * 900) / 0.5e9);
+}
+
+TEST(ProductTime, NeedsAPeakOfTheType) {
+  try {
+    product_s(products_alone(), "fp64", {1, 2, 3, 4});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("fp64"));
+    EXPECT_THAT(error.what(), HasSubstr("fix:"));
+  }
+}
+
+/// Seconds of an all-gather by pieces that really go around: each rank passes on what came last.
+double seconds_around(int ranks, double bytes, double rate, double latency) {
+  std::vector<std::set<int>> has(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) has[static_cast<std::size_t>(rank)].insert(rank);
+  double seconds = 0;
+  const auto complete = [&] {
+    return std::all_of(has.begin(), has.end(), [&](const auto& own) { return std::ssize(own) == ranks; });
+  };
+  for (int step = 0; !complete(); ++step, seconds += bytes / ranks / rate + latency)
+    for (int rank = 0; rank < ranks; ++rank)
+      has[static_cast<std::size_t>((rank + 1) % ranks)].insert(((rank - step) % ranks + ranks) % ranks);
+  return seconds;
+}
+
+TEST(RingTime, IsThatOfPiecesWhichGoAroundTheRing) {
+  Hardware hardware = products_alone();
+  hardware.node = {.bandwidth_gb_s = 100, .efficiency = 0.5, .latency_us = 7};
+  hardware.cluster = {.bandwidth_gb_s = 80, .efficiency = 0.25, .latency_us = 11};
+  for (const int ranks : {1, 2, 3, 8, 64}) {
+    const double within = seconds_around(ranks, 3e6, 50e9, 7e-6);
+    EXPECT_NEAR(ring_pass_s(hardware, {.ranks = ranks}, 3e6), within, 1e-12 * within) << ranks;
+    EXPECT_NEAR(all_reduce_s(hardware, {.ranks = ranks}, 3e6), 2 * within, 1e-12 * within) << ranks;
+    const double between = seconds_around(ranks, 3e6, 20e9 / 4, 11e-6);  // four rings share a node's adapters
+    EXPECT_NEAR(ring_pass_s(hardware, {.ranks = ranks, .nodes = 2, .sharing = 4}, 3e6), between, 1e-12 * between);
+  }
+  hardware.node.bandwidth_gb_s = 1;  // a ring that leaves nodes goes through them too
+  EXPECT_NEAR(ring_pass_s(hardware, {.ranks = 2, .nodes = 2}, 1e9), 1e9 / 2 / 0.5e9 + 11e-6, 1e-12);
+}
+
+TEST(SpanOfAGroup, CountsNodesAndTheGroupsThatShareThem) {
+  for (const int tp : {1, 2, 8})
+    for (const int dp : {1, 4, 16})
+      for (const int pp : {1, 2, 4})
+        for (const int per_node : {1, 4, 16})
+          for (const Axis axis : {Axis::Tp, Axis::Dp, Axis::Pp}) {
+            const RankGrid grid(tp, 1, dp, pp, tp * dp * pp);
+            std::set<int> nodes;
+            for (const int rank : grid.peers(0, axis)) nodes.insert(rank / per_node);
+            int touching = 0;
+            for (const std::vector<int>& group : grid.groups({axis}))
+              touching += std::any_of(group.begin(), group.end(), [&](int rank) { return rank < per_node; });
+            const Span expected{.ranks = grid.size(axis),
+                                .nodes = static_cast<int>(nodes.size()),
+                                .sharing = nodes.size() > 1 ? touching : 1};
+            EXPECT_EQ(span_of(grid, {axis}, per_node), expected) << tp << ' ' << dp << ' ' << pp << ' ' << per_node;
+          }
+}
+
+TEST(MeanOfLargest, IsThatOfNormalDeviates) {
+  EXPECT_EQ(mean_of_largest(1), 0);
+  EXPECT_NEAR(mean_of_largest(2), 1 / std::sqrt(M_PI), 1e-12);
+  EXPECT_NEAR(mean_of_largest(3), 1.5 / std::sqrt(M_PI), 1e-12);
+  EXPECT_NEAR(mean_of_largest(10), 1.538752730835, 1e-9);  // tables of order statistics
+}
+
+TEST(StepCost, OfProductsAloneIsTheirArithmetic) {
+  // Narayanan et al. 2021: 96 B s l h^2 (1 + s / (6 h) + V / (16 l h)) with recomputation of layers.
+  config::RunConfig config = small(1, 1, 1, 3);
+  config.train.recompute = "full";
+  const double h = 64, s = 32, l = 4, batch = 6, v = 256;
+  const double flops = 96 * batch * s * l * h * h * (1 + s / (6 * h) + v / (16 * l * h));
+  Hardware hardware = products_alone();
+  hardware.software.score_forward_passes = 1;  // scores are kept, which takes no time here
+  const StepCost cost = cost_of(config, hardware);
+  EXPECT_NEAR(cost.computed_flops, flops, 1e-12 * flops);
+  EXPECT_NEAR(cost.step_s, flops / 1e12, 1e-6 * cost.step_s);
+  EXPECT_NEAR(cost.rank_tflops, 1, 1e-6);
+  const double model = training_flops(resolve(config).shape, 6, 32);
+  EXPECT_NEAR(cost.utilization, model / flops, 1e-6);
+
+  config.train.recompute = "none";
+  Hardware causal = products_alone();
+  causal.software.whole_square = false;
+  EXPECT_NEAR(cost_of(config, causal).computed_flops, model, 1e-12 * model);
+  // Scores that are not kept are products once more: two operations for half of s s h.
+  EXPECT_NEAR(cost_of(config, causal).step_s, (model + batch * l * s * s * h) / 1e12, 1e-6 * model / 1e12);
+}
+
+TEST(StepCost, SplitsProductsOverTensorParallelRanks) {
+  const StepCost one = cost_of(small(1, 1), products_alone()), four = cost_of(small(4, 1), products_alone());
+  EXPECT_NEAR(four.step_s, one.step_s / 4, 1e-6 * one.step_s);
+  EXPECT_DOUBLE_EQ(four.computed_flops, one.computed_flops);
+}
+
+TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  const double stream = 2 * 3 / 4.0 * kStream / 1e9, per_token = 2 * 3 / 4.0 * 4 * 64 / 1e9;
+  EXPECT_NEAR(cost_of(small(4, 1), hardware).parts.tensor, (4 * 4 + 2) * stream + 3 * per_token, 1e-15);
+  config::RunConfig config = small(4, 1);
+  config.train.recompute = "full";
+  EXPECT_NEAR(cost_of(config, hardware).parts.tensor, (6 * 4 + 2) * stream + 3 * per_token, 1e-15);
+  config.train.recompute = "none";
+  config.parallel.sp = true;  // the same bytes; inputs of both products are gathered again
+  EXPECT_NEAR(cost_of(config, hardware).parts.tensor, (4 * 4 + 2 + 4) * stream + 3 * per_token, 1e-15);
+}
+
+TEST(StepCost, ReducesGradientsOnceAStep) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  const auto parameters = static_cast<double>(parameter_count(resolve(small(1, 8)).shape));
+  config::RunConfig config = small(1, 8, 1, 2);
+  EXPECT_NEAR(cost_of(config, hardware).parts.data, 2 * 7 / 8.0 * 4 * parameters / 1e9, 1e-6);
+  config.optimizer.grad_dtype = "bf16";
+  EXPECT_NEAR(cost_of(config, hardware).parts.data, 2 * 7 / 8.0 * 2 * parameters / 1e9, 1e-6);
+  config.optimizer.use_distributed_optimizer = true;  // half of that, and the parameters gathered
+  config.optimizer.overlap_param_gather = false;
+  EXPECT_NEAR(cost_of(config, hardware).parts.data, 7 / 8.0 * (2 + 2) * parameters / 1e9, 1e-6);
+}
+
+TEST(StepCost, UpdatesItsShareOfTheParameters) {
+  Hardware hardware = products_alone();
+  hardware.memory.bandwidth_gb_s = 100;
+  hardware.software.optimizer_bytes = 30;
+  config::RunConfig config = small(1, 4);
+  const auto parameters = static_cast<double>(parameter_count(resolve(config).shape));
+  const double whole = cost_of(config, hardware).parts.optimizer;
+  EXPECT_NEAR(whole, 30 * parameters / 100e9, 1e-3 * whole);
+  config.optimizer.use_distributed_optimizer = true;
+  EXPECT_NEAR(cost_of(config, hardware).parts.optimizer, whole / 4, 1e-2 * whole);
+}
+
+TEST(StepCost, HidesReductionBesideBackwardButItsLastBucket) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 100;
+  config::RunConfig config = small(1, 4);
+  const double whole = cost_of(config, hardware).parts.data;
+  config.optimizer.overlap_grad_reduce = true;
+  config.optimizer.bucket_size = 20000;
+  const ResolvedRun run = resolve(config);
+  const StepCost hidden = step_cost(run, hardware);
+  const double backward = 2.0 / 3 * hidden.parts.matrices;
+  ASSERT_LT(whole, backward);
+  EXPECT_GT(hidden.parts.data, 0);
+  EXPECT_LT(hidden.parts.data, 0.2 * whole);
+  hardware.software.overlap_slowdown = 0.5;
+  EXPECT_NEAR(step_cost(run, hardware).parts.data, hidden.parts.data + (whole - hidden.parts.data) / 2, 1e-6 * whole);
+  hardware.node.bandwidth_gb_s = 0.01;  // longer than backward: the rest shows
+  EXPECT_GT(step_cost(run, hardware).parts.data, 1000 * whole);
+}
+
+TEST(StepCost, OfAPipelineHasItsBubble) {
+  // 1F1B of equal stages: p - 1 of m + p - 1 times of a microbatch. Embedding and output cost next to nothing.
+  config::RunConfig config = small(1, 1, 4, 6);
+  config.model.vocab_size = 1;
+  config.model.make_vocab_size_divisible_by = 1;
+  config.model.hidden_size = 512;
+  config.model.num_attention_heads = 8;
+  const StepCost cost = cost_of(config, products_alone());
+  const double computing = cost.step_s - cost.parts.pipeline;
+  EXPECT_NEAR(cost.parts.pipeline, computing * 3 / 6, 0.01 * computing);
+
+  Hardware slow = products_alone();
+  slow.node.bandwidth_gb_s = 1e-3;
+  EXPECT_GT(cost_of(config, slow).parts.pipeline, 2 * cost.parts.pipeline);
+}
+
+TEST(StepCost, WaitsForTheSlowestRank) {
+  Hardware hardware = products_alone();
+  hardware.software.speed_spread = 0.1;
+  const StepCost one = cost_of(small(1, 1), hardware), eight = cost_of(small(1, 8), hardware);
+  EXPECT_EQ(one.parts.waiting, 0);
+  EXPECT_NEAR(eight.parts.waiting, 0.1 * mean_of_largest(8) * (eight.step_s - eight.parts.waiting), 1e-12);
+}
+
+Hardware file(const std::string& name) {
+  return load_hardware(MEGATRON_TEST_FOLDER "/../configs/hardware/" + name + ".toml");
+}
+
+TEST(StepCost, IsTheSumOfItsPartsAndFallsWithEveryRate) {
+  config::RunConfig config = small(2, 4, 2, 4);
+  config.parallel.sp = true;
+  config.train.recompute = "selective";
+  config.optimizer.use_distributed_optimizer = true;
+  const ResolvedRun run = resolve(config);
+  Hardware hardware = file("dgx-h100");
+  hardware.ranks_per_node = 4;  // all levels take part
+  const StepCost cost = step_cost(run, hardware);
+  double sum = 0;
+  for (const auto& [name, seconds] : cost.parts.named()) {
+    EXPECT_GT(seconds, 0) << name;
+    sum += seconds;
+  }
+  EXPECT_NEAR(cost.step_s, sum, 1e-12 * sum);
+  const auto faster = [&](auto&& change) {
+    Hardware better = hardware;
+    change(better);
+    return step_cost(run, better).step_s;
+  };
+  EXPECT_LT(faster([](Hardware& h) { h.compute.bf16_tflops *= 2, h.memory.bandwidth_gb_s *= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.memory.bandwidth_gb_s *= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.node.bandwidth_gb_s *= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.cluster.bandwidth_gb_s *= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.node.latency_us /= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.cluster.latency_us /= 2; }), cost.step_s);
+  EXPECT_LT(faster([](Hardware& h) { h.software.launch_us /= 2; }), cost.step_s);
+}
+
+constexpr const char* kFile = R"(ranks_per_node = 8
+[compute]
+bf16_tflops = 100
+[memory]
+bandwidth_gb_s = 1000
+[node]
+bandwidth_gb_s = 100
+[cluster]
+bandwidth_gb_s = 50
+)";
+
+TEST(HardwareFile, NeedsWhatHasNoDefaultAndNoMore) {
+  const Hardware hardware = parse_hardware(kFile, "mine.toml");
+  EXPECT_EQ(hardware.name, "mine.toml");
+  EXPECT_EQ(hardware.compute.bf16_tflops, 100);
+  EXPECT_THROW(parse_hardware("", "empty.toml"), ConfigError);
+}
+
+TEST(HardwareFile, IsRefusedForWhatNoMachineHas) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"bf16_tflops = 100", "bf16_tflops = -1"},
+      {"bf16_tflops = 100", "bf16_tflops = nan"},
+      {"bf16_tflops = 100", "bf16_tflops = 1e300"},
+      {"bf16_tflops = 100", "bf16_tflops = \"fast\""},
+      {"bf16_tflops = 100", "bf16_tflop = 100"},
+      {"bandwidth_gb_s = 1000", "bandwidth_gb_s = 0"},
+      {"bandwidth_gb_s = 100\n", "bandwidth_gb_s = 100\nefficiency = 1.5\n"},
+      {"bandwidth_gb_s = 50", "bandwidth_gb_s = inf"},
+      {"ranks_per_node = 8", "ranks_per_node = 0"},
+      {"ranks_per_node = 8", "ranks_per_node = 9223372036854775807"},
+      {"ranks_per_node = 8", "[software]\nspeed_spread = 2"},
+      {"[cluster]\nbandwidth_gb_s = 50", ""},
+      {"[cluster]", "[cluster"}};
+  for (const auto& [right, change] : wrong) {
+    std::string text = kFile;
+    ASSERT_NE(text.find(right), std::string::npos) << right;
+    text.replace(text.find(right), right.size(), change);
+    try {
+      parse_hardware(text, "bad.toml");
+      ADD_FAILURE() << change;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("bad.toml")) << change;
+      EXPECT_THAT(error.what(), HasSubstr("got:")) << change;
+    }
+  }
+}
+
+TEST(HardwareFile, IsToldAllThatIsWrongAtOnce) {
+  try {
+    parse_hardware("[memory]\nefficiency = 7\n", "bad.toml");
+    FAIL();
+  } catch (const ConfigError& error) {
+    for (const char* key : {"compute.bf16_tflops", "memory.bandwidth_gb_s", "memory.efficiency", "node.bandwidth_gb_s",
+                            "cluster.bandwidth_gb_s"})
+      EXPECT_THAT(error.what(), HasSubstr(key));
+    EXPECT_THAT(error.what(), HasSubstr("fix:  efficiency = 0.8"));
+  }
+}
+
+TEST(HardwareFile, OfEachClusterIsThere) {
+  for (const char* name : {"dgx2h", "dgx-h100", "b200"}) EXPECT_FALSE(file(name).name.empty());
+  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs/hardware"))
+    EXPECT_GT(peak_flops(load_hardware(entry.path().string()), "fp16"), 1e14) << entry.path();
+  EXPECT_THROW(load_hardware(MEGATRON_TEST_FOLDER "/no/such.toml"), ConfigError);
+}
+
+}  // namespace
+}  // namespace megatron::plan
