@@ -6,7 +6,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")  # asserts stay on; -O3 is set where it w
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  # What it asks for before it keeps objects made with a precompiled header (megatron_test).
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
 
