@@ -4,8 +4,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+
 #include "megatron/base/error.h"
 #include "megatron/text/base64.h"
+#include "megatron/text/normal_forms.h"
 #include "megatron/text/pretokenize.h"
 #include "megatron/text/regex.h"
 #include "megatron/text/sentencepiece_file.h"
@@ -153,6 +158,71 @@ TEST(NullTokenizer, TakesNumbers) {
   EXPECT_THROW(null_vocabulary(0), ConfigError);
 }
 
+Tokenizer with_steps(std::vector<Normalizer> normalizers, std::vector<Decoder> decoders = {}) {
+  Vocabulary vocabulary;
+  vocabulary.tokens = {"[UNK]", "a", "b"};
+  vocabulary.word_level = WordLevel{"[UNK]"};
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->normalizers = std::move(normalizers);
+  vocabulary.pipeline->decoders = std::move(decoders);
+  return Tokenizer(std::move(vocabulary));
+}
+
+TEST(Steps, AreRefusedWhereATextBecomesTooLong) {
+  const std::string many(1000, 'a');
+  std::string map(4 + 98 * 4, '\0');  // a trie that maps "a" to 1,000 letters
+  const auto put = [&](std::size_t unit, std::uint32_t value) { std::memcpy(&map[4 * unit], &value, 4); };
+  put(0, 98 * 4);
+  put(1 + 'a', 'a' | 0x100u | 1u << 10);
+  map += many + '\0';
+  const normalizer::Replace replace{.pattern = {"a", false}, .content = many};
+  const normalizer::Replace matched{.pattern = {"a|$", true}, .content = many};
+  for (const Normalizer& step : {Normalizer(replace), Normalizer(matched), Normalizer(normalizer::Precompiled{map})}) {
+    const Tokenizer tokenizer = with_steps({step});
+    EXPECT_EQ(tokenizer.encode("a").size(), 1u);
+    EXPECT_THAT([&] { tokenizer.encode(many); }, ThrowsMessage<ConfigError>(HasSubstr("64 times")));
+    EXPECT_THAT([&] { with_steps({step, step, step}).encode("a"); }, ThrowsMessage<ConfigError>(HasSubstr("64 times")));
+  }
+}
+
+TEST(Steps, AreRefusedWhereTheyAreTooMany) {
+  auto file = nlohmann::json::parse(read_file(kinds_folder() / "stripped.json"));
+  const auto refused = [&](const char* message) {
+    EXPECT_THAT([&] { parse_tokenizer_json(file.dump(), "f"); }, ThrowsMessage<ConfigError>(HasSubstr(message)));
+  };
+  const nlohmann::json steps(257, nlohmann::json{{"type", "Fuse"}});
+  file["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
+  refused("decoder.decoders[256] must be one of at most 256 steps");
+  file["decoder"] = {{"type", "Strip"}, {"content", " "}, {"start", 0}, {"stop", 1025}};
+  refused("decoder must take away at most 1024 characters");
+}
+
+TEST(Steps, ReplaceInAWholeTextWhatManyTokensMade) {
+  const Tokenizer tokenizer =
+      with_steps({}, {decoder::Fuse(), decoder::Replace{.pattern = {"a", false}, .content = "xyz"}});
+  std::vector<std::int32_t> ids(std::size_t{1} << 18, 1);
+  ids.back() = 2;
+  std::string expected;
+  for (std::size_t i = 1; i < ids.size(); ++i) expected += "xyz";
+  EXPECT_EQ(tokenizer.decode(ids), expected + "b");
+}
+
+TEST(NormalForms, OrderMarksByClassHoweverManyFollow) {
+  const std::map<std::uint32_t, int> classes = {{0x334, 1}, {0x323, 220}, {0x301, 230}, {0x300, 230}, {0x345, 240}};
+  std::mt19937 random(4);
+  for (const std::size_t count : {2u, 7u, 300000u}) {
+    std::vector<std::uint32_t> points = {'b'};
+    while (points.size() <= count) points.push_back(std::next(classes.begin(), random() % 5)->first);
+    std::string text = "a\u0301";
+    for (const std::uint32_t point : points) append_utf8(text, point);
+    std::stable_sort(points.begin() + 1, points.end(),
+                     [&](std::uint32_t a, std::uint32_t b) { return classes.at(a) < classes.at(b); });
+    const std::vector<Change> changes = normal_form(text, {.compose = false, .compatible = false});
+    ASSERT_EQ(changes.size(), 2 + points.size());
+    for (std::size_t i = 0; i < points.size(); ++i) ASSERT_EQ(changes[2 + i].code_point, points[i]) << i;
+  }
+}
+
 TEST(SentencePieceFile, RefusesEveryTruncationAndWhatItDoesNotKnow) {
   const std::string model = read_file(kinds_folder() / "unigram.model");
   std::size_t refused = 0;
@@ -199,6 +269,14 @@ TEST(Regex, StopsWhereAnExpressionNeedsTooManySteps) {
   Regex::Matcher matcher;
   EXPECT_THAT([&] { matcher.for_each(regex, std::string(40, 'a') + "!", [](std::size_t, std::size_t) {}); },
               ThrowsMessage<ConfigError>(HasSubstr("here: an expression must match")));
+}
+
+TEST(Regex, RefusesMoreClassesThanItCanWriteOut) {
+  for (const std::string part : {"\\b", "\\w", "[\\w\\W]"}) {
+    std::string pattern;
+    while (pattern.size() < 16000) pattern += part;
+    EXPECT_THAT([&] { Regex(pattern, "here"); }, ThrowsMessage<ConfigError>(HasSubstr("at most 2^20 bytes"))) << part;
+  }
 }
 
 std::vector<std::string> matches_of(const char* pattern, const std::string& text) {

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
 #include "megatron/text/unicode_classes.h"
 
 namespace megatron::text {
 
 AlignedText::AlignedText(std::string_view original, std::size_t begin, bool aligned, std::uint32_t stand_in_base,
                          std::size_t& replaced)
-    : origin_(begin), aligned_(aligned) {
+    : origin_(begin), most_(64 * original.size() + 65536), aligned_(aligned) {
   bytes_.reserve(original.size());
   if (aligned_) spans_.reserve(original.size());
   const char* const end = original.data() + original.size();
@@ -45,6 +46,7 @@ AlignedText AlignedText::part(std::size_t begin, std::size_t end) const {
 AlignedText AlignedText::like(const AlignedText& other) {
   AlignedText text;
   text.origin_ = other.origin_;
+  text.most_ = other.most_;
   text.aligned_ = other.aligned_;
   return text;
 }
@@ -61,12 +63,20 @@ void AlignedText::append_kept(const AlignedText& from, std::size_t begin, std::s
                   from.spans_.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
+void AlignedText::refuse(std::size_t size) const {
+  throw ConfigError(
+      rule_got_fix("tokenizer: normalizers must not make a text longer than 64 times what it was and 64 KiB",
+                   concat(size, " bytes, and at most ", most_)));
+}
+
 void AlignedText::append_as(const AlignedText& from, std::size_t at, std::string_view bytes) {
+  check(bytes_.size() + bytes.size());
   bytes_ += bytes;
   if (aligned_) spans_.resize(bytes_.size(), at < from.spans_.size() ? from.spans_[at] : ByteSpan{origin_, origin_});
 }
 
 void AlignedText::append_over(const AlignedText& from, std::size_t begin, std::size_t end, std::string_view bytes) {
+  check(bytes_.size() + bytes.size());
   bytes_ += bytes;
   if (aligned_) spans_.resize(bytes_.size(), from.origin_of(begin, end));
 }

@@ -22,7 +22,8 @@ struct Change {
 };
 
 /// A text on its way through the normalizers: valid UTF-8, and for each byte, where asked for, which bytes of the
-/// original it stands for.
+/// original it stands for. What makes it longer than 64 times the original and 64 KiB throws ConfigError: no published
+/// normalizer does, and a few of those that put a long text in the place of a short one would fill any memory.
 class AlignedText {
  public:
   AlignedText() = default;
@@ -53,13 +54,20 @@ class AlignedText {
   /// Takes away what is behind byte `size`.
   void shrink(std::size_t size);
 
+  /// Throws ConfigError where `size` bytes are too many for this text.
+  void check(std::size_t size) const {
+    if (size > most_) refuse(size);
+  }
+
   /// Rewrites the text as `changes` say; the first `skipped` characters are dropped.
   void transform(std::span<const Change> changes, std::size_t skipped = 0);
 
  private:
+  [[noreturn]] void refuse(std::size_t size) const;
+
   std::string bytes_;
   std::vector<ByteSpan> spans_;
-  std::size_t origin_ = 0;
+  std::size_t origin_ = 0, most_ = std::string::npos;
   bool aligned_ = false;
 };
 

@@ -15,9 +15,15 @@ namespace {
 constexpr std::string_view kReplacement = "\uFFFD";
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  if (from.empty()) return;
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-    text.replace(at, from.size(), to);
+  std::size_t at = from.empty() ? std::string::npos : text.find(from);
+  if (at == std::string::npos) return;
+  std::string result;
+  std::size_t done = 0;
+  for (; at != std::string::npos; at = text.find(from, done)) {
+    result.append(text, done, at - done).append(to);
+    done = at + from.size();
+  }
+  text = result.append(text, done);
 }
 
 /// The end of the chain.

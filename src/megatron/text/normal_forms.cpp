@@ -1,7 +1,9 @@
 #include "megatron/text/normal_forms.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <numeric>
 
 #include "megatron/text/bert_tables.h"
 #include "megatron/text/normal_form_tables.h"
@@ -72,25 +74,31 @@ class Decomposer {
   }
 
   void put(std::uint32_t c) {
-    if (combining_class(c) == 0) {
-      order_marks();
-      out_.push_back({c, first_ ? 0 : 1});
-      marks_from_ = out_.size();
-    } else {
-      out_.push_back({c, first_ ? 0 : 1});
-    }
+    const int own_class = combining_class(c);
+    if (own_class == 0) order_marks();
+    out_.push_back({c, first_ ? 0 : 1});
+    if (own_class != 0) classes_.push_back(static_cast<unsigned char>(own_class));
     first_ = false;
   }
 
+  /// Sorts the marks at the end by class, equal ones in their order, in steps that grow as their number does.
   void order_marks() {
-    std::stable_sort(
-        out_.begin() + static_cast<std::ptrdiff_t>(marks_from_), out_.end(),
-        [](const Change& a, const Change& b) { return combining_class(a.code_point) < combining_class(b.code_point); });
+    if (!std::is_sorted(classes_.begin(), classes_.end())) {
+      const auto marks = out_.end() - static_cast<std::ptrdiff_t>(classes_.size());
+      std::array<std::size_t, 257> places{};
+      for (const unsigned char own_class : classes_) ++places[own_class + std::size_t{1}];
+      std::partial_sum(places.begin(), places.end(), places.begin());
+      std::vector<Change> ordered(classes_.size());
+      for (std::size_t i = 0; i < classes_.size(); ++i)
+        ordered[places[classes_[i]]++] = marks[static_cast<std::ptrdiff_t>(i)];
+      std::copy(ordered.begin(), ordered.end(), marks);
+    }
+    classes_.clear();
   }
 
   bool compatible_, first_ = true;
   std::vector<Change> out_;
-  std::size_t marks_from_ = 0;
+  std::vector<unsigned char> classes_;  // of the marks behind the last character that is none
 };
 
 /// Joins each starter with what follows it, as far as nothing blocks it.

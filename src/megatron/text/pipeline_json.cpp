@@ -1,5 +1,6 @@
 #include "megatron/text/pipeline_json.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::array kBehaviors = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
 constexpr std::array kSchemes = {"never", "first", "always"};
+// Far beyond what files have: each step of a decoder is a call within the call of the one before.
+constexpr std::size_t kMaxSteps = 256;
+constexpr std::int32_t kMaxStripped = 1024;
 
 /// Where `value` is among `names`.
 template <class Enum, std::size_t N>
@@ -28,7 +32,10 @@ Enum read_name(const Component& component, const char* key, const std::array<con
 template <class Step, class Read>
 void read_steps(const Component& component, const char* list, const Read& read, std::vector<Step>& steps,
                 int depth = 0) {
-  if (component.type() != "Sequence") return steps.push_back(read(component));
+  if (component.type() != "Sequence") {
+    if (steps.size() == kMaxSteps) component.refuse(concat("must be one of at most ", kMaxSteps, " steps"), "more");
+    return steps.push_back(read(component));
+  }
   if (depth == 8) component.refuse("must not be a Sequence within eight others", "one");
   component.know({"type", list});
   for (std::size_t i = 0; i < component.array_size(list); ++i)
@@ -150,7 +157,10 @@ Decoder read_decoder(const Component& component) {
   }
   if (type == "Strip") {
     component.know({"type", "content", "start", "stop"});
-    return decoder::Strip{component.text("content"), component.number("start"), component.number("stop")};
+    const decoder::Strip step{component.text("content"), component.number("start"), component.number("stop")};
+    if (std::max(step.start, step.stop) > kMaxStripped)
+      component.refuse(concat("must take away at most ", kMaxStripped, " characters"), "more");
+    return step;
   }
   if (type == "BPEDecoder") {
     component.know({"type", "suffix"});

@@ -17,6 +17,8 @@ namespace {
 
 using Ranges = std::vector<CodePointRange>;
 
+constexpr std::size_t kMaxTranslated = std::size_t{1} << 20;  // \w written out has 10,000 bytes, \b four times as many
+
 constexpr CodePointRange kWhiteSpace[] = {{0x9, 0xD},       {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
                                           {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
                                           {0x205F, 0x205F}, {0x3000, 0x3000}};
@@ -158,6 +160,7 @@ class Translator {
 
   void escape(bool in_set) {
     if (at_ + 1 >= pattern_.size()) refuse("a backslash must have something behind it");
+    if (out_.size() > kMaxTranslated) refuse("classes written out must have at most 2^20 bytes");
     const char c = pattern_[at_ + 1];
     const Ranges spaces(std::begin(kWhiteSpace), std::end(kWhiteSpace));
     switch (c) {

@@ -27,7 +27,7 @@ class SentencePieceEncoder : public TextEncoder {
     if (model_.vocabulary().sentence_piece->unigram)
       model_.unigram(piece, best_, parts_);
     else
-      model_.merge(piece, symbols_, scratch_, parts_);
+      model_.merge(piece, symbols_, queue_, parts_);
     model_.write(piece, parts_, ids, ends);
   }
 
@@ -36,7 +36,7 @@ class SentencePieceEncoder : public TextEncoder {
   std::vector<SentencePieceModel::Node> best_;
   std::vector<SentencePieceModel::Part> parts_;
   std::vector<Symbol> symbols_;
-  SymbolScratch scratch_;
+  PairQueue queue_;
 };
 
 }  // namespace
@@ -133,18 +133,28 @@ void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best,
   std::reverse(parts.begin(), parts.end());
 }
 
-void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, SymbolScratch& scratch,
+void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, PairQueue& queue,
                                std::vector<Part>& parts) const {
+  check_mergeable(text);
   symbols.clear();
   for (std::size_t at = 0; at < text.size();) {
     const auto [user_size, user_id] = user_symbols_.longest(text.substr(at));
     const std::size_t end = at + (user_size > 0 ? user_size : character_size(text, at));
-    symbols.push_back({.begin = at, .end = end, .frozen = user_size > 0});
+    symbols.push_back(
+        {.begin = static_cast<std::uint32_t>(at), .end = static_cast<std::uint32_t>(end), .frozen = user_size > 0});
     at = end;
   }
   std::unordered_map<std::int32_t, std::size_t> unused;  // bytes of the left half that such a piece was made of
-  merge_symbols(symbols, scratch, [&](const Symbol& left, const Symbol& right) -> SymbolPair {
-    const std::int32_t id = usable(text.substr(left.begin, right.end - left.begin));
+  struct Known {
+    std::string_view piece;
+    std::int32_t id = -1;
+  };
+  std::array<Known, 16> known;  // the last pieces by size: of a run of one character there are few
+  merge_symbols(symbols, queue, ranks_.size(), [&](const Symbol& left, const Symbol& right) -> SymbolPair {
+    const std::string_view piece = text.substr(left.begin, right.end - left.begin);
+    Known& last = known[piece.size() % known.size()];
+    if (last.piece != piece) last = {piece, usable(piece)};
+    const std::int32_t id = last.id;
     if (id < 0) return {};
     if (type(id) == Type::Unused) unused[id] = left.end - left.begin;
     return {ranks_[static_cast<std::size_t>(id)], id};

@@ -30,8 +30,7 @@ class SentencePieceModel : public TokenizerModel {
   };
   /// `best` is room to work in, which keeps its capacity: 16 bytes for each byte of `text`.
   void unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const;
-  void merge(std::string_view text, std::vector<Symbol>& symbols, SymbolScratch& scratch,
-             std::vector<Part>& parts) const;
+  void merge(std::string_view text, std::vector<Symbol>& symbols, PairQueue& queue, std::vector<Part>& parts) const;
   /// Appends the ids of parts, unknown ones as bytes or together.
   void write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,
              std::vector<std::size_t>* ends) const;

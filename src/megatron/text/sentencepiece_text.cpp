@@ -89,6 +89,7 @@ void replace_clusters(AlignedText& text, const Charsmap& map) {
       changes.push_back({c.length == 0 ? 0xFFFD : c.code_point, 0});
       i += size_of(c);
     }
+    text.check(changes.size());
     const auto characters = static_cast<std::size_t>(
         std::count_if(what.begin(), what.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
     const std::size_t put = changes.size() - before;
