@@ -10,6 +10,7 @@ from program import GOLDEN_MODELS, MODELS, RunFolder, run  # noqa: E402
 
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
 WIKITEXT = pathlib.Path(__file__).resolve().parents[3] / "shared/data/wikitext/wikitext-103.wiki.test.tokens"
+LAMBADA = WIKITEXT.parents[1] / "lambada/lambada_test.jsonl"
 CHAT = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")
 
@@ -64,6 +65,15 @@ class SmolLM2(unittest.TestCase):
         self.perplexity("raw", 2, "--dp", 2)
         self.perplexity("raw", 2, "--pp", 2)
         self.perplexity("raw", 2, "--tp", 3)
+
+    def test_foresees_the_last_words_that_the_reference_foresees(self):
+        want, some = self.golden["lambada"], 40
+        got = json.loads(run("eval", "lambada", "--load", SMOLLM2, "--data", LAMBADA, "--limit", some, "--json"))
+        self.assertEqual(got["examples"], some)
+        self.assertEqual(got["right"], want["right_by_example"][:some].count("1"))
+        rows = want["rows"][:some]
+        self.assertEqual(got["scored_tokens"], sum(len(row["target"]) for row in rows))
+        self.assertLess(abs(got["nll_sum"] / sum(row["nll"] for row in rows) - 1), 1e-5)
 
     def test_bf16_is_close(self):
         want = self.golden["perplexity"]["raw"]["runs"][2]
