@@ -41,8 +41,13 @@ def main():
         readme = folder / "README.md"
         if not readme.exists():
             problems.append(f"{folder.relative_to(ROOT)}: no README.md")
-        elif len(readme.read_text().splitlines()) > 20:
+            continue
+        text = readme.read_text()
+        if len(text.splitlines()) > 20:
             problems.append(f"{readme.relative_to(ROOT)}: more than 20 lines")
+        unnamed = [header.name for header in sorted(folder.glob("*.h")) if header.name not in text]
+        if unnamed:
+            problems.append(f"{readme.relative_to(ROOT)}: does not name {', '.join(unnamed)}")
     explained = (ROOT / "docs/dependencies.md").read_text()
     for package in (ROOT / "scripts/packages.txt").read_text().splitlines():
         if not package.startswith("#") and not re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", explained):
