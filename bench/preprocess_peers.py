@@ -6,9 +6,9 @@
 The script is not in Megatron-Core's package, so its plain copy is here: a pool of processes that parse a line with
 json.loads and encode it, while the parent writes with Megatron-Core's IndexedDatasetBuilder in the order of the input.
 It reads the text unpacked, as it cannot read .zst; ours unpacks it too. The tokenizer is GPT-2's through `tokenizers`
-(as --tokenizer-type HuggingFaceTokenizer) and through `tiktoken`. Each peer takes a part of the text, cut at lines, that
-keeps the whole within minutes, and the files of both must be equal; the speed of ours is that of all of the text, four
-times over. Times are of whole processes, from their start. Needs megatron-core, numpy, torch, tokenizers, tiktoken and
+(as --tokenizer-type HuggingFaceTokenizer) and through `tiktoken`. Each peer takes a part of the text, cut at lines,
+that keeps the whole within minutes, and the files of both must be equal; the speed of ours is that of all of the text,
+four times over. Times are of whole processes, from their start. Needs megatron-core, numpy, torch, tokenizers, tiktoken and
 zstandard from PyPI. Prints a table and one JSON object.
 """
 import filecmp
