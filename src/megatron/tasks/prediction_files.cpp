@@ -1,0 +1,123 @@
+#include "megatron/tasks/prediction_files.h"
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "megatron/base/error.h"
+#include "megatron/tasks/json_input.h"
+
+namespace megatron::tasks {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Members that have different keys, without a search for each as ordered_json's own insertion would do.
+template <class Key, class Value>
+std::string object_text(std::size_t size, const Key& key, const Value& value) {
+  Json object = Json::object();
+  Json::object_t::Container& members = object.get_ref<Json::object_t&>();
+  members.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) members.emplace_back(key(i), value(i));
+  return object.dump(4, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
+}
+
+template <class Value>
+std::string by_question(const SquadExamples& examples, std::size_t decoded, const Value& value) {
+  if (decoded != examples.questions.size()) throw std::logic_error("predictions: one a question");
+  return object_text(
+      decoded, [&](std::size_t i) { return examples.questions[i].id; }, value);
+}
+
+/// Calls take(question, value) for the members of the object that are questions' ids; others are passed over, as the
+/// official scripts do. Returns which questions it had.
+template <class Take>
+std::vector<bool> read_by_question(std::string_view text, const std::string& name, const SquadExamples& examples,
+                                   const Take& take) {
+  std::unordered_map<std::string_view, std::size_t> questions;
+  for (std::size_t i = 0; i < examples.questions.size(); ++i) questions.emplace(examples.questions[i].id, i);
+  std::vector<bool> found(examples.questions.size());
+  at_place([&] { return name; },
+           [&] {
+             simdjson::dom::parser parser;
+             simdjson::dom::object members;
+             if (parse_json(parser, text).get(members) != simdjson::SUCCESS)
+               throw ConfigError(rule_got_fix("the file must be an object of question ids.", "another value"));
+             for (const auto field : members)
+               if (const auto question = questions.find(field.key); question != questions.end()) {
+                 take(question->second, field.value, field.key);
+                 found[question->second] = true;
+               }
+           });
+  return found;
+}
+
+[[noreturn]] void fail_missing(const std::string& name, const SquadQuestion& question) {
+  throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question.id));
+}
+
+}  // namespace
+
+std::string squad_predictions(const SquadExamples& examples, std::span<const DecodedAnswer> decoded) {
+  return by_question(examples, decoded.size(), [&](std::size_t i) { return Json(decoded[i].answer); });
+}
+
+std::string squad_n_best(const SquadExamples& examples, std::span<const DecodedAnswer> decoded) {
+  return by_question(examples, decoded.size(), [&](std::size_t i) {
+    Json list = Json::array();
+    for (const SpanCandidate& candidate : decoded[i].n_best)
+      list.push_back({{"text", candidate.text},
+                      {"probability", candidate.probability},
+                      {"start_logit", candidate.start_logit},
+                      {"end_logit", candidate.end_logit}});
+    return list;
+  });
+}
+
+std::string squad_null_odds(const SquadExamples& examples, std::span<const DecodedAnswer> decoded) {
+  return by_question(examples, decoded.size(), [&](std::size_t i) { return Json(decoded[i].null_odds); });
+}
+
+std::vector<std::string> parse_squad_predictions(std::string_view text, const std::string& name,
+                                                 const SquadExamples& examples, std::int64_t& missing) {
+  std::vector<std::string> answers(examples.questions.size());
+  const auto found = read_by_question(text, name, examples, [&](std::size_t i, const JsonValue& value, auto key) {
+    answers[i] = value_as<std::string_view>(value, key);
+  });
+  missing = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i]) continue;
+    if (examples.version == SquadVersion::V2) fail_missing(name, examples.questions[i]);
+    ++missing;
+  }
+  return answers;
+}
+
+std::vector<double> parse_squad_null_odds(std::string_view text, const std::string& name,
+                                          const SquadExamples& examples) {
+  std::vector<double> odds(examples.questions.size());
+  const auto found = read_by_question(text, name, examples, [&](std::size_t i, const JsonValue& value, auto key) {
+    if (value.get(odds[i]) != simdjson::SUCCESS)
+      throw ConfigError(rule_got_fix(concat("\"", key, "\" must be a number."), "another value"));
+  });
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (!found[i]) fail_missing(name, examples.questions[i]);
+  return odds;
+}
+
+std::string glue_predictions(const PairExamples& examples, GlueTask task, std::span<const std::int32_t> classes) {
+  if (classes.size() != examples.examples.size()) throw std::logic_error("predictions: one an example");
+  std::string table = "index\tprediction\n";
+  for (std::size_t i = 0; i < classes.size(); ++i)
+    table += concat(examples.examples[i].id, '\t', glue_labels(task).at(static_cast<std::size_t>(classes[i])), '\n');
+  return table;
+}
+
+std::string race_predictions(const RaceExamples& examples, std::span<const std::int32_t> options) {
+  if (options.size() != examples.questions.size()) throw std::logic_error("predictions: one a question");
+  return object_text(
+      options.size(), [&](std::size_t i) { return examples.questions[i].id; },
+      [&](std::size_t i) { return Json(std::string(1, static_cast<char>('A' + options[i]))); });
+}
+
+}  // namespace megatron::tasks
