@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/base64.h"
+#include "megatron/text/charsmap.h"
 #include "megatron/text/normal_forms.h"
 #include "megatron/text/pretokenize.h"
 #include "megatron/text/regex.h"
@@ -249,6 +250,30 @@ TEST(TiktokenFile, RefusesWhatNobodyPublished) {
   refuse("IQ== 0\nIg= 1\n", "byte 7: a line must be");
   refuse("IQ== 4000000000\n", "about the number of its line");
   refuse(("IQ== 3000\n" + std::string(4000, '\r')).c_str(), "about the number of its line");
+}
+
+TEST(TiktokenFile, RefusesMoreWaysToJoinThanAVocabularyHas) {
+  std::string file;
+  int rank = 0;
+  for (std::size_t size = 1; rank < 50256; ++size)  // a…ab…b: each is a join of any two parts
+    for (std::size_t as = 0; as <= size && rank < 50256; ++as)
+      file += concat(to_base64(std::string(as, 'a') + std::string(size - as, 'b')), " ", rank++, "\n");
+  EXPECT_THAT([&] { parse_tiktoken(file, "f", "f"); },
+              ThrowsMessage<ConfigError>(HasSubstr("f: the ways to join two tokens to a third must be at most")));
+}
+
+TEST(Charsmap, ATrieThatRunsInACircleEndsAKey) {
+  std::vector<std::uint32_t> trie(512);
+  trie[0] = 256 << 10;
+  trie[256 ^ 'a'] = 'a' << 10 | 0x100 | 'a';  // leads back to where it stands, and ends a key there
+  std::string blob(4 + 4 * trie.size(), '\0');
+  const auto size = static_cast<std::uint32_t>(4 * trie.size());
+  std::memcpy(blob.data(), &size, 4);
+  std::memcpy(blob.data() + 4, trie.data(), size);
+  const Charsmap map(blob + std::string("x\0", 2), "f");
+  EXPECT_EQ(map.shortest("aaa").size, 1u);
+  EXPECT_EQ(map.longest("aaab").size, 3u);
+  EXPECT_EQ(map.longest(std::string(10000, 'a')).size, Charsmap::kLongestKey);
 }
 
 TEST(Base64, ReadsWhatItWrites) {

@@ -15,6 +15,10 @@ class Charsmap {
   /// Throws ConfigError, beginning with `where`, where `blob` is not one. An empty one replaces nothing.
   Charsmap(std::string_view blob, const std::string& where);
 
+  /// Bytes of the longest key that is looked for; those of published maps have a tenth of it. In a damaged trie a key
+  /// may have no end, and each byte of a text may begin one.
+  static constexpr std::size_t kLongestKey = 256;
+
   bool empty() const { return trie_.empty(); }
 
   struct Match {

@@ -120,20 +120,31 @@ bool parse_line(std::string_view line, std::string& token, std::uint32_t& rank) 
   return error == std::errc() && after == end;
 }
 
-/// Every way to join two tokens to a third, the tokens in the order of their ranks.
-void add_merges(Vocabulary& vocabulary) {
+/// Every way to join two tokens to a third, the tokens in the order of their ranks. Throws ConfigError where there are
+/// more than any published vocabulary has by far: a file can have as many as the square of its tokens.
+void add_merges(Vocabulary& vocabulary, const std::string& name) {
+  constexpr std::size_t kMostJoins = 64;                     // a token; published vocabularies have 3 to 6
+  constexpr std::size_t kMostHashed = std::size_t{1} << 31;  // bytes, 100 times those of 200,000 tokens
   const auto& tokens = vocabulary.tokens;
   std::unordered_map<std::string_view, std::int32_t> ids;
   ids.reserve(tokens.size());
   for (std::size_t id = 0; id < tokens.size(); ++id)
     if (!tokens[id].empty()) ids.emplace(tokens[id], static_cast<std::int32_t>(id));
-  for (const std::string_view token : tokens)
+  const auto check = [&](const char* rule, std::size_t got, std::size_t most) {
+    if (got > most) throw ConfigError(rule_got_fix(concat(name, ": ", rule, " at most ", most), "more"));
+  };
+  std::size_t hashed = 0;
+  for (const std::string_view token : tokens) {
+    hashed += token.size() * token.size();
+    check("the squares of the tokens' bytes must sum up to", hashed, kMostHashed);
+    check("the ways to join two tokens to a third must be", vocabulary.merges.size(), kMostJoins * tokens.size());
     for (std::size_t cut = 1; cut < token.size(); ++cut) {
       const auto left = ids.find(token.substr(0, cut));
       if (left == ids.end()) continue;
       const auto right = ids.find(token.substr(cut));
       if (right != ids.end()) vocabulary.merges.emplace_back(left->second, right->second);
     }
+  }
 }
 
 }  // namespace
@@ -177,7 +188,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
                                           ": a file of ranks must be r50k_base, p50k_base, cl100k_base, o200k_base, "
                                           "Llama 3's, Llama 4's or Qwen's, which are known by the number of ranks"),
                                    concat(ranks, " ranks")));
-  add_merges(vocabulary);
+  add_merges(vocabulary, name);
   for (auto& [content, id] : specials) {
     if (tokens.size() <= static_cast<std::size_t>(id)) tokens.resize(static_cast<std::size_t>(id) + 1);
     if (!tokens[static_cast<std::size_t>(id)].empty())
