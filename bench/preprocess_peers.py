@@ -8,8 +8,8 @@ json.loads and encode it, while the parent writes with Megatron-Core's IndexedDa
 It reads the text unpacked, as it cannot read .zst; ours unpacks it too. The tokenizer is GPT-2's through `tokenizers`
 (as --tokenizer-type HuggingFaceTokenizer) and through `tiktoken`. Each peer takes a part of the text, cut at lines,
 that keeps the whole within minutes, and the files of both must be equal; the speed of ours is that of all of the text,
-four times over. Times are of whole processes, from their start. Needs megatron-core, numpy, torch, tokenizers, tiktoken and
-zstandard from PyPI. Prints a table and one JSON object.
+four times over. Times are of whole processes, from their start. Needs megatron-core, numpy, torch, tokenizers,
+tiktoken and zstandard from PyPI. Prints a table and one JSON object.
 """
 import filecmp
 import importlib
