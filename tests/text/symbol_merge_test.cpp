@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/text/tokenizer.h"
+#include "megatron/text/vocabulary.h"
+
 namespace megatron::text {
 namespace {
 
@@ -96,6 +99,16 @@ TEST(SymbolMerge, OfManyEqualPairsWithLowerRanksBehindThemStaysFast) {
   });
   ASSERT_EQ(symbols.size(), 100000u);
   for (const Symbol& symbol : symbols) ASSERT_EQ(symbol.id, 4);
+}
+
+TEST(SymbolMerge, OfBytesStaysFastToo) {
+  Vocabulary vocabulary;
+  vocabulary.tokens = {"a", "b", "c", "ab", "abc"};
+  vocabulary.merges = {{3, 2}, {0, 1}};
+  const Tokenizer tokenizer(std::move(vocabulary));
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += "abc";
+  EXPECT_EQ(tokenizer.encode(text), Ids(100000, 4));
 }
 
 }  // namespace

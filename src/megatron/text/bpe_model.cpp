@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -127,45 +126,6 @@ void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::v
   out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
 }
 
-void PairBuckets::reset(std::size_t ranks) {
-  if (first_.size() != ranks || !waiting_.empty()) first_.assign(ranks, kNone);  // else the last piece left it empty
-  waiting_.clear();
-  nodes_.clear();
-  free_ = kNone;
-}
-
-void PairBuckets::add(std::uint32_t rank, std::uint32_t place) {
-  if (first_[rank] == kNone) {
-    waiting_.push_back(rank);
-    std::push_heap(waiting_.begin(), waiting_.end(), std::greater<>());
-  }
-  std::uint32_t node = free_;
-  if (node == kNone) {
-    node = static_cast<std::uint32_t>(nodes_.size());
-    nodes_.emplace_back();
-  } else {
-    free_ = nodes_[node].next;
-  }
-  nodes_[node] = {place, first_[rank]};
-  first_[rank] = node;
-}
-
-bool PairBuckets::take(std::uint32_t& rank, std::vector<std::uint32_t>& places) {
-  places.clear();
-  if (waiting_.empty()) return false;
-  std::pop_heap(waiting_.begin(), waiting_.end(), std::greater<>());
-  rank = waiting_.back();
-  waiting_.pop_back();
-  for (std::uint32_t node = std::exchange(first_[rank], kNone); node != kNone;) {
-    places.push_back(nodes_[node].place);
-    const std::uint32_t after = std::exchange(nodes_[node].next, free_);
-    free_ = std::exchange(node, after);
-  }
-  std::reverse(places.begin(), places.end());
-  if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
-  return true;
-}
-
 void BpeModel::merge_short(MergeScratch& scratch) const {
   std::int32_t* ids = scratch.ids.data();
   std::uint32_t* ranks = scratch.ranks.data();
@@ -190,7 +150,7 @@ void BpeModel::merge_long(MergeScratch& scratch) const {
   const auto n = static_cast<std::uint32_t>(scratch.ids.size());
   std::vector<std::int32_t>& ids = scratch.ids;
   std::vector<std::uint32_t>&ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
-  PairBuckets& pairs = scratch.pairs;
+  PairQueue& pairs = scratch.pairs;
   previous.resize(n);
   next.resize(n);
   pairs.reset(merged_.size());
@@ -199,32 +159,20 @@ void BpeModel::merge_long(MergeScratch& scratch) const {
     next[i] = i + 1;      // of the last: n, "none"
     if (ranks[i] != kNoRank) pairs.add(ranks[i], i);
   }
-  std::uint32_t lowest = kNoRank;  // of the pairs that this round made
   const auto rank_pair = [&](std::uint32_t i) {
     ranks[i] = next[i] < n ? rank_of(ids[i], ids[next[i]]) : kNoRank;
-    if (ranks[i] == kNoRank) return;
-    pairs.add(ranks[i], i);
-    lowest = std::min(lowest, ranks[i]);
+    if (ranks[i] != kNoRank) pairs.add(ranks[i], i);
   };
-  std::vector<std::uint32_t>& places = scratch.places;
-  for (std::uint32_t rank = 0; pairs.take(rank, places);) {
-    lowest = kNoRank;
-    for (std::size_t k = 0; k < places.size(); ++k) {
-      const std::uint32_t i = places[k];
-      if (ranks[i] != rank) continue;
-      if (lowest < rank) {  // as where a token has several ways to be made: that pair goes first
-        for (; k < places.size(); ++k) pairs.add(rank, places[k]);
-        break;
-      }
-      const std::uint32_t gone = next[i];
-      ids[i] = merged_[rank];
-      ids[gone] = -1;
-      ranks[gone] = kNoRank;
-      next[i] = next[gone];
-      if (next[i] < n) previous[next[i]] = i;
-      if (previous[i] != kNoRank) rank_pair(previous[i]);
-      rank_pair(i);
-    }
+  for (std::uint32_t rank = 0, i = 0; pairs.take(rank, i);) {
+    if (ranks[i] != rank) continue;
+    const std::uint32_t gone = next[i];
+    ids[i] = merged_[rank];
+    ids[gone] = -1;
+    ranks[gone] = kNoRank;
+    next[i] = next[gone];
+    if (next[i] < n) previous[next[i]] = i;
+    if (previous[i] != kNoRank) rank_pair(previous[i]);
+    rank_pair(i);
   }
   ids.erase(std::remove(ids.begin(), ids.end(), -1), ids.end());
 }

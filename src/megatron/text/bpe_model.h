@@ -7,39 +7,18 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/text/pair_queue.h"
 #include "megatron/text/piece_key.h"
 #include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
-
-/// Places of the pairs of a long piece by the rank of their merge. The work of a pair does not grow with the piece, as
-/// that of a heap of pairs does, and memory is read nearly in order.
-class PairBuckets {
- public:
-  /// Empties it, for ranks below `ranks`.
-  void reset(std::size_t ranks);
-  void add(std::uint32_t rank, std::uint32_t place);
-  /// The lowest rank that has places, with all of them, from left to right. False where none has.
-  bool take(std::uint32_t& rank, std::vector<std::uint32_t>& places);
-
- private:
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  struct Node {
-    std::uint32_t place, next;
-  };
-  std::vector<std::uint32_t> first_;    // per rank: its chain of nodes, latest first
-  std::vector<std::uint32_t> waiting_;  // heap of the ranks that have one
-  std::vector<Node> nodes_;
-  std::uint32_t free_ = kNone;  // chain of nodes that are free
-};
 
 /// Buffers of BpeModel::merge_piece; one a thread.
 struct MergeScratch {
   std::vector<std::int32_t> ids;
   std::vector<std::uint32_t> ranks;  // of the pair that begins at each symbol
   std::vector<std::uint32_t> previous, next;
-  PairBuckets pairs;
-  std::vector<std::uint32_t> places;
+  PairQueue pairs;
   std::string known;  // a piece without the bytes that are no tokens
 };
 
@@ -61,7 +40,7 @@ class BpeModel : public TokenizerModel {
   void encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
   /// Appends the tokens that merging makes of a piece: always the most important merge next, the leftmost of equals.
-  /// The work for a piece of n bytes grows as n does, but for sorting places that came out of order.
+  /// The work for a piece of n bytes grows as n does, but for places that come out of order (pair_queue.h).
   void merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
  private:

@@ -111,6 +111,7 @@ std::int32_t SentencePieceModel::usable(std::string_view piece) const {
 void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const {
   constexpr float kPenalty = 10;
   const float unknown_score = lowest_ - kPenalty;
+  check_mergeable(text);
   best.assign(text.size() + 1, {});
   for (std::size_t at = 0, size = 0; at < text.size(); at += size) {
     size = std::min(character_size(text, at), text.size() - at);
@@ -118,7 +119,8 @@ void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best,
     bool is_token = false;
     const auto reach = [&](std::size_t place, std::int32_t id, double score) {
       Node& node = best[place];
-      if (node.id < 0 || score > static_cast<double>(node.score)) node = {static_cast<float>(score), id, at};
+      if (node.id < 0 || score > static_cast<double>(node.score))
+        node = {static_cast<float>(score), id, static_cast<std::uint32_t>(at)};
     };
     trie_.for_each_prefix(text.substr(at), [&](std::size_t length, std::int32_t id) {
       const double score = type(id) == Type::UserDefined
@@ -129,7 +131,8 @@ void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best,
     });
     if (!is_token) reach(at + size, unknown_, static_cast<double>(unknown_score + so_far));
   }
-  for (std::size_t at = text.size(); at > 0; at = best[at].begin) parts.push_back({best[at].begin, at, best[at].id});
+  for (auto at = static_cast<std::uint32_t>(text.size()); at > 0; at = best[at].begin)
+    parts.push_back({best[at].begin, at, best[at].id});
   std::reverse(parts.begin(), parts.end());
 }
 
@@ -137,6 +140,7 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
                                std::vector<Part>& parts) const {
   check_mergeable(text);
   symbols.clear();
+  symbols.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
     const auto [user_size, user_id] = user_symbols_.longest(text.substr(at));
     const std::size_t end = at + (user_size > 0 ? user_size : character_size(text, at));
@@ -144,7 +148,7 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
         {.begin = static_cast<std::uint32_t>(at), .end = static_cast<std::uint32_t>(end), .frozen = user_size > 0});
     at = end;
   }
-  std::unordered_map<std::int32_t, std::size_t> unused;  // bytes of the left half that such a piece was made of
+  std::unordered_map<std::int32_t, std::uint32_t> unused;  // bytes of the left half that such a piece was made of
   struct Known {
     std::string_view piece;
     std::int32_t id = -1;
@@ -159,20 +163,25 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     if (type(id) == Type::Unused) unused[id] = left.end - left.begin;
     return {ranks_[static_cast<std::size_t>(id)], id};
   });
+  parts.reserve(symbols.size());
   std::vector<Part> open;  // what may have to be cut again, the first last
-  for (std::size_t i = symbols.size(); i-- > 0;) open.push_back({symbols[i].begin, symbols[i].end, 0});
-  while (!open.empty()) {
-    Part part = open.back();
-    open.pop_back();
-    const auto found = token_ids().find(text.substr(part.begin, part.end - part.begin));
-    part.id = found == token_ids().end() ? unknown_ : found->second;
-    const auto halves = type(part.id) == Type::Unused ? unused.find(part.id) : unused.end();
-    if (halves == unused.end()) {
-      parts.push_back(part);
-      continue;
+  for (const Symbol& symbol : symbols) {
+    open.push_back({symbol.begin, symbol.end, symbol.id});
+    while (!open.empty()) {
+      Part part = open.back();
+      open.pop_back();
+      if (part.id < 0) {  // one that nothing was merged to
+        const auto found = token_ids().find(text.substr(part.begin, part.end - part.begin));
+        part.id = found == token_ids().end() ? unknown_ : found->second;
+      }
+      const auto halves = type(part.id) == Type::Unused ? unused.find(part.id) : unused.end();
+      if (halves == unused.end()) {
+        parts.push_back(part);
+        continue;
+      }
+      open.push_back({part.begin + halves->second, part.end});
+      open.push_back({part.begin, part.begin + halves->second});
     }
-    open.push_back({part.begin + halves->second, part.end, 0});
-    open.push_back({part.begin, part.begin + halves->second, 0});
   }
 }
 

@@ -19,16 +19,16 @@ class SentencePieceModel : public TokenizerModel {
 
   /// A part of a text and its token: bytes [begin, end).
   struct Part {
-    std::size_t begin = 0, end = 0;
-    std::int32_t id = 0;
+    std::uint32_t begin = 0, end = 0;
+    std::int32_t id = -1;
   };
   /// The best way to a place of a text: its sum, and the last token with where it begins.
   struct Node {
     float score = 0;
     std::int32_t id = -1;
-    std::size_t begin = 0;
+    std::uint32_t begin = 0;
   };
-  /// `best` is room to work in, which keeps its capacity: 16 bytes for each byte of `text`.
+  /// `best` is room to work in, which keeps its capacity: 12 bytes for each byte of `text`.
   void unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const;
   void merge(std::string_view text, std::vector<Symbol>& symbols, PairQueue& queue, std::vector<Part>& parts) const;
   /// Appends the ids of parts, unknown ones as bytes or together.
