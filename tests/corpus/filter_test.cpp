@@ -144,6 +144,33 @@ TEST_F(FilterTest, DropsPagesOfBlockedSites) {
   EXPECT_EQ(filter(wanted).kept, 8);
 }
 
+TEST_F(FilterTest, CountsTheDocumentsThatNoBlocklistCanBlock) {
+  const std::string lines = "{\"text\": \"a b c\", \"url\": \"x.example\"}\n" + json_line("d e f") + "bad\n";
+  FilterOptions wanted = options(lines);
+  wanted.skip_bad_lines = true;
+  EXPECT_EQ(filter(wanted).without_url, 0);
+  write_bytes(folder_ / "domains", "other.example\n");
+  wanted.block_domains = {folder_ / "domains"};
+  EXPECT_EQ(filter(wanted).without_url, 1);
+  wanted.url_key = "link";
+  EXPECT_EQ(filter(wanted).without_url, 2);
+  wanted.text.format = data::TextFormat::Lines;
+  EXPECT_THAT(error_of([&] { filter(wanted); }), HasSubstr("documents with URLs"));
+}
+
+TEST_F(FilterTest, TakesATextThatTheTokenizerRefusesForABadLine) {
+  // No character of the second text has a token, nor is there one for what is not known.
+  write_bytes(folder_ / "tokenizer.json", R"({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"},)"
+                                          R"("pre_tokenizer": {"type": "WhitespaceSplit"}})");
+  const text::Tokenizer tokenizer = text::Tokenizer::load(folder_ / "tokenizer.json");
+  FilterOptions wanted = options(json_line("a a a") + json_line("a b a"));
+  wanted.tokenizer = &tokenizer;
+  EXPECT_THAT(error_of([&] { filter(wanted); }), HasSubstr("in.jsonl, line 2, byte 18: "));
+  wanted.skip_bad_lines = true;
+  EXPECT_EQ(filter(wanted).kept, 1);
+  EXPECT_THAT(reasons(), ElementsAre("bad_line"));
+}
+
 TEST(Blocklists, NormalizeUrls) {
   const auto parts = [](const std::string& url) {
     const UrlParts result = url_parts(url);

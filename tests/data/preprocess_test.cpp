@@ -201,6 +201,48 @@ TEST_F(PreprocessTest, PassesOverBadLinesAndCountsThem) {
   EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin"), std::string("a\0\0\1b\0\0\1", 8));
 }
 
+TEST_F(PreprocessTest, TakesATextThatTheTokenizerRefusesForABadLineOfAllKeys) {
+  TextEncoder encoder = byte_encoder();
+  encoder.make = [make = encoder.make] {
+    return [bytes = make()](std::string_view text, std::vector<std::int32_t>& ids) {
+      const std::int64_t replaced = bytes(text, ids) + 1;
+      if (text.ends_with('?')) throw ConfigError("no token for ?");
+      return replaced;
+    };
+  };
+  const std::string good = R"({"a": ["n", "o"], "b": "p"})"
+                           "\n";
+  PreprocessOptions wanted = options(good +
+                                     R"({"a": "ok", "b": ["x", "y?"]})"
+                                     "\n" +
+                                     good +
+                                     R"({"a": "?", "b": "z"})"
+                                     "\n");
+  wanted.json_keys = {"a", "b"};
+  EXPECT_THAT(error_of(wanted, encoder), HasSubstr("in.jsonl, line 2, byte 28: no token for ?"));
+  wanted.on_error = OnError::Skip;
+  std::vector<std::string> reasons;
+  wanted.on_bad_line = [&](const std::string& reason) { reasons.push_back(reason); };
+  const auto result = preprocess(wanted, encoder);
+  EXPECT_EQ(result.bad_lines, 2);
+  ASSERT_EQ(reasons.size(), 2);
+  EXPECT_THAT(reasons[1], HasSubstr("line 4, byte"));
+  EXPECT_EQ(result.text_bytes, 6);
+  EXPECT_EQ(result.replaced_bytes, 6);
+  EXPECT_EQ(result.pairs[0].documents, 2);
+  EXPECT_EQ(result.pairs[0].sequences, 4);
+  EXPECT_EQ(result.pairs[1].documents, 2);
+  EXPECT_EQ(read_bytes(folder_ / "out_a_document.bin"), std::string("n\0o\0\0\1n\0o\0\0\1", 12));
+  EXPECT_EQ(read_bytes(folder_ / "out_b_document.bin"), std::string("p\0\0\1p\0\0\1", 8));
+}
+
+TEST_F(PreprocessTest, RefusesToReplaceItsInput) {
+  PreprocessOptions wanted = options("{\"text\": \"a\"}\n");
+  std::filesystem::rename(folder_ / "in.jsonl", folder_ / "out_text_document.idx");
+  wanted.text.inputs = {folder_ / "out_text_document.idx"};
+  EXPECT_THAT(error_of(wanted), HasSubstr("one of the inputs"));
+}
+
 TEST_F(PreprocessTest, KeepsBytesThatAreNotUtf8AndCountsTheirDocuments) {
   PreprocessOptions wanted = options("\xC3\xA4\n\xFF\n\xC3\nplain\n");
   wanted.text.format = TextFormat::Lines;

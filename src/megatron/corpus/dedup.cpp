@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/outputs.h"
 #include "megatron/corpus/band_index.h"
 #include "megatron/corpus/clusters.h"
 #include "megatron/corpus/output_file.h"
@@ -261,6 +262,7 @@ DedupResult deduplicate(const DedupOptions& options, const OnDedupProgress& prog
         rule_got_fix("a threshold of similarity must be above 0 and at most 1.", concat(options.threshold)));
   Shingler{options.shingles};  // checks its options
   check_has_records(options.text);
+  check_outputs({options.output, options.report}, options.text.inputs);
   data::BlockReader{options.text};  // checks that the inputs are there
   for (const std::string& input : options.text.inputs)
     if (input == "-")

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "megatron/base/error.h"
+#include "megatron/base/outputs.h"
 #include "megatron/corpus/blocklist.h"
 #include "megatron/corpus/language.h"
 #include "megatron/corpus/output_file.h"
@@ -18,6 +19,13 @@ struct Filtered {
   std::string kept, rejected;
   FilterResult counts;
 };
+
+std::vector<std::string> inputs_of(const FilterOptions& options) {
+  std::vector<std::string> inputs = options.text.inputs;
+  for (const auto& lists : {options.block_domains, options.block_urls})
+    inputs.insert(inputs.end(), lists.begin(), lists.end());
+  return inputs;
+}
 
 /// What all threads look things up in.
 struct Rules {
@@ -43,8 +51,10 @@ class Judge {
     result.counts = {};
     for (std::size_t i = 0; i < block.text.records.size(); ++i) {
       std::size_t text_bytes = 0;
-      const std::optional<Reason> reason = judge(block.text, i, text_bytes);
+      bool has_url = false;
+      const std::optional<Reason> reason = judge(block.text, i, text_bytes, has_url);
       ++result.counts.documents;
+      if (!has_url && reason != Reason::BadLine && !rules_.blocklist.empty()) ++result.counts.without_url;
       result.counts.text_bytes += static_cast<std::int64_t>(text_bytes);
       if (reason) {
         ++result.counts.rejected[static_cast<std::size_t>(*reason)];
@@ -58,7 +68,8 @@ class Judge {
   }
 
  private:
-  std::optional<Reason> judge(const data::TextBlock& block, std::size_t record, std::size_t& text_bytes) {
+  std::optional<Reason> judge(const data::TextBlock& block, std::size_t record, std::size_t& text_bytes,
+                              bool& has_url) {
     std::string_view text;
     try {
       text = joined(parser_.parse(block, record), buffer_);
@@ -71,9 +82,15 @@ class Judge {
       const auto& at = block.records[record];
       const auto member = find_member(std::string_view(block.bytes).substr(at.begin, at.size), options_.url_key);
       const auto url = member ? string_value(member->value) : std::nullopt;
+      has_url = url.has_value();
       if (url && rules_.blocklist.blocks(*url)) return Reason::Url;
     }
-    if (options_.min_tokens > 0 && is_short(text)) return Reason::Short;
+    try {
+      if (options_.min_tokens > 0 && is_short(text)) return Reason::Short;
+    } catch (const ConfigError& error) {  // a text that the tokenizer refuses
+      if (!options_.skip_bad_lines) throw ConfigError(data::place_of(block, block.records[record]) + error.what());
+      return Reason::BadLine;
+    }
     if (!rules_.languages.passes(text)) return Reason::Language;
     return std::nullopt;
   }
@@ -134,6 +151,11 @@ FilterResult filter(const FilterOptions& options, const OnProgress& progress) {
   if (options.min_tokens < 0)
     throw ConfigError(rule_got_fix("the least number of tokens must be 0 or more.", concat(options.min_tokens)));
   check_has_records(options.text);
+  if (!(options.block_domains.empty() && options.block_urls.empty()) && options.text.format != data::TextFormat::Auto &&
+      options.text.format != data::TextFormat::Jsonl)
+    throw ConfigError(rule_got_fix("blocklists need documents with URLs, which are JSON lines.",
+                                   "a format of plain text", "filter JSON lines, or leave the blocklists away"));
+  check_outputs({options.output, options.rejected}, inputs_of(options));
   const Rules rules(options);
   data::BlockReader reader(options.text);
   std::unique_ptr<OutputFile> output, rejected;
@@ -146,6 +168,7 @@ FilterResult filter(const FilterOptions& options, const OnProgress& progress) {
     if (rejected) rejected->write(result.rejected);
     total.documents += result.counts.documents;
     total.kept += result.counts.kept;
+    total.without_url += result.counts.without_url;
     total.text_bytes += result.counts.text_bytes;
     total.kept_text_bytes += result.counts.kept_text_bytes;
     for (std::size_t i = 0; i < kReasons; ++i) total.rejected[i] += result.counts.rejected[i];

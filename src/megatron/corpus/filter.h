@@ -26,7 +26,8 @@ struct FilterOptions {
   std::vector<std::string> languages = {};     ///< see LanguageFilter; none: all
   std::string url_key = "url";                 ///< member of a JSON line; a document without one has no URL
   std::vector<std::string> block_domains = {}, block_urls = {};  ///< files, see Blocklist
-  bool skip_bad_lines = false;  ///< a line that cannot be read is a reason to drop it instead of an error
+  bool skip_bad_lines =
+      false;  ///< a line that cannot be read, or that the tokenizer refuses, is a reason to drop it instead of an error
   int workers = 1;
 };
 
@@ -35,6 +36,7 @@ struct FilterResult {
   std::array<std::int64_t, kReasons> rejected{};  ///< by reason
   std::int64_t text_bytes = 0, kept_text_bytes = 0;
   std::int64_t output_bytes = 0;
+  std::int64_t without_url = 0;  ///< with blocklists: documents that none can block, for they have no URL
 };
 
 /// One pass over the inputs, which may be standard input. The result does not depend on `workers`. A rejected JSON line

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/base/outputs.h"
 #include "megatron/corpus/ngram_table.h"
 #include "megatron/corpus/output_file.h"
 #include "megatron/corpus/records.h"
@@ -279,6 +280,9 @@ OverlapResult overlap(const OverlapOptions& options, const OnProgress& progress)
       if (input == "-")
         throw ConfigError(rule_got_fix("cutting reads the training text twice.", "standard input", "name files"));
   }
+  std::vector<std::string> inputs = options.training.inputs;
+  inputs.insert(inputs.end(), options.test.inputs.begin(), options.test.inputs.end());
+  check_outputs({options.report, options.output}, inputs);
   data::BlockReader{options.training};  // checks that the inputs are there
   return Overlap(options, progress).run();
 }

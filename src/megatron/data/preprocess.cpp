@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "megatron/base/error.h"
+#include "megatron/base/outputs.h"
 #include "megatron/data/indexed_dataset.h"
 #include "megatron/data/preprocess_parts.h"
 #include "megatron/data/sentences.h"
@@ -150,7 +151,8 @@ class BlockEncoder {
         parser_(options.json_keys),
         encode_(encoder.make()),
         splitter_(splitter),
-        tokens_(options.json_keys.size()) {}
+        tokens_(options.json_keys.size()),
+        ends_(options.json_keys.size()) {}
 
   void run(Job& job) {
     if (!job.block.is_json) check_keys(options_, job.block.file + " is text");
@@ -158,13 +160,11 @@ class BlockEncoder {
     for (std::size_t i = 0; i < job.block.records.size(); ++i) {
       try {
         parser_.parse(job.block, i);
+        encode_record(job, i);
       } catch (const ConfigError& error) {
         if (options_.on_error == OnError::Stop) throw;
         job.bad.add(error.what());
-        continue;
       }
-      job.not_utf8 += parser_.value(0).is_utf8 ? 0 : 1;
-      for (std::size_t key = 0; key < tokens_.size(); ++key) encode(job, key);
     }
     for (std::size_t key = 0; key < tokens_.size(); ++key) {
       narrow_tokens(dtype_, tokens_[key], job.keys[key].bytes);
@@ -175,6 +175,32 @@ class BlockEncoder {
   }
 
  private:
+  /// Where a key's vectors end.
+  struct Ends {
+    std::size_t tokens, sequences, documents;
+  };
+
+  /// Adds a document to each key, or to none: then it throws the tokenizer's ConfigError with the record's place.
+  void encode_record(Job& job, std::size_t record) {
+    const std::int64_t text_bytes = job.text_bytes, replaced_bytes = job.replaced_bytes;
+    for (std::size_t key = 0; key < tokens_.size(); ++key)
+      ends_[key] = {tokens_[key].size(), job.keys[key].sequence_lengths.size(),
+                    job.keys[key].document_sequences.size()};
+    try {
+      for (std::size_t key = 0; key < tokens_.size(); ++key) encode(job, key);
+    } catch (const ConfigError& error) {
+      for (std::size_t key = 0; key < tokens_.size(); ++key) {
+        tokens_[key].resize(ends_[key].tokens);
+        job.keys[key].sequence_lengths.resize(ends_[key].sequences);
+        job.keys[key].document_sequences.resize(ends_[key].documents);
+      }
+      job.text_bytes = text_bytes;
+      job.replaced_bytes = replaced_bytes;
+      throw ConfigError(place_of(job.block, job.block.records[record]) + error.what());
+    }
+    job.not_utf8 += parser_.value(0).is_utf8 ? 0 : 1;
+  }
+
   void encode(Job& job, std::size_t key) {
     Job::Tokens& out = job.keys[key];
     std::vector<std::int32_t>& tokens = tokens_[key];
@@ -208,6 +234,7 @@ class BlockEncoder {
   TextEncoder::Encode encode_;
   const SentenceSplitter* splitter_;               // null: texts stay whole
   std::vector<std::vector<std::int32_t>> tokens_;  // of each key
+  std::vector<Ends> ends_;                         // of each key, before the record at hand
   std::vector<std::string_view> sentences_;
 };
 
@@ -356,6 +383,9 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
   BlockReader reader(options.text);
   // Inputs of a known size are files, which can be read again.
   const PreprocessParts::Options where = parts_options(options, encoder, reader.total_bytes().has_value());
+  std::vector<std::string> outputs;
+  for (const std::string& prefix : where.prefixes) outputs.insert(outputs.end(), {prefix + ".bin", prefix + ".idx"});
+  check_outputs(outputs, options.text.inputs);
   PreprocessParts parts(where, identity_of(options, encoder));
   PreprocessResult result;
   result.kept_bytes = parts.state().text_bytes;

@@ -12,7 +12,8 @@ namespace megatron::data {
 
 /// What preprocessing needs of a tokenizer.
 struct TextEncoder {
-  /// Appends the ids of a text; gives how many of its bytes were no UTF-8 and have been replaced.
+  /// Appends the ids of a text; gives how many of its bytes were no UTF-8 and have been replaced. Throws ConfigError
+  /// for a text that the tokenizer refuses, after which it takes others.
   using Encode = std::function<std::int64_t(std::string_view text, std::vector<std::int32_t>& ids)>;
   std::function<Encode()> make;  ///< called once in each worker thread
   std::int64_t vocab_size = 0;
@@ -66,8 +67,9 @@ using PreprocessProgress = std::function<void(std::int64_t, std::int64_t, std::i
 /// One thread reads and decompresses, `workers` parse and tokenize, the caller writes in the order of the input. The
 /// text under way is bounded, so memory does not grow with the input. The result is the same for any number of workers.
 ///
-/// A bad line is one that DocumentParser refuses. With OnError::Stop the first ends the run; with Skip they are counted
-/// and passed over, none of their keys adding a document. Damage of a compressed file ends the run either way.
+/// A bad line is one that DocumentParser or the tokenizer refuses. With OnError::Stop the first ends the run; with Skip
+/// they are counted and passed over, none of their keys adding a document. Damage of a compressed file ends the run
+/// either way.
 ///
 /// Nothing stands under the final names before all of it is on disk. A run that is killed or fails goes on where it was
 /// when it is called again with the same inputs (names, sizes, times) and options; see preprocess_parts.h. Inputs that

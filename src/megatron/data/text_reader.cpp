@@ -23,11 +23,6 @@ std::string excerpt(std::string_view text) {
   return shown + (text.size() > 60 ? "…" : "");
 }
 
-/// "FILE, line 3, byte 41: "
-std::string place_of(const TextBlock& block, const TextBlock::Record& record) {
-  return concat(block.file, ", line ", record.line, ", byte ", record.offset, ": ");
-}
-
 TextFormat format_of_name(std::string_view name) {
   for (const std::string_view packed : {".gz", ".zst", ".xz"})
     if (name.ends_with(packed)) name.remove_suffix(packed.size());
@@ -214,6 +209,10 @@ bool BlockReader::read_more(TextBlock& block) {
   if (!dropping_ && is_too_long(block)) drop_record(block);
   if (dropping_) forget_record(block);
   return true;
+}
+
+std::string place_of(const TextBlock& block, const TextBlock::Record& record) {
+  return concat(block.file, ", line ", record.line, ", byte ", record.offset, ": ");
 }
 
 bool BlockReader::next(TextBlock& block) {

@@ -65,6 +65,9 @@ struct TextBlock {
   std::optional<TextPosition> end = {};  ///< where the next block begins; none inside a record that is too long
 };
 
+/// Where a record is, for messages: "FILE, line 3, byte 41: ".
+std::string place_of(const TextBlock& block, const TextBlock::Record& record);
+
 /// Cuts the inputs into blocks of whole records. One thread at a time.
 class BlockReader {
  public:
