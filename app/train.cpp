@@ -79,7 +79,10 @@ int train(const Args& args) {
       config.data.reset_position_ids || config.data.reset_attention_mask || config.data.eod_mask_loss;
   const std::int64_t eod = needs_eod ? tokenizer.eod_id() : -1;
   check_device(run, place);
-  train::check_inputs(run);
+  data::WaitMessage say;  // one of the processes that do the work speaks for all
+  if (!starts_processes(run, place) && (!place || place->rank == 0))
+    say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
+  train::check_inputs(run, say);
   std::optional<train::RunFolders> folders;  // held until the run ends
   if (!place || place->rank == 0) {
     folders.emplace(run.config);

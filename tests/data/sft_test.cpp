@@ -1,7 +1,10 @@
 #include "megatron/data/sft.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "megatron/data/part_dataset.h"
 #include "tests/data/byte_tokenizer.h"
@@ -126,6 +129,80 @@ TEST(Sft, NamesTheLineThatIsNoConversation) {
     }
   }
   EXPECT_THROW(build_chat_pair(folder / "none", tokenizer(), chat_template(), "", {}), ConfigError);
+}
+
+TEST(Sft, RefusesConversationsNestedSoDeepThatReadingThemTakesGigabytes) {
+  TemporaryFolder folder;
+  const std::string path = folder / "chats.jsonl";
+  const auto nested = [&](std::size_t depth) {
+    std::string deep = line("a", "b");
+    deep.insert(1, "\"tools\": " + std::string(depth, '[') + std::string(depth, ']') + ", ");
+    write_bytes(path, deep);
+    return build_chat_pair(path, tokenizer(), chat_template(), "", {});
+  };
+  EXPECT_EQ(IndexedDataset(nested(500)).size(), 1);
+  EXPECT_THROW(nested(5000), ConfigError);
+}
+
+/// What check_part() throws or says of conversations.
+std::string verdict(const std::string& chats, std::int64_t seq_length, bool packed = false) {
+  TemporaryFolder folder;
+  write_bytes(folder / "chats.jsonl", chats);
+  PartSpec spec = part_of(folder / "chats.jsonl", packed);
+  spec.index.seq_length = seq_length;
+  std::string said;
+  try {
+    check_part(
+        spec, [](const auto&) {}, [&](const std::string& text) { said += text; });
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return said;
+}
+
+TEST(Sft, RefusesConversationsOfWhichNothingIsLearned) {
+  const std::string asked = R"({"messages": [{"role": "user", "content": "hello"}]})"
+                            "\n";
+  EXPECT_THAT(verdict(asked + asked, 100), HasSubstr("2 conversations without one"));
+  // <|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n: the y is token 24 from 0.
+  EXPECT_THAT(verdict(line("hello", "yes"), 23), HasSubstr("none of 1 conversations has one there"));
+  EXPECT_EQ(verdict(line("hello", "yes"), 23, /*packed=*/true), "");
+  EXPECT_EQ(verdict(line("hello", "yes") + asked, 27), "");
+}
+
+TEST(Sft, SaysWhatShareOfTheLearnedTokensIsCutOff) {
+  EXPECT_THAT(verdict(line("hello", "yes"), 24), HasSubstr("75 % of the tokens to learn (3 of 4)"));
+  EXPECT_THAT(verdict(line("hello", "yes") + line("a", "b"), 26), HasSubstr("16.7 % of the tokens to learn (1 of 6)"));
+  EXPECT_EQ(verdict(line("hello", "yes") + line("a", "b"), 26, /*packed=*/true), "");
+  TemporaryFolder folder;
+  write_bytes(folder / "chats.jsonl", line("hello", "yes"));
+  PartSpec spec = part_of(folder / "chats.jsonl", false);
+  spec.index.seq_length = 24;
+  std::vector<float> mask(24);
+  open_part(spec, {})->get(0, {.loss_mask = mask});
+  EXPECT_EQ(std::ranges::count(mask, 1.0f), 1);
+}
+
+TEST(Sft, SaysForWhomTheCheckOfAPartWaits) {
+  TemporaryFolder folder;
+  write_bytes(folder / "chats.jsonl", line("a", "b"));
+  const PartSpec spec = part_of(folder / "chats.jsonl", false);
+  const std::string prefix =
+      build_chat_pair(folder / "chats.jsonl", tokenizer(), chat_template(), spec.cache_folder, {});
+  std::filesystem::remove(prefix + ".idx");
+  // Another process builds: the lock is held until the check has said so.
+  const int lock = ::open((prefix.substr(0, prefix.size() - 5) + "lock").c_str(), O_RDWR);
+  ASSERT_GE(lock, 0);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  std::string said;
+  check_part(
+      spec, [](const auto&) {},
+      [&](const std::string& text) {
+        said = text;
+        ::flock(lock, LOCK_UN);
+      });
+  ::close(lock);
+  EXPECT_THAT(said, HasSubstr("waiting for " + prefix));
 }
 
 }  // namespace

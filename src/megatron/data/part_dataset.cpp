@@ -82,17 +82,21 @@ std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage
   return std::make_unique<BlendedDataset>(std::move(sets), blend, say);
 }
 
-void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at) {
+void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
+                const WaitMessage& say) {
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], {}), requests[i]);
+    const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), requests[i]);
     const IndexedDataset pair(set.prefix);
     const SequenceRange range = split_ranges(set.split, pair.size())[static_cast<std::size_t>(set.part)];
     GptIndexSpec index = set.index;
     if (!index.num_samples) index.num_samples = 1;  // a set that is taken whole must hold something
     check_split(set.part, set.split, range, index, pair);
     plan_gpt_index(index, tokens_of(pair, range));
+    if (spec.chat)
+      check_learned(spec.blend.prefixes[i], pair, range, set.index.seq_length,
+                    spec.packed ? Packing::BestFit : Packing::Alone, say);
     look_at(pair);
   }
 }

@@ -35,8 +35,9 @@ struct PartSpec {
 std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage& say);
 
 /// Throws the ConfigErrors of open_part() that are seen without building an index; conversations are tokenized.
-/// `look_at`: called with each pair.
-void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at);
+/// `look_at`: called with each pair. `say`: also told what share of the tokens to learn is cut off.
+void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
+                const WaitMessage& say = {});
 
 /// The options of fill-in-the-middle with the tokens' ids. Throws ConfigError naming what the tokenizer does not have.
 FillInMiddleOptions fill_in_middle_options(const config::FimConfig& fim, const text::Tokenizer& tokenizer);

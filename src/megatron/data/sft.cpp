@@ -1,6 +1,10 @@
 #include "megatron/data/sft.h"
 
-#include <nlohmann/json.hpp>
+#include <simdjson.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -15,37 +19,60 @@ namespace {
 constexpr int kVersion = 2;  // raised when the same file begins to mean other tokens
 
 /// Throws ConfigError with what is wrong, without its place.
-std::vector<text::ChatMessage> parse_messages(std::string_view line) {
-  const auto fail = [](const std::string& got) {
-    throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got));
-  };
-  const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (object.is_discarded()) fail("no JSON");
-  if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array()) fail("no messages");
-  std::vector<text::ChatMessage> messages;
-  for (const auto& message : object["messages"]) {
-    const auto field = [&](const char* name) {
-      if (!message.is_object() || !message.contains(name) || !message[name].is_string())
-        fail(concat("message ", messages.size() + 1, " without a text ", name));
-      return message[name].get<std::string>();
-    };
-    messages.push_back({field("role"), field("content")});
+class ChatParser {
+ public:
+  /// `line` is followed by simdjson::SIMDJSON_PADDING bytes that may be read.
+  std::vector<text::ChatMessage> parse(std::string_view line) {
+    simdjson::dom::element root;
+    // Bounds how deep values are nested, and takes a constant number of bytes for each of the text.
+    if (const auto error = parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(root))
+      fail(simdjson::error_message(error));
+    const auto list = member(root, "messages");
+    simdjson::dom::array array;
+    if (!list || list->get(array) != simdjson::SUCCESS) fail("no messages");
+    std::vector<text::ChatMessage> messages;
+    for (const simdjson::dom::element message : array) {
+      const auto field = [&](const char* name) {
+        const auto value = member(message, name);
+        if (!value || !value->is_string()) fail(concat("message ", messages.size() + 1, " without a text ", name));
+        return std::string(value->get_string().value_unsafe());
+      };
+      std::string role = field("role");
+      messages.push_back({std::move(role), field("content")});
+    }
+    return messages;
   }
-  return messages;
-}
+
+ private:
+  [[noreturn]] static void fail(const std::string& got) {
+    throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got));
+  }
+  /// The last member of this name, if it is an object that has one.
+  static std::optional<simdjson::dom::element> member(simdjson::dom::element value, std::string_view name) {
+    std::optional<simdjson::dom::element> found;
+    simdjson::dom::object object;
+    if (value.get(object) != simdjson::SUCCESS) return found;
+    for (const auto field : object)
+      if (field.key == name) found = field.value;
+    return found;
+  }
+
+  simdjson::dom::parser parser_;
+};
 
 void tokenize_file(const std::string& path, const std::string& prefix, const text::Tokenizer& tokenizer,
                    const text::ChatTemplate& chat_template) {
   BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
   IndexedDatasetWriter writer(prefix, DType::I32);
   text::Encoder encoder = tokenizer.encoder();
+  ChatParser parser;
   Progress progress("tokenize " + path, "bytes", reader.total_bytes().value_or(0));
   for (TextBlock block; reader.next(block); progress.update(block.input_position))
     for (const TextBlock::Record& record : block.records) {
       std::vector<std::int32_t> tokens;
       try {
         if (record.too_long) throw ConfigError(rule_got_fix("a conversation has at most 64 MiB.", "more"));
-        const auto messages = parse_messages(std::string_view(block.bytes).substr(record.begin, record.size));
+        const auto messages = parser.parse(std::string_view(block.bytes).substr(record.begin, record.size));
         tokens = encode_chat(chat_template.render(messages), encoder);
       } catch (const ConfigError& error) {
         throw ConfigError(concat(path, ", line ", record.line, ": ", error.what()));
@@ -88,6 +115,38 @@ std::string build_chat_pair(const std::string& path, const text::Tokenizer& toke
       entry, {"chats.idx", "chats.bin"}, [&] { tokenize_file(path, entry.file("chats"), tokenizer, chat_template); },
       say);
   return entry.file("chats");
+}
+
+void check_learned(const std::string& path, const IndexedDataset& pair, const SequenceRange& range,
+                   std::int64_t seq_length, Packing packing, const WaitMessage& say) {
+  std::int64_t all = 0, kept = 0;
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = range.first; i < range.last; ++i) {
+    tokens.resize(static_cast<std::size_t>(pair.length(i)));
+    pair.read(i, 0, tokens);
+    const auto learned = [&](std::size_t end) {  // the first token is no label
+      return std::count_if(tokens.begin() + 1, tokens.begin() + static_cast<std::ptrdiff_t>(end),
+                           [](std::int64_t token) { return token >= 0; });
+    };
+    if (tokens.size() < 2) continue;
+    const std::size_t end =
+        packing == Packing::Alone ? std::min(tokens.size(), static_cast<std::size_t>(seq_length) + 1) : tokens.size();
+    all += learned(tokens.size());
+    kept += learned(end);
+  }
+  if (range.size() > 0 && all == 0)
+    throw ConfigError(rule_got_fix(path + ": conversations must have something to learn: messages of the assistant.",
+                                   concat(range.size(), " conversations without one")));
+  if (kept < all && kept == 0)
+    throw ConfigError(rule_got_fix(
+        concat(path, ": messages of the assistant must begin within data.seq_length ", seq_length, "."),
+        concat("none of ", range.size(), " conversations has one there"),
+        "raise --data.seq_length, or --data.packed, which cuts conversations into pieces and loses nothing"));
+  if (kept == all || !say) return;
+  char share[32];
+  std::snprintf(share, sizeof share, "%.3g", 100 * static_cast<double>(all - kept) / static_cast<double>(all));
+  say(concat("warning: ", path, ": ", share, " % of the tokens to learn (", all - kept, " of ", all,
+             ") are beyond data.seq_length ", seq_length, " of their conversation and cut off"));
 }
 
 }  // namespace megatron::data

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/data/index_cache.h"
+#include "megatron/data/pack.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/text/tokenizer.h"
 
@@ -24,5 +25,11 @@ std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Enco
 std::string build_chat_pair(const std::string& path, const text::Tokenizer& tokenizer,
                             const text::ChatTemplate& chat_template, const std::string& cache_folder,
                             const WaitMessage& say);
+
+/// Throws ConfigError where the conversations `range` of a pair that build_chat_pair() has made of `path` have no token
+/// to learn in the samples of PackedDataset, and tells `say` in a line how many of them such samples leave out. Reads
+/// the conversations once.
+void check_learned(const std::string& path, const IndexedDataset& pair, const SequenceRange& range,
+                   std::int64_t seq_length, Packing packing, const WaitMessage& say);
 
 }  // namespace megatron::data

@@ -238,12 +238,13 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
   return warnings;
 }
 
-void check_inputs(const plan::ResolvedRun& run) {
+void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   const SampleTools tools = load_tools(run.config);
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
     for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))
       data::check_part(
-          spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); });
+          spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); },
+          say);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
 }
 

@@ -46,7 +46,8 @@ bool takes_weights_alone(const config::RunConfig& config);
 std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know
-/// (among the first few million), a checkpoint of another model. Changes nothing. Throws ConfigError.
-void check_inputs(const plan::ResolvedRun& run);
+/// (among the first few million), conversations without anything to learn, a checkpoint of another model. Changes
+/// nothing but the caches. Throws ConfigError. `say` is told what it waits for, and warnings.
+void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say = {});
 
 }  // namespace megatron::train
