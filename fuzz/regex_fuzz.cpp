@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/utf8.h"
 #include "megatron/text/pretokenize.h"
 #include "megatron/text/regex.h"
-#include "megatron/text/unicode_classes.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ std::string only_utf8(std::string_view bytes) {
   std::string text;
   const char* const end = bytes.data() + bytes.size();
   for (const char* p = bytes.data(); p < end;) {
-    const int length = decode_utf8(p, end).length;
+    const int length = megatron::decode_utf8(p, end).length;
     text.append(p, static_cast<std::size_t>(length));
     p += length > 0 ? length : 1;
   }
