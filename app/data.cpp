@@ -9,6 +9,7 @@ int data(const Args& args) {
                    {"filter", "Drops documents that are short, of other languages or blocked.", data_filter},
                    {"dedup", "Keeps one of the documents that are nearly the same.", data_dedup},
                    {"overlap", "What a training text shares with a test set; cuts it out.", data_overlap},
+                   {"features", "What BERT reads of MNLI, QQP, SQuAD and RACE.", data_features},
                    {"cat", "Prints documents of a pair as text or ids.", data_cat},
                    {"merge", "Makes one pair of several.", data_merge},
                    {"split", "Makes several pairs of one.", data_split},

@@ -15,6 +15,8 @@ int data_merge(const Args& args);
 int data_split(const Args& args);
 // data_index.cpp
 int data_index(const Args& args);
+// data_features.cpp
+int data_features(const Args& args);
 // data_corpus.cpp
 int data_filter(const Args& args);
 int data_dedup(const Args& args);
