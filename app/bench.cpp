@@ -1,6 +1,9 @@
 #include "app/bench.h"
 
 #include <algorithm>
+#include <filesystem>
+
+#include "megatron/base/error.h"
 
 namespace megatron::app {
 
@@ -9,12 +12,21 @@ int bench(const Args& args) {
       "megatron bench",
       {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
        {"pipeline", "Pipeline schedules: measured against simulated, and against one another.", bench_pipeline},
+       {"scaling", "The paper's scaling study: predicted for clusters, measured in small.", bench_scaling},
        {"checkpoint", "Saving and loading against the disk; what a save costs training.", bench_checkpoint},
        {"generate", "Writing and reading with a trained model: tokens/s, share of the bound.", bench_generate},
        {"comm", "All-reduce between ranks.", bench_comm},
        {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
        {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
       args);
+}
+
+std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {
+  namespace fs = std::filesystem;
+  const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
+  for (const fs::path& path : {fs::path(name), file, program.parent_path().parent_path() / file})
+    if (fs::is_regular_file(path)) return path.string();
+  throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."), name));
 }
 
 double median(std::vector<double> values) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <vector>
 
 #include "app/jobs.h"
@@ -11,10 +12,15 @@ int bench_comm(const Args& args);
 int bench_data(const Args& args);
 int bench_generate(const Args& args);
 int bench_pipeline(const Args& args);
+int bench_scaling(const Args& args);
 int bench_step(const Args& args);
 int bench_tokenizer(const Args& args);
 
 /// Of at least one value.
 double median(std::vector<double> values);
+
+/// The TOML file that a flag names: a path, or FOLDER/NAME.toml of the working folder or of the source tree that the
+/// program was built in (build/megatron). Throws ConfigError where there is none. `folder`: "configs".
+std::string config_file(const std::string& name, const std::string& folder, const std::string& flag);
 
 }  // namespace megatron::app

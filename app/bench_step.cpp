@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -15,6 +14,7 @@
 #include "app/bench.h"
 #include "app/json_line.h"
 #include "app/ranks.h"
+#include "app/timed_steps.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -28,7 +28,33 @@
 namespace megatron::app {
 namespace {
 
-namespace fs = std::filesystem;
+// Waits until the device has done what it was given.
+void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
+
+}  // namespace
+
+TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std::int64_t warmup, std::int64_t steps,
+                       const std::function<void(std::int64_t)>& after) {
+  TimedSteps timed;
+  for (std::int64_t i = 0; i < warmup + steps; ++i) {
+    const Stopwatch watch;
+    const auto result = train::synthetic_step(engine, run, i, 1e-4);
+    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step goes on
+    const double step_s = watch.seconds();
+    timed.loss = result.loss;
+    if (after) after(i);
+    if (i < warmup) continue;
+    timed.step_s.push_back(step_s);
+    timed.forward_s.push_back(result.times.forward_s);
+    timed.backward_s.push_back(result.times.backward_s);
+    timed.reduce_s.push_back(result.times.reduce_s);
+    timed.optimizer_s.push_back(result.times.optimizer_s);
+  }
+  return timed;
+}
+
+namespace {
+
 using Json = nlohmann::ordered_json;
 
 struct Options {
@@ -80,19 +106,9 @@ struct Options {
   }
 };
 
-// configs/NAME.toml of the working folder, or of the source tree that the program was built in (build/megatron).
-std::string recipe_path(const std::string& model) {
-  const fs::path program = fs::read_symlink("/proc/self/exe");
-  const fs::path file = model + ".toml";
-  for (const fs::path& path :
-       {fs::path(model), "configs" / file, program.parent_path().parent_path() / "configs" / file})
-    if (fs::is_regular_file(path)) return path.string();
-  throw ConfigError(rule_got_fix("--model must be a recipe's path or the name of one in configs/.", model));
-}
-
 plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Place>& place) {
   config::RunConfig config;
-  config::load_toml(config, recipe_path(options.model));
+  config::load_toml(config, config_file(options.model, "configs", "--model"));
   config.model.hidden_dropout = config.model.attention_dropout = options.dropout;
   config.model.max_position_embeddings = std::max(config.model.max_position_embeddings, options.seq_length);
   config.data.seq_length = options.seq_length;
@@ -150,9 +166,6 @@ std::int64_t page_faults() {
   return usage.ru_minflt;
 }
 
-// Waits until the device has done what it was given.
-void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
-
 // The best rate of a square matrix product on all cores that the ranks use, or on one GPU, in 1e9 operations a second.
 double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
   kernels::configure_thread(threads);
@@ -171,8 +184,9 @@ double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) 
 }
 
 struct Measured {
-  double startup_s = 0, loss = 0;
-  std::vector<double> step_s, forward_s, loss_layer_s, backward_s, reduce_s, optimizer_s;
+  double startup_s = 0;
+  TimedSteps timed;
+  std::vector<double> loss_layer_s;
   std::int64_t peak_memory_bytes = 0;
   double page_faults_per_step = 0;  // minor ones of this process
   double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
@@ -207,21 +221,9 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   Measured measured;
   measured.startup_s = seconds_since_start();
   std::int64_t faults_before = page_faults();
-  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
-    const Stopwatch watch;
-    const auto result = train::synthetic_step(engine, run, i, 1e-4);
-    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step goes on
-    measured.loss = result.loss;
-    if (i < options.warmup) {
-      faults_before = page_faults();
-      continue;
-    }
-    measured.step_s.push_back(watch.seconds());
-    measured.forward_s.push_back(result.times.forward_s);
-    measured.backward_s.push_back(result.times.backward_s);
-    measured.reduce_s.push_back(result.times.reduce_s);
-    measured.optimizer_s.push_back(result.times.optimizer_s);
-  }
+  measured.timed = timed_steps(engine, run, options.warmup, options.steps, [&](std::int64_t i) {
+    if (i < options.warmup) faults_before = page_faults();
+  });
   measured.page_faults_per_step =
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
@@ -240,13 +242,13 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
 
 Json report(const plan::ResolvedRun& run, const Options& options, const Measured& measured, double peak_gflops,
             int threads) {
-  const double step_s = median(measured.step_s);
+  const double step_s = median(measured.timed.step_s);
   const std::int64_t samples = run.config.train.global_batch_size;
   const double flops = plan::training_flops(run.shape, samples, run.config.data.seq_length);
   const auto ms = [](const std::vector<double>& seconds) { return 1e3 * median(seconds); };
   const double loss_layer_ms = ms(measured.loss_layer_s) * static_cast<double>(options.microbatches);
   Json steps = Json::array();
-  for (const double s : measured.step_s) steps.push_back(1e3 * s);
+  for (const double s : measured.timed.step_s) steps.push_back(1e3 * s);
   return {{"model", options.model},
           {"parameters", plan::parameter_count(run.shape)},
           {"dtype", run.config.train.dtype},
@@ -266,17 +268,17 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"tokens_per_s", static_cast<double>(samples * run.config.data.seq_length) / step_s},
           {"step_ms", 1e3 * step_s},
           {"all_step_ms", steps},
-          {"loss", measured.loss},
+          {"loss", measured.timed.loss},
           {"peak_memory_bytes", measured.peak_memory_bytes},
           {"bytes_per_parameter", measured.bytes_per_parameter},
           {"page_faults_per_step", measured.page_faults_per_step},
           {"startup_s", measured.startup_s},
           {"breakdown_ms",
-           {{"forward", std::max(0.0, ms(measured.forward_s) - loss_layer_ms)},
+           {{"forward", std::max(0.0, ms(measured.timed.forward_s) - loss_layer_ms)},
             {"loss_layer", loss_layer_ms},
-            {"backward", ms(measured.backward_s)},
-            {"reduce", ms(measured.reduce_s)},
-            {"optimizer", ms(measured.optimizer_s)}}},
+            {"backward", ms(measured.timed.backward_s)},
+            {"reduce", ms(measured.timed.reduce_s)},
+            {"optimizer", ms(measured.timed.optimizer_s)}}},
           {"flops_per_step", flops},
           {"matmul_peak_gflops", peak_gflops},
           {"bound_ms", 1e3 * flops / (1e9 * peak_gflops)},
