@@ -32,7 +32,6 @@ function(megatron_precompile target)
   if(NOT TARGET tests_headers)
     add_executable(tests_headers EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/tests/testing/seed.cpp)
     target_link_libraries(tests_headers PRIVATE megatron_kernels GTest::gtest_main GTest::gmock)
-    target_compile_options(tests_headers PRIVATE -O1)
     target_precompile_headers(tests_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h> <ATen/core/Tensor.h>
       <ATen/TensorOperators.h> <ATen/ops/empty.h> <ATen/ops/zeros.h> <ATen/ops/full.h> <ATen/ops/equal.h>
       <ATen/ops/tensor.h> <nlohmann/json.hpp> <filesystem> <functional> <map> <span> <string> <thread> <vector>)
@@ -62,7 +61,6 @@ function(megatron_test folder label)
     list(APPEND sources ${CMAKE_SOURCE_DIR}/tests/testing/seed.cpp)
   endif()
   add_executable(${folder}_test ${sources})
-  target_compile_options(${folder}_test PRIVATE -O1)  # a tenth less to compile
   target_include_directories(${folder}_test PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${folder}_test PRIVATE megatron_options GTest::gtest_main GTest::gmock)
   foreach(dep ${ARG_DEPS})
