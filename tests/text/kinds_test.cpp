@@ -371,6 +371,9 @@ TEST(Regex, KnowsTheClassesOfUnicode16) {
   EXPECT_EQ(count("\\s", "\u180e\u00a0 \u3000x"), 3u);   // U+180E is none
   EXPECT_EQ(count("[^\\s\\p{L}]", "a1 .\u0301"), 3u);
   EXPECT_EQ(count("\\bx\\b", "x xx \u00e9x x"), 2u);
+  EXPECT_EQ(count("\\w", "\u00b2\u00bd\u00aa\u2167\u200d"), 4u);  // as Oniguruma, in sets and outside
+  EXPECT_EQ(count("[\\w]", "\u00b2\u00bd\u00aa\u2167\u200d"), 2u);
+  EXPECT_EQ(count("[^\\w\\s]", "\u00b2\u00bd\u00aa\u2167\u200d "), 3u);
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ class Translator {
         break;
       case 'w':
       case 'W':
-        put(words(), c == 'W', in_set);
+        put(words(in_set), c == 'W', in_set);
         break;
       case 'v':
         out_ += "\\x0b";
@@ -201,9 +201,10 @@ class Translator {
     at_ += 2;
   }
 
-  /// Oniguruma's \w, which has the signs of Latin-1 that are numbers, and does not have the joiners.
-  static Ranges words() {
-    Ranges ranges = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
+  /// Oniguruma's \w, which does not have the joiners, and outside sets has the signs of Latin-1 that are numbers.
+  static Ranges words(bool in_set) {
+    Ranges ranges;
+    if (!in_set) ranges = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
     for (const CodePointRange& range : kWordRanges)
       if (range.first != 0x200C) ranges.push_back(range);
     std::sort(ranges.begin(), ranges.end(),
@@ -212,7 +213,7 @@ class Translator {
   }
 
   void word_boundary(bool negated) {
-    const std::string word = "[" + items(words()) + "]";
+    const std::string word = "[" + items(words(false)) + "]";
     out_ += negated ? concat("(?:(?<=", word, ")(?=", word, ")|(?<!", word, ")(?!", word, "))")
                     : concat("(?:(?<=", word, ")(?!", word, ")|(?<!", word, ")(?=", word, "))");
   }
