@@ -6,6 +6,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <future>
+
 #include "megatron/data/part_dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
@@ -190,19 +193,21 @@ TEST(Sft, SaysForWhomTheCheckOfAPartWaits) {
   const std::string prefix =
       build_chat_pair(folder / "chats.jsonl", tokenizer(), chat_template(), spec.cache_folder, {});
   std::filesystem::remove(prefix + ".idx");
-  // Another process builds: the lock is held until the check has said so.
+  // Another process builds: it holds the lock until the check has said so.
   const int lock = ::open((prefix.substr(0, prefix.size() - 5) + "lock").c_str(), O_RDWR);
   ASSERT_GE(lock, 0);
   ASSERT_EQ(::flock(lock, LOCK_EX), 0);
-  std::string said;
-  check_part(
-      spec, [](const auto&) {},
-      [&](const std::string& text) {
-        said = text;
-        ::flock(lock, LOCK_UN);
-      });
+  std::promise<std::string> said;
+  auto checked = std::async(std::launch::async, [&] {
+    check_part(
+        spec, [](const auto&) {}, [&](const std::string& text) { said.set_value(text); });
+  });
+  auto text = said.get_future();
+  const auto heard = text.wait_for(std::chrono::seconds(20));
   ::close(lock);
-  EXPECT_THAT(said, HasSubstr("waiting for " + prefix));
+  checked.get();
+  ASSERT_EQ(heard, std::future_status::ready);
+  EXPECT_THAT(text.get(), HasSubstr("waiting for " + prefix));
 }
 
 }  // namespace
