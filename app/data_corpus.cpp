@@ -116,7 +116,10 @@ struct FilterFlags {
   }
 };
 
-int report_filter(const corpus::FilterResult& result, double seconds, bool json) {
+int report_filter(const corpus::FilterResult& result, const std::string& url_key, double seconds, bool json) {
+  if (result.without_url > 0)
+    std::fprintf(stderr, "warning: %lld of %lld documents have no URL (--url-key %s), so no blocklist can block them\n",
+                 static_cast<long long>(result.without_url), static_cast<long long>(result.documents), url_key.c_str());
   if (json) {
     nlohmann::ordered_json reasons;
     for (std::size_t i = 0; i < corpus::kReasons; ++i)
@@ -124,6 +127,7 @@ int report_filter(const corpus::FilterResult& result, double seconds, bool json)
     const nlohmann::ordered_json report{{"documents", result.documents},
                                         {"kept", result.kept},
                                         {"rejected", reasons},
+                                        {"without_url", result.without_url},
                                         {"text_bytes", result.text_bytes},
                                         {"kept_text_bytes", result.kept_text_bytes},
                                         {"output_bytes", result.output_bytes},
@@ -146,7 +150,7 @@ struct DedupFlags {
   std::string output, report;
   double threshold = 0.7;
   std::string shingles = "words", keep = "first";
-  int shingle_size = 5, hashes = 128, bands = 0, rows = 0;
+  int shingle_size = 5, hashes = 0, bands = 0, rows = 0;
   std::uint64_t seed = 1;
   std::int64_t memory_mb = 2048;
   std::string temporary_folder;
@@ -160,7 +164,7 @@ struct DedupFlags {
     v("shingles", shingles, "What is compared: runs of words or of characters.");
     v("shingle_size", shingle_size, "Words or characters of a shingle.");
     v("keep", keep, "Which document of a cluster stays: first or longest.");
-    v("hashes", hashes, "Places of a MinHash signature.");
+    v("hashes", hashes, "Places of a MinHash signature, shared out to bands; 0: 128, or --bands times --rows.");
     v("bands", bands, "Bands of a signature; 0: by --hashes and --threshold.");
     v("rows", rows, "Places of a band; given with --bands.");
     v("seed", seed, "Seed of the signatures.");
@@ -181,7 +185,10 @@ corpus::DedupOptions dedup_options(const DedupFlags& flags) {
   options.text = flags.input.text(flags.run);
   options.shingles = {.characters = one_of("--shingles", flags.shingles, "words", "characters"),
                       .size = flags.shingle_size};
-  options.hashes = flags.hashes;
+  if (flags.hashes != 0 && (flags.bands != 0 || flags.rows != 0))
+    throw ConfigError(rule_got_fix("--bands and --rows say how many places a signature has.", "also --hashes",
+                                   "give --hashes, or --bands and --rows"));
+  if (flags.hashes != 0) options.hashes = flags.hashes;
   options.bands = flags.bands;
   options.rows = flags.rows;
   options.keep = one_of("--keep", flags.keep, "first", "longest") ? corpus::Keep::Longest : corpus::Keep::First;
@@ -334,7 +341,7 @@ int data_filter(const Args& args) {
   const auto result =
       corpus::filter(options, [&](std::int64_t done, std::int64_t total) { progress.update("", done, total); });
   progress.finish();
-  return report_filter(result, since_start.seconds(), flags.run.json);
+  return report_filter(result, flags.url_key, since_start.seconds(), flags.run.json);
 }
 
 int data_dedup(const Args& args) {

@@ -9,6 +9,7 @@
 #include "app/json_line.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/outputs.h"
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/data/indexed_dataset.h"
@@ -40,14 +41,15 @@ void print(const nlohmann::ordered_json& report) {
               human_bytes(report["bin_bytes"].get<double>()).c_str());
 }
 
-/// Refuses to write over what is read.
-void check_output(const std::string& output, const std::vector<std::string>& inputs) {
-  make_folder(std::filesystem::path(output).parent_path());
-  for (const std::string& input : inputs) {
-    std::error_code none;
-    if (std::filesystem::equivalent(input + ".bin", output + ".bin", none))
-      throw ConfigError(rule_got_fix("an output must not be one of the inputs.", output));
-  }
+/// Refuses to write pairs over one another or over what is read; makes their folders.
+void prepare_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
+  const auto files = [](const std::vector<std::string>& prefixes) {
+    std::vector<std::string> names;
+    for (const std::string& prefix : prefixes) names.insert(names.end(), {prefix + ".bin", prefix + ".idx"});
+    return names;
+  };
+  check_outputs(files(outputs), files(inputs));
+  for (const std::string& output : outputs) make_folder(std::filesystem::path(output).parent_path());
 }
 
 struct MergeFlags {
@@ -129,7 +131,7 @@ int data_merge(const Args& args) {
     data::summarize(pairs.emplace_back(word));
     documents += pairs.back().num_documents();
   }
-  check_output(flags.output_prefix, words);
+  prepare_outputs({flags.output_prefix}, words);
   data::IndexedDatasetWriter writer(flags.output_prefix, pairs[0].dtype());
   Progress progress("merge", "documents", documents, Progress::mode_of(flags.progress));
   for (const data::IndexedDataset& pair : pairs)
@@ -154,7 +156,7 @@ int data_split(const Args& args) {
   data::summarize(pair);
   const std::vector<std::int64_t> bounds = bounds_of(flags, pair.num_documents());
   const std::vector<std::string> names = names_of(flags, bounds.size() - 1);
-  for (const std::string& name : names) check_output(name, words);
+  prepare_outputs(names, words);
   Progress progress("split", "documents", bounds.back(), Progress::mode_of(flags.progress));
   nlohmann::ordered_json reports = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < names.size(); ++i) {

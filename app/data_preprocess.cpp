@@ -71,6 +71,13 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
   if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
     throw ConfigError(
         rule_got_fix("--piece-bytes must be 4 to the bytes of --max-document-mb.", concat(flags.piece_bytes)));
+  const PreprocessFlags unset;
+  if (flags.piece_bytes != unset.piece_bytes && flags.format != "pieces")
+    throw ConfigError(rule_got_fix("--piece-bytes needs --format pieces.", "--format " + flags.format));
+  for (const auto& [flag, given] :
+       {std::pair("--keep-newlines", flags.keep_newlines), {"--lang", flags.lang != unset.lang}})
+    if (given && !flags.split_sentences)
+      throw ConfigError(rule_got_fix(concat(flag, " needs --split-sentences."), concat(flag, " alone")));
   data::PreprocessOptions options;
   options.text.inputs = flags.input;
   options.text.format = data::text_format_of(flags.format);
@@ -84,8 +91,6 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
   options.on_error = data::on_error_of(flags.on_error);
   options.note_bytes = flags.note_mb << 20;
   options.restart = flags.restart;
-  if (flags.keep_newlines && !flags.split_sentences)
-    throw ConfigError(rule_got_fix("--keep-newlines needs --split-sentences.", "--keep-newlines alone"));
   options.append_eod = flags.append_eod;
   if (flags.append_eod) options.eod = tokenizer.eod_id();
   options.workers = threads_of(flags.workers, "--workers");

@@ -136,7 +136,8 @@ class DataJobs(unittest.TestCase):
         report = json.loads(run(*words, "--on-error", "skip", stdin=lines))
         self.assertEqual(report["bad_lines"], 1)
         self.assertEqual([pair["documents"] for pair in report["pairs"]], [2, 2])
-        self.assertIn("--keep-newlines", self.preprocess("--keep-newlines", code=2))
+        for alone in (["--keep-newlines"], ["--lang", "de"], ["--piece-bytes", 100]):
+            self.assertIn(f"{alone[0]} needs", self.preprocess(*alone, code=2))
         self.assertIn("sentences", self.preprocess("--split-sentences", "--lang", "xx", code=2))
 
     def test_the_data_benchmark_measures_every_part(self):
