@@ -87,7 +87,8 @@ class CorpusJobs(unittest.TestCase):
         self.raw.write_text(line("a b c d e f g h"))
         wrong = {"filter": [["--on-error", "maybe"], ["--min-tokens", -1], ["--language", "klingon"], ["--workers", -1],
                             ["--format", "file"], ["--block-domains", "/nowhere"], ["--tokenizer", "/nowhere"]],
-                 "dedup": [["--threshold", 0], ["--keep", "best"], ["--shingles", "bits"], ["--memory-mb", 0],
+                 "dedup": [["--threshold", 0], ["--keep", "best"],
+                           ["--hashes", 64, "--bands", 8, "--rows", 8], ["--shingles", "bits"], ["--memory-mb", 0],
                            ["--hashes", 0], ["--rows", 4], ["--temporary-folder", self.raw / "folder"]],
                  "overlap": [["--ngram", -1], ["--min-chars", -1], ["--test-format", "pdf"], ["--common", -1]]}
         for job, cases in wrong.items():
