@@ -89,7 +89,7 @@ class CorpusJobs(unittest.TestCase):
                             ["--format", "file"], ["--block-domains", "/nowhere"], ["--tokenizer", "/nowhere"]],
                  "dedup": [["--threshold", 0], ["--keep", "best"],
                            ["--hashes", 64, "--bands", 8, "--rows", 8], ["--shingles", "bits"], ["--memory-mb", 0],
-                           ["--hashes", 0], ["--rows", 4], ["--temporary-folder", self.raw / "folder"]],
+                           ["--rows", 4], ["--temporary-folder", self.raw / "folder"]],
                  "overlap": [["--ngram", -1], ["--min-chars", -1], ["--test-format", "pdf"], ["--common", -1]]}
         for job, cases in wrong.items():
             for case in cases:
