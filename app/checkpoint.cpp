@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "app/checkpoint_interchange.h"
 #include "app/jobs.h"
@@ -21,29 +22,30 @@ namespace {
 
 using nlohmann::json;
 
-struct CheckpointOptions {
+struct VerifyOptions {
   bool as_json = false;
+
+  void visit(auto& v) { v("json", as_json, "Print one JSON object."); }
+};
+
+struct InfoOptions : VerifyOptions {
   bool tensors = false;
 
   void visit(auto& v) {
-    v("json", as_json, "Print one JSON object.");
+    VerifyOptions::visit(v);
     v("tensors", tensors, "List every tensor too (--json always does).");
   }
 };
 
-struct Command {
-  CheckpointOptions options;
-  std::string folder;
-};
-
-Command parse(const Args& args, const std::string& usage) {
-  Command command;
-  const std::vector<std::string> words = config::parse_command_line(command.options, args, usage);
+/// The options, and the folder that is named.
+template <class Options>
+std::pair<Options, std::string> parse(const Args& args, const std::string& usage) {
+  Options options;
+  const std::vector<std::string> words = config::parse_command_line(options, args, usage);
   if (words.size() != 1)
     throw ConfigError(rule_got_fix("checkpoint: one folder must be named: a run's, its checkpoints' or one checkpoint.",
                                    concat(words.size(), " folders"), usage));
-  command.folder = words[0];
-  return command;
+  return {options, words[0]};
 }
 
 json describe(const std::filesystem::path& folder, const checkpoint::Manifest& manifest) {
@@ -62,7 +64,7 @@ json describe(const std::filesystem::path& folder, const checkpoint::Manifest& m
 }
 
 int info(const Args& args) {
-  const auto [options, folder] = parse(args, "megatron checkpoint info DIR [--tensors] [--json]");
+  const auto [options, folder] = parse<InfoOptions>(args, "megatron checkpoint info DIR [--tensors] [--json]");
   const std::filesystem::path found = checkpoint::find_checkpoint(folder);
   const json about = describe(found, checkpoint::read_manifest(found));
   if (options.as_json) {
@@ -82,7 +84,7 @@ int info(const Args& args) {
 }
 
 int verify(const Args& args) {
-  const auto [options, folder] = parse(args, "megatron checkpoint verify DIR [--json]");
+  const auto [options, folder] = parse<VerifyOptions>(args, "megatron checkpoint verify DIR [--json]");
   const std::filesystem::path found = checkpoint::find_checkpoint(folder);
   const std::vector<std::string> problems = checkpoint::verify(found);
   if (options.as_json) {

@@ -122,6 +122,14 @@ TEST_F(CheckpointFolder, OnesThatARunHasPassedOverGoBeforeOlderOnes) {
   EXPECT_THAT(names(), ElementsAre("iter_0000004", "iter_0000005"));
 }
 
+TEST_F(CheckpointFolder, WholeOnesAfterALatestThatWasSetBackStay) {
+  write_file(folder() / "latest", "iter_0000002\n");
+  mark_damaged(iteration(3), "a byte");
+  EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000001", "iter_0000003"));
+  remove_mark(iteration(3));
+  EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000001"));
+}
+
 TEST_F(CheckpointFolder, OnesThatAreMarkedDamagedCountForNothing) {
   mark_damaged(iteration(2), "a byte");
   EXPECT_THAT(superfluous(folder(), {.last = 2}), ElementsAre()) << "3 and 1 are whole";

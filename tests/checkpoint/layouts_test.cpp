@@ -92,9 +92,9 @@ TEST(Checkpoint, KeepsTheNewestAndWhatLatestNames) {
     save_state(folder.path(), {1, 1}, iteration, iteration, 2);
   EXPECT_EQ(kept(), (std::vector<std::string>{"iter_10000000", "iter_9999990", "latest"}));
   expect_state(folder.path(), {1, 1}, 10000000, 10000000);
-  save_state(folder.path(), {1, 1}, 40, 40, 1);  // a run that went back: it has passed over those that are newer
+  save_state(folder.path(), {1, 1}, 40, 40, 1);  // a run that went back: those that are newer are whole, and stay
   expect_state(folder.path(), {1, 1}, 40, 40);
-  EXPECT_EQ(kept(), (std::vector<std::string>{"iter_0000040", "latest"}));
+  EXPECT_EQ(kept(), (std::vector<std::string>{"iter_0000040", "iter_10000000", "iter_9999990", "latest"}));
 }
 
 TEST(Checkpoint, ReplacesAnIterationOfTheSameNumberAndRemovesLeftovers) {

@@ -297,8 +297,8 @@ std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {
   std::int64_t whole = 0;
   for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration) {
     const fs::path path = folder / iteration_name(*iteration);
-    if (*iteration > latest) {  // set aside by falling back
-      if (latest_is_whole && !is_newer(path)) found.push_back(path);
+    if (*iteration > latest) {  // set aside by falling back, or by somebody who wrote `latest`
+      if (latest_is_whole && !is_newer(path) && !is_whole(path)) found.push_back(path);
     } else if (whole >= keep.last) {
       if ((keep.every <= 0 || *iteration % keep.every != 0) && !is_newer(path)) found.push_back(path);
     } else if (*iteration == latest ? latest_is_whole : is_whole(path)) {
