@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -58,9 +61,27 @@ TEST(Sample, TopPKeepsTheFewestThatReachTheShare) {
   EXPECT_EQ(shares({.top_k = 3, .top_p = 0.5}).size(), 2u);  // 4/9 of the three is below, 7/9 above
 }
 
+TEST(Sample, TopPOfManyTokensKeepsWhatSortingAllOfThemWouldKeep) {
+  std::vector<double> logits(5000);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(static_cast<double>(i * i)) * 2;
+  std::vector<double> weights(logits.size());
+  std::transform(logits.begin(), logits.end(), weights.begin(), [](double x) { return std::exp(x); });
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::sort(weights.begin(), weights.end(), std::greater<>());
+  for (const double top_p : {0.02, 0.5, 0.99}) {
+    std::size_t kept = 0;
+    for (double sum = 0; sum < top_p * all; ++kept) sum += weights[kept];
+    const auto last = sample(logits, {.top_p = top_p}, std::nextafter(1.0, 0.0));
+    EXPECT_NEAR(std::exp(logits[static_cast<std::size_t>(last)]), weights[kept - 1], 1e-12) << top_p;
+  }
+}
+
 TEST(Sample, SurvivesTheEndsOfTheUnitIntervalAndLargeLogits) {
-  EXPECT_EQ(sample(kLogits, {}, 0.0), 1);
-  EXPECT_EQ(sample(kLogits, {}, std::nextafter(1.0, 0.0)), 0);
+  for (const SamplingOptions& options : {SamplingOptions{}, {.top_k = 4}, {.top_p = 0.9999}}) {
+    const bool by_id = options.top_k == 0 && options.top_p == 1;
+    EXPECT_EQ(sample(kLogits, options, 0.0), by_id ? 0 : 1);
+    EXPECT_EQ(sample(kLogits, options, std::nextafter(1.0, 0.0)), by_id ? 3 : 0);
+  }
   EXPECT_EQ(sample(std::vector<double>{-1e4, 1e4}, {}, 0.999), 1);
 }
 

@@ -49,21 +49,35 @@ void require_finite(std::span<const double> logits, std::int64_t position) {
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform) {
   if (options.temperature == 0)
     return std::max_element(logits.begin(), logits.end()) - logits.begin();  // the first of equals
-  const std::size_t all = logits.size();
-  const auto order =
-      likeliest(logits, options.top_k > 0 ? std::min(all, static_cast<std::size_t>(options.top_k)) : all);
-  std::vector<double> cumulative(order.size());
-  double sum = 0;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const double logit = logits[static_cast<std::size_t>(order[i])],
-                 largest = logits[static_cast<std::size_t>(order[0])];
-    cumulative[i] = sum += std::exp((logit - largest) / options.temperature);
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  const auto weight = [&](std::int64_t id) {
+    return std::exp((logits[static_cast<std::size_t>(id)] - largest) / options.temperature);
+  };
+  if (options.top_k == 0 && options.top_p == 1) {  // in the order of the ids: nothing has to be sorted
+    std::vector<double> cumulative(logits.size());
+    double sum = 0;
+    for (std::size_t id = 0; id < logits.size(); ++id) cumulative[id] = sum += weight(static_cast<std::int64_t>(id));
+    return std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform * sum) - cumulative.begin();
   }
-  // top_p keeps the tokens up to and with the one that reaches the share.
-  const auto reach = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
-  const auto kept = std::min(reach, cumulative.end() - 1);
-  const auto drawn = std::upper_bound(cumulative.begin(), kept, uniform * *kept);
-  return order[static_cast<std::size_t>(drawn - cumulative.begin())];
+  const std::size_t allowed =
+      options.top_k > 0 ? std::min(logits.size(), static_cast<std::size_t>(options.top_k)) : logits.size();
+  double all = 0;
+  if (options.top_k == 0)
+    for (std::size_t id = 0; id < logits.size(); ++id) all += weight(static_cast<std::int64_t>(id));
+  // top_p keeps the tokens up to and with the one that reaches the share: among the likeliest few, mostly.
+  for (std::size_t count = std::min<std::size_t>(allowed, options.top_k > 0 ? allowed : 256);; count *= 8) {
+    count = std::min(count, allowed);
+    const std::vector<std::int64_t> order = likeliest(logits, count);
+    std::vector<double> cumulative(count);
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) cumulative[i] = sum += weight(order[i]);
+    const double share = options.top_p * (options.top_k == 0 ? all : sum);
+    if (count < allowed && sum < share) continue;
+    const auto reach = std::lower_bound(cumulative.begin(), cumulative.end(), share);
+    const auto kept = std::min(reach, cumulative.end() - 1);
+    const auto drawn = std::upper_bound(cumulative.begin(), kept, uniform * *kept);
+    return order[static_cast<std::size_t>(drawn - cumulative.begin())];
+  }
 }
 
 Draws::Draws(std::uint64_t seed, std::span<const std::int64_t> prompt, std::int64_t copy)
