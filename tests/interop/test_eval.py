@@ -52,10 +52,10 @@ class Evaluation(unittest.TestCase):
     def ids(self, text):
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
-    @torch.no_grad()
     def scores(self, ids, first):
         """Of the tokens from `first` on: -ln p, and whether each is the likeliest."""
-        log_p = self.model(torch.tensor([ids])).logits[0, first - 1:-1].double().log_softmax(-1)
+        with torch.no_grad():
+            log_p = self.model(torch.tensor([ids])).logits[0, first - 1:-1].double().log_softmax(-1)
         target = torch.tensor(ids[first:])
         return -log_p.gather(1, target[:, None])[:, 0], log_p.argmax(-1) == target
 
