@@ -74,8 +74,8 @@ struct Keep {
 
 /// The iter_ folders in `folder` that `keep` does not keep, the oldest first; none of a newer version. Damaged ones
 /// after `latest`, which a run has passed over, go too, if `latest` names a whole one; whole ones stay until they are
-/// written anew. Whole: check_structure() finds nothing and mark_damaged() was not called; so the last whole one always stays.
-/// Throws Damage where `latest` says nothing.
+/// written anew. Whole: check_structure() finds nothing and mark_damaged() was not called; so the last whole one always
+/// stays. Throws Damage where `latest` says nothing.
 std::vector<std::filesystem::path> superfluous(const std::filesystem::path& folder, const Keep& keep);
 
 /// Removes one of them; half a folder never looks like a checkpoint.
