@@ -31,7 +31,8 @@ struct Options {
   bool json = false;
 
   void visit(auto& v) {
-    v("input", input, "JSONL or plain text to encode and to learn from, also .gz, .zst and .xz.");
+    v("input", input,
+      "JSONL or plain text to encode and to learn from, also .gz, .zst and .xz; none: only --one-character-mb.");
     v("tokenizer", tokenizer, "Tokenizers to encode with; none: the one that was just learned.");
     v("vocab_size", vocab_size, "Tokens of byte-level BPE to learn; 0: nothing is learned.");
     v("threads", threads, "Threads that count while learning; 0: one a core. Encoding takes one.");
@@ -66,9 +67,12 @@ Timing median_of(int repeats, const std::function<void()>& work) {
 
 /// Processor seconds for texts that are one character again and again: nothing may take longer the longer a word is.
 Json one_character(const text::Tokenizer& tokenizer, std::int64_t bytes) {
-  const std::pair<const char*, const char*> characters[] = {
-      {"letter", "a"},      {"space", " "},    {"line end", "\n"},  {"digit", "7"}, {"sign", "#"},
-      {"accent", "\u0301"}, {"cyrillic", "ж"}, {"ideograph", "日"}, {"emoji", "😀"}, {"not UTF-8", "\xFF"}};
+  using namespace std::string_view_literals;
+  const std::pair<const char*, std::string_view> characters[] = {
+      {"letter", "a"sv},     {"space", " "sv},          {"line end", "\n"sv},  {"digit", "0"sv},
+      {"sign", "#"sv},       {"full stop", "."sv},      {"bracket", "<"sv},    {"accented", "é"sv},
+      {"cyrillic", "ж"sv},   {"combining", "\u0301"sv}, {"ideograph", "日"sv}, {"emoji", "😀"sv},
+      {"zero byte", "\0"sv}, {"not UTF-8", "\xFF"sv}};
   Json seconds;
   for (const auto& [name, character] : characters) {
     std::string text;
@@ -83,6 +87,7 @@ Json one_character(const text::Tokenizer& tokenizer, std::int64_t bytes) {
 class Bench {
  public:
   explicit Bench(const Options& options) : options_(options) {
+    if (options.input.empty()) return;
     data::TextReader reader({.inputs = options.input});
     for (std::string document; reader.next(document); documents_.push_back(document))
       megabytes_ += static_cast<double>(document.size()) * 1e-6;
@@ -112,6 +117,15 @@ class Bench {
   }
 
   Json encode(const std::string& name, const text::Tokenizer& tokenizer) const {
+    Json report{{"tokenizer", name}, {"fingerprint", tokenizer.fingerprint()}};
+    if (!documents_.empty()) rates(tokenizer, report);
+    if (options_.one_character_mb > 0)
+      report["one_character_s"] = one_character(tokenizer, options_.one_character_mb * 1'000'000);
+    return report;
+  }
+
+ private:
+  void rates(const text::Tokenizer& tokenizer, Json& report) const {
     text::Encoder encoder = tokenizer.encoder();
     std::vector<std::int32_t> ids;
     const Timing encode = median_of(options_.repeats, [&] {
@@ -120,19 +134,13 @@ class Bench {
     });
     std::size_t decoded = 0;
     const Timing decode = median_of(options_.repeats, [&] { decoded = tokenizer.decode(ids).size(); });
-    Json report{{"tokenizer", name},
-                {"fingerprint", tokenizer.fingerprint()},
-                {"tokens", ids.size()},
-                {"decoded_bytes", decoded},
-                {"encode_mb_per_s", megabytes_ / encode.wall_s},
-                {"encode_mb_per_core_s", megabytes_ / encode.thread_s},
-                {"decode_mb_per_core_s", megabytes_ / decode.thread_s}};
-    if (options_.one_character_mb > 0)
-      report["one_character_s"] = one_character(tokenizer, options_.one_character_mb * 1'000'000);
-    return report;
+    report["tokens"] = ids.size();
+    report["decoded_bytes"] = decoded;
+    report["encode_mb_per_s"] = megabytes_ / encode.wall_s;
+    report["encode_mb_per_core_s"] = megabytes_ / encode.thread_s;
+    report["decode_mb_per_core_s"] = megabytes_ / decode.thread_s;
   }
 
- private:
   const Options& options_;
   std::vector<std::string> documents_;
   double megabytes_ = 0;
@@ -143,7 +151,8 @@ class Bench {
 int bench_tokenizer(const Args& args) {
   Options options;
   no_words(config::parse_command_line(options, args, "megatron bench tokenizer --input F… [OPTION]…"));
-  need_option(!options.input.empty(), "--input");
+  need_option(!options.input.empty() || (options.one_character_mb != 0 && options.vocab_size == 0),
+              "--input, or --one-character-mb with --vocab-size 0,");
   if (options.repeats < 1) throw ConfigError(rule_got_fix("--repeats must be 1 or more.", concat(options.repeats)));
   if (options.vocab_size == 0) need_option(!options.tokenizer.empty(), "--tokenizer, or a --vocab-size to learn,");
   if (options.one_character_mb < 0 || options.one_character_mb > 1024)

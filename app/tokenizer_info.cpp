@@ -31,13 +31,13 @@ using Json = nlohmann::ordered_json;
 /// The parts around the model as tokenizer.json has them; of other files their name, which says as much.
 Json components(const text::Vocabulary& vocabulary) {
   if (vocabulary.source) return {{"file", vocabulary.source->name}};
-  const Json file = Json::parse(text::to_tokenizer_json(vocabulary));
+  const auto without_vocabulary = [](int, Json::parse_event_t event, const Json& value) {
+    return event != Json::parse_event_t::key || (value != "vocab" && value != "merges");
+  };
+  Json file = Json::parse(text::to_tokenizer_json(vocabulary), without_vocabulary);
   Json parts;
-  for (const char* part : {"normalizer", "pre_tokenizer", "model", "post_processor", "decoder"}) {
-    Json value = file.at(part);
-    if (value.is_object()) value.erase("vocab"), value.erase("merges");
-    parts[part] = std::move(value);
-  }
+  for (const char* part : {"normalizer", "pre_tokenizer", "model", "post_processor", "decoder"})
+    parts[part] = std::move(file.at(part));
   return parts;
 }
 

@@ -1,4 +1,5 @@
-// Any bytes are either a tokenizer.json whose tokenizer works, or a ConfigError; never a crash.
+// Any bytes are either a tokenizer.json whose tokenizer works, with offsets and without, or a ConfigError; never a
+// crash.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -31,8 +32,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const megatron::text::Tokenizer tokenizer(megatron::text::parse_tokenizer_json(bytes, "input"));
     const std::string text(bytes.substr(0, 4096));
-    const std::string back = tokenizer.decode(tokenizer.encode(text, megatron::text::Specials::Recognised));
+    const auto ids = tokenizer.encode(text, megatron::text::Specials::Recognised);
+    const std::string back = tokenizer.decode(ids);
     if (loses_nothing(tokenizer) && back != text) std::abort();
+    const auto placed = tokenizer.encoder().encode_with_offsets(text, megatron::text::Specials::Recognised);
+    if (placed.ids != ids || placed.bytes.size() != ids.size()) std::abort();
+    for (const auto& span : placed.bytes)
+      if (span.begin > span.end || span.end > text.size()) std::abort();
   } catch (const megatron::ConfigError&) {
   }
   try {

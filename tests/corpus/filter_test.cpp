@@ -144,6 +144,18 @@ TEST_F(FilterTest, DropsPagesOfBlockedSites) {
   EXPECT_EQ(filter(wanted).kept, 8);
 }
 
+TEST_F(FilterTest, RefusesWhatItCannotDoBeforeItWrites) {
+  const auto refusal = [&](auto change) {
+    FilterOptions wanted = options(json_line("a b c"));
+    change(wanted);
+    return error_of([&] { filter(wanted); });
+  };
+  EXPECT_THAT(refusal([](auto& o) { o.min_tokens = -1; }), HasSubstr("0 or more"));
+  EXPECT_THAT(refusal([](auto& o) { o.workers = 0; }), HasSubstr("a worker"));
+  EXPECT_THAT(refusal([](auto& o) { o.text.format = data::TextFormat::File; }), HasSubstr("must be records"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
 TEST_F(FilterTest, CountsTheDocumentsThatNoBlocklistCanBlock) {
   const std::string lines = "{\"text\": \"a b c\", \"url\": \"x.example\"}\n" + json_line("d e f") + "bad\n";
   FilterOptions wanted = options(lines);

@@ -352,6 +352,7 @@ TEST_F(OverlapTest, RefusesWhatItCannotDo) {
   EXPECT_THAT(refusal([](auto& o) { o.ngram = 3, o.min_ngram = 3; }), HasSubstr("a document of 3 words"));
   EXPECT_THAT(refusal([](auto& o) { o.ngram = 65; }), HasSubstr("1 to 64"));
   EXPECT_THAT(refusal([](auto& o) { o.min_ngram = 3; }), HasSubstr("1 to 64"));
+  EXPECT_THAT(refusal([](auto& o) { o.common = -1; }), HasSubstr("occurrences"));
   EXPECT_THAT(refusal([](auto& o) { o.test.inputs.clear(); }), HasSubstr("a test set"));
   EXPECT_THAT(refusal([](auto& o) { o.training.inputs = {"-"}, o.output = "x"; }), HasSubstr("twice"));
   EXPECT_THAT(refusal([](auto& o) { o.training.format = data::TextFormat::File, o.output = "x"; }),

@@ -76,10 +76,10 @@ class WrongPipelines(unittest.TestCase):
         run("plan", self.place.recipe, *PP2, "--vocab-size", 320, "--draw", path)
         return path.read_text()
 
-    def assert_refused(self, options, *words):
+    def assert_refused(self, options, *words, launches=("threads", "processes")):
         """One error that has the words, exit code 2, however ranks would be started; no file made or gone."""
         before = self.files()
-        for launch in ["threads", "processes"]:
+        for launch in launches:
             message = self.place.train("run", *options, "--launch", launch, code=2)
             for word in words:
                 self.assertIn(word, message)
@@ -108,7 +108,7 @@ class WrongPipelines(unittest.TestCase):
         for content in [bytes(range(256)) * 16, b"", b"stages 0 1\nmicrobatches 99999999999999999999\n",
                         b"stages 0 1\nmicrobatches 4\nrank 0: F0.0 F-1.0\n", b"stages 0 4000000000\nmicrobatches 4\n"]:
             path = self.schedule_file(content)
-            self.assert_refused([*PP2, "--schedule", path], str(path))
+            self.assert_refused([*PP2, "--schedule", path], str(path), launches=["threads"])
         self.assert_refused([*PP2, "--schedule", self.place.path / "missing.txt"], "missing.txt")
 
     def test_layouts_that_do_not_fit_the_model_are_refused(self):

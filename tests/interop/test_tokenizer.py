@@ -1,7 +1,9 @@
-"""Our tokenizers against tiktoken and Hugging Face tokenizers: python3 -m unittest test_tokenizer, MEGATRON=path of the
-program. Needs the two packages from PyPI and the shared data. MEGATRON_ALL_TEXT=1 compares everything with every peer,
-which takes many minutes; else the slow ones, all but tiktoken, get part of the novels and of the rarest characters."""
+"""Our tokenizers against tiktoken, Hugging Face tokenizers and SentencePiece: python3 -m unittest test_tokenizer,
+MEGATRON=path of the program. Needs requirements.txt and the shared data. Compares a share of the texts that touches
+every file, every script and every run of characters of one category; all of them, which takes many minutes, with
+MEGATRON_ALL_TEXT=1."""
 import glob
+import itertools
 import json
 import os
 import pathlib
@@ -9,15 +11,17 @@ import random
 import subprocess
 import sys
 import tempfile
+import unicodedata
 import unittest
 
 sys.path += glob.glob(str(pathlib.Path(__file__).resolve().parents[2] / ".venv/lib/python3*/site-packages"))
-from tokenizer_kinds import DATA, GPT2, MISSING, byte_level, kinds, megatron, ours, ours_by_line  # noqa: E402
+from tokenizer_kinds import DATA, MISSING, byte_level, kinds, megatron, ours  # noqa: E402
 from program import GOLDEN_MODELS, MODELS  # noqa: E402
 
 if not MISSING:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+ALL = "MEGATRON_ALL_TEXT" in os.environ
 SPECIALS = ["<|endoftext|>", "<|im_end|>", "<|im_start|>", "<file_sep>", "[MASK]", "[SEP]", "[CLS", "[UNK]", " ", "a",
             "1"]
 
@@ -38,90 +42,109 @@ def random_texts():
             yield "".join(rng.choice(alphabet) for _ in range(rng.randrange(200)))
 
 
+def windows(text, size=1000, count=30):
+    """Evenly spread pieces of a text, or all of it."""
+    if ALL or len(text) <= size * count:
+        return [text]
+    return [text[at:at + size] for at in range(0, len(text) - size, len(text) // count)]
+
+
 def novels():
     packed = DATA / "text/english_novels_98.jsonl.zst"
-    lines = subprocess.run(["zstd", "-dc", packed], stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
-    return [json.loads(line)["text"].replace("\n", "\r") for line in lines]
+    for line in subprocess.run(["zstd", "-dc", packed], stdout=subprocess.PIPE, check=True).stdout.splitlines():
+        yield from windows(json.loads(line)["text"], 1000, 2)
 
 
 def shared_lines():
-    """Every line of the shared texts but the novels."""
+    """The lines of the shared texts but the novels."""
     names = {".txt", ".tokens", ".json", ".jsonl", ".tsv"}
     for folder in ("text", "wikitext", "lambada", "squad", "glue", "race"):
         for path in sorted((DATA / folder).iterdir()):
             if path.suffix in names:
-                yield path.name, path.read_bytes().decode().replace("\r\n", "\n").split("\n")
+                for piece in windows(path.read_bytes().decode().replace("\r\n", "\n")):
+                    yield from piece.split("\n")
 
 
-POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-ALL = "MEGATRON_ALL_TEXT" in os.environ
-# Beyond the second plane nearly all are ideographs, private or not assigned.
-SOME_POINTS = POINTS if ALL else [c for i, c in enumerate(POINTS) if ord(c) < 0x1FFFF or i % 61 == 0]
+def code_points():
+    """All of them, or of each run of one category its ends and every 13th, which is one of each block; of what is not
+    assigned and of private ones every 1009th."""
+    points = (chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    if ALL:
+        return list(points)
+    chosen = []
+    for (category, _), run in itertools.groupby(points, lambda c: (unicodedata.category(c),
+                                                                  unicodedata.decomposition(c) == "")):
+        run = list(run)
+        chosen += [*run[:-1:1009 if category in ("Cn", "Co") else 13], run[-1]]
+    return chosen
+
+
+def texts():
+    """A list for each source."""
+    yield list(shared_lines())
+    points = code_points()
+    yield points
+    yield ["".join(f"a{c}b {c}1{c} 2{c}  " for c in points[at:at + 64]) for at in range(0, len(points), 64)]
+    yield list(itertools.islice(random_texts(), 10000 if ALL else 2000))
+    yield list(novels())
+
+
+def batches(texts, most=1 << 24):
+    """Lists of about so many characters at most."""
+    batch, size = [], 0
+    for text in texts:
+        if size + len(text) > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(text.replace("\n", "\r"))  # a line is a text
+        size += len(text)
+    yield batch
 
 
 @unittest.skipIf(MISSING, MISSING)
 class EveryTokenizer(unittest.TestCase):
-    def equal(self, kind, texts, what, peers=None):
-        texts = [text.replace("\n", "\r") for text in texts]  # a line is a text
-        lines = ours_by_line(texts, kind.path)
-        for peer in kind.peers if peers is None else peers:
+    def equal(self, kind, texts):
+        lines = kind.ours(texts)
+        for peer in kind.peers:
             expected = [" ".join(map(str, ids)) for ids in peer(texts)]
             if lines == expected:
                 continue
             self.assertEqual(len(lines), len(expected))
             for text, line, other in zip(texts, lines, expected):
                 # Not assertEqual of all: a message with millions of ids would help nobody.
-                self.assertEqual(line[:2000], other[:2000], f"{kind.name}: {what}: {ascii(text[:500])}")
-            self.fail(f"{kind.name}: {what}: differs far into a text")
+                self.assertEqual(line[:2000], other[:2000], f"{kind.name}: {ascii(text[:500])}")
+            self.fail(f"{kind.name}: differs far into a text")
 
-    def test_shared_texts_have_the_same_ids(self):
-        lines = list(shared_lines())
-        self.assertGreater(len(lines), 10)
+    def test_texts_of_every_source_have_the_same_ids(self):
+        """The shared texts, every code point alone and beside others, random texts, novels."""
+        sources = list(texts())
+        self.assertGreater(min(map(len, sources)), 100)
         for kind in kinds():
-            for name, texts in lines:
-                self.equal(kind, texts if ALL or kind.complete or len(texts) < 3000 else texts[::7], name)
-
-    def test_novels_have_the_same_ids(self):
-        texts = novels()
-        for kind in kinds():
-            self.equal(kind, texts if ALL else texts[::33 if kind.complete else 98], "novels")
-        gpt2 = kinds()[0]
-        self.equal(gpt2, texts, "all novels", peers=gpt2.peers[:1])  # tiktoken is fast enough
-
-    def test_every_code_point_has_the_same_ids_alone(self):
-        for kind in kinds():
-            for begin in range(0, len(POINTS), 200_000):
-                self.equal(kind, POINTS[begin:begin + 200_000], "alone", peers=kind.peers[-1:])
-
-    def test_every_code_point_has_the_same_ids_beside_others(self):
-        def groups(points):
-            return ["".join(f"a{c}b {c}1{c} 2{c}  " for c in points[begin:begin + 64])
-                    for begin in range(0, len(points), 64)]
-
-        for kind in kinds():
-            self.equal(kind, groups(SOME_POINTS), "beside others")
-        gpt2 = kinds()[0]
-        self.equal(gpt2, groups(POINTS), "beside others", peers=gpt2.peers[:1])
-
-    def test_random_texts_have_the_same_ids(self):
-        texts = list(random_texts())
-        for kind in kinds():
-            self.equal(kind, texts, "random")
+            with self.subTest(kind.name):
+                for batch in batches(itertools.chain(*(source[::7 if kind.variant and not ALL else 1]
+                                                       for source in sources))):
+                    self.equal(kind, batch)
 
     def test_random_bytes_come_back_or_count_as_replacement_characters(self):
-        data = random.Random(6).randbytes(1 << 20)
+        data = random.Random(6).randbytes(1 << (20 if ALL else 16))
         for kind in kinds():
+            if not kind.not_utf8 or kind.variant and not ALL:
+                continue
             ids = ours(data, kind.path)
             if kind.not_utf8 == "kept":
                 text = megatron("decode", "--tokenizer", kind.path, stdin=" ".join(map(str, ids)).encode())
                 self.assertTrue(text == data + b"\n", kind.name)
-            elif kind.not_utf8 == "cleaned":  # however many U+FFFD a run of bytes makes
+            else:  # however many U+FFFD a run of bytes makes
                 self.assertTrue(ids == kind.peers[0]([data.decode(errors="replace")])[0], kind.name)
 
     def test_a_text_has_the_same_ids_whole_and_by_threads(self):
-        text = (DATA / "text/tinyshakespeare.input.txt").read_bytes()
+        text = (DATA / "text/tinyshakespeare.input.txt").read_bytes()[:None if ALL else 200_000]
         for kind in kinds():
-            self.assertTrue(ours(text, kind.path) == kind.peers[-1]([text.decode()])[0], kind.name)
+            if kind.variant and not ALL:
+                continue
+            self.assertTrue(ours(text, kind.path, *kind.options) == kind.peers[-1]([text.decode()])[0], kind.name)
+            if kind.name != "gpt2" and not ALL:
+                continue
             one, two = (megatron("encode", "--tokenizer", kind.path, "--threads", threads, stdin=text)
                         for threads in (1, 2))
             self.assertTrue(one == two, kind.name)
@@ -129,29 +152,41 @@ class EveryTokenizer(unittest.TestCase):
     def test_ids_of_trained_models_are_their_golden_ones(self):
         if not (MODELS.exists() and GOLDEN_MODELS.exists()):
             self.skipTest(f"{MODELS} or {GOLDEN_MODELS} is not there")
-        golden = json.loads((GOLDEN_MODELS / "smollm2.json").read_text())
-        for row in golden["tokens"]["rows"]:
-            self.assertEqual(ours(row["text"].encode(), MODELS / "smollm2-135m-instruct"), row["ids"], row["text"])
-        golden = json.loads((GOLDEN_MODELS / "minilm.json").read_text())
-        for row in golden["strings"]:
-            framed = megatron("encode", "--tokenizer", MODELS / "minilm-l6", "--json", "--add-special-tokens",
-                              stdin=row["text"].encode())
-            self.assertEqual(json.loads(framed)["ids"], row["ids"], row["text"])
+        smollm2 = json.loads((GOLDEN_MODELS / "smollm2.json").read_text())["tokens"]["rows"]
+        self.golden(MODELS / "smollm2-135m-instruct", smollm2)
+        self.golden(MODELS / "minilm-l6", json.loads((GOLDEN_MODELS / "minilm.json").read_text())["strings"],
+                    "--add-special-tokens")
 
-
-SOURCES = [DATA / "text/tinyshakespeare.input.txt", DATA / "wikitext/wikitext-2.wiki.valid.tokens"]
+    def golden(self, tokenizer, rows, *options):
+        with tempfile.TemporaryDirectory() as folder:
+            files = [pathlib.Path(folder, str(i)) for i in range(len(rows))]
+            for file, row in zip(files, rows):
+                file.write_text(row["text"], encoding="utf-8", newline="")
+            lines = megatron("encode", "--tokenizer", tokenizer, "--json", *options, "--input", *files).splitlines()
+        self.assertEqual([json.loads(line)["ids"] for line in lines], [row["ids"] for row in rows])
 
 
 @unittest.skipIf(MISSING, MISSING)
 class Training(unittest.TestCase):
-    def train(self, folder, kind, vocab_size, *options, sources=SOURCES):
-        """What is written, the same by one thread and by three."""
+    @classmethod
+    def setUpClass(cls):
+        """Two texts to learn from: shared ones, or their beginnings."""
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.sources, cls.texts = [], []
+        for name in ("text/tinyshakespeare.input.txt", "wikitext/wikitext-2.wiki.valid.tokens"):
+            cls.texts.append((DATA / name).read_bytes().decode()[:None if ALL else 250_000])
+            cls.sources.append(pathlib.Path(folder.name, f"{len(cls.sources)}.txt"))
+            cls.sources[-1].write_text(cls.texts[-1], encoding="utf-8", newline="")
+
+    def train(self, folder, kind, vocab_size, *options, sources=(), counts=(1, 3)):
+        """What is written, the same by any number of threads."""
         written = []
-        for threads in (1, 3):
-            megatron("train", "--kind", kind, "--input", *sources, "--format", "file", "--vocab-size", vocab_size,
-                     "--output", folder, "--threads", threads, *options)
+        for threads in counts:
+            megatron("train", "--kind", kind, "--input", *(sources or self.sources), "--format", "file", "--vocab-size",
+                     vocab_size, "--output", folder, "--threads", threads, *options)
             written.append(pathlib.Path(folder, "tokenizer.json").read_text(encoding="utf-8"))
-        self.assertEqual(written[0], written[1])
+        self.assertEqual(written[0], written[-1])
         return json.loads(written[0])["model"]
 
     def learn_bpe(self, texts, vocab_size, min_frequency, specials):
@@ -168,7 +203,7 @@ class Training(unittest.TestCase):
         self.assertTrue(merges == [list(merge) for merge in expected["merges"]], "other merges")
 
     def test_byte_level_bpe_learns_the_same_and_its_file_encodes_the_same(self):
-        texts = [source.read_bytes().decode() for source in SOURCES]
+        texts = self.texts
         theirs = self.learn_bpe(texts, 8000, 2, ["<|endoftext|>"])
         with tempfile.TemporaryDirectory() as folder:
             self.equal_bpe(self.train(folder, "bpe", 8000), theirs)
@@ -181,20 +216,20 @@ class Training(unittest.TestCase):
 
     def test_byte_level_bpe_learns_the_same_to_the_last_tie(self):
         """Few words, so that most pairs are as frequent as others; pairs that occur once; specials in the text."""
-        text = SOURCES[0].read_bytes().decode()[:30000] + "<x>" * 50 + "ababab" * 7
+        text = self.texts[0][:30000] + "<x>" * 50 + "ababab" * 7
         specials = ["<|endoftext|>", "<x>", "the"]
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder, "text.txt")
             source.write_text(text, encoding="utf-8", newline="")
-            for min_frequency, vocab_size in ((1, 20000), (2, 1500), (7, 20000)):
+            for min_frequency, vocab_size, counts in ((1, 20000, (1, 3)), (2, 1500, (2,)), (7, 20000, (3,))):
                 learned = self.train(folder, "bpe", vocab_size, "--min-frequency", min_frequency, "--special-tokens",
-                                     *specials, sources=[source])
+                                     *specials, sources=[source], counts=counts)
                 self.equal_bpe(learned, self.learn_bpe([text], vocab_size, min_frequency, specials))
 
     def test_word_piece_learns_the_same(self):
         """tokenizers gives "##x" their ids in an order that changes from run to run, and ties with them: as special
         tokens they have the same ids here and there."""
-        texts = [source.read_bytes().decode() for source in SOURCES]
+        texts = self.texts
         for cased, min_frequency, limit in ((False, 2, 1000), (True, 5, 60)):
             theirs = Tokenizer(models.WordPiece(unk_token="[UNK]"))
             theirs.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not cased)
@@ -219,7 +254,8 @@ class Training(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             models_written = []
             for _ in range(2):
-                megatron("train", "--kind", "unigram", "--input", *SOURCES, "--vocab-size", 2000, "--output", folder)
+                megatron("train", "--kind", "unigram", "--input", *self.sources, "--vocab-size", 2000, "--output",
+                         folder)
                 models_written.append(pathlib.Path(folder, "tokenizer.model").read_bytes())
             self.assertTrue(models_written[0] == models_written[1])
             text = "before we proceed any further"

@@ -9,22 +9,27 @@ import subprocess
 import sys
 import tempfile
 import typing
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/testing"))
+import rank_files  # noqa: E402
 from program import MODELS  # noqa: E402
 
 DATA = ROOT.parent / "shared/data"
 GPT2 = DATA / "gpt2"
+SMALL = ROOT / "tests/golden/tokenizers"  # each step and model that published files use
 PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 try:
+    import sentencepiece
     import tiktoken
     import tokenizers
+    from tiktoken_ext import openai_public
     from tokenizers import BertWordPieceTokenizer, Tokenizer, decoders, models, pre_tokenizers
     MISSING = "" if GPT2.exists() else f"{GPT2} is missing"
 except ImportError as error:
-    MISSING = f"{error}: pip install tiktoken tokenizers"
+    MISSING = f"{error}: pip install -r tests/interop/requirements.txt"
 
 
 def megatron(*words, stdin=b""):
@@ -35,15 +40,9 @@ def megatron(*words, stdin=b""):
     return result.stdout
 
 
-def ours(data, tokenizer):
+def ours(data, tokenizer, *options):
     """The ids of the whole input."""
-    return json.loads(megatron("encode", "--tokenizer", tokenizer, "--json", stdin=data))["ids"]
-
-
-def ours_by_line(texts, tokenizer):
-    """The ids of each text, as lines; no text may have a line end."""
-    lines = megatron("encode", "--tokenizer", tokenizer, "--threads", 2, stdin="\n".join(texts).encode() + b"\n")
-    return lines.decode().split("\n")[:-1]
+    return json.loads(megatron("encode", "--tokenizer", tokenizer, "--json", *options, stdin=data))["ids"]
 
 
 @dataclasses.dataclass
@@ -51,19 +50,33 @@ class Kind:
     name: str
     path: pathlib.Path  # for --tokenizer
     peers: list[typing.Callable[[list[str]], list[list[int]]]]
-    not_utf8: str = "cleaned"  # bytes that are no text are "kept", "cleaned" away as U+FFFD is, or "" neither
-    complete: bool = True  # gets every line of the shared texts; a variant of another kind gets part of them
+    not_utf8: str = ""  # bytes that are no text are "kept", "cleaned" away as U+FFFD is, or neither is said
+    variant: bool = False  # of another kind, or small: gets a part of the texts
+    options: tuple = ()
+
+    def ours(self, texts):
+        """The ids of each text, as lines; no text may have a line end."""
+        lines = megatron("encode", "--tokenizer", self.path, "--threads", 2, *self.options,
+                         stdin="\n".join(texts).encode() + b"\n")
+        return lines.decode().split("\n")[:-1]
 
 
-def gpt2_tiktoken():
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    vocabulary = json.loads((GPT2 / "encoder.json").read_text(encoding="utf-8"))
-    end = vocabulary.pop("<|endoftext|>")
-    ranks = {bytes(byte_of[c] for c in token): rank for token, rank in vocabulary.items()}
-    encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": end})
+def by_tiktoken(encoding):
     return lambda texts: encoding.encode_batch(texts, num_threads=2, allowed_special="all")
+
+
+def gpt2_tiktoken(ranks):
+    end = {"<|endoftext|>": len(ranks)}
+    return by_tiktoken(tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=end))
+
+
+def of_tiktoken(folder, name, ranks):
+    """One of tiktoken's own encodings with other ranks, as many as it has."""
+    path = folder / f"{name}.tiktoken"
+    rank_files.write(path, ranks)
+    with unittest.mock.patch.object(openai_public, "load_tiktoken_bpe", return_value=ranks):
+        encoding = tiktoken.Encoding(**getattr(openai_public, name)())
+    return Kind(name, path, [by_tiktoken(encoding)], not_utf8="kept", variant=True)
 
 
 def byte_level(model):
@@ -85,15 +98,29 @@ def gpt2_hugging_face():
     return hugging_face(tokenizer)
 
 
-def from_file(folder):
-    return hugging_face(Tokenizer.from_file(str(folder / "tokenizer.json")))
+def from_file(path):
+    return hugging_face(Tokenizer.from_file(str(path)))
+
+
+def sentence_piece(path):
+    """SentencePiece itself knows no special tokens in a text."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return Kind(path.name, path, [model.encode], variant=True, options=("--special-tokens", "text"))
+
+
+def learned_sentence_piece(folder):
+    """One that normalizes by NFKC and more, as published models do."""
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(ROOT / "tests/golden/text/train.txt"), model_prefix=str(folder / "nfkc"), vocab_size=400,
+        hard_vocab_limit=False, model_type="unigram", normalization_rule_name="nmt_nfkc_cf", minloglevel=2)
+    return sentence_piece(folder / "nfkc.model")
 
 
 def bert(folder, **options):
     """BERT's vocabulary with other options, as tokenizer.json in `folder`."""
     folder.mkdir()
     BertWordPieceTokenizer(str(DATA / "bert/vocab.txt"), **options).save(str(folder / "tokenizer.json"))
-    return folder
+    return folder / "tokenizer.json"
 
 
 FOLDER = tempfile.TemporaryDirectory()
@@ -107,14 +134,19 @@ def kinds():
     accents = bert(folder / "accents", lowercase=True, strip_accents=False, handle_chinese_chars=False)
     as_is = bert(folder / "as-is", lowercase=False, strip_accents=True, clean_text=False)
     uncased = hugging_face(BertWordPieceTokenizer(str(DATA / "bert/vocab.txt"))._tokenizer)
-    rows = [Kind("gpt2", GPT2, [gpt2_tiktoken(), gpt2_hugging_face()], not_utf8="kept"),
-            Kind("bert uncased", DATA / "bert/vocab.txt", [uncased]),
-            Kind("bert cased", cased, [from_file(cased)]),
-            Kind("bert with accents", accents, [from_file(accents)], complete=False),
-            Kind("bert as it is", as_is, [from_file(as_is)], not_utf8="", complete=False)]
-    if (MODELS / "smollm2-135m-instruct").exists():
-        rows.append(Kind("smollm2", MODELS / "smollm2-135m-instruct", [from_file(MODELS / "smollm2-135m-instruct")],
-                         not_utf8=""))  # some bytes are no tokens of it
-    if (MODELS / "minilm-l6").exists():
-        rows.append(Kind("minilm", MODELS / "minilm-l6", [from_file(MODELS / "minilm-l6")], complete=False))
+    ranks = rank_files.gpt2_ranks(GPT2)
+    rows = [Kind("gpt2", GPT2, [gpt2_tiktoken(ranks), gpt2_hugging_face()], not_utf8="kept"),
+            Kind("bert uncased", DATA / "bert/vocab.txt", [uncased], not_utf8="cleaned"),
+            Kind("bert cased", cased, [from_file(cased)], not_utf8="cleaned"),
+            Kind("bert with accents", accents, [from_file(accents)], not_utf8="cleaned", variant=True),
+            Kind("bert as it is", as_is, [from_file(as_is)], variant=True),
+            of_tiktoken(folder, "cl100k_base", rank_files.joined(ranks, 100256)),
+            of_tiktoken(folder, "o200k_base", rank_files.joined(ranks, 199998))]
+    for name, variant in (("smollm2-135m-instruct", False), ("minilm-l6", True)):
+        path = MODELS / name / "tokenizer.json"
+        if path.exists():
+            rows.append(Kind(name, path.parent, [from_file(path)], variant=variant))
+    rows += [Kind(path.stem, path, [from_file(path)], variant=True)
+             for path in sorted(SMALL.glob("*.json")) if path.stem != "cases"]
+    rows += [*map(sentence_piece, sorted(SMALL.glob("*.model"))), learned_sentence_piece(folder)]
     return rows
