@@ -211,8 +211,9 @@ TEST(StepCost, HidesReductionBesideBackwardButItsLastBucket) {
   EXPECT_LT(hidden.parts.data, 0.2 * whole);
   hardware.software.overlap_slowdown = 0.5;
   EXPECT_NEAR(step_cost(run, hardware).parts.data, hidden.parts.data + (whole - hidden.parts.data) / 2, 1e-6 * whole);
-  hardware.node.bandwidth_gb_s = 0.01;  // longer than backward: the rest shows
-  EXPECT_GT(step_cost(run, hardware).parts.data, 1000 * whole);
+  hardware.software.overlap_slowdown = 0;
+  hardware.node.bandwidth_gb_s = 0.01;  // much longer than backward: nearly all shows
+  EXPECT_GT(step_cost(run, hardware).parts.data, 0.9e4 * whole);
 }
 
 TEST(StepCost, OfAPipelineHasItsBubble) {

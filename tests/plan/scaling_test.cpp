@@ -62,6 +62,7 @@ TEST(ScalingStudy, RunsWhatThePaperRan) {
     const ResolvedRun run = resolve(paper_config(row));
     EXPECT_EQ(run.microbatches_per_step, 1) << row.label;
     EXPECT_EQ(run.shape.padded_vocab, 51200) << row.label;
+    EXPECT_EQ(run.config.train.recompute, "full") << row.label;
     EXPECT_EQ(run.config.train.global_batch_size, 8 * row.dp) << row.label;
     const auto found = billions.find(row.label.substr(0, 5));
     if (found == billions.end()) continue;  // table 7

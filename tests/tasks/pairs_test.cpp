@@ -184,9 +184,9 @@ TEST(PairRows, OfRaceHaveTheArticleBehindEachOption) {
 TEST(Metrics, AreWhatTheirDefinitionsSay) {
   const std::vector<float> logits = {0, 1, 1, 2, 2, 0, -3, -5, -4};
   EXPECT_THAT(best_classes(logits, 3), ElementsAre(1, 0, 0));
-  const std::vector<std::int32_t> predicted = {1, 1, 0, 0, 1, 1}, labels = {1, 0, 1, 0, 1, 1};
-  EXPECT_DOUBLE_EQ(accuracy(predicted, labels), 4.0 / 6);
-  EXPECT_DOUBLE_EQ(binary_f1(predicted, labels), 2 * 0.75 * 0.75 / 1.5);
+  const std::vector<std::int32_t> predicted = {1, 1, 0, 0, 1, 1}, labels = {1, 0, 0, 0, 1, 1};
+  EXPECT_DOUBLE_EQ(accuracy(predicted, labels), 5.0 / 6);
+  EXPECT_DOUBLE_EQ(binary_f1(predicted, labels), 6.0 / 7);
   EXPECT_EQ(accuracy({}, {}), 0);
   EXPECT_EQ(binary_f1(std::vector<std::int32_t>{0}, std::vector<std::int32_t>{0}), 0);
   EXPECT_THROW(accuracy(predicted, std::vector<std::int32_t>{1}), std::logic_error);
