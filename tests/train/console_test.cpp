@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "megatron/base/error.h"
+
 namespace megatron::train {
 namespace {
 
@@ -51,10 +53,11 @@ TEST(Console, LeavesOutALossWithoutValueAsMegatronDoes) {
 }
 
 TEST(Console, PrintsTheValidationMessageOfMegatron) {
-  EXPECT_EQ(validation_lines("iteration 20", 3, 20.0855369),
-            std::string(94, '-') +
-                "\n validation loss at iteration 20 | lm loss value: 3.000000E+00 | lm loss PPL: 2.008554E+01 | \n" +
-                std::string(94, '-'));
+  const std::string rule(94, '-');
+  EXPECT_EQ(
+      validation_lines("iteration 20", 3, 20.0855369),
+      concat(rule, "\n validation loss at iteration 20 | lm loss value: 3.000000E+00 | lm loss PPL: 2.008554E+01 | \n",
+             rule));
 }
 
 }  // namespace
