@@ -102,7 +102,8 @@ std::vector<Bytes> read_corpus(const std::vector<std::string>& paths) {
       files.emplace_back(path);
       continue;
     }
-    for (const auto& entry : std::filesystem::directory_iterator(path)) files.push_back(entry.path());
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path))
+      if (entry.is_regular_file()) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   std::vector<Bytes> corpus;
