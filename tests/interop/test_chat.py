@@ -2,7 +2,6 @@
 
 Needs numpy and transformers."""
 import json
-import os
 import pathlib
 import shutil
 import struct
@@ -10,17 +9,12 @@ import sys
 import tempfile
 import unittest
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ["HF_HUB_OFFLINE"] = "1"
+from peers import peers
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import MODELS, run  # noqa: E402
 
-try:
-    import numpy
-    import transformers
-    MISSING = ""
-except ImportError as error:
-    MISSING = f"{error}: pip install numpy transformers"
+numpy, transformers, MISSING = peers("numpy", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
 NO_MODEL = "" if SMOLLM2.exists() else f"{SMOLLM2} is not there"
 

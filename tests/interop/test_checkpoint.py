@@ -4,15 +4,12 @@ import pathlib
 import sys
 import unittest
 
+from peers import peers
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import RunFolder, run  # noqa: E402
 
-try:
-    import numpy
-    from safetensors.numpy import load_file
-    MISSING = ""
-except ImportError as error:
-    MISSING = f"{error}: pip install safetensors numpy"
+numpy, safetensors, MISSING = peers("numpy", "safetensors.numpy")
 
 
 class Checkpoint(unittest.TestCase):
@@ -24,7 +21,7 @@ class Checkpoint(unittest.TestCase):
         info = json.loads(run("checkpoint", "info", place.path / "run", "--json"))
         tensors = {}
         for file in pathlib.Path(info["folder"]).glob("*.safetensors"):
-            tensors.update(load_file(file))
+            tensors.update(safetensors.load_file(file))
         self.assertEqual({name: list(tensor.shape) for name, tensor in tensors.items()},
                          {tensor["name"]: tensor["shape"] for tensor in info["tensors"]})
         weight = tensors["decoder.layers.0.mlp.linear_fc1.weight"]
@@ -41,7 +38,7 @@ class Checkpoint(unittest.TestCase):
         whole, parts = {}, {}
         for name, into in (("one", whole), ("two", parts)):
             for file in (place.path / name).rglob("*.safetensors"):
-                into.update(load_file(file))
+                into.update(safetensors.load_file(file))
         name = "decoder.layers.1.mlp.linear_fc2.weight"
         joined = numpy.concatenate([parts[f"{name}@0,0"], parts[f"{name}@0,128"]], axis=1)
         numpy.testing.assert_array_equal(joined, whole[name])

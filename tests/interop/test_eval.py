@@ -3,23 +3,17 @@
 Needs torch and transformers; the test with SmolLM2 also its folder."""
 import json
 import math
-import os
 import pathlib
 import sys
 import tempfile
 import unittest
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ["HF_HUB_OFFLINE"] = "1"
+from peers import peers
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import MODELS, run, text_of_sentences  # noqa: E402
 
-try:
-    import torch
-    import transformers
-    MISSING = ""
-except ImportError as error:
-    MISSING = f"{error}: pip install torch transformers"
+torch, transformers, MISSING = peers("torch", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
 
 

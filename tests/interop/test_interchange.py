@@ -1,26 +1,20 @@
 """transformers loads what the program exports, and computes the same. Needs torch, transformers, safetensors."""
 import json
-import os
 import pathlib
 import sys
 import tempfile
 import unittest
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ["HF_HUB_OFFLINE"] = "1"
+from peers import peers
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import GOLDEN_MODELS as GOLDEN, MODELS, RunFolder, run  # noqa: E402
 
 MEGATRON_GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/interchange"
-try:
-    import torch
-    import transformers
-    from safetensors.torch import load_file
+torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
+if not MISSING:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    MISSING = ""
-except ImportError as error:
-    MISSING = f"{error}: pip install torch transformers safetensors"
 NO_GOLDEN = "" if GOLDEN.exists() else f"{GOLDEN} is not there"
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -43,7 +37,7 @@ def variants():
 
 def tensors_of(folder):
     files = pathlib.Path(folder).glob("model*.safetensors")
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = {name: tensor for file in files for name, tensor in safetensors.load_file(file).items()}
     tensors.pop("embeddings.position_ids", None)  # 0, 1, 2, …
     return tensors
 
@@ -79,7 +73,7 @@ class Interchange(unittest.TestCase):
         for name in ("tiny_gpt2", "tiny_llama"):
             back = self.there_and_back(GOLDEN / name, name)
             self.same_tensors(GOLDEN / name, back)
-            expected = load_file(GOLDEN / name / "expected.safetensors")
+            expected = safetensors.load_file(GOLDEN / name / "expected.safetensors")
             ids = expected["input.input_ids"]
             self.assertTrue(torch.equal(logits(back, ids), logits(GOLDEN / name, ids)), name)
             self.assertLess((logits(back, ids) - expected["output.logits"]).abs().max(), 1e-4)
@@ -88,7 +82,7 @@ class Interchange(unittest.TestCase):
     def test_bert_is_exported_bit_by_bit(self):
         back = self.there_and_back(GOLDEN / "tiny_bert", "bert")
         self.same_tensors(GOLDEN / "tiny_bert", back)
-        ids = load_file(GOLDEN / "tiny_bert/expected.safetensors")["input.input_ids"]
+        ids = safetensors.load_file(GOLDEN / "tiny_bert/expected.safetensors")["input.input_ids"]
         outputs = []
         for folder in (GOLDEN / "tiny_bert", back):
             model = transformers.BertForPreTraining.from_pretrained(folder).eval()

@@ -5,28 +5,14 @@ Which characters decide whether a capital sigma ends a word is asked of Python i
 scores of SQuAD use.
 """
 import pathlib
-import textwrap
+import sys
 
-POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "text"))
+from code_points import POINTS, array  # noqa: E402
 
 
 def final(text):
     return (text + "\u03a3").lower().endswith("\u03c2")
-
-
-def ranges(points):
-    found = []
-    for point in points:
-        if found and found[-1][1] == point - 1:
-            found[-1][1] = point
-        else:
-            found.append([point, point])
-    return found
-
-
-def array(comment, name, points):
-    body = textwrap.fill(", ".join(f"{{0x{first:x},0x{last:x}}}" for first, last in ranges(points)), 118)
-    return f"/// {comment}\ninline constexpr text::CodePointRange {name}[] = {{\n{body}}};\n\n"
 
 
 cased = [c for c in POINTS if final(chr(c))]
@@ -37,6 +23,7 @@ pathlib.Path(__file__).with_name("case_ranges.h").write_text(
     "// Written by make_case_ranges.py: do not edit.\n"
     "// clang-format off\n"
     "namespace megatron::tasks {\n\n"
+    "using text::CodePointRange;\n\n"
     + array("Characters with case, but for those of kCaseIgnored.", "kCased", cased)
     + array("Passed over in the search for a character with case.", "kCaseIgnored", ignored)
     + "}  // namespace megatron::tasks\n")

@@ -7,30 +7,15 @@ after the other: its parts carry Unicode tables of different ages, of which no s
 import pathlib
 
 import unicodedata2
+from code_points import POINTS, array, ranges
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xD7A4)  # decomposed by arithmetic
 
 
 def bert(**on):
     off = dict(clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False)
     return normalizers.BertNormalizer(**{**off, **on}).normalize_str
-
-
-def ranges(points, value=lambda point: 0):
-    found = []
-    for point in sorted(points):
-        if found and found[-1][1] == point - 1 and found[-1][2] == value(point):
-            found[-1][1] = point
-        else:
-            found.append([point, point, value(point)])
-    return found
-
-
-def array(comment, name, points):
-    body = ", ".join(f"{{0x{first:x}, 0x{last:x}}}" for first, last, _ in ranges(points))
-    return f"/// {comment}\ninline constexpr CodePointRange {name}[] = {{{body}}};\n\n"
 
 
 def mapping(comment, name, function):
@@ -53,10 +38,10 @@ def combining_class(point):
 
 lonely = Tokenizer(models.WordLevel({"[u]": 0}, unk_token="[u]"))  # its token must stand alone
 lonely.add_tokens([AddedToken("[t]", single_word=True, normalized=False)])
-word = {c for c in POINTS if lonely.encode(chr(c) + "[t]").ids[-1] == 0}
+word = [c for c in POINTS if lonely.encode(chr(c) + "[t]").ids[-1] == 0]
 clean, strip, lower = bert(clean_text=True), bert(strip_accents=True), bert(lowercase=True)
 split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-punctuation = {c for c in POINTS if len(split("a" + chr(c) + "b")) == 3}
+punctuation = [c for c in POINTS if len(split("a" + chr(c) + "b")) == 3]
 combining = {c: combining_class(c) for c in POINTS}
 combining = {c: value for c, value in combining.items() if value != 0}
 classes = ", ".join(f"{{0x{a:x}, 0x{b:x}, {value}}}" for a, b, value in ranges(combining, combining.get))

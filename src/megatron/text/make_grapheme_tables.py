@@ -10,6 +10,7 @@ import tempfile
 
 import sentencepiece
 import unicodedata2
+from code_points import array
 from tokenizers import normalizers
 
 POINTS = [c for c in range(0x80, 0x110000) if not 0xD800 <= c < 0xE000]
@@ -49,17 +50,6 @@ def charsmap(rules):
                                                  model_type="char", normalization_rule_tsv=str(tsv), minloglevel=2)
         model = dict(fields(pathlib.Path(folder, "m.model").read_bytes()))
         return dict(fields(model[3]))[2]
-
-
-def array(comment, name, points):
-    found = []
-    for point in points:
-        if found and found[-1][1] == point - 1:
-            found[-1][1] = point
-        else:
-            found.append([point, point])
-    body = ", ".join(f"{{0x{a:x}, 0x{b:x}}}" for a, b in found)
-    return f"/// {comment}\ninline constexpr CodePointRange {name}[] = {{{body}}};\n\n"
 
 
 def main():

@@ -8,9 +8,9 @@ library of today: a newer one would give other tokens for the characters added s
 import pathlib
 
 import unicodedata2
+from code_points import POINTS, array, ranges
 from tokenizers import normalizers
 
-POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xD7A4)  # decomposed by arithmetic
 nfd, nfkd, nfc = (form().normalize_str for form in (normalizers.NFD, normalizers.NFKD, normalizers.NFC))
 strip = normalizers.StripAccents().normalize_str
@@ -42,33 +42,18 @@ def compositions():
             f"inline constexpr Composition kCompositions[] = {{{body}}};\n\n")
 
 
-def ranges(points):
-    found = []
-    for point in points:
-        if found and found[-1][1] == point - 1:
-            found[-1][1] = point
-        else:
-            found.append([point, point])
-    return found
+def category(c):
+    return unicodedata2.category(chr(c))
 
 
 def categories():
-    found = []
-    for c in range(0x110000):
-        category = unicodedata2.category(chr(c))
-        if category == "Cn":
-            continue
-        if found and found[-1][1] == c - 1 and found[-1][2] == category:
-            found[-1][1] = c
-        else:
-            found.append([c, c, category])
-    return ", ".join(f"{{0x{a:x}, 0x{b:x}, {{'{x[0]}', '{x[1]}'}}}}" for a, b, x in found)
+    assigned = [c for c in range(0x110000) if category(c) != "Cn"]
+    return ", ".join(f"{{0x{a:x}, 0x{b:x}, {{'{x[0]}', '{x[1]}'}}}}" for a, b, x in ranges(assigned, category))
 
 
 FOLDER = pathlib.Path(__file__).parent
 HEAD = ("#pragma once\n#include <cstdint>\n\n#include \"megatron/text/unicode_ranges.h\"\n\n"
         "// Written by make_normal_form_tables.py: do not edit.\n// clang-format off\nnamespace megatron::text {\n\n")
-marks = ", ".join(f"{{0x{a:x}, 0x{b:x}}}" for a, b in ranges([c for c in POINTS if strip(chr(c)) == ""]))
 (FOLDER / "normal_form_tables.h").write_text(
     HEAD
     + "/// A code point and what it becomes: `size` of the points of its table from `begin`.\n"
@@ -78,7 +63,7 @@ marks = ", ".join(f"{{0x{a:x}, 0x{b:x}}}" for a, b in ranges([c for c in POINTS 
     + expansions("Compatibility decompositions that are no canonical ones", "kCompatible",
                  lambda c: nfkd(chr(c)) if nfkd(chr(c)) != nfd(chr(c)) else chr(c))
     + compositions()
-    + f"/// Left out by StripAccents.\ninline constexpr CodePointRange kMarks[] = {{{marks}}};\n\n"
+    + array("Left out by StripAccents.", "kMarks", [c for c in POINTS if strip(chr(c)) == ""])
     + "}  // namespace megatron::text\n")
 (FOLDER / "category_ranges.h").write_text(
     HEAD

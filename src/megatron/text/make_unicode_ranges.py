@@ -5,26 +5,15 @@ Unicode 16.0 is what tiktoken 0.14 and Hugging Face tokenizers 0.23 classify by.
 around the characters that it added, and so gives other ids.
 """
 import pathlib
+
 import unicodedata2
+from code_points import array
 
 assert unicodedata2.unidata_version == "16.0.0"
 
 
-def ranges(major):
-    found = []
-    for point in range(0x110000):
-        if unicodedata2.category(chr(point))[0] != major:
-            continue
-        if found and found[-1][1] == point - 1:
-            found[-1][1] = point
-        else:
-            found.append([point, point])
-    return found
-
-
-def array(name, major):
-    body = ", ".join(f"{{0x{first:x}, 0x{last:x}}}" for first, last in ranges(major))
-    return f"inline constexpr CodePointRange {name}[] = {{{body}}};\n"
+def majors(comment, name, major):
+    return array(comment, name, [c for c in range(0x110000) if unicodedata2.category(chr(c))[0] == major])
 
 
 pathlib.Path(__file__).with_name("unicode_ranges.h").write_text(
@@ -34,6 +23,6 @@ pathlib.Path(__file__).with_name("unicode_ranges.h").write_text(
     "namespace megatron::text {\n\n"
     "/// Code points first … last, both included.\n"
     "struct CodePointRange {\n  std::uint32_t first;\n  std::uint32_t last;\n};\n\n"
-    "/// General categories L*.\n" + array("kLetterRanges", "L") +
-    "\n/// General categories N*.\n" + array("kNumberRanges", "N") +
-    "\n}  // namespace megatron::text\n")
+    + majors("General categories L*.", "kLetterRanges", "L")
+    + majors("General categories N*.", "kNumberRanges", "N")
+    + "}  // namespace megatron::text\n")
