@@ -197,7 +197,7 @@ struct Measured {
 // tp.
 std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
   const auto& train = run.config.train;
-  if (run.parts.size() > 1) return {0};  // on the ranks of the last stage alone
+  if (run.parts.size() > 1 || run.shape.is_bert()) return {0};  // on the ranks of the last stage, after a head
   const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
   const parallel::VocabParallelOutput output(
       engine.parameters.get(weight), engine.context.group(plan::Axis::Tp),

@@ -22,8 +22,8 @@ namespace {
 
 constexpr const char* kUsage =
     "megatron train RECIPE.toml [--section.key value | --megatron-flag value]…\n"
-    "Trains a GPT; goes on by itself from the last checkpoint in train.out. SIGINT and SIGTERM finish the step, save\n"
-    "and exit with 3.";
+    "Trains a GPT or a BERT; goes on by itself from the last checkpoint in train.out. SIGINT and SIGTERM finish the\n"
+    "step, save and exit with 3.";
 
 // A signal handler can reach nothing else. Read by every rank through StopRequested.
 std::atomic<int> stop_requested = 0;

@@ -127,6 +127,37 @@ TEST(BertDataset, WritesOnlyWhatIsAskedAndTheSameWhateverElseIsAsked) {
   }
 }
 
+TEST(BertSamples, AreThoseOfTheDatasetWithZerosForLabelsThatDoNotCount) {
+  const TemporaryFolder folder;
+  write_sentence_pair(folder / "pair");
+  const BertDatasetSpec spec = small_spec(folder);
+  BertDataset::build(spec);
+  const BertDataset data(spec, small_vocabulary());
+  const BertSamples samples(spec, small_vocabulary());
+  EXPECT_EQ(samples.size(), data.size());
+  EXPECT_TRUE(samples.fields().pairs && samples.fields().loss_mask && !samples.fields().position_ids);
+  EXPECT_EQ(samples.name_of(3), folder / "pair" + ", sample 3");
+  for (std::int64_t i = 0; i < 10; ++i) {
+    std::vector<std::int64_t> tokens(24), types(24), labels(24), tokens2(24), types2(24), labels2(24), positions(24);
+    std::vector<float> mask(24), mask2(24);
+    PairInfo pair;
+    const BertSampleInfo info = data.get(i, {.tokens = tokens, .types = types, .labels = labels, .loss_mask = mask});
+    samples.get(i, {.tokens = tokens2,
+                    .labels = labels2,
+                    .loss_mask = mask2,
+                    .position_ids = positions,
+                    .types = types2,
+                    .pair = &pair});
+    EXPECT_EQ(tokens2, tokens);
+    EXPECT_EQ(types2, types);
+    EXPECT_EQ(mask2, mask);
+    EXPECT_EQ(positions[23], 23);
+    EXPECT_EQ(pair.length, info.length);
+    EXPECT_EQ(pair.swapped, info.is_random);
+    for (std::size_t k = 0; k < 24; ++k) EXPECT_EQ(labels2[k], mask[k] == 1.0f ? labels[k] : 0);
+  }
+}
+
 TEST(BertDataset, RefusesSamplesThatAreNotThereAndSpansOfAnotherLength) {
   const TemporaryFolder folder;
   write_sentence_pair(folder / "pair");

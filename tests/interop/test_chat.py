@@ -122,8 +122,8 @@ class Chat(unittest.TestCase):
 
     def train(self, folder, tokenizer):
         recipe = folder / "recipe.toml"
-        recipe.write_text("[model]\nnum_layers = 1\nhidden_size = 8\nnum_attention_heads = 1\n[data]\nseq_length = 64\n"
-                          "sft = true\nsplit = '1'\n[train]\ntrain_iters = 1\n")
+        recipe.write_text("[model]\nnum_layers = 1\nhidden_size = 8\nnum_attention_heads = 1\n"
+                          "[data]\nseq_length = 128\nsft = true\nsplit = '1'\n[train]\ntrain_iters = 1\n")
         run("train", recipe, "--data-path", folder / "chats.jsonl", "--tokenizer", tokenizer, "--data-cache-path",
             folder / "cache", "--train.out", folder / "run")
         return documents(next((folder / "cache").glob("*chats.idx")).with_suffix(""))

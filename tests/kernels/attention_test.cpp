@@ -124,6 +124,19 @@ TEST_F(AttentionTest, KeepsPackedDocumentsApart) {
   });
 }
 
+TEST_F(AttentionTest, SeesNoKeyOfThePadding) {
+  on_each([] {
+    for (const bool causal : {false, true}) {
+      AttentionOptions options;
+      options.causal = causal;
+      options.key_lengths = at::tensor({1, 300, 0, 270}, at::kInt);
+      expect_matches_reference({300, 300, 4, 1, 16}, options);
+      options.key_lengths = at::tensor({39, 7}, at::kInt);
+      expect_matches_reference({5, 40, 2, 2, 16}, options);
+    }
+  });
+}
+
 TEST_F(AttentionTest, DropsTheProbabilitiesThatTheMaskNames) {
   on_each([] {
     AttentionOptions options;
@@ -197,6 +210,10 @@ TEST_F(AttentionOnTiles, SharesKeysAndValuesDropsAndKeepsDocumentsApart) {
     AttentionOptions options;
     options.dropout = {.p = 0.3, .key = 11, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 6})};
     expect_matches_reference({70, 70, 2, 6, 24, 3}, options, at::kBFloat16);
+    AttentionOptions padded;
+    padded.causal = false;
+    padded.key_lengths = at::tensor({300, 33}, at::kInt);
+    expect_matches_reference({300, 300, 2, 2, 16}, padded, at::kBFloat16);
     AttentionOptions documents;
     documents.first_key = at::zeros({1, 520}, at::kInt);
     documents.first_key.narrow(1, 100, 420).fill_(100);
@@ -253,6 +270,16 @@ TEST(AttentionReference, AgreesWithScaledDotProductAttention) {
   const at::Tensor truth =
       at::scaled_dot_product_attention(first(q), first(k), first(v), {}, 0.0, true).permute({2, 0, 1, 3});
   EXPECT_LT(relative_error(reference::attention(q, k, v, {}).out, truth), 1e-13);
+}
+
+TEST(AttentionReference, OfPaddedKeysIsThatOfTheOthersAlone) {
+  const at::Tensor q = at::randn({6, 1, 3, 5}, at::kDouble), k = at::randn({9, 1, 3, 5}, at::kDouble);
+  const at::Tensor v = at::randn({9, 1, 3, 5}, at::kDouble);
+  AttentionOptions options, padded;
+  options.causal = padded.causal = false;
+  padded.key_lengths = at::tensor({4}, at::kInt);
+  const AttentionOutput truth = reference::attention(q, k.narrow(0, 0, 4), v.narrow(0, 0, 4), options);
+  EXPECT_LT(relative_error(reference::attention(q, k, v, padded).out, truth.out), 1e-13);
 }
 
 TEST(AttentionReference, OfGroupsIsThatOfRepeatedKeys) {

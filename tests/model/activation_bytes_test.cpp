@@ -68,13 +68,17 @@ const Mode kModes[] = {{.name = "none"},
                        {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
                        {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
-/// A GPT-2 or a Llama, whose two ranks share one key and value head; in float32 or bf16.
+/// A GPT-2, a Llama, whose two ranks share one key and value head, or a BERT of the original order; in float32 or bf16.
 struct Kind {
   const char* name;
   bool llama;
   at::ScalarType dtype;
+  bool bert = false;
 };
-const Kind kKinds[] = {{"gpt", false, at::kFloat}, {"llama", true, at::kFloat}, {"llama in bf16", true, at::kBFloat16}};
+const Kind kKinds[] = {{"gpt", false, at::kFloat},
+                       {"llama", true, at::kFloat},
+                       {"llama in bf16", true, at::kBFloat16},
+                       {"bert", false, at::kFloat, true}};
 
 config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) {
   config::RunConfig config;
@@ -89,6 +93,7 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   config.train.recompute_num_layers = mode.num_layers;
   config.train.distribute_saved_activations = mode.distribute;
   config.train.recompute_gelu = mode.gelu;
+  config.model.apply_residual_connection_post_layernorm = kind.bert;
   return config;
 }
 
@@ -108,6 +113,8 @@ GptOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
     options.activation = kernels::Activation::Silu;
     options.rope.rotary_dim = 16;
   }
+  if (kind.bert) options.shape.architecture = plan::Architecture::Bert;
+  options.residual_after_norm = kind.bert;
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sp;
   const auto named = [&](const std::string& module) {

@@ -21,13 +21,16 @@ using megatron::testing::Tensors;
 using megatron::testing::variants;
 using megatron::testing::whole_gradient;
 
-/// Sample 1 holds two documents: the second begins at `start`, with positions and attention of its own.
+/// Sample 1 holds two documents: the second begins at `start`, with positions and attention of its own; padding
+/// follows.
 void pack_documents(Batch& batch, std::int64_t start) {
   const std::int64_t b = batch.tokens_bs.size(0), s = batch.tokens_bs.size(1);
   batch.position_ids_bs = at::arange(s, at::kLong).expand({b, s}).contiguous();
   batch.first_key_bs = at::zeros({b, s}, at::kInt);
   batch.position_ids_bs[1].slice(0, start).sub_(start);
   batch.first_key_bs[1].slice(0, start).fill_(start);
+  batch.key_lengths_b = at::full({b}, s, at::kInt);
+  batch.key_lengths_b[1] -= 1;
 }
 
 /// The model's loss and gradients on `t` ranks against the dense model's.

@@ -27,7 +27,8 @@ inline model::GptOptions small(std::int64_t num_layers = 2) {
   return options;
 }
 
-/// Models of other kinds of layers: between them every option of GptShape and of rotary positions.
+/// Models of other kinds of layers: between them every option of GptShape and of rotary positions, and BERTs of both
+/// orders of norms.
 inline std::vector<std::pair<std::string, model::GptOptions>> variants(std::int64_t num_layers = 2) {
   using kernels::Activation;
   auto llama = small(num_layers);  // four ranks have more than its key and value heads
@@ -53,7 +54,15 @@ inline std::vector<std::pair<std::string, model::GptOptions>> variants(std::int6
   gated_bias.shape.gated = true;
   gated_bias.shape.num_groups = 2;
   gated_bias.activation = Activation::Relu;
-  return {{"llama", llama}, {"one_key", one_key}, {"wide_heads", wide_heads}, {"gated_bias", gated_bias}};
+  auto bert = small(num_layers);
+  bert.shape.architecture = plan::Architecture::Bert;
+  bert.shape.token_types = 2;
+  bert.shape.sentence_head = true;
+  auto original = bert;
+  original.residual_after_norm = true;
+  original.shape.tied_output = false;
+  return {{"llama", llama},           {"one_key", one_key}, {"wide_heads", wide_heads},
+          {"gated_bias", gated_bias}, {"bert", bert},       {"original_bert", original}};
 }
 
 /// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces added. Collective over tp.
@@ -78,6 +87,8 @@ inline model::Batch random_batch(std::int64_t vocab, std::int64_t b = 2, std::in
   batch.labels_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
   batch.loss_mask_bs = at::ones({b, s}, dtype);
   batch.loss_mask_bs[0][2] = 0;
+  batch.token_types_bs = at::randint(0, 2, {b, s}, generator, at::kLong);
+  batch.sentence_labels_b = at::arange(b, at::kLong).remainder(2);
   batch.sample_ids = at::arange(b, at::kLong) * 5 + 11;
   return batch;
 }

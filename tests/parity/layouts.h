@@ -21,6 +21,8 @@ struct Layout {
   /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
   /// layers.
   int llama = 0;
+  /// A BERT, with its norms before each branch or, `original`, after the residual sums.
+  bool bert = false, original = false;
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -42,6 +44,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.sharded) name += "_sharded";
   if (layout.pooled) name += "_grads";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
+  if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
     if (c == '-' || c == '|') c = '_';
@@ -115,6 +118,34 @@ inline std::vector<Layout> layouts() {
   all.push_back({.pp = 2, .schedule = "zb-h1", .gloo = true});
   all.push_back({.tp = 2, .pp = 2, .sp = true, .gloo = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .communication = "batched", .gloo = true});
+  return all;
+}
+
+/// A BERT in each kind of layout: its heads, its two losses and its masks must not show how it is spread.
+inline std::vector<Layout> bert_layouts() {
+  std::vector<Layout> all;
+  all.push_back({.dp = 4});
+  all.push_back({.tp = 4, .dp = 2, .micro_batch = 2});
+  all.push_back({.tp = 2, .dp = 2, .sp = true});
+  all.push_back({.tp = 4, .micro_batch = 8, .sp = true, .recompute = "full"});
+  all.push_back({.pp = 4, .micro_batch = 2});
+  all.push_back({.pp = 4, .stages = "E|tt|t|tL"});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "selective"});
+  all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .untied = true});
+  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = true});
+  for (const bool pooled : {false, true}) {
+    all.push_back({.dp = 3, .sharded = true, .pooled = pooled, .global_batch = 12});
+    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true, .pooled = pooled});
+    all.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true, .sharded = true, .pooled = pooled});
+  }
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .gloo = true});
+  const std::size_t both = all.size();
+  for (std::size_t i = 0; i < both; i += 2) {  // every other in the original order too
+    all.push_back(all[i]);
+    all.back().original = true;
+  }
+  for (Layout& layout : all) layout.bert = true;
   return all;
 }
 

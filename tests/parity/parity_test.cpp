@@ -34,6 +34,8 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.add_bias_linear = false;
     config.model.position_embedding_type = "rope";
   }
+  if (layout.bert) config.model.architecture = "bert";
+  config.model.apply_residual_connection_post_layernorm = layout.original;
   config.data.seq_length = 12;
   config.parallel.tp = layout.tp;
   config.parallel.pp = layout.pp;
@@ -97,7 +99,9 @@ class Parity : public ::testing::TestWithParam<Layout> {
     const Layout one{.micro_batch = layout.global_batch,
                      .untied = layout.untied,
                      .global_batch = layout.global_batch,
-                     .llama = layout.llama};
+                     .llama = layout.llama,
+                     .bert = layout.bert,
+                     .original = layout.original};
     const Course want = course_of(one, dtype, steps), got = course_of(layout, dtype, steps);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
@@ -142,6 +146,8 @@ std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
 INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(BertLayouts, Parity, ::testing::ValuesIn(bert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });

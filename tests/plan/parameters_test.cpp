@@ -29,6 +29,39 @@ TEST(GptParameters, HaveTheNamesAndShapesOfMegatronCore) {
   EXPECT_EQ(ours, expected);
 }
 
+GptShape bert_shape() {
+  return {.num_layers = 2,
+          .hidden = 32,
+          .num_heads = 4,
+          .ffn_hidden = 96,
+          .vocab = 160,
+          .padded_vocab = 160,
+          .max_positions = 32,
+          .architecture = Architecture::Bert,
+          .token_types = 2,
+          .sentence_head = true};
+}
+
+TEST(BertParameters, HaveTheNamesAndShapesOfMegatronCore) {
+  std::map<std::string, std::vector<std::int64_t>> ours;
+  for (const ParameterSpec& spec : gpt_parameters(bert_shape(), 1, 0)) ours[spec.name] = spec.shape;
+  EXPECT_EQ(ours, golden("bert_parameters.json")["parameters"].get<decltype(ours)>());
+}
+
+TEST(BertParameters, OfTheHeadsSayWhoHasWhichPartOfTheGradient) {
+  std::map<std::string, ParameterSpec> of;
+  for (const ParameterSpec& spec : gpt_parameters(bert_shape(), 2, 1)) of[spec.name] = spec;
+  for (const char* name : {"pooler.dense.weight", "pooler.dense.bias", "binary_head.weight", "binary_head.bias"})
+    EXPECT_TRUE(of.at(name).replicated() && !of.at(name).sequence_partial) << name;  // each rank has all of it
+  for (const char* name : {"lm_head.dense.weight", "lm_head.dense.bias", "lm_head.layer_norm.weight"})
+    EXPECT_TRUE(of.at(name).replicated() && of.at(name).sequence_partial) << name;
+  EXPECT_EQ(of.at("output_layer.bias").pieces, (std::vector<Piece>{{.offset = 80, .length = 80}}));
+  EXPECT_TRUE(of.at("output_layer.bias").in_forward);
+  for (const char* name : {"pooler.dense.weight", "lm_head.dense.weight", "output_layer.bias"})
+    EXPECT_EQ(of.at(name).depth, 3) << name;
+  EXPECT_EQ(of.at("embedding.tokentype_embeddings.weight").depth, 0);
+}
+
 TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
   for (const int tp : {1, 2, 4}) {
     const auto whole = gpt_parameters(small_shape(), 1, 0);

@@ -39,7 +39,11 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"smollm2_135m", {134.5, 134.6}},
                                                                      {"llama3.2_1b", {1235, 1237}},
                                                                      {"llama2_7b", {6738, 6739}},
-                                                                     {"llama3_8b", {8030, 8031}}};
+                                                                     {"llama3_8b", {8030, 8031}},
+                                                                     {"bert_tiny", {2.6, 2.8}},
+                                                                     {"bert_336m", {336, 338}},
+                                                                     {"bert_1.3b", {1270, 1290}},
+                                                                     {"bert_3.9b", {3850, 3900}}};
   const auto runs = recipes();
   for (const auto& [name, range] : millions) {
     ASSERT_TRUE(runs.contains(name)) << name;
@@ -57,6 +61,17 @@ TEST(Recipes, OfThePaperTrainAsItDid) {
     EXPECT_EQ(run.train_samples, 300000LL * 512) << name;
     EXPECT_EQ(run.learning_rate.at(3000 * 512), 1.5e-4) << name;
     EXPECT_EQ(run.learning_rate.at(300000LL * 512), 1e-5) << name;
+  }
+}
+
+TEST(Recipes, OfThePapersBertsTrainAsItDid) {
+  for (const char* name : {"bert_336m", "bert_1.3b", "bert_3.9b"}) {
+    const ResolvedRun run = recipes().at(name);
+    EXPECT_EQ(run.shape.head(), 64) << name;
+    EXPECT_EQ(run.config.train.global_batch_size, 1024) << name;
+    EXPECT_DOUBLE_EQ(run.learning_rate.at(10000 * 1024), 1e-4) << name;
+    EXPECT_DOUBLE_EQ(run.learning_rate.at(1005000LL * 1024), 0.5e-4) << name;
+    EXPECT_TRUE(run.shape.sentence_head) << name;
   }
 }
 

@@ -12,6 +12,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 
@@ -19,9 +20,9 @@
 #include "megatron/model/gpt.h"
 #include "tests/testing/tensors.h"
 
-// The truth of the model's tests: a GPT written out with plain ATen operators in float64, differentiated by autograd.
-// It shares with the product the names of the weights and the definition of the dropout streams, and no code of an
-// operator.
+// The truth of the model's tests: a GPT, or a BERT, written out with plain ATen operators in float64, differentiated by
+// autograd. It shares with the product the names of the weights and the definition of the dropout streams, and no code
+// of an operator.
 namespace megatron::testing {
 
 class DenseGpt {
@@ -29,27 +30,33 @@ class DenseGpt {
   /// `weights`: full tensors by name, leaves that require gradients.
   DenseGpt(model::GptOptions options, const Tensors& weights) : o_(options), w_(weights) {}
 
-  /// [b, s, vocab]
-  at::Tensor logits(const model::Batch& batch, bool training) const {
+  /// [b, s, h] behind the last norm.
+  at::Tensor states(const model::Batch& batch, bool training) const {
     const auto ids = batch.tokens_bs;
     const std::int64_t s = ids.size(1);
     auto x = at::embedding(w("embedding.word_embeddings.weight"), ids);
     if (o_.shape.learned_positions)
       x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch));
-    x = x * mask("embedding", batch, s, training);
+    if (o_.shape.token_types > 0)
+      x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
+    if (!o_.residual_after_norm) x = x * mask("embedding", batch, s, training);
     for (std::int64_t l = 0; l < o_.shape.num_layers; ++l) x = block(x, l, batch, training);
-    x = norm(x, "decoder.final_layernorm");
-    const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight");
-    return at::linear(x, output.narrow(0, 0, o_.shape.vocab));
+    return norm(x, o_.shape.stack() + "final_layernorm");
   }
 
+  /// [b, s, vocab]
+  at::Tensor logits(const model::Batch& batch, bool training) const { return logits_of(states(batch, training)); }
+
   /// Sum of mask * loss, e = label_smoothing as PyTorch defines it.
+  /// A sentence head's loss over samples is added.
   at::Tensor loss_sum(const model::Batch& batch, bool training) const {
-    const auto log_p = at::log_softmax(logits(batch, training), -1);
+    const auto x = states(batch, training);
+    const auto log_p = at::log_softmax(logits_of(x), -1);
     const auto valid = batch.labels_bs.clamp(0, o_.shape.vocab - 1).unsqueeze(-1);
     const auto nll = -log_p.gather(-1, valid).squeeze(-1), mean = -log_p.mean(-1);
     const auto losses = nll * (1 - o_.label_smoothing) + mean * o_.label_smoothing;
-    return batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+    const auto sum = batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+    return o_.shape.sentence_head ? sum + sentence_loss(x, batch.sentence_labels_b) : sum;
   }
 
  private:
@@ -65,6 +72,24 @@ class DenseGpt {
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
     const auto bias = w_.find(name + ".bias");
     return at::linear(x, w(name + ".weight"), bias == w_.end() ? at::Tensor() : bias->second);
+  }
+  at::Tensor logits_of(at::Tensor x) const {
+    const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight")
+                            .narrow(0, 0, o_.shape.vocab);
+    if (!o_.shape.is_bert()) return at::linear(x, output);
+    x = linear(x, "lm_head.dense");
+    x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
+    return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
+  }
+  /// Of labels 0 and 1 by hand.
+  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {
+    const auto logits = linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head");
+    auto sum = at::zeros({}, at::kDouble);
+    for (std::int64_t k = 0; k < labels.size(0); ++k) {
+      const auto label = labels[k].item<std::int64_t>();
+      if (label >= 0) sum = sum + (1 + (logits[k][1 - label] - logits[k][label]).exp()).log();
+    }
+    return sum;
   }
   at::Tensor curve(const at::Tensor& x) const {
     using kernels::Activation;
@@ -146,6 +171,8 @@ class DenseGpt {
     const auto q = rotated(groups.narrow(2, 0, m).reshape({b, n, s, d}), batch), k = rotated(of_each_head(m), batch);
     const auto i = at::arange(s);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
+    if (o_.shape.is_bert()) hidden = at::zeros_like(hidden);
+    if (batch.key_lengths_b.defined()) hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
     if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
     const auto scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(d));
     auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
@@ -155,13 +182,17 @@ class DenseGpt {
   }
 
   at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training) const {
-    const std::string p = "decoder.layers." + std::to_string(l) + ".", layer = "layer " + std::to_string(l);
+    const std::string p = o_.shape.stack() + "layers." + std::to_string(l) + ".", layer = "layer " + std::to_string(l);
     const std::int64_t s = in.size(1);
-    auto y = linear(norm(in, p + "input_layernorm"), p + "self_attention.linear_qkv");
+    const bool after = o_.residual_after_norm;
+    auto normed = norm(in, p + "input_layernorm");
+    if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
+    auto y = linear(normed, p + "self_attention.linear_qkv");
     y = linear(attention(y, layer, batch, training), p + "self_attention.linear_proj");
-    const auto x = in + y * mask(layer + "/attention output", batch, s, training);
-    y = activation(linear(norm(x, p + "pre_mlp_layernorm"), p + "mlp.linear_fc1"));
-    return x + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
+    const auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
+    normed = norm(x, p + "pre_mlp_layernorm");
+    y = activation(linear(normed, p + "mlp.linear_fc1"));
+    return (after ? normed : x) + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
   }
 
   model::GptOptions o_;

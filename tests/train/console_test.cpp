@@ -52,6 +52,16 @@ TEST(Console, LeavesOutALossWithoutValueAsMegatronDoes) {
   EXPECT_EQ(iteration_line(line, 0).find("lm loss"), std::string::npos);
 }
 
+TEST(Console, PrintsBothLossesOfABertAsMegatronDoes) {
+  IterationLine line = example();
+  line.sentence_loss = 0.6931472;
+  EXPECT_NE(iteration_line(line, 0).find(" lm loss: 9.876543E+00 | sop loss: 6.931472E-01 | loss scale: 1.0 |"),
+            std::string::npos);
+  EXPECT_NE(validation_lines("iteration 20", 3, 20.0855369, 0.0)
+                .find(" lm loss PPL: 2.008554E+01 | sop loss value: 0.000000E+00 | sop loss PPL: 1.000000E+00 | \n"),
+            std::string::npos);
+}
+
 TEST(Console, PrintsTheValidationMessageOfMegatron) {
   const std::string rule(94, '-');
   EXPECT_EQ(

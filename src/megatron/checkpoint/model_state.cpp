@@ -23,7 +23,8 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sha
 
 std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan::GptShape& shape) {
   std::vector<std::int64_t> result = spec.shape;
-  const bool over_vocabulary = spec.name == "embedding.word_embeddings.weight" || spec.name == "output_layer.weight";
+  const bool over_vocabulary =
+      spec.name == "embedding.word_embeddings.weight" || spec.name.starts_with("output_layer.");
   if (over_vocabulary) result.at(0) = shape.vocab;
   return result;
 }

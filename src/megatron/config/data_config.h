@@ -64,6 +64,8 @@ struct DataConfig {
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
   bool eod_mask_loss = false;
+  double mask_prob = 0.15;
+  double short_seq_prob = 0.1;
   std::int64_t prefetch = 8;
 
   void visit(auto& v) {
@@ -100,6 +102,9 @@ struct DataConfig {
     v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
       "reset-attention-mask");
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
+    v("mask_prob", mask_prob, "bert: share of the tokens that are masked.", "mask-prob");
+    v("short_seq_prob", short_seq_prob, "bert: share of the samples that aim at a random shorter length.",
+      "short-seq-prob");
     v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.");
   }
 };

@@ -61,6 +61,7 @@ const std::vector<MegatronSwitch>& switches() {
       {"swiglu", {{"model.activation", "silu"}, {"model.gated_linear_unit", "true"}}},
       {"squared-relu", {{"model.activation", "squared_relu"}}},
       {"disable-bias-linear", {{"model.add_bias_linear", "false"}}},
+      {"bert-no-binary-head", {{"model.bert_binary_head", "false"}}},
       {"use-rope-scaling", {{"model.rope_scaling_factor", "8"}}},
       {"use-rotary-position-embeddings", {{"model.position_embedding_type", "rope"}}},
   };

@@ -6,6 +6,7 @@
 namespace megatron::config {
 
 struct ModelConfig {
+  std::string architecture = "gpt";
   std::int64_t num_layers = 4;
   std::int64_t hidden_size = 256;
   std::int64_t num_attention_heads = 4;
@@ -16,7 +17,10 @@ struct ModelConfig {
   std::int64_t vocab_size = 0;
   std::int64_t make_vocab_size_divisible_by = 128;
   bool untie_embeddings_and_output_weights = false;
+  std::int64_t num_tokentypes = 2;
+  bool bert_binary_head = true;
   std::string normalization = "LayerNorm";
+  bool apply_residual_connection_post_layernorm = false;
   double layernorm_epsilon = 1e-5;
   std::string activation = "gelu_tanh";
   bool gated_linear_unit = false;
@@ -35,6 +39,10 @@ struct ModelConfig {
   double attention_dropout = 0.1;
 
   void visit(auto& v) {
+    v("architecture", architecture,
+      "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
+      "of "
+      "two segments.");
     v("num_layers", num_layers, "Transformer layers.", "num-layers");
     v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size");
     v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.",
@@ -52,7 +60,13 @@ struct ModelConfig {
       "make-vocab-size-divisible-by");
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
+    v("num_tokentypes", num_tokentypes, "bert: kinds of tokens that have an embedding, one a segment; 0: none.");
+    v("bert_binary_head", bert_binary_head,
+      "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).");
     v("normalization", normalization, "LayerNorm or RMSNorm.", "normalization");
+    v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
+      "The residual connection begins after each norm: BERT's original order; else before it.",
+      "apply-residual-connection-post-layernorm");
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
       "norm-epsilon");
     v("activation", activation,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -99,5 +100,20 @@ BertSampleInfo BertDataset::get(std::int64_t i, const BertSample& out) const {
   pad(out.loss_mask, length, 0.0f);
   return info;
 }
+
+SampleFields BertSamples::fields() const {
+  return {.loss_mask = true, .position_ids = false, .first_key = false, .pairs = true};
+}
+
+void BertSamples::get(std::int64_t i, const Sample& out) const {
+  const BertSampleInfo info =
+      samples_.get(i, {.tokens = out.tokens, .types = out.types, .labels = out.labels, .loss_mask = out.loss_mask});
+  std::ranges::replace(out.labels, std::int64_t{-1}, std::int64_t{0});
+  std::iota(out.position_ids.begin(), out.position_ids.end(), std::int64_t{0});
+  std::ranges::fill(out.first_key, 0);
+  if (out.pair != nullptr) *out.pair = {.length = info.length, .swapped = info.is_random};
+}
+
+std::string BertSamples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
 
 }  // namespace megatron::data

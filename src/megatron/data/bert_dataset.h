@@ -1,7 +1,10 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "megatron/data/dataset.h"
 #include "megatron/data/masking.h"
 #include "megatron/data/sentence_samples.h"
 
@@ -48,6 +51,7 @@ class BertDataset {
   /// Samples there are, at least spec.source.num_samples.
   std::int64_t size() const { return samples_.size(); }
   std::int64_t seq_length() const { return spec_.seq_length; }
+  const std::string& prefix() const { return samples_.prefix(); }
 
   /// Writes sample `i` of [0, size()) into the caller's buffers: a function of the spec, the data and `i` alone. Safe
   /// from several threads. Throws std::out_of_range for another `i`, std::logic_error for spans of another length,
@@ -58,6 +62,21 @@ class BertDataset {
   BertDatasetSpec spec_;
   Masker masker_;
   SentenceSamples samples_;
+};
+
+/// The same for a training step: labels that do not count are 0.
+class BertSamples : public Dataset {
+ public:
+  BertSamples(const BertDatasetSpec& spec, MaskingVocabulary vocabulary) : samples_(spec, std::move(vocabulary)) {}
+
+  std::int64_t size() const override { return samples_.size(); }
+  std::int64_t seq_length() const override { return samples_.seq_length(); }
+  SampleFields fields() const override;
+  void get(std::int64_t i, const Sample& out) const override;
+  std::string name_of(std::int64_t i) const override;
+
+ private:
+  BertDataset samples_;
 };
 
 }  // namespace megatron::data

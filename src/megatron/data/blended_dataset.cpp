@@ -92,6 +92,7 @@ SampleFields BlendedDataset::fields() const {
     any.loss_mask |= fields.loss_mask;
     any.position_ids |= fields.position_ids;
     any.first_key |= fields.first_key;
+    any.pairs |= fields.pairs;
   }
   return any;
 }

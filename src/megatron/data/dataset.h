@@ -6,6 +6,12 @@
 
 namespace megatron::data {
 
+/// What there is to know of a sample that is seen whole (BERT) beside its tokens.
+struct PairInfo {
+  std::int64_t length = 0;  ///< tokens before the padding
+  bool swapped = false;     ///< its two segments are in the other order
+};
+
 /// Where a sample is written: each span has seq_length elements, or none for what is not wanted.
 struct Sample {
   std::span<std::int64_t> tokens = {};
@@ -13,14 +19,16 @@ struct Sample {
   std::span<float> loss_mask = {};            ///< 1, or 0 where the label takes no part in the loss
   std::span<std::int64_t> position_ids = {};  ///< from 0, perhaps from 0 again where a document begins
   std::span<std::int32_t> first_key = {};     ///< first position that attention may see: 0, or the document's begin
+  std::span<std::int64_t> types = {};         ///< the segment of each: 0 or 1; where there are none not written
+  PairInfo* pair = nullptr;                   ///< where there are no segments not written
 };
 
-/// Which parts of a dataset's samples say anything: the others are 1; 0, 1, 2, …; 0.
+/// Which parts of a dataset's samples say anything: the others are 1; 0, 1, 2, …; 0. `pairs`: types and pair.
 struct SampleFields {
-  bool loss_mask = false, position_ids = false, first_key = false;
+  bool loss_mask = false, position_ids = false, first_key = false, pairs = false;
 };
 
-/// Samples of one length in a fixed order, for models that predict the next token: what a training step reads from.
+/// Samples of one length in a fixed order: what a training step reads from.
 /// A sample is a function of its number alone, whoever asks for it and when. Every member is safe to call from several
 /// threads.
 class Dataset {

@@ -29,9 +29,26 @@ GptDatasetSpec set_spec(const PartSpec& spec, const std::string& prefix, std::op
   return set;
 }
 
+BertDatasetSpec bert_spec(const PartSpec& spec, const std::string& prefix, std::optional<std::int64_t> samples) {
+  BertDatasetSpec set = spec.bert.value();
+  set.source.prefix = prefix;
+  set.source.split = spec.split;
+  set.source.part = spec.part;
+  set.source.seed = spec.index.seed;
+  set.source.num_samples = samples;
+  set.source.cache_folder = spec.cache_folder;
+  set.seq_length = spec.index.seq_length;
+  return set;
+}
+
 /// Prefix number `i` of the blend.
 std::unique_ptr<const Dataset> open_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples,
                                         const WaitMessage& say) {
+  if (spec.bert) {
+    const BertDatasetSpec set = bert_spec(spec, spec.blend.prefixes[i], samples);
+    BertDataset::build(set, say);
+    return std::make_unique<BertSamples>(set, bert_vocabulary(spec.tokenizer.value()));
+  }
   const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), samples);
   if (spec.chat || spec.packed)
     return std::make_unique<PackedDataset>(set, spec.packed ? Packing::BestFit : Packing::Alone, say);
@@ -53,6 +70,27 @@ BlendPlan plan_part(const PartSpec& spec) {
                                    "data.full_validation, which takes all there are",
                                    "give the validation data without weights, or data.multiple_validation_sets"));
   return plan_weighted_blend(normalize_weights(*spec.blend.weights), *spec.index.num_samples);
+}
+
+/// Throws the ConfigErrors of a pair that samples of BERT are to be made of.
+void check_sentences(const BertDatasetSpec& set, const text::Tokenizer& tokenizer, const IndexedDataset& pair) {
+  Masker(set.masking, bert_vocabulary(tokenizer));
+  const SentenceBounds bounds = bert_bounds(set.seq_length, set.sentence_order);
+  check_sentence_index({.max_tokens = bounds.max_tokens,
+                        .min_sentences = bounds.min_sentences,
+                        .short_probability = set.source.short_probability,
+                        .seed = set.source.seed,
+                        .num_samples = set.source.num_samples});
+  const DocumentRange range = split_documents(set.source.split, set.source.part, pair);
+  std::int64_t most = 0;
+  for (std::int64_t d = range.first; d < range.last && most < bounds.min_sentences; ++d)
+    most = std::max(most, pair.first_sequence(d + 1) - pair.first_sequence(d));
+  if (most < bounds.min_sentences)
+    throw ConfigError(rule_got_fix(
+        concat(pair.prefix(), ": the part for ", split_part_name(set.source.part),
+               " (data.split) must have documents of ", bounds.min_sentences, " or more sentences."),
+        concat(range.last - range.first, " documents, of at most ", most),
+        "make the pair with megatron data preprocess --split-sentences, or share its documents out otherwise"));
 }
 
 bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && !spec.blend.weights; }
@@ -87,6 +125,12 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
   for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (spec.bert) {
+      const IndexedDataset pair(spec.blend.prefixes[i]);
+      check_sentences(bert_spec(spec, spec.blend.prefixes[i], requests[i]), spec.tokenizer.value(), pair);
+      look_at(pair);
+      continue;
+    }
     const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), requests[i]);
     const IndexedDataset pair(set.prefix);
     const SequenceRange range = split_ranges(set.split, pair.size())[static_cast<std::size_t>(set.part)];

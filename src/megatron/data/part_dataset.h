@@ -5,6 +5,7 @@
 #include <string>
 
 #include "megatron/config/data_config.h"
+#include "megatron/data/bert_dataset.h"
 #include "megatron/data/dataset.h"
 #include "megatron/data/fill_in_middle.h"
 #include "megatron/data/gpt_dataset.h"
@@ -25,7 +26,8 @@ struct PartSpec {
   std::string cache_folder = "";                           ///< empty: beside the data
   bool packed = false;                                     ///< whole documents, best fit
   GptSampleOptions options = {};                           ///< where not packed
-  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next two
+  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next three
+  std::optional<BertDatasetSpec> bert = {};                ///< the blend names sentences; its source is filled in
   std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
 };

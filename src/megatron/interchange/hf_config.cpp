@@ -225,6 +225,9 @@ config::ModelConfig bert_model(const json& object, JsonFields& fields) {
   fields.must_be("position_embedding_type", "absolute");
   fields.must_be("tie_word_embeddings", true);
   config::ModelConfig model;
+  model.architecture = "bert";
+  model.apply_residual_connection_post_layernorm = true;
+  model.bert_binary_head = object.value("architectures", json()) != json::array({"BertForMaskedLM"});
   model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
   model.hidden_size = fields.size("hidden_size", kMaxWidth);
   model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
@@ -232,6 +235,7 @@ config::ModelConfig bert_model(const json& object, JsonFields& fields) {
   model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.activation = our_activation(fields, "hidden_act", "gelu");
+  if (model.activation != "gelu") fields.refuse("hidden_act", "gelu");  // which the head of ours always has
   model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);
   model.init_method_std = fields.number("initializer_range", 0.02);
   model.hidden_dropout = fields.number("hidden_dropout_prob", 0.1);
@@ -334,7 +338,7 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
   } else if (type == "bert") {
     folder.family = Family::Bert;
     folder.model = bert_model(object, fields);
-    folder.token_types = fields.size("type_vocab_size", kMaxWidth, 2);
+    folder.token_types = folder.model.num_tokentypes = fields.size("type_vocab_size", kMaxWidth, 2);
   } else {
     fields.refuse("model_type", "gpt2, llama, mistral, qwen2 or bert");
   }
@@ -380,17 +384,33 @@ plan::GptShape shape_of(const config::ModelConfig& model) {
   shape.linear_bias = model.add_bias_linear;
   shape.qkv_bias = model.add_qkv_bias;
   shape.learned_positions = model.position_embedding_type == "learned_absolute";
+  if (model.architecture != "bert") return shape;
+  shape.architecture = plan::Architecture::Bert;
+  shape.token_types = model.num_tokentypes;
+  shape.sentence_head = model.bert_binary_head;
   return shape;
 }
 
 Family family_of(const config::ModelConfig& model) {
   const plan::GptShape shape = shape_of(model);
-  const bool gpt2 = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
-                    shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
+  const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
+                     shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
   const bool llama = shape.rms_norm && shape.gated && model.position_embedding_type == "rope" &&
                      model.rotary_percent == 1 && !model.rotary_interleaved;
-  if (gpt2) return Family::Gpt2;
-  if (llama) return Family::Llama;
+  const bool after = model.apply_residual_connection_post_layernorm;
+  if (shape.is_bert()) {
+    if (first && after && shape.tied_output && shape.token_types > 0 && model.activation == "gelu") return Family::Bert;
+    throw ConfigError(rule_got_fix(
+        "A Hugging Face folder can hold a BERT of the original order (apply_residual_connection_post_layernorm) with "
+        "LayerNorm, learned_absolute positions, token types, biases, the activation gelu, tied embeddings and one key "
+        "and value head a head.",
+        concat("apply_residual_connection_post_layernorm ", after ? "true" : "false", ", normalization ",
+               model.normalization, ", position_embedding_type ", model.position_embedding_type, ", num_tokentypes ",
+               model.num_tokentypes, ", add_bias_linear ", model.add_bias_linear ? "true" : "false", ", activation ",
+               model.activation)));
+  }
+  if (first && !after) return Family::Gpt2;
+  if (llama && !after) return Family::Llama;
   throw ConfigError(rule_got_fix(
       "A Hugging Face folder can hold a GPT-2 (LayerNorm, learned_absolute positions, no gated_linear_unit, biases, "
       "one "
@@ -398,7 +418,8 @@ Family family_of(const config::ModelConfig& model) {
       concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
              ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
              ", gated_linear_unit ", model.gated_linear_unit, ", add_bias_linear ", model.add_bias_linear,
-             ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads of ", shape.head())));
+             ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads of ", shape.head(),
+             ", apply_residual_connection_post_layernorm ", after)));
 }
 
 std::string config_json(const FolderConfig& folder, const std::string& dtype, const std::string& bert_architecture) {

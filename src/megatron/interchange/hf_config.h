@@ -15,7 +15,7 @@ enum class Family : std::uint8_t { Gpt2, Llama, Bert };
 
 struct FolderConfig {
   Family family = Family::Gpt2;
-  config::ModelConfig model;     ///< BERT's too, as far as it is a GPT's: sizes, epsilon, activation, dropout
+  config::ModelConfig model;
   std::int64_t token_types = 0;  ///< BERT's
   /// bos_token_id, eos_token_id, pad_token_id as the file has them (JSON values): nothing here uses them, they are
   /// handed on when the model is exported again.

@@ -92,18 +92,12 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   checkpoint::save(output, 0, tensors, metadata, comm::Group());
 }
 
-bool is_bert(const fs::path& folder) {
-  const FolderKind kind = kind_of(folder);
-  if (kind == FolderKind::HuggingFace) return read_config(folder).family == Family::Bert;
-  if (kind == FolderKind::MegatronTorch) return false;
-  const auto imported = imported_config(checkpoint::find_checkpoint(folder));
-  return imported && imported->family == Family::Bert;
-}
+bool is_bert(const fs::path& folder) { return model_config_of(folder).architecture == "bert"; }
 
 void check_is_gpt(const fs::path& folder, const std::string& job) {
   if (is_bert(folder))
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
-                                   folder.string(), "a BERT can be imported and exported"));
+                                   folder.string(), "a BERT can be imported, exported and trained"));
 }
 
 std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokenizer& tokenizer) {
@@ -137,6 +131,7 @@ FolderConfig export_config(const fs::path& folder) {
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
   config.family = family_of(config.model);
+  if (config.family == Family::Bert) config.token_types = config.model.num_tokentypes;
   config.token_ids = token_ids_beside(folder);
   return config;
 }

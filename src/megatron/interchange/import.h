@@ -26,7 +26,7 @@ FolderConfig export_config(const std::filesystem::path& folder);
 /// Whether the weights in `folder`, of any kind, are a BERT's.
 bool is_bert(const std::filesystem::path& folder);
 
-/// Throws ConfigError that begins with `job` where they are: they can be imported and exported, no more.
+/// Throws ConfigError that begins with `job`, which is for GPTs, where they are.
 void check_is_gpt(const std::filesystem::path& folder, const std::string& job);
 
 /// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the

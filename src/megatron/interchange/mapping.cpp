@@ -118,15 +118,17 @@ void llama_layer(Builder& build, const std::string& ours, const std::string& the
   build.linear(ours + "mlp.linear_fc2", mlp + "down_proj", h, f, shape.linear_bias);
 }
 
-void bert_layer(Builder& build, const std::string& ours, const std::string& theirs, const GptShape& shape) {
+/// `before`: the norm that the layer before it ends with, or the embedding's.
+void bert_layer(Builder& build, const std::string& ours, const std::string& theirs, const std::string& before,
+                const GptShape& shape) {
   const std::int64_t h = shape.hidden;
   const std::string self = theirs + "attention.self.";
+  build.norm(ours + "input_layernorm", before, shape);
   split_qkv(build, ours + "self_attention.linear_qkv", {self + "query", self + "key", self + "value"}, shape);
   build.linear(ours + "self_attention.linear_proj", theirs + "attention.output.dense", h, h, true);
-  build.norm(ours + "post_attention_layernorm", theirs + "attention.output.LayerNorm", shape);
+  build.norm(ours + "pre_mlp_layernorm", theirs + "attention.output.LayerNorm", shape);
   build.linear(ours + "mlp.linear_fc1", theirs + "intermediate.dense", shape.ffn_hidden, h, true);
   build.linear(ours + "mlp.linear_fc2", theirs + "output.dense", h, shape.ffn_hidden, true);
-  build.norm(ours + "post_mlp_layernorm", theirs + "output.LayerNorm", shape);
 }
 
 }  // namespace
@@ -186,13 +188,17 @@ Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const 
               {shape.max_positions, h});
   build.whole("embedding.tokentype_embeddings.weight", embeddings + "token_type_embeddings.weight",
               {parts.token_types, h});
-  build.norm("embedding.layernorm", embeddings + "LayerNorm", shape);
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
-    bert_layer(build, concat("encoder.layers.", layer, "."), concat(prefix, "encoder.layer.", layer, "."), shape);
+  std::string norm = embeddings + "LayerNorm";
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::string theirs = concat(prefix, "encoder.layer.", layer, ".");
+    bert_layer(build, concat("encoder.layers.", layer, "."), theirs, norm, shape);
+    norm = theirs + "output.LayerNorm";
+  }
+  build.norm("encoder.final_layernorm", norm, shape);
   if (parts.pooler) build.linear("pooler.dense", prefix + "pooler.dense", h, h, true);
   if (parts.token_head) {
     build.linear("lm_head.dense", "cls.predictions.transform.dense", h, h, true);
-    build.norm("lm_head.layernorm", "cls.predictions.transform.LayerNorm", shape);
+    build.norm("lm_head.layer_norm", "cls.predictions.transform.LayerNorm", shape);
     build.whole("output_layer.bias", "cls.predictions.bias", {shape.vocab});
   }
   if (parts.sentence_head) build.linear("binary_head", "cls.seq_relationship", 2, h, true);

@@ -46,9 +46,10 @@ struct BertParts {
   bool pooler = true, token_head = true, sentence_head = true;
 };
 
-/// Our names made of a BERT folder's tensors. Its blocks normalize after each residual addition:
-/// "embedding.layernorm", "encoder.layers.N.post_attention_layernorm" and "…post_mlp_layernorm". Heads:
-/// "lm_head.dense", "lm_head.layernorm", "output_layer.bias" (its matrix is the word embedding), "binary_head".
+/// Our names made of a BERT folder's tensors. Its blocks end with a norm; ours begin with it (model/block.h): the norm
+/// of the embedding is the first layer's "input_layernorm", that of each layer's output the next one's, and the last
+/// one's "encoder.final_layernorm". Heads: "lm_head.dense", "lm_head.layer_norm", "output_layer.bias" (its matrix is
+/// the word embedding), "pooler.dense", "binary_head".
 Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const std::string& prefix = "bert.");
 
 }  // namespace megatron::interchange

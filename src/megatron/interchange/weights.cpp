@@ -56,6 +56,9 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
   const plan::GptShape shape = shape_of(model), their_shape = shape_of(theirs);
   compare("num_attention_heads", shape.num_heads, their_shape.num_heads);
   compare("num_query_groups", shape.groups(), their_shape.groups());
+  compare("architecture", model.architecture, theirs.architecture);
+  compare("apply_residual_connection_post_layernorm", model.apply_residual_connection_post_layernorm,
+          theirs.apply_residual_connection_post_layernorm);
   compare("normalization", model.normalization, theirs.normalization);
   compare("layernorm_epsilon", model.layernorm_epsilon, theirs.layernorm_epsilon);
   compare("activation", model.activation, theirs.activation);

@@ -52,7 +52,7 @@ cpu::MutableHeads mutable_heads_of(const at::Tensor& x, std::int64_t groups) {
 /// The problem as pointers, and the tensors that keep them valid.
 struct Prepared {
   cpu::AttentionProblem problem;
-  at::Tensor first_key, sample_ids;
+  at::Tensor first_key, key_lengths, sample_ids;
 };
 
 Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
@@ -75,6 +75,10 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   if (options.first_key.defined()) {
     prepared.first_key = options.first_key.to(at::kInt).contiguous();
     p.first_key = prepared.first_key.const_data_ptr<std::int32_t>();
+  }
+  if (options.key_lengths.defined()) {
+    prepared.key_lengths = options.key_lengths.to(at::kInt).contiguous();
+    p.key_lengths = prepared.key_lengths.const_data_ptr<std::int32_t>();
   }
   if (options.dropout.p > 0) {
     prepared.sample_ids = options.dropout.sample_ids.contiguous();

@@ -13,7 +13,9 @@ struct AttentionOptions {
   double scale = 0;    ///< softmax(scale q k^T); 0: 1/sqrt(d)
   bool causal = true;  ///< query i sees keys <= i + (keys - queries): a cache before the queries is seen whole
   at::Tensor first_key =
-      {};                ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
+      {};  ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
+  at::Tensor key_lengths =
+      {};                ///< optional [b] int32: the keys of sample b are its first key_lengths[b]; padding follows
   Dropout dropout = {};  ///< on the probabilities; see attention_dropout_mask
   std::int64_t head_offset = 0;  ///< first head of this rank, for dropout
 };

@@ -56,9 +56,11 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
     x = proj_.forward(y, std::move(remake));
   }
   // Where attention gave the last rows alone, the others end here.
-  const std::int64_t ended = in.residual.size(0) - x.size(0);
-  if (ended > 0) in.residual = in.residual.narrow(0, ended, x.size(0));
-  in = add_norm(x, proj_.bias(), in.residual, dropout.attention_output, mlp_norm_);
+  at::Tensor carried = residual_of(in);
+  const std::int64_t ended = carried.size(0) - x.size(0);
+  if (ended > 0) carried = carried.narrow(0, ended, x.size(0));
+  in = add_norm(x, proj_.bias(), carried, dropout.attention_output, mlp_norm_);
+  carried = residual_of(in);
   parallel::Remake again;
   if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };
   x = fc1_.forward(in.y, std::move(in.remake));
@@ -66,8 +68,8 @@ Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, con
     auto [y, remake] = bias_activation(x, fc1_.bias(), options_.activation, again);
     x = fc2_.forward(y, options_.keep_activation ? parallel::Remake() : std::move(remake), value);
   }
-  if (next == nullptr) return {add_residual(x, fc2_.bias(), in.residual, dropout.mlp_output, value), {}, {}};
-  return add_norm(x, fc2_.bias(), in.residual, dropout.mlp_output, *next);
+  if (next == nullptr) return {add_residual(x, fc2_.bias(), carried, dropout.mlp_output, value), {}, {}};
+  return add_norm(x, fc2_.bias(), carried, dropout.mlp_output, *next);
 }
 
 }  // namespace megatron::model

@@ -15,15 +15,18 @@ namespace megatron::model {
 /// rows or, without gradients, for the last ones alone.
 using Attend = std::function<Remakeable(const at::Tensor& qkv)>;
 
-/// One pre-norm transformer block (Radford et al. 2019) split by heads and by feed-forward features over `tp`:
-/// x + proj(attention(norm(x))), then the same with fc2(activation(fc1(norm(x)))). The norm that begins the next block
-/// (or ends the model) belongs to the pass that ends this one. Communication: two all-reduces forward, two backward;
+/// One transformer block split by heads and by feed-forward features over `tp`: x + proj(attention(norm(x))), then the
+/// same with fc2(activation(fc1(norm(x)))): pre-norm (Radford et al. 2019; Shoeybi et al. 2019, figure 7 (b)). Or, with
+/// residual_after_norm, norm(x) + … both times: the order of Devlin et al. 2018, where each block ends with the norm
+/// that is here the next one's first. The norm that begins the next block (or ends the model) belongs to the pass that
+/// ends this one. Communication: two all-reduces forward, two backward;
 /// with sequence_parallel see parallel/linear.h.
 class Block {
  public:
   struct Options {
     double epsilon = 1e-5;
     MlpActivation activation = {};
+    bool residual_after_norm = false;
     bool rms_norm = false;           ///< norms without bias: RMSNorm
     bool linear_bias = true;         ///< of the linear layers
     bool qkv_bias = true;            ///< of the fused projection
@@ -47,6 +50,8 @@ class Block {
                  parallel::Value value = parallel::Value::Needed) const;
 
  private:
+  const at::Tensor& residual_of(const Normed& in) const { return options_.residual_after_norm ? in.y : in.residual; }
+
   Norm input_norm_, mlp_norm_;
   parallel::ColumnParallelLinear qkv_, fc1_;
   parallel::RowParallelLinear proj_, fc2_;

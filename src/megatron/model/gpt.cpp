@@ -1,5 +1,6 @@
 #include "megatron/model/gpt.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
 
 #include <stdexcept>
@@ -30,7 +31,7 @@ kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, con
 
 /// What the blocks need to know of a microbatch and of the pass over it: little, as what is computed again keeps it.
 struct Pass {
-  at::Tensor sample_ids, first_key_bs, position_ids_bs;
+  at::Tensor sample_ids, first_key_bs, position_ids_bs, key_lengths_b;
   bool training;
 };
 
@@ -60,6 +61,14 @@ struct Gpt::Impl {
   /// The dropout of one site on rows `x_sbh` of the stream.
   kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
 
+  /// Whether the embedding's dropout is that of its norm, which belongs to the first layer.
+  bool drops_after_norm(const Pass& pass) const {
+    return options.residual_after_norm && pass.training && options.hidden_dropout > 0;
+  }
+
+  /// The sum over tokens of what follows the last layer, and over samples.
+  LossSum loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale, double sentence_weight) const;
+
   /// Layers [first, last) of the stage.
   /// `value`: whether the stream after the last of them is read.
   Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
@@ -87,7 +96,9 @@ Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
                      .rotary = {modules.rope, pass.position_ids_bs},
                      .options = {},
                      .again = options.recompute.attention_core};
+  form.options.causal = !options.shape.is_bert();
   form.options.first_key = pass.first_key_bs;
+  form.options.key_lengths = pass.key_lengths_b;
   form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
                               concat("layer ", layer, "/attention"), pass.sample_ids);
   form.options.head_offset = tp.rank() * modules.local_heads;
@@ -99,6 +110,10 @@ Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const No
   const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
   const auto block = [&](std::int64_t l) -> const Block& { return modules.blocks[static_cast<std::size_t>(l)]; };
   auto stream = normalized(std::exchange(x_sbh, {}), block(group.first).input_norm());
+  if (drops_after_norm(pass) && part.first_layer + group.first == 0) {
+    stream.y = dropout(stream.y, stream_site(pass, "embedding", rows));
+    stream.remake = {};
+  }
   for (std::int64_t l = group.first; l < group.last; ++l) {
     const bool last = l + 1 == group.last;
     const std::string layer = concat("layer ", part.first_layer + l);
@@ -115,8 +130,9 @@ at::Tensor Gpt::Impl::embed(const Batch& batch, const Pass& pass) const {
   const auto positions_sb = batch.position_ids_bs.defined()
                                 ? batch.position_ids_bs.t().contiguous()
                                 : counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device());
-  const auto x = modules.embed(tokens_sb, positions_sb);
-  return dropout(x, stream_site(pass, "embedding", x));
+  const auto types_sb = batch.token_types_bs.defined() ? batch.token_types_bs.t().contiguous() : at::Tensor();
+  const auto x = modules.embed(tokens_sb, positions_sb, types_sb);
+  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
 }
 
 at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
@@ -126,6 +142,7 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
   const Pass pass{.sample_ids = batch.sample_ids,
                   .first_key_bs = batch.first_key_bs,
                   .position_ids_bs = batch.position_ids_bs,
+                  .key_lengths_b = batch.key_lengths_b,
                   .training = training};
   if (part.embedding) x = embed(batch, pass);
   for (const LayerGroup& group : groups) {
@@ -145,6 +162,24 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
   return part.output ? normalized(x, *modules.final_norm).y : x;
 }
 
+LossSum Gpt::Impl::loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale,
+                           double sentence_weight) const {
+  const auto labels_sb = batch.labels_bs.t().contiguous();
+  const auto mask_sb =
+      batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, precise);
+  const auto states = modules.heads ? modules.heads->token_states(hidden) : hidden;
+  LossSum loss{modules.output->loss_sum(states, labels_sb, mask_sb, gradient_scale),
+               mask_sb.sum(at::kDouble).item<double>()};
+  if (!options.shape.sentence_head) return loss;
+  if (!batch.sentence_labels_b.defined()) throw std::logic_error("a model with a sentence head needs sentence labels");
+  const auto logits = modules.heads->sentence_logits(modules.heads->pooled(hidden));
+  const auto sum = sentence_loss_sum(logits, batch.sentence_labels_b, gradient_scale);
+  loss.sentence_sum = sum.detach();
+  loss.sentences = static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
+  loss.sum = loss.sum + sum * sentence_weight;
+  return loss;
+}
+
 Gpt::Gpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters, comm::Group tp)
     : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
 Gpt::Gpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp)
@@ -160,23 +195,30 @@ at::Tensor Gpt::forward(at::Tensor x, const Batch& batch, bool training) const {
   return training ? compute() : parallel::without_autograd(compute);
 }
 
-LossSum Gpt::loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale) const {
+LossSum Gpt::loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale,
+                  double sentence_weight) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives a loss");
   const auto compute = [&] {
-    const auto hidden = impl_->hidden(std::move(x), batch, training);
-    const auto labels_sb = batch.labels_bs.t().contiguous();
-    const auto mask_sb =
-        batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, impl_->precise);
-    return LossSum{impl_->modules.output->loss_sum(hidden, labels_sb, mask_sb, gradient_scale),
-                   mask_sb.sum(at::kDouble).item<double>()};
+    return impl_->loss_of(impl_->hidden(std::move(x), batch, training), batch, gradient_scale, sentence_weight);
   };
   return training ? compute() : parallel::without_autograd(compute);
 }
 
 at::Tensor Gpt::logits(const Batch& batch) const {
   impl_->need_whole_model();
-  return parallel::without_autograd(
-      [&] { return impl_->modules.output->logits(impl_->hidden({}, batch, false)).transpose(0, 1).contiguous(); });
+  return parallel::without_autograd([&] {
+    auto states = impl_->hidden({}, batch, false);
+    if (impl_->modules.heads) states = impl_->modules.heads->token_states(states);
+    return impl_->modules.output->logits(states).transpose(0, 1).contiguous();
+  });
 }
+
+at::Tensor Gpt::states(at::Tensor x, const Batch& batch, bool training) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage gives final states");
+  const auto compute = [&] { return impl_->hidden(std::move(x), batch, training); };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
+const BertHeads& Gpt::heads() const { return impl_->modules.heads.value(); }
 
 }  // namespace megatron::model

@@ -8,6 +8,7 @@
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/rope.h"
+#include "megatron/model/bert_heads.h"
 #include "megatron/model/recompute.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/parameters.h"
@@ -25,13 +26,19 @@ struct Batch {
   at::Tensor position_ids_bs;  ///< [b, s] int64; undefined: 0, 1, 2, …
   at::Tensor first_key_bs;     ///< [b, s] int32, see kernels::AttentionOptions; undefined: 0
   at::Tensor sample_ids;       ///< [b] int64 on the CPU: which training samples these are, for dropout
+  // A BERT's.
+  at::Tensor token_types_bs = {};     ///< [b, s] int64; undefined: 0
+  at::Tensor key_lengths_b = {};      ///< [b] int32: tokens before the padding; undefined: s
+  at::Tensor sentence_labels_b = {};  ///< [b] int64: 1 where the segments are swapped, 0 not; below 0: does not count
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the
 /// whole global batch, whatever the layout.
 struct LossSum {
-  at::Tensor sum;    ///< scalar, differentiable
+  at::Tensor sum;    ///< scalar, differentiable; with the sentence head `sentence_weight` times its sum included
   double count = 0;  ///< sum of the loss mask
+  at::Tensor sentence_sum = {};  ///< scalar without graph: the sentence head's loss over samples; undefined: none
+  double sentences = 0;          ///< samples that it is a sum over
 };
 
 struct GptOptions {
@@ -41,6 +48,7 @@ struct GptOptions {
   /// Positions that the table of rotations is made for, as many as sequences have; 0: shape.max_positions.
   std::int64_t rope_positions = 0;
   double layernorm_epsilon = 1e-5;
+  bool residual_after_norm = false;  ///< the original order (block.h); dropout of the embedding then follows its norm
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;
   std::int64_t loss_chunk_tokens = 1024;
@@ -51,9 +59,10 @@ struct GptOptions {
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
-/// A GPT (pre-norm blocks; GPT-2's, Llama's or what else the options say) tensor-parallel over `tp`: one pipeline stage
-/// of it, or the whole model as the one stage. Results do not depend on how layers are split into stages. Stores only
-/// the group and its parameters; must outlive the graphs that it records.
+/// A GPT (GPT-2's, Llama's blocks or what else the options say) or, where the shape says so, a BERT: the same blocks
+/// with attention both ways and heads of its own. Tensor-parallel over `tp`: one pipeline stage of it, or the whole
+/// model as the one stage. Results do not depend on how layers are split into stages. Stores only the group and its
+/// parameters; must outlive the graphs that it records.
 class Gpt {
  public:
   /// `parameters`: at least those of `part`. A tied output layer finds its weight in them by the embedding's name.
@@ -73,7 +82,10 @@ class Gpt {
   /// parameters' buffers times `gradient_scale`, the output layer's already in this call (parallel/output_layer.h).
   /// Without `training` nothing
   /// is kept and nothing written. Throws ConfigError for a token, position or counted label outside the model's.
-  LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1) const;
+  /// A BERT's sentence head adds `sentence_weight` times its sum over samples: with tokens that count / samples, of the
+  /// whole global batch, the mean over tokens is that of the tokens plus that of the samples.
+  LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1,
+               double sentence_weight = 1) const;
 
   /// loss() of the whole model.
   LossSum loss(const Batch& batch, bool training) const { return loss({}, batch, training); }
@@ -81,6 +93,13 @@ class Gpt {
   /// Logits [b, s, vocab] of the whole model (full vocabulary gathered, padding cut), no dropout. Collective over tp.
   /// One token at a time: decode.h.
   at::Tensor logits(const Batch& batch) const;
+
+  /// Forward pass of the last stage without its heads: the states behind the last norm [s, b, h] (sequence_parallel:
+  /// [s/t, b, h]), on which another head goes on. x, communication and `training` as for loss().
+  at::Tensor states(at::Tensor x, const Batch& batch, bool training) const;
+
+  /// Of the last stage of a BERT.
+  const BertHeads& heads() const;
 
   const GptOptions& options() const;
   ~Gpt();

@@ -84,8 +84,8 @@ struct AttentionForm {
   bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
 };
 
-/// Causal attention of the fused projection qkv (Heads) -> [s, b, n * d]. The heads are read where they lie, rotated
-/// there, and their gradients written where they belong. Keeps qkv and the output.
+/// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
+/// rotated there, and their gradients written where they belong. Keeps qkv and the output.
 Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
 /// x with elements dropped and the others scaled.

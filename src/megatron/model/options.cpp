@@ -53,6 +53,7 @@ GptOptions gpt_options(const config::RunConfig& config, const plan::GptShape& sh
           .rope = rope_options(config.model, shape),
           .rope_positions = config.data.seq_length,
           .layernorm_epsilon = config.model.layernorm_epsilon,
+          .residual_after_norm = config.model.apply_residual_connection_post_layernorm,
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,
           .label_smoothing = config.train.label_smoothing,

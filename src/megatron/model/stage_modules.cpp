@@ -1,6 +1,7 @@
 #include "megatron/model/stage_modules.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +13,7 @@ namespace {
 
 constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
 constexpr const char* kPositionEmbedding = "embedding.position_embeddings.weight";
+constexpr const char* kTypeEmbedding = "embedding.tokentype_embeddings.weight";
 
 }  // namespace
 
@@ -32,9 +34,13 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
     if (shape.learned_positions)
       positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
                         VocabParallelEmbedding::Options{split});
+    if (shape.token_types > 0)
+      types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
+                    VocabParallelEmbedding::Options{split});
   }
   const Block::Options block{.epsilon = options.layernorm_epsilon,
                              .activation = {.form = options.activation, .gated = shape.gated},
+                             .residual_after_norm = options.residual_after_norm,
                              .rms_norm = shape.rms_norm,
                              .linear_bias = shape.linear_bias,
                              .qkv_bias = shape.linear_bias || shape.qkv_bias,
@@ -42,19 +48,25 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
                              .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
                              .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
-    blocks.emplace_back(parameters, concat("decoder.layers.", l, "."), block, tp);
+    blocks.emplace_back(parameters, concat(shape.stack(), "layers.", l, "."), block, tp);
   if (!part.output) return;
-  final_norm = norm_of(parameters, "decoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+  final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+  if (shape.is_bert())
+    heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
   output.emplace(parameters.get(shape.tied_output ? kWordEmbedding : "output_layer.weight"), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
                                                         .label_smoothing = options.label_smoothing,
                                                         .chunk_tokens = options.loss_chunk_tokens,
-                                                        .sequence_parallel = split});
+                                                        .sequence_parallel = split},
+                 shape.is_bert() ? parameters.get("output_layer.bias") : nullptr);
 }
 
-at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const {
-  const auto x = words->forward(tokens_sb);
-  return positions ? x.add(positions->forward(positions_sb)) : x;
+at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb,
+                               const at::Tensor& types_sb) const {
+  auto x = words->forward(tokens_sb);
+  if (positions) x = x.add(positions->forward(positions_sb));
+  if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb)));
+  return x;
 }
 
 Normed StageModules::run(const at::Tensor& x_sbh, const AttentionOf& attention) const {

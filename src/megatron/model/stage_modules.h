@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/kernels/rope.h"
+#include "megatron/model/bert_heads.h"
 #include "megatron/model/block.h"
 #include "megatron/model/gpt.h"
 #include "megatron/parallel/embedding.h"
@@ -13,14 +14,16 @@
 
 namespace megatron::model {
 
-/// What one pipeline stage of a GPT is made of: the layers of `part`, as `options` say, on their parameters. Training
+/// What one pipeline stage of a model is made of: the layers of `part`, as `options` say, on their parameters. Training
 /// (gpt.h) and decoding (decode.h) run the same modules.
 struct StageModules {
-  std::optional<parallel::VocabParallelEmbedding> words, positions;  ///< of the first stage; learned positions
-  kernels::RopeTable rope;                                           ///< of rotary positions, else undefined tensors
+  std::optional<parallel::VocabParallelEmbedding> words, positions, types;  ///< of the first stage; the last two where
+                                                                            ///< they are learned
+  kernels::RopeTable rope;                 ///< of rotary positions, else undefined tensors
   std::int64_t local_heads, local_groups;  ///< of this rank: query heads, and the groups that share key and value
   std::vector<Block> blocks;               ///< layers part.first_layer …
   std::optional<Norm> final_norm;          ///< of the last stage
+  std::optional<BertHeads> heads;          ///< of the last stage of a BERT
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
 
   StageModules(const GptOptions& options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
@@ -29,8 +32,9 @@ struct StageModules {
   /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
 
-  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. Collective over tp.
-  at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb) const;
+  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. `types_sb`: of a model with token
+  /// types; undefined: all 0. Collective over tp.
+  at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb = {}) const;
 
   /// How the attention of one of the blocks is computed.
   using AttentionOf = std::function<Attend(std::size_t block)>;

@@ -24,6 +24,7 @@
 #include "megatron/base/error.h"
 #include "megatron/kernels/cross_entropy.h"
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/normalization.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::parallel {
@@ -32,6 +33,7 @@ namespace {
 /// What the forward pass leaves: the loss and, where asked for, the gradient of hidden. n tokens.
 struct LossPass {
   const ParameterPtr& weight;
+  const ParameterPtr& bias;
   const comm::Group& tp;
   const comm::Group& sequence;
   const VocabParallelOutput::Options& options;
@@ -41,10 +43,13 @@ struct LossPass {
   at::Tensor loss;         ///< float64 scalar
   at::Tensor dhidden;      ///< [n, h]; undefined without gradient
   at::Tensor dhidden_own;  ///< [n/t, h] where hidden is split along the sequence, else dhidden
+  at::Tensor counted;      ///< [m] int64: the tokens that have logits; undefined: all
 
-  /// Loss of `count` tokens from `begin`, and their gradients.
-  void chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, const at::Tensor& mask_n, std::int64_t begin,
-             std::int64_t count);
+  /// Loss of all tokens of `hidden_nh`, and their gradients.
+  void run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n);
+  /// Of `count` tokens from `begin` on among those that have logits, `last`: the last of them. labels, mask [count].
+  void chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, const at::Tensor& mask, std::int64_t begin,
+             std::int64_t count, bool last);
   /// Starts the sum of d hidden over ranks.
   comm::WorkHandle reduce_dhidden() const {
     return sequence.size() > 1 ? sequence.reduce_scatter_async(dhidden_own, dhidden) : tp.all_reduce_async(dhidden);
@@ -69,21 +74,48 @@ std::pair<at::Tensor, at::Tensor> token_losses(const at::Tensor& logits, const a
   return {logsumexp, loss};
 }
 
-void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels_n, const at::Tensor& mask_n,
-                     std::int64_t begin, std::int64_t count) {
-  const auto hidden = hidden_nh.narrow(0, begin, count), labels = labels_n.narrow(0, begin, count);
-  const auto mask = mask_n.narrow(0, begin, count);
+/// The tokens whose mask is not 0, at least one; undefined where these are nearly all: copying their rows costs too.
+at::Tensor counted_tokens(const at::Tensor& mask_n) {
+  const auto counted = at::nonzero(mask_n).squeeze(1);
+  if (counted.size(0) == 0) return at::zeros({1}, counted.options());
+  return 8 * counted.size(0) <= 7 * mask_n.size(0) ? counted : at::Tensor();
+}
+
+void LossPass::run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n) {
+  counted = counted_tokens(mask_n);
+  if (counted.defined()) {
+    labels_n = labels_n.index_select(0, counted);
+    mask_n = mask_n.index_select(0, counted);
+    if (with_gradient) dhidden.zero_();
+  }
+  const std::int64_t n = labels_n.size(0), step = options.chunk_tokens > 0 ? options.chunk_tokens : n;
+  for (std::int64_t begin = 0; begin < n; begin += step) {
+    const std::int64_t count = std::min(step, n - begin);
+    chunk(hidden_nh, labels_n.narrow(0, begin, count), mask_n.narrow(0, begin, count), begin, count,
+          begin + count == n);
+  }
+}
+
+void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, const at::Tensor& mask, std::int64_t begin,
+                     std::int64_t count, bool last) {
+  const auto rows = counted.defined() ? counted.narrow(0, begin, count) : at::Tensor();
+  const auto hidden = rows.defined() ? hidden_nh.index_select(0, rows) : hidden_nh.narrow(0, begin, count);
   const auto logits = kernels::linear(hidden, weight->arrived(), &weight->packed);
+  if (bias) logits.add_(bias->arrived());
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
   loss += (losses * mask).sum(at::kDouble);
   if (!with_gradient) return;
   const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
   kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
-  dhidden.narrow(0, begin, count).copy_(kernels::linear_input_gradient(logits, weight->value, &weight->packed));
+  const auto dx = kernels::linear_input_gradient(logits, weight->value, &weight->packed);
+  if (rows.defined())
+    dhidden.index_copy_(0, rows, dx);
+  else
+    dhidden.narrow(0, begin, count).copy_(dx);
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
-  const bool last = begin + count == hidden_nh.size(0);
   const auto reduced = last ? reduce_dhidden() : nullptr;
   kernels::linear_weight_gradient(weight->gradient_to_write(), logits, hidden, begin == 0 ? weight->beta() : 1.0);
+  if (bias) kernels::accumulate_bias_gradient(bias->gradient_to_write(), logits, begin == 0 ? bias->beta() : 1.0);
   if (reduced) reduced->wait();
 }
 
@@ -121,8 +153,9 @@ at::Tensor likeliest_tokens(const at::Tensor& logits, const kernels::VocabRange&
 
 }  // namespace
 
-VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options)
+VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options, ParameterPtr bias)
     : weight_(std::move(weight)),
+      bias_(std::move(bias)),
       tp_(std::move(tp)),
       sequence_(options.sequence_parallel ? tp_ : comm::Group()),
       options_(options) {}
@@ -132,6 +165,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
   check_labels(labels, mask, options_.vocab);
   const bool with_gradient = records_gradient({hidden, weight_->value});
   LossPass pass{.weight = weight_,
+                .bias = bias_,
                 .tp = tp_,
                 .sequence = sequence_,
                 .options = options_,
@@ -140,10 +174,10 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
                 .gradient_scale = gradient_scale,
                 .loss = {},
                 .dhidden = {},
-                .dhidden_own = {}};
+                .dhidden_own = {},
+                .counted = {}};
   without_autograd([&] {
     const auto hidden_nh = sequence_.all_gather(hidden.detach()).reshape({-1, hidden.size(-1)});
-    const auto labels_n = labels.reshape({-1}), mask_n = mask.reshape({-1});
     pass.loss = at::zeros({}, hidden.options().dtype(at::kDouble));
     if (with_gradient) {
       pass.dhidden = at::empty_like(hidden_nh);
@@ -151,10 +185,10 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
                              ? at::empty({hidden_nh.size(0) / sequence_.size(), hidden.size(-1)}, hidden_nh.options())
                              : pass.dhidden;
     }
-    const std::int64_t n = hidden_nh.size(0), step = options_.chunk_tokens > 0 ? options_.chunk_tokens : n;
-    for (std::int64_t begin = 0; begin < n; begin += step)
-      pass.chunk(hidden_nh, labels_n, mask_n, begin, std::min(step, n - begin));
-    if (with_gradient) weight_->gradient_written();
+    pass.run(hidden_nh, labels.reshape({-1}), mask.reshape({-1}));
+    if (!with_gradient) return;
+    weight_->gradient_written();
+    if (bias_) bias_->gradient_written();
   });
   auto backward = [dhidden = pass.dhidden_own, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
     if (grads[0].item<double>() != 1)
@@ -176,6 +210,7 @@ VocabParallelOutput::TokenLosses VocabParallelOutput::token_losses(const at::Ten
       const std::int64_t count = std::min(step, n - begin);
       const auto rows = hidden.detach().narrow(0, begin, count);
       const auto logits = kernels::linear(rows, weight_->arrived(), &weight_->packed);
+      if (bias_) logits.add_(bias_->arrived());
       losses.push_back(parallel::token_losses(logits, labels.narrow(0, begin, count), range, 0, tp_).second);
       if (likeliest) tokens.push_back(likeliest_tokens(logits, range, tp_));
     }
@@ -186,6 +221,7 @@ VocabParallelOutput::TokenLosses VocabParallelOutput::token_losses(const at::Ten
 at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
   return without_autograd([&] {
     const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->arrived(), &weight_->packed);
+    if (bias_) local.add_(bias_->arrived());
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
 }

@@ -9,8 +9,8 @@
 namespace megatron::parallel {
 
 /// The output layer and its cross entropy, vocabulary split over a tensor-parallel group, t = tp.size().
-/// weight [rows/t, h], rows spec.begin() … of the full matrix (often the word embedding); rows at or past `vocab` are
-/// padding, which takes no part in softmax, loss or gradient.
+/// weight [rows/t, h], rows spec.begin() … of the full matrix (often the word embedding), and bias [rows/t], which may
+/// be null; rows at or past `vocab` are padding, which takes no part in softmax, loss or gradient.
 class VocabParallelOutput {
  public:
   struct Options {
@@ -20,7 +20,7 @@ class VocabParallelOutput {
     bool sequence_parallel = false;  ///< hidden is this rank's part of the sequence
   };
 
-  VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options);
+  VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options, ParameterPtr bias = nullptr);
 
   /// Sum over tokens of mask * cross entropy, as a float64 scalar, the same on every rank. hidden [s, b, h] the same on
   /// every rank, with sequence_parallel [s/t, b, h] positions k*s/t … of rank k; labels [s, b] int64 and mask [s, b]
@@ -28,10 +28,11 @@ class VocabParallelOutput {
   /// is not 0.
   ///
   /// The logits [chunk, rows/t] are never kept nor gathered, nor computed twice: where gradients are on, the forward
-  /// pass turns each chunk of them into the gradients of hidden and weight for an upstream gradient of 1, and writes
-  /// the weight's into its buffer. So go backward from the sum as it is, once; backward throws std::logic_error for any
-  /// other upstream gradient. `gradient_scale` multiplies all these gradients where they begin, so that those of fp16
-  /// stay above zero. Without gradients nothing is written.
+  /// pass turns each chunk of them into the gradients of hidden, weight and bias for an upstream gradient of 1, and
+  /// writes those of the parameters into their buffers. Tokens whose mask is 0 have no logits where they are many. So
+  /// go backward from the sum as it is, once; backward throws std::logic_error for any other upstream gradient.
+  /// `gradient_scale` multiplies all these gradients where they begin, so that those of fp16 stay above zero. Without
+  /// gradients nothing is written.
   ///
   /// Communication: a chunk: two all-reduces of [chunk]-sized vectors; with gradients one of d hidden in all.
   /// sequence_parallel: one all-gather of hidden, and a reduce-scatter in place of the all-reduce of d hidden.
@@ -53,7 +54,7 @@ class VocabParallelOutput {
   at::Tensor logits(const at::Tensor& hidden) const;
 
  private:
-  ParameterPtr weight_;
+  ParameterPtr weight_, bias_;
   comm::Group tp_;
   comm::Group sequence_;  ///< over which hidden is split along the sequence
   Options options_;

@@ -11,9 +11,9 @@ namespace megatron::plan {
 std::int64_t parameter_count(const GptShape& shape);
 
 /// Floating-point operations of forward and backward over `sequences` sequences of `seq_length` tokens, as Megatron-LM
-/// counts them: a multiply-add is two, backward is twice forward, causal attention counts half of its square, and the
-/// output layer counts its padded rows. What is computed again in backward does not count, nor that ranks which share a
-/// key and value head compute both.
+/// counts them: a multiply-add is two, backward is twice forward, causal attention counts half of its square (a BERT's
+/// all of it), and the output layer counts its padded rows, of a BERT for every token and with the matrix before it.
+/// What is computed again in backward does not count, nor that ranks which share a key and value head compute both.
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
 
 /// Floating-point operations of the forward pass, by part; the embedding has none. As training_flops() counts.

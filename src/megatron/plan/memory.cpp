@@ -105,8 +105,13 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptSh
                                  ? stream / config.parallel.tp
                                  : stream;
   std::int64_t bytes = (part.num_layers - full.layers) * layer_activation_bytes(config, shape) + full.inputs * input;
-  // The final norm's input, and the gradient of its output, which the output layer computes beside the loss.
-  if (part.output) bytes += 2 * stream;
+  // The final norm's input, and the gradient of what the output layer takes, which it computes beside the loss. A
+  // BERT's head: the norm's output, and its own product before and after the activation.
+  if (part.output) bytes += (shape.is_bert() ? 5 : 2) * stream;
+  // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
+  const bool drops_after_norm =
+      config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
+  if (part.first_layer == 0 && part.num_layers > 0 && full.layers == 0 && drops_after_norm) bytes += stream;
   return bytes;
 }
 
@@ -122,7 +127,8 @@ schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& sha
   const ForwardFlops flops = forward_flops(shape, config.train.micro_batch_size, config.data.seq_length);
   const double unit = 1e12 * config.parallel.tp;
   const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
-  const double output = flops.output / unit;
+  // A BERT's tokens that are not masked have no logits.
+  const double output = flops.output / unit * (shape.is_bert() ? config.data.mask_prob : 1);
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {

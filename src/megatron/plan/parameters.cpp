@@ -80,6 +80,11 @@ class SpecBuilder {
     add(prefix + ".weight", {out, in}, 1, Init::Normal, std);
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero);
   }
+  /// Whole on each rank. `whole_sequence`: and applied to the same values by each, whether or not the stream is split.
+  void whole_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool whole_sequence) {
+    add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
+    add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
+  }
   int tp() const { return tp_; }
   int tp_rank() const { return tp_rank_; }
   std::vector<ParameterSpec> take() { return std::move(specs_); }
@@ -93,7 +98,7 @@ class SpecBuilder {
 void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
   const std::int64_t h = shape.hidden;
   const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
-  const std::string prefix = concat("decoder.layers.", layer, ".");
+  const std::string prefix = concat(shape.stack(), "layers.", layer, ".");
   const Pieces qkv = qkv_pieces(shape, build.tp(), build.tp_rank());
   const Pieces fc1 = fc1_pieces(shape, build.tp(), build.tp_rank());
   const bool bias = shape.linear_bias;
@@ -104,6 +109,17 @@ void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
   build.norm(prefix + "pre_mlp_layernorm", shape);
   build.column_linear(prefix + "mlp.linear_fc1", shape.fc1_rows(), h, shape.init_std, fc1, bias);
   build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std, bias);
+}
+
+/// What a BERT has between its last layer and the output layer.
+void add_bert_heads(const GptShape& shape, SpecBuilder& build) {
+  const std::int64_t h = shape.hidden;
+  if (shape.sentence_head) {
+    build.whole_linear("pooler.dense", h, h, shape.init_std, /*whole_sequence=*/true);
+    build.whole_linear("binary_head", 2, h, shape.init_std, /*whole_sequence=*/true);
+  }
+  build.whole_linear("lm_head.dense", h, h, shape.init_std, /*whole_sequence=*/false);
+  build.norm("lm_head.layer_norm", shape);
 }
 
 }  // namespace
@@ -149,6 +165,9 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
       if (shape.learned_positions)
         build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
                   shape.init_std);
+      if (shape.token_types > 0)
+        build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
+                  shape.init_std);
     }
     for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
       build.at_depth(1 + layer);
@@ -156,7 +175,8 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     }
     if (!part.output) continue;
     build.at_depth(1 + shape.num_layers);
-    build.norm("decoder.final_layernorm", shape);
+    build.norm(shape.stack() + "final_layernorm", shape);
+    if (shape.is_bert()) add_bert_heads(shape, build);
     if (!shape.tied_output) {
       build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =
           true;
@@ -164,6 +184,7 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
       ParameterSpec& copy = word_embedding(build);
       copy.shared_copy = copy.in_forward = true;
     }
+    if (shape.is_bert()) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
   }
   return build.take();
 }

@@ -55,7 +55,11 @@ struct ParameterSpec {
   bool has_copies() const;
 };
 
-/// The sizes that decide a GPT's parameters.
+/// What a network computes: a decoder that predicts the next token, or an encoder that sees a text whole and fills in
+/// what is masked (Devlin et al. 2018).
+enum class Architecture : std::uint8_t { Gpt, Bert };
+
+/// The sizes that decide the parameters of a GPT or a BERT.
 struct GptShape {
   std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;
   std::int64_t vocab = 0;         ///< tokens of the vocabulary
@@ -71,7 +75,14 @@ struct GptShape {
   bool linear_bias = true;        ///< of every linear layer of the blocks
   bool qkv_bias = false;          ///< of linear_qkv, where linear_bias is false
   bool learned_positions = true;  ///< position_embeddings
+  // What a BERT has besides.
+  Architecture architecture = Architecture::Gpt;
+  std::int64_t token_types = 0;  ///< rows of tokentype_embeddings; 0: none
+  bool sentence_head = false;    ///< pooler and binary_head, for the order of two segments
 
+  bool is_bert() const { return architecture == Architecture::Bert; }
+  /// What the names of the layers begin with.
+  std::string stack() const { return is_bert() ? "encoder." : "decoder."; }
   std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
@@ -82,7 +93,7 @@ struct GptShape {
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
 
-/// The parameters of a GPT that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
+/// The parameters of a model that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
 /// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per group: its queries, key, value) are
 /// Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they have queries of their own
 /// and copies of its key and value. Throws ConfigError where tp does not fit a size.

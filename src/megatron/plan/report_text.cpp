@@ -98,7 +98,7 @@ std::string slices_text(const json& parameter) {
 /// Layers are alike: what layer 0 has stands for all of them.
 std::string parameters_text(const ResolvedRun& run, const json& parameters) {
   constexpr std::size_t kWidth = 58;
-  const std::string first = "decoder.layers.0.", any = "decoder.layers.";
+  const std::string any = run.shape.stack() + "layers.", first = any + "0.";
   std::string out = "parameters: shape, and [begin, end) of each slice\n";
   for (const json& parameter : parameters) {
     std::string name = parameter["name"];

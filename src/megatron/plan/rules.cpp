@@ -147,6 +147,8 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.max_position_embeddings", model.max_position_embeddings, 0, kMostPositions);
   rules.range<std::int64_t>("model.vocab_size", model.vocab_size, 0, kLargestVocab);
   rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
+  rules.one_of("model.architecture", model.architecture, {"gpt", "bert"});
+  rules.range<std::int64_t>("model.num_tokentypes", model.num_tokentypes, 0, kLargestWidth);
   check_attention(model, rules);
   check_positions(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
@@ -196,7 +198,7 @@ bool is_split(const std::string& split) {
   }
 }
 
-void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules) {
+void check_data(const config::DataConfig& data, bool sentences, const Facts& facts, Rules& rules) {
   if (facts.needs_data) {
     rules.attempt([&] { data::read_blends(data); });
     rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none");
@@ -205,7 +207,14 @@ void check_data(const config::DataConfig& data, const Facts& facts, Rules& rules
                 "969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
   rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMostMicrobatchesAhead);
+  rules.range("data.mask_prob", data.mask_prob, 0.0, 1.0);
+  rules.range("data.short_seq_prob", data.short_seq_prob, 0.0, 1.0);
   const bool whole = data.packed || data.sft;
+  rules.require(
+      !sentences ||
+          !(whole || data.fim_data || data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
+      "model.architecture bert reads sentences (megatron data preprocess --split-sentences).",
+      "data.packed, sft, fim_data, reset_position_ids, reset_attention_mask or eod_mask_loss", "leave these out");
   rules.require(!whole || !data.fim_data, "data.fim_data is for samples that are cut out of a stream of documents.",
                 "data.packed or data.sft", "--data.fim_data false");
   rules.require(!whole || !(data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
@@ -521,6 +530,7 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
 
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
+  const bool bert = model.architecture == "bert";
   return {.num_layers = model.num_layers,
           .hidden = model.hidden_size,
           .num_heads = model.num_attention_heads,
@@ -536,14 +546,17 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .gated = model.gated_linear_unit,
           .linear_bias = model.add_bias_linear,
           .qkv_bias = model.add_qkv_bias,
-          .learned_positions = model.position_embedding_type == "learned_absolute"};
+          .learned_positions = model.position_embedding_type == "learned_absolute",
+          .architecture = bert ? Architecture::Bert : Architecture::Gpt,
+          .token_types = bert ? model.num_tokentypes : 0,
+          .sentence_head = bert && model.bert_binary_head};
 }
 
 ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   Rules rules;
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
-  check_data(config.data, facts, rules);
+  check_data(config.data, config.model.architecture == "bert", facts, rules);
   check_fim(config.fim, rules);
   check_optimizer(config.optimizer, rules);
   check_precision(config.optimizer, config.train.dtype, rules);

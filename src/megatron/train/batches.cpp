@@ -1,6 +1,7 @@
 #include "megatron/train/batches.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -54,6 +55,33 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
   return batch;
 }
 
+model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
+                                  std::uint64_t seed, at::ScalarType dtype, at::Device device) {
+  constexpr std::uint32_t kMasked = static_cast<std::uint32_t>(0.15 * 0x1p32);
+  const auto samples = static_cast<std::int64_t>(sample_ids.size());
+  auto batch = synthetic_batch(sample_ids, seq_length, vocab, seed, at::kCPU);
+  const auto types = at::zeros({samples, seq_length}, at::kLong), swapped = at::empty({samples}, at::kLong);
+  const auto mask = at::zeros({samples, seq_length}, at::kFloat), lengths = at::empty({samples}, at::kInt);
+  const std::uint64_t masked = stream_key(seed, "synthetic masks"), pairs = stream_key(seed, "synthetic pairs");
+  for (std::int64_t b = 0; b < samples; ++b) {
+    const auto sample = static_cast<std::uint64_t>(sample_ids[static_cast<std::size_t>(b)]);
+    const std::int64_t length = seq_length - random_word(pairs, sample, 0) % (seq_length / 2 + 1);
+    const std::int64_t second = random_word(pairs, sample, 1) % length;
+    lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(length);
+    swapped.mutable_data_ptr<std::int64_t>()[b] = random_word(pairs, sample, 2) % 2;
+    for (std::int64_t i = 0; i < length; ++i) {
+      row<std::int64_t>(types, b)[static_cast<std::size_t>(i)] = i < second ? 0 : 1;
+      row<float>(mask, b)[static_cast<std::size_t>(i)] =
+          random_word(masked, sample, static_cast<std::uint64_t>(i)) < kMasked ? 1.0f : 0.0f;
+    }
+  }
+  batch.loss_mask_bs = mask.to(dtype);
+  batch.token_types_bs = types;
+  batch.key_lengths_b = lengths;
+  batch.sentence_labels_b = swapped;
+  return on_device(std::move(batch), device);
+}
+
 DatasetBatches::DatasetBatches(std::unique_ptr<const data::Dataset> dataset, std::int64_t vocab, at::ScalarType dtype)
     : dataset_(std::move(dataset)), vocab_(vocab), dtype_(dtype) {}
 
@@ -71,18 +99,26 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   };
   const auto tokens = make(true, at::kLong), labels = make(true, at::kLong),
              mask = make(fields.loss_mask || has_gaps, at::kFloat), positions = make(fields.position_ids, at::kLong),
-             first_key = make(fields.first_key, at::kInt);
+             first_key = make(fields.first_key, at::kInt), types = make(fields.pairs, at::kLong);
+  const auto lengths = fields.pairs ? at::empty({samples}, at::kInt) : at::Tensor();
+  const auto swapped = fields.pairs ? at::empty({samples}, at::kLong) : at::Tensor();
   for (std::int64_t b = 0; b < samples; ++b) {
     const std::int64_t id = sample_ids[static_cast<std::size_t>(b)];
     const std::int64_t sample = id == kNoSample ? 0 : id % dataset_->size();
+    data::PairInfo pair;
     dataset_->get(sample, {.tokens = row<std::int64_t>(tokens, b),
                            .labels = row<std::int64_t>(labels, b),
                            .loss_mask = row<float>(mask, b),
                            .position_ids = row<std::int64_t>(positions, b),
-                           .first_key = row<std::int32_t>(first_key, b)});
+                           .first_key = row<std::int32_t>(first_key, b),
+                           .types = row<std::int64_t>(types, b),
+                           .pair = &pair});
     check_tokens(sample, row<std::int64_t>(tokens, b));
     check_tokens(sample, row<std::int64_t>(labels, b));
     if (id == kNoSample) std::ranges::fill(row<float>(mask, b), 0.0f);
+    if (!fields.pairs) continue;
+    lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(pair.length);
+    swapped.mutable_data_ptr<std::int64_t>()[b] = id == kNoSample ? -1 : pair.swapped ? 1 : 0;
   }
   model::Batch batch;
   batch.tokens_bs = tokens;
@@ -90,13 +126,17 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   if (mask.defined()) batch.loss_mask_bs = mask.to(dtype_);
   batch.position_ids_bs = positions;
   batch.first_key_bs = first_key;
+  batch.token_types_bs = types;
+  batch.key_lengths_b = lengths;
+  batch.sentence_labels_b = swapped;
   batch.sample_ids = id_tensor(sample_ids);
   return batch;
 }
 
 model::Batch on_device(model::Batch batch, at::Device device) {
   for (at::Tensor* tensor :
-       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.first_key_bs})
+       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.first_key_bs,
+        &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b})
     if (tensor->defined()) *tensor = tensor->to(device);
   return batch;
 }

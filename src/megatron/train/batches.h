@@ -16,6 +16,11 @@ namespace megatron::train {
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device);
 
+/// The same for a BERT: token types, lengths, masked tokens (`dtype`: of the loss mask) and swapped segments are
+/// functions of the sample too.
+model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
+                                  std::uint64_t seed, at::ScalarType dtype, at::Device device);
+
 /// Throws the ConfigError of a token that lies outside the vocabulary of `vocab` ids. `place`: "PREFIX, sample 12".
 [[noreturn]] void fail_for_token(const std::string& place, std::int64_t token, std::int64_t vocab);
 

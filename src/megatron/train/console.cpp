@@ -1,6 +1,8 @@
 #include "megatron/train/console.h"
 
+#include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <ctime>
@@ -39,6 +41,7 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
   text += format(" learning rate: %.6E |", line.learning_rate);
   text += format(" global batch size: %5" PRId64 " |", line.global_batch);
   if (line.loss > 0) text += format(" lm loss: %.6E |", line.loss);
+  if (line.sentence_loss > 0) text += format(" sop loss: %.6E |", line.sentence_loss);
   text += format(" loss scale: %.1f |", line.loss_scale);
   text += format(" grad norm: %.3f |", line.grad_norm);
   text += format(" number of skipped iterations: %3" PRId64 " |", line.skipped);
@@ -46,9 +49,13 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
   return text;
 }
 
-std::string validation_lines(const std::string& where, double loss, double perplexity) {
-  const std::string text = " validation loss at " + where + format(" | lm loss value: %.6E |", loss) +
-                           format(" lm loss PPL: %.6E | ", perplexity);
+std::string validation_lines(const std::string& where, double loss, double perplexity,
+                             const std::optional<double>& sentence_loss) {
+  std::string text = " validation loss at " + where + format(" | lm loss value: %.6E |", loss) +
+                     format(" lm loss PPL: %.6E | ", perplexity);
+  if (sentence_loss)
+    text += format("sop loss value: %.6E |", *sentence_loss) +
+            format(" sop loss PPL: %.6E | ", std::exp(std::min(20.0, *sentence_loss)));
   const std::string dashes(text.size() + 1, '-');
   return dashes + "\n" + text + "\n" + dashes;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace megatron::train {
@@ -11,7 +12,8 @@ struct IterationLine {
   double tflops_per_rank = 0;     ///< model FLOPs (causal attention counted half), 1e12 a second and rank
   double learning_rate = 0;       ///< after the schedule's step: what the next iteration will use
   std::int64_t global_batch = 0;  ///< samples
-  double loss = 0;                ///< mean over the interval; a mean <= 0 is not printed, as there
+  double loss = 0;                ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
+  double sentence_loss = 0;       ///< of a BERT's sentence head, likewise
   double loss_scale = 1;
   double grad_norm = 0;
   std::int64_t skipped = 0, nan = 0;  ///< iterations in the interval
@@ -22,6 +24,7 @@ struct IterationLine {
 std::string iteration_line(const IterationLine& line, std::int64_t time_us);
 
 /// Megatron-LM's validation message: three lines.
-std::string validation_lines(const std::string& where, double loss, double perplexity);
+std::string validation_lines(const std::string& where, double loss, double perplexity,
+                             const std::optional<double>& sentence_loss = {});
 
 }  // namespace megatron::train

@@ -120,6 +120,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
             .microbatch_tokens =
                 run.config.train.micro_batch_size * run.config.data.seq_length * run.grid.size(plan::Axis::Dp),
+            .sentence_head = run.shape.sentence_head,
             .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
@@ -130,8 +131,11 @@ StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int
   return engine.step(
       static_cast<int>(samples.size()),
       [&](std::size_t m) {
-        return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed,
-                               engine.context.device());
+        const std::int64_t length = run.config.data.seq_length;
+        return run.shape.is_bert()
+                   ? synthetic_bert_batch(samples[m], length, run.shape.vocab, train.seed, loss_type(run.config),
+                                          engine.context.device())
+                   : synthetic_batch(samples[m], length, run.shape.vocab, train.seed, engine.context.device());
       },
       learning_rate);
 }

@@ -23,7 +23,11 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kTokensLookedAt = std::int64_t{1} << 22;  // some milliseconds
 
 // Options that decide what the weights mean. Shapes alone would not show all of them.
-constexpr const char* kArchitecture[] = {"model.num_layers",
+constexpr const char* kArchitecture[] = {"model.architecture",
+                                         "model.num_tokentypes",
+                                         "model.bert_binary_head",
+                                         "model.apply_residual_connection_post_layernorm",
+                                         "model.num_layers",
                                          "model.hidden_size",
                                          "model.num_attention_heads",
                                          "model.ffn_hidden_size",
@@ -57,6 +61,8 @@ constexpr const char* kOrderOfSamples[] = {"train.seed",
                                            "data.per_split_data_args_path",
                                            "data.split",
                                            "data.seq_length",
+                                           "data.mask_prob",
+                                           "data.short_seq_prob",
                                            "data.packed",
                                            "data.sft",
                                            "data.fim_data"};
@@ -115,7 +121,10 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
-    interchange::check_is_gpt(folder, "train");
+    if (interchange::is_bert(folder) != run.shape.is_bert())
+      throw ConfigError(rule_got_fix("model.architecture must be that of the weights.",
+                                     concat(run.config.model.architecture, ", and another in ", folder.string()),
+                                     concat("--model.architecture ", run.shape.is_bert() ? "gpt" : "bert")));
     checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, run.config.checkpoint.load_strict);
     if (run.config.checkpoint.load_strict) interchange::check_same_network(run.config.model, folder);
     return;
@@ -142,7 +151,7 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
 
 SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
-  if (config.data.sft || config.data.fim_data)
+  if (config.data.sft || config.data.fim_data || config.model.architecture == "bert")
     tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
@@ -181,6 +190,12 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)
     spec.index.num_samples = validations * samples_of_a_validation(config);
+  if (run.shape.is_bert()) {
+    spec.bert.emplace();
+    spec.bert->source.short_probability = config.data.short_seq_prob;
+    spec.bert->sentence_order = run.shape.sentence_head;
+    spec.bert->masking.probability = config.data.mask_prob;
+  }
   if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
   if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};
   std::vector<data::PartSpec> sets;

@@ -54,6 +54,10 @@ void MetricsFile::write(const IterationMetrics& metrics) {
                  {"step_ms", metrics.step_ms},
                  {"data_wait_ms", metrics.data_wait_ms},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.sentence_loss) {
+    object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
+    object["sop_loss"] = *metrics.sentence_loss;
+  }
   if (metrics.skipped) object["skipped"] = true;
   if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
   write_line(object.dump());
@@ -64,6 +68,11 @@ void MetricsFile::write(const ValidationMetrics& metrics) {
                  {"consumed_samples", metrics.consumed_samples},
                  {metrics.test ? "test_loss" : "valid_loss", metrics.loss},
                  {metrics.test ? "test_ppl" : "valid_ppl", metrics.perplexity}};
+  if (metrics.sentence_loss) {
+    const std::string part = metrics.test ? "test" : "valid";
+    object[part + "_lm_loss"] = metrics.loss - *metrics.sentence_loss;
+    object[part + "_sop_loss"] = *metrics.sentence_loss;
+  }
   if (!metrics.set.empty()) object["valid_set"] = metrics.set;
   write_line(object.dump());
 }

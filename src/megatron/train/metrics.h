@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace megatron::train {
@@ -10,7 +11,8 @@ namespace megatron::train {
 struct IterationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, grad_norm = 0;
-  double learning_rate = 0;  ///< that the iteration used
+  std::optional<double> sentence_loss = {};  ///< part of the loss: fields lm_loss, sop_loss
+  double learning_rate = 0;                  ///< that the iteration used
   double loss_scale = 1;
   double tokens_per_s = 0, step_ms = 0;
   double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
@@ -22,8 +24,9 @@ struct IterationMetrics {
 struct ValidationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, perplexity = 0;
-  std::string set = {};  ///< of several validation sets, which; empty: there is one
-  bool test = false;     ///< of the test set: fields test_loss and test_ppl
+  std::optional<double> sentence_loss = {};  ///< part of the loss: fields valid_lm_loss, valid_sop_loss
+  std::string set = {};                      ///< of several validation sets, which; empty: there is one
+  bool test = false;                         ///< of the test set: fields test_loss and test_ppl
 };
 
 /// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.

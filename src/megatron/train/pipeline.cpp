@@ -42,19 +42,21 @@ std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t se
 class GptStage final : public pipeline::Stage {
  public:
   GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
-           bool training, double gradient_scale)
-      : model_(model),
-        run_(run),
-        part_(part),
-        batches_(batches),
-        training_(training),
-        gradient_scale_(gradient_scale) {}
+           bool training, const LossScale& scale)
+      : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale) {}
 
   pipeline::Output forward(int microbatch, at::Tensor x) override {
     const model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
-    auto loss = model_.loss(std::move(x), batch, training_, gradient_scale_);
+    auto loss = model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
+    if (loss.sentence_sum.defined()) sentence_sums_.push_back(std::move(loss.sentence_sum));
+    sentences_ += loss.sentences;
     return {std::move(loss.sum), loss.count};
+  }
+  /// What the microbatches so far have.
+  void add_sentences(PassResult& result) const {
+    for (const at::Tensor& sum : sentence_sums_) result.sentence_sum += sum.item<double>();
+    result.sentences += sentences_;
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -67,7 +69,9 @@ class GptStage final : public pipeline::Stage {
   const plan::StagePart& part_;
   Microbatches& batches_;
   const bool training_;
-  const double gradient_scale_;
+  const LossScale scale_;
+  std::vector<at::Tensor> sentence_sums_;  // scalars, which no one waits for before the end
+  double sentences_ = 0;
 };
 
 pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -97,8 +101,8 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       measures_(!run.config.log.trace.empty() && context.is_first(plan::Axis::Tp) && context.is_first(plan::Axis::Dp)),
       link_(make_link(run, context, parameters)) {}
 
-pipeline::Result Pipeline::execute(const schedule::Program& program, bool training,
-                                   const MicrobatchSource& microbatch, double gradient_scale) {
+PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
+                             const LossScale& scale) {
   const int rank = context_.index(plan::Axis::Pp);
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
   std::vector<GptStage> stages;
@@ -106,7 +110,7 @@ pipeline::Result Pipeline::execute(const schedule::Program& program, bool traini
   stages.reserve(stages_.size());
   for (std::size_t k = 0; k < stages_.size(); ++k) {
     const auto stage = static_cast<std::size_t>(run_.placement.stages_of(rank)[k]);
-    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, gradient_scale));
+    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale));
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
                         .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
@@ -115,7 +119,9 @@ pipeline::Result Pipeline::execute(const schedule::Program& program, bool traini
     recorder_.begin(context_.group(plan::Axis::Pp));
     hooks.observe = std::ref(recorder_);
   }
-  return pipeline::run(program, rank, pointers, link_, hooks);
+  PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
+  for (const GptStage& stage : stages) stage.add_sentences(result);
+  return result;
 }
 
 schedule::Program Pipeline::own_part(schedule::Program program) const {
@@ -125,18 +131,18 @@ schedule::Program Pipeline::own_part(schedule::Program program) const {
   return program;
 }
 
-pipeline::Result Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch, double gradient_scale) {
+PassResult Pipeline::train(int num_microbatches, const MicrobatchSource& microbatch, const LossScale& scale) {
   auto found = training_.find(num_microbatches);
   if (found == training_.end())
     found = training_.emplace(num_microbatches, own_part(plan::pipeline_program(run_, num_microbatches))).first;
-  return execute(found->second, /*training=*/true, microbatch, gradient_scale);
+  return execute(found->second, /*training=*/true, microbatch, scale);
 }
 
-pipeline::Result Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {
+PassResult Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {
   auto found = evaluation_.find(num_microbatches);
   if (found == evaluation_.end())
     found = evaluation_.emplace(num_microbatches, own_part(plan::evaluation_program(run_, num_microbatches))).first;
-  return execute(found->second, /*training=*/false, microbatch, /*gradient_scale=*/1);
+  return execute(found->second, /*training=*/false, microbatch, {});
 }
 
 std::optional<schedule::Timeline> Pipeline::timeline() const {

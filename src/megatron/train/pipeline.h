@@ -18,6 +18,18 @@ namespace megatron::train {
 /// Microbatch `m` of the step on this rank. Asked once for each on every rank, whatever its stages.
 using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
 
+/// What an execution has left on this rank and, where the rank holds the last stage, the sum of a BERT's sentence
+/// head's loss over so many samples.
+struct PassResult : pipeline::Result {
+  double sentence_sum = 0, sentences = 0;
+};
+
+/// What the losses of an execution are multiplied by.
+struct LossScale {
+  double gradients = 1;  ///< where they begin
+  double sentences = 0;  ///< the sentence head's loss, in the loss sum and in the gradients (model::Gpt::loss)
+};
+
 /// Takes the microbatches of a step, or of an evaluation, through the stages of the model: executes the plan's programs
 /// on this rank. With one pipeline rank the program is accumulation; there is no other path.
 class Pipeline {
@@ -31,10 +43,10 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   /// Forward and backward of every microbatch; the reducer's step has begun. The gradients are those of the loss sum
-  /// times `gradient_scale`. Collective over the model.
-  pipeline::Result train(int num_microbatches, const MicrobatchSource& microbatch, double gradient_scale = 1);
-  /// Forward without dropout and without gradients. Collective over the model.
-  pipeline::Result evaluate(int num_microbatches, const MicrobatchSource& microbatch);
+  /// times `scale.gradients`. Collective over the model.
+  PassResult train(int num_microbatches, const MicrobatchSource& microbatch, const LossScale& scale = {});
+  /// Forward without dropout and without gradients; the loss sums are those of the tokens. Collective over the model.
+  PassResult evaluate(int num_microbatches, const MicrobatchSource& microbatch);
 
   /// Whether this rank measures the timeline (log.trace): those of the first pipeline do, in every step.
   bool measures() const { return measures_; }
@@ -42,8 +54,8 @@ class Pipeline {
   std::optional<schedule::Timeline> timeline() const;
 
  private:
-  pipeline::Result execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
-                           double gradient_scale);
+  PassResult execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
+                     const LossScale& scale);
 
   /// What this rank does of a program: those of large pipelines are kept for each size of a growing batch.
   schedule::Program own_part(schedule::Program program) const;

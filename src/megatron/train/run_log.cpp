@@ -46,6 +46,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                   .consumed_samples = state.consumed_samples,
                                   .loss = result.loss,
                                   .grad_norm = result.grad_norm,
+                                  .sentence_loss = result.sentence_loss,
                                   .learning_rate = done.learning_rate,
                                   .loss_scale = result.loss_scale,
                                   .tokens_per_s = tokens_per_s,
@@ -57,10 +58,13 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   ++interval_.iterations;
   interval_.seconds += done.step_s;
   interval_.flops += plan::training_flops(run_.shape, done.global_batch, seq_length);
-  if (result.skipped)
+  if (result.skipped) {
     ++interval_.skipped;
-  else
-    interval_.loss += result.loss;
+  } else {
+    const double sentences = result.sentence_loss.value_or(0);
+    interval_.loss += result.loss - sentences;
+    interval_.sentence_loss += sentences;
+  }
   if (!std::isfinite(result.loss)) ++interval_.nan;
   const bool last = state.iteration == run_.config.train.train_iters || result.stop;
   if (last || state.iteration % run_.config.log.interval == 0) print_iteration(state, done);
@@ -78,6 +82,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                         .learning_rate = done.next_learning_rate,
                         .global_batch = done.global_batch,
                         .loss = counted > 0 ? interval_.loss / counted : 0,
+                        .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,
                         .loss_scale = done.result.loss_scale,
                         .grad_norm = done.result.grad_norm,
                         .skipped = interval_.skipped,
@@ -86,24 +91,27 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
   interval_ = {};
 }
 
-void RunLog::validation(const RunState& state, const Evaluation& evaluation, const std::string& set) {
+void RunLog::evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test) {
   metrics_.write(ValidationMetrics{.iteration = state.iteration,
                                    .consumed_samples = state.consumed_samples,
                                    .loss = evaluation.loss,
                                    .perplexity = evaluation.perplexity(),
-                                   .set = set});
-  const std::string place = concat("iteration ", state.iteration, set.empty() ? "" : " on " + set);
-  print(validation_lines(place, evaluation.loss, evaluation.perplexity()));
+                                   .sentence_loss = evaluation.sentence_loss,
+                                   .set = set,
+                                   .test = test});
+  const std::string place = concat("iteration ", state.iteration,
+                                   test          ? " on test set"
+                                   : set.empty() ? ""
+                                                 : " on " + set);
+  print(validation_lines(place, evaluation.token_loss(), evaluation.perplexity(), evaluation.sentence_loss));
+}
+
+void RunLog::validation(const RunState& state, const Evaluation& evaluation, const std::string& set) {
+  evaluated(state, evaluation, set, /*test=*/false);
 }
 
 void RunLog::test(const RunState& state, const Evaluation& evaluation) {
-  metrics_.write(ValidationMetrics{.iteration = state.iteration,
-                                   .consumed_samples = state.consumed_samples,
-                                   .loss = evaluation.loss,
-                                   .perplexity = evaluation.perplexity(),
-                                   .test = true});
-  print(validation_lines(concat("iteration ", state.iteration, " on test set"), evaluation.loss,
-                         evaluation.perplexity()));
+  evaluated(state, evaluation, "", /*test=*/true);
 }
 
 void RunLog::message(const std::string& text) { print(text); }

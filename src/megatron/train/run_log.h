@@ -38,11 +38,12 @@ class RunLog {
 
  private:
   void print(const std::string& text);
+  void evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test);
   void print_iteration(const RunState& state, const Iteration& done);
 
   struct Interval {
     std::int64_t iterations = 0, skipped = 0, nan = 0;
-    double loss = 0, seconds = 0, flops = 0;
+    double loss = 0, sentence_loss = 0, seconds = 0, flops = 0;
   };
   const plan::ResolvedRun& run_;
   MetricsFile metrics_;

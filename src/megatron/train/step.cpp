@@ -1,5 +1,7 @@
 #include "megatron/train/step.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -38,20 +40,30 @@ struct TrainStep::Totals {
   double norm = 0;      ///< of the gradients as they are in the buffers
   bool broken = false;  ///< a loss or a gradient somewhere is not finite
   bool stop = false;
+  double sentence_sum = 0, sentences = 0;
 };
 
 // One message for all that the ranks have to agree on. Each microbatch counts once (the tensor-parallel ranks of the
 // last stage all hold its loss, those of the other stages none), and so does each gradient.
-TrainStep::Totals TrainStep::totals_over_world(double loss_sum, double count, bool stop) const {
-  const bool counted = parts_.context.is_first(plan::Axis::Tp);
+TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop) const {
+  const bool first = parts_.context.is_first(plan::Axis::Tp);
+  const auto counted = [&](double value) { return first ? value : 0.0; };
+  const double loss_sum = sum_of(pass);
   const double part = options_.counts_norm ? parts_.norm.part(options_.clip_norm) : 0;
   const bool broken = !std::isfinite(loss_sum) || !std::isfinite(part);
   const bool squares = options_.clip_norm == optim::NormKind::L2;
   const comm::Group& world = parts_.context.world();
-  const auto total = world.all_reduce_scalars(
-      {counted ? loss_sum : 0.0, counted ? count : 0.0, squares ? part : 0.0, broken ? 1.0 : 0.0, stop ? 1.0 : 0.0});
+  const auto total =
+      world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0, broken ? 1.0 : 0.0,
+                                stop ? 1.0 : 0.0, counted(pass.sentence_sum), counted(pass.sentences)});
   const double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
-  return {.loss_sum = total[0], .count = total[1], .norm = norm, .broken = total[3] > 0, .stop = total[4] > 0};
+  return {.loss_sum = total[0],
+          .count = total[1],
+          .norm = norm,
+          .broken = total[3] > 0,
+          .stop = total[4] > 0,
+          .sentence_sum = total[5],
+          .sentences = total[6]};
 }
 
 double TrainStep::gradient_scale(int num_microbatches) const {
@@ -61,6 +73,28 @@ double TrainStep::gradient_scale(int num_microbatches) const {
   return parts_.scaler->scale() / static_cast<double>(std::bit_ceil(tokens));
 }
 
+double TrainStep::tokens_of_a_sentence(const std::vector<model::Batch>& batches) const {
+  double tokens = 0, sentences = 0;
+  for (const model::Batch& batch : batches) {
+    tokens += batch.loss_mask_bs.sum(at::kDouble).item<double>();
+    sentences += static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
+  }
+  const auto total = parts_.context.group(plan::Axis::Dp).all_reduce_scalars({tokens, sentences});
+  return total[1] > 0 ? total[0] / total[1] : 0;
+}
+
+PassResult TrainStep::forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale) {
+  if (!options_.sentence_head)
+    return parts_.pipeline.train(num_microbatches, microbatch, {.gradients = scale, .sentences = 0});
+  // Two means of different numbers of terms: their ratio must be known where the gradients begin. So the microbatches
+  // of a step, which are small, are all read before the first is computed.
+  std::vector<model::Batch> batches;
+  for (int m = 0; m < num_microbatches; ++m) batches.push_back(microbatch(static_cast<std::size_t>(m)));
+  const LossScale scales{.gradients = scale, .sentences = tokens_of_a_sentence(batches)};
+  return parts_.pipeline.train(
+      num_microbatches, [&](std::size_t m) { return std::move(batches[m]); }, scales);
+}
+
 StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
                                  bool stop) {
   StepResult result;
@@ -68,7 +102,7 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
   parts_.reducer.begin_step(num_microbatches);
   // Gradients of the sum over tokens; each bucket's reduction over dp starts by itself.
-  const pipeline::Result run = parts_.pipeline.train(num_microbatches, microbatch, scale);
+  const PassResult run = forward_and_backward(num_microbatches, microbatch, scale);
   result.times.forward_s = run.forward_s;
   result.times.backward_s = run.backward_s;
   {
@@ -77,9 +111,10 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
     parts_.shared.sum();      // over tp, and the holders of copies
   }
   const Timed timed(result.times.optimizer_s);
-  const Totals total = totals_over_world(sum_of(run), run.count, stop);  // a few numbers, over the world
+  const Totals total = totals_over_world(run, stop);  // a few numbers, over the world
   const double to_mean = mean_scale(total.count);
   result.loss = total.loss_sum * to_mean;
+  if (options_.sentence_head) result.sentence_loss = total.sentence_sum * mean_scale(total.sentences);
   result.tokens = total.count;
   result.stop = total.stop;
   result.grad_norm = total.norm * to_mean / scale;
@@ -97,23 +132,32 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   return result;
 }
 
-double Evaluation::perplexity() const { return std::exp(std::min(20.0, loss)); }
+double Evaluation::perplexity() const { return std::exp(std::min(20.0, token_loss())); }
 
 Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context, std::size_t num_microbatches,
                     const MicrobatchSource& microbatch, bool stop) {
   // A validation may have any number of microbatches; a program of a few fills the pipeline as well.
   constexpr std::size_t kMostAtOnce = 256;
-  double sum = 0, count = 0;
+  double sum = 0, count = 0, sentence_sum = 0, sentences = 0;
   for (std::size_t first = 0; first < num_microbatches; first += kMostAtOnce) {
     const auto here = static_cast<int>(std::min(kMostAtOnce, num_microbatches - first));
     const auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
     sum += sum_of(result);
     count += result.count;
+    sentence_sum += result.sentence_sum;
+    sentences += result.sentences;
   }
   // Each microbatch once, as in a step.
-  const bool counted = context.is_first(plan::Axis::Tp);
-  const auto total = context.world().all_reduce_scalars({counted ? sum : 0.0, counted ? count : 0.0, stop ? 1.0 : 0.0});
-  return {.loss = total[0] * mean_scale(total[1]), .tokens = total[1], .stop = total[2] > 0};
+  const bool first = context.is_first(plan::Axis::Tp);
+  const auto counted = [&](double value) { return first ? value : 0.0; };
+  const auto total = context.world().all_reduce_scalars(
+      {counted(sum), counted(count), stop ? 1.0 : 0.0, counted(sentence_sum), counted(sentences)});
+  Evaluation evaluation{.loss = total[0] * mean_scale(total[1]), .tokens = total[1], .stop = total[2] > 0};
+  if (total[4] > 0) {
+    evaluation.sentence_loss = total[3] / total[4];
+    evaluation.loss += *evaluation.sentence_loss;
+  }
+  return evaluation;
 }
 
 }  // namespace megatron::train

@@ -1,6 +1,8 @@
 #pragma once
 #include <functional>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
@@ -18,6 +20,7 @@ struct StepOptions {
   optim::NormKind clip_norm = optim::NormKind::L2;
   /// Of a microbatch of every data-parallel rank together; where the loss is scaled.
   std::int64_t microbatch_tokens = 0;
+  bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
   /// Whether this rank's part of the norm counts: no other rank of the world holds a copy of its gradients.
   bool counts_norm = true;
 };
@@ -31,13 +34,14 @@ struct StepTimes {
 
 /// What happened in a step: the same on every rank, but for `times`.
 struct StepResult {
-  double loss = 0;        ///< mean over the tokens of the global batch that count
-  double tokens = 0;      ///< tokens that count
-  double grad_norm = 0;   ///< of the mean loss's gradient, before clipping
-  double loss_scale = 1;  ///< that the step used
-  bool skipped = false;   ///< loss or gradient was NaN or infinite: nothing was updated
-  bool harmless = false;  ///< skipped for a gradient alone, under a loss scale that such steps bring down
-  bool stop = false;      ///< some rank was asked to stop
+  double loss = 0;  ///< mean over the tokens of the global batch that count; with a sentence head its mean added
+  std::optional<double> sentence_loss;  ///< the sentence head's part of it: mean over samples
+  double tokens = 0;                    ///< tokens that count
+  double grad_norm = 0;                 ///< of the mean loss's gradient, before clipping
+  double loss_scale = 1;                ///< that the step used
+  bool skipped = false;                 ///< loss or gradient was NaN or infinite: nothing was updated
+  bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
+  bool stop = false;                    ///< some rank was asked to stop
   StepTimes times;
 };
 
@@ -69,9 +73,12 @@ class TrainStep {
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
 
  private:
+  PassResult forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale);
   struct Totals;
-  Totals totals_over_world(double loss_sum, double count, bool stop) const;
+  Totals totals_over_world(const PassResult& pass, bool stop) const;
   double gradient_scale(int num_microbatches) const;
+  /// Tokens that count for a sample of the global batch. Collective over dp.
+  double tokens_of_a_sentence(const std::vector<model::Batch>& batches) const;
 
   Parts parts_;
   StepOptions options_;
@@ -79,10 +86,12 @@ class TrainStep {
 };
 
 struct Evaluation {
-  double loss = 0;    ///< mean over tokens that count
-  double tokens = 0;  ///< tokens that count
-  bool stop = false;  ///< some rank was asked to stop
-  /// exp(loss), with Megatron-LM's bound: the loss counts as at most 20.
+  double loss = 0;                           ///< mean over tokens that count; with a sentence head its mean added
+  double tokens = 0;                         ///< tokens that count
+  bool stop = false;                         ///< some rank was asked to stop
+  std::optional<double> sentence_loss = {};  ///< the sentence head's part of the loss
+  double token_loss() const { return loss - sentence_loss.value_or(0); }
+  /// exp of the tokens' loss, with Megatron-LM's bound: it counts as at most 20.
   double perplexity() const;
 };
 

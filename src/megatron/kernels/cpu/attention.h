@@ -32,7 +32,8 @@ struct AttentionProblem {
   ElementType type;                                         ///< of q, k, v, out and their gradients
   float scale;                                              ///< positive
   bool causal;
-  const std::int32_t* first_key;  ///< [batch, queries], or null
+  const std::int32_t* first_key;    ///< [batch, queries], or null
+  const std::int32_t* key_lengths;  ///< [batch], or null
   Heads q, k, v;
   // Dropout of the probabilities; sample_ids null: none.
   const std::int64_t* sample_ids;

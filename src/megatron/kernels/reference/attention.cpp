@@ -47,6 +47,10 @@ at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const AttentionOptio
     const at::Tensor first_bq = options.first_key.to(key.options());
     s_bgrqk.masked_fill_((key < first_bq.unsqueeze(2)).unsqueeze(1).unsqueeze(1), kMinusInfinity);
   }
+  if (options.key_lengths.defined()) {
+    const at::Tensor padding_bk = key >= options.key_lengths.to(key.options()).unsqueeze(1);
+    s_bgrqk.masked_fill_(padding_bk.view({-1, 1, 1, 1, keys}), kMinusInfinity);
+  }
   return s_bgrqk;
 }
 

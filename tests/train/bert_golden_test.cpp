@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "megatron/checkpoint/weights.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/interchange/hugging_face.h"
+#include "megatron/interchange/mapping.h"
+#include "megatron/model/gpt.h"
+#include "megatron/model/options.h"
+#include "megatron/plan/rules.h"
+#include "tests/testing/dense_gpt.h"
+
+// BERTs of two other programs in float32: Megatron-Core's, which normalizes before each branch, and transformers',
+// which does so after the residual sum. Both are the same blocks here.
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+using megatron::testing::read_safetensors;
+using megatron::testing::slice_of;
+using megatron::testing::Tensors;
+
+constexpr double kTolerance = 1e-5;
+
+struct Layout {
+  int tp;
+  bool sp;
+};
+
+/// The global batch's loss by its two means, and what the gradients are divided by.
+struct Losses {
+  double lm = 0, sop = 0, tokens = 0;
+};
+
+Losses go_backward(const model::Gpt& bert, const model::Batch& batch) {
+  const double tokens = batch.loss_mask_bs.sum().item<double>();
+  const auto samples = static_cast<double>(batch.sentence_labels_b.numel());
+  const auto loss = bert.loss({}, batch, true, 1, tokens / samples);
+  EXPECT_EQ(loss.count, tokens);
+  EXPECT_EQ(loss.sentences, samples);
+  loss.sum.backward();
+  const double sop = loss.sentence_sum.item<double>() / samples;
+  return {loss.sum.item<double>() / tokens - sop, sop, tokens};
+}
+
+/// The gradient of the mean loss, with what ranks have of it in parts added. Collective over tp.
+at::Tensor gradient_of(const parallel::Parameter& parameter, const Layout& layout, double tokens,
+                       const comm::Group& tp) {
+  auto gradient = parameter.grad.clone();
+  if (layout.sp && parameter.spec.sequence_partial) tp.all_reduce(gradient);
+  return gradient / tokens;
+}
+
+void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
+  ASSERT_EQ(got.sizes(), wanted.sizes()) << what;
+  EXPECT_LE((got - wanted).abs().max().item<double>(), kTolerance) << what;
+}
+
+class BertGolden : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(BertGolden, IsMegatronCoresBert) {
+  const fs::path folder = fs::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model/bert";
+  if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not there";
+  const Tensors data = read_safetensors(folder / "batch.safetensors"),
+                outputs = read_safetensors(folder / "outputs.safetensors"),
+                gradients = read_safetensors(folder / "grads.safetensors"),
+                weights = read_safetensors(folder / "weights.safetensors");
+  model::GptOptions options;
+  options.shape = {.num_layers = 2,
+                   .hidden = 32,
+                   .num_heads = 4,
+                   .ffn_hidden = 96,
+                   .vocab = 160,
+                   .padded_vocab = 160,
+                   .max_positions = 32,
+                   .architecture = plan::Architecture::Bert,
+                   .token_types = 2,
+                   .sentence_head = true};
+  options.sequence_parallel = GetParam().sp;
+  comm::run_ranks(GetParam().tp, [&](const comm::Group& tp) {
+    model::Batch batch;
+    batch.tokens_bs = data.at("text");
+    batch.labels_bs = data.at("labels");
+    batch.loss_mask_bs = data.at("loss_mask").to(at::kFloat);
+    batch.token_types_bs = data.at("types");
+    batch.key_lengths_b = data.at("padding_mask").sum(1).to(at::kInt);
+    batch.sentence_labels_b = data.at("is_random");
+    const auto store = testing::make_store(options.shape, tp.size(), tp.rank(), weights, at::kFloat);
+    const model::Gpt bert(options, store, tp);
+    // What a padded token sees there is of no use: it sees all.
+    const auto seen = data.at("padding_mask").unsqueeze(2).to(at::kFloat);
+    expect_close(bert.logits(batch) * seen, outputs.at("logits") * seen, "logits");
+    const auto states = bert.states({}, batch, false);
+    expect_close(bert.heads().sentence_logits(bert.heads().pooled(states)).detach(), outputs.at("binary_logits"),
+                 "binary logits");
+    const Losses losses = go_backward(bert, batch);
+    EXPECT_NEAR(losses.lm, outputs.at("lm_loss").item<double>(), kTolerance);
+    EXPECT_NEAR(losses.sop, outputs.at("sop_loss").item<double>(), kTolerance);
+    ASSERT_EQ(store.all().size(), gradients.size());
+    for (const auto& p : store.all())
+      expect_close(gradient_of(*p, GetParam(), losses.tokens, tp), slice_of(gradients.at(p->spec.name), p->spec),
+                   p->spec.name);
+  });
+}
+
+/// Where one of their tensors lies in ours, and what it is there.
+at::Tensor piece_of(const at::Tensor& ours, const interchange::Piece& piece) {
+  auto part = ours;
+  for (std::size_t d = 0; d < piece.shape.size(); ++d)
+    part = part.narrow(static_cast<std::int64_t>(d), piece.to[d], piece.shape[d]);
+  return part;
+}
+
+TEST(BertGoldenFolder, IsTheBertOfTransformers) {
+  const fs::path folder = fs::path(MEGATRON_SHARED_FOLDER) / "golden/models/tiny_bert";
+  if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not there";
+  const Tensors expected = read_safetensors(folder / "expected.safetensors");
+  config::RunConfig config;
+  config.model = interchange::read_config(folder).model;
+  config.data.seq_length = expected.at("input.input_ids").size(1);
+  const plan::ResolvedRun run = plan::resolve(config);
+  const auto store = testing::make_store(run.shape, 1, 0, {}, at::kFloat);
+  checkpoint::load_weights(*interchange::open_hugging_face(folder), store, run.shape);
+  const model::Gpt bert(model::gpt_options(run.config, run.shape), store, {});
+  const auto labels = expected.at("input.labels");
+  model::Batch batch;
+  batch.tokens_bs = expected.at("input.input_ids");
+  batch.labels_bs = labels;
+  batch.loss_mask_bs = labels.ge(0).to(at::kFloat);
+  batch.token_types_bs = expected.at("input.token_type_ids");
+  batch.key_lengths_b = expected.at("input.attention_mask").sum(1).to(at::kInt);
+  batch.sentence_labels_b = expected.at("input.next_sentence_label");
+  expect_close(bert.logits(batch), expected.at("output.prediction_logits"), "logits");
+  const auto states = bert.states({}, batch, false);
+  expect_close(bert.heads().sentence_logits(bert.heads().pooled(states)).detach(),
+               expected.at("output.seq_relationship_logits"), "sentence logits");
+
+  auto options = model::gpt_options(run.config, run.shape);  // as it was computed there: without dropout
+  options.hidden_dropout = options.attention_dropout = 0;
+  const Losses losses = go_backward(model::Gpt(options, store, {}), batch);
+  EXPECT_NEAR(losses.lm, expected.at("output.masked_token_loss").item<double>(), kTolerance);
+  EXPECT_NEAR(losses.sop, expected.at("output.sentence_order_loss").item<double>(), kTolerance);
+  std::ifstream file(folder / "expected.json");
+  const auto norms = nlohmann::json::parse(file)["grad_norm_by_parameter"];
+  std::set<std::string> compared;
+  std::size_t in_full = 0;
+  for (const auto& [name, tensor] : interchange::bert_mapping(run.shape, {})) {
+    const auto gradient = store.get(name)->grad / losses.tokens;
+    std::map<std::string, double> squares;
+    for (const interchange::Piece& piece : tensor.pieces) {
+      const auto part = piece_of(gradient, piece);
+      squares[piece.source] += std::pow(part.norm().item<double>(), 2);
+      const auto whole = expected.find("grad." + piece.source);
+      if (whole == expected.end()) continue;
+      interchange::Piece there = piece;
+      there.to = piece.from;
+      expect_close(part, piece_of(whole->second, there), piece.source);
+      in_full += compared.contains("grad." + piece.source) ? 0 : 1;
+      compared.insert("grad." + piece.source);
+    }
+    for (const auto& [source, square] : squares) {
+      const double norm = norms.at(source).get<double>();
+      EXPECT_NEAR(std::sqrt(square), norm, kTolerance * (1 + norm)) << source;
+      compared.insert(source);
+    }
+  }
+  EXPECT_EQ(in_full, 8u);
+  EXPECT_EQ(compared.size(), norms.size() + in_full);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, BertGolden, ::testing::Values(Layout{1, false}, Layout{2, false}, Layout{2, true}),
+                         [](const auto& test) {
+                           return "tp" + std::to_string(test.param.tp) + (test.param.sp ? "_sp" : "");
+                         });
+
+}  // namespace
+}  // namespace megatron::train
