@@ -40,6 +40,7 @@ int docs(const Args& args);
 int eval(const Args& args);
 int generate(const Args& args);
 int plan(const Args& args);
+int plot(const Args& args);
 int tokenizer(const Args& args);
 int train(const Args& args);
 

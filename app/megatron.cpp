@@ -19,6 +19,7 @@ const std::vector<app::Job> kJobs = {
     {"generate", "Writes on from a prompt with a trained model.", app::generate},
     {"checkpoint", "Looks into checkpoints and checks them.", app::checkpoint},
     {"plan", "Groups, memory and arithmetic of a recipe, without running it.", app::plan},
+    {"plot", "Draws the curves of runs beside one another.", app::plot},
     {"bench", "Measures this machine with the program's own parts.", app::bench},
     {"docs", "Prints the generated parts of docs/.", app::docs},
 };

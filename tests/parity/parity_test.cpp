@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,11 @@
 namespace megatron::train {
 namespace {
 
-constexpr std::int64_t kSteps = 4;
+/// Steps of the runs in double and in single precision: few, or MEGATRON_PARITY_STEPS.
+std::int64_t number_of_steps() {
+  const char* const named = std::getenv("MEGATRON_PARITY_STEPS");
+  return named != nullptr ? std::stoll(named) : 4;
+}
 
 plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   config::RunConfig config;
@@ -94,7 +99,7 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
 class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once.
-  static Course differences(const char* dtype, std::int64_t steps = kSteps) {
+  static Course differences(const char* dtype, std::int64_t steps = number_of_steps()) {
     const Layout& layout = GetParam();
     const Layout one{.micro_batch = layout.global_batch,
                      .untied = layout.untied,

@@ -65,7 +65,8 @@ model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std:
   const std::uint64_t masked = stream_key(seed, "synthetic masks"), pairs = stream_key(seed, "synthetic pairs");
   for (std::int64_t b = 0; b < samples; ++b) {
     const auto sample = static_cast<std::uint64_t>(sample_ids[static_cast<std::size_t>(b)]);
-    const std::int64_t length = seq_length - random_word(pairs, sample, 0) % (seq_length / 2 + 1);
+    const bool padded = random_word(pairs, sample, 3) % 4 == 0;
+    const std::int64_t length = seq_length - (padded ? random_word(pairs, sample, 0) % (seq_length / 2 + 1) : 0);
     const std::int64_t second = random_word(pairs, sample, 1) % length;
     lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(length);
     swapped.mutable_data_ptr<std::int64_t>()[b] = random_word(pairs, sample, 2) % 2;
