@@ -93,8 +93,8 @@ def main():
             pairs = []
             for _ in range(arguments.rounds):
                 ours = last_line([PROGRAM, "bench", "step", "--model", recipe, "--micro-batch-size", BATCH,
-                                  "--seq-length", LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads,
-                                  "--json", *common])
+                                  "--seq-length", LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank",
+                                  arguments.threads, "--json", *common])
                 theirs = last_line([sys.executable, __file__, "--peer", "--dtypes", dtype, "--threads",
                                     arguments.threads, *common])
                 pairs.append((ours, theirs))
