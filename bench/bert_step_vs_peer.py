@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Training step of a BERT of the shape of BERT-large but 6 layers (h 1024, s 512, b 4), ours against PyTorch eager
-(transformers' BertForPreTraining: SDPA attention, its own loss; AdamW, clipping), in turns so that a busy machine slows
-both:
+(transformers' BertForPreTraining: SDPA attention, its own loss; AdamW, clipping), in turns so that a busy machine
+slows both:
 
     bench/bert_step_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--dropout 0]
 
 Needs torch and transformers. Both mask 15 % of the tokens, tell the order of the sentences and have a quarter of their
-samples padded; the peer's bf16 is autocast. Prints one JSON object a dtype: tokens/s and peak memory of each (medians) and their ratios."""
+samples padded; the peer's bf16 is autocast. Prints one JSON object a dtype: tokens/s and peak memory of each (medians)
+and their ratios."""
 import argparse
 import json
 import os
