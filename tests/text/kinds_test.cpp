@@ -289,8 +289,36 @@ TEST(Base64, ReadsWhatItWrites) {
   for (const char* bad : {"Z", "Zm9=v", "Zm9v!A==", "====", "ZZ=="}) EXPECT_FALSE(from_base64(bad, back)) << bad;
 }
 
+TEST(Regex, FindsTheSameByKindsOfCharactersAsByCodePoints) {
+  std::mt19937 random(7);
+  std::vector<std::string> texts(1);
+  for (std::uint32_t c = 0; c < 0x110000; c += c < 0x3100 ? 1 : 37)
+    if (c < 0xD800 || c >= 0xE000) append_utf8(texts[0] += random() % 3 == 0 ? "a" : random() % 5 == 0 ? "\n" : "", c);
+  const std::vector<std::uint32_t> few = {'a',  'K',  's', 'z',  '-',   '{',    ' ',
+                                          '\n', '\r', '7', 0xE9, 0x17F, 0x212A, 0x1D7D8};
+  for (int i = 0; i < 300; ++i) {
+    texts.emplace_back();
+    for (std::size_t n = random() % 30; n > 0; --n) append_utf8(texts.back(), few[random() % few.size()]);
+  }
+  const auto spans = [](const Regex& regex, const std::string& text) {
+    std::vector<std::pair<std::size_t, std::size_t>> found;
+    Regex::Matcher matcher;
+    matcher.for_each(regex, text, [&](std::size_t b, std::size_t e) { found.emplace_back(b, e); });
+    return found;
+  };
+  for (const std::string pattern :
+       {R"((?i:'s|k[s-]z)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+)",
+        R"(\b\w+\b|[^\w\s]+)", R"(^.|.$|\A\S|\s\z)", R"((?i)s+|(?-i:k)a|[^k])", R"((?<=a)[\x{E9}\-{]|{|\x4B)",
+        R"((?:\d{2}|[a-z-]){2,3}|a{1,2,3}|(?<!a)\p{Lu})", R"([^\x{0}-\x{10FFFF}]|z*)"}) {
+    const Regex by_kind(pattern, "here"),
+        by_code_point(pattern + R"(|(?!)\p{Han})", "here");  // which a script asks for
+    for (const std::string& text : texts)
+      ASSERT_EQ(spans(by_kind, text), spans(by_code_point, text)) << pattern << "\n" << text.substr(0, 200);
+  }
+}
+
 TEST(Regex, StopsWhereAnExpressionNeedsTooManySteps) {
-  const Regex regex("(a+)+[bc]", "here");
+  const Regex regex("(a+)+(b|cd)", "here");
   Regex::Matcher matcher;
   EXPECT_THAT([&] { matcher.for_each(regex, std::string(40, 'a') + "!", [](std::size_t, std::size_t) {}); },
               ThrowsMessage<ConfigError>(HasSubstr("here: an expression must match")));

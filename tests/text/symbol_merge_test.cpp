@@ -65,7 +65,7 @@ Ids merged_slowly(Ids ids, std::uint32_t seed) {
 
 TEST(SymbolMerge, TakesTheSmallestRankAndOfEqualsTheLeftmost) {
   std::mt19937 random(3);
-  PairQueue queue;
+  MergeRoom room;
   for (std::uint32_t round = 0; round < 2000; ++round) {
     Ids ids(random() % (round % 10 == 0 ? 400 : 60));
     std::vector<Symbol> symbols;
@@ -74,7 +74,7 @@ TEST(SymbolMerge, TakesTheSmallestRankAndOfEqualsTheLeftmost) {
       const auto begin = static_cast<std::uint32_t>(symbols.size());
       symbols.push_back({.id = id, .begin = begin, .end = begin + 1});
     }
-    merge_symbols(symbols, queue, 7, [&](const Symbol& a, const Symbol& b) { return pair_of(a.id, b.id, round); });
+    merge_symbols(symbols, room, 7, [&](const Symbol& a, const Symbol& b) { return pair_of(a.id, b.id, round); });
     Ids merged;
     std::uint32_t end = 0;
     for (const Symbol& symbol : symbols) {
@@ -86,13 +86,29 @@ TEST(SymbolMerge, TakesTheSmallestRankAndOfEqualsTheLeftmost) {
   }
 }
 
+TEST(SymbolMerge, OfATextThatSaysTheSameAgainAndAgainGivesTheSame) {
+  std::mt19937 random(5);
+  MergeRoom room;
+  for (std::uint32_t round = 0; round < 600; ++round) {
+    Ids cycle(1 + random() % 4), ids;
+    for (std::int32_t& id : cycle) id = static_cast<std::int32_t>(random() % 4);
+    while (ids.size() < 100 + round % 50) ids.insert(ids.end(), cycle.begin(), cycle.end());
+    std::vector<Symbol> symbols;
+    for (const std::int32_t id : ids) symbols.push_back({.id = id});
+    merge_symbols(symbols, room, 7, [&](const Symbol& a, const Symbol& b) { return pair_of(a.id, b.id, round); });
+    Ids merged;
+    for (const Symbol& symbol : symbols) merged.push_back(symbol.id);
+    ASSERT_EQ(merged, merged_slowly(ids, round)) << round;
+  }
+}
+
 TEST(SymbolMerge, OfManyEqualPairsWithLowerRanksBehindThemStaysFast) {
   // Each "ab" makes "abc" possible, which goes before the other "ab".
   std::vector<Symbol> symbols(300000);
   for (std::uint32_t i = 0; i < symbols.size(); ++i)
     symbols[i] = {.id = static_cast<std::int32_t>(i % 3), .begin = i, .end = i + 1};
-  PairQueue queue;
-  merge_symbols(symbols, queue, 2, [](const Symbol& a, const Symbol& b) -> SymbolPair {
+  MergeRoom room;
+  merge_symbols(symbols, room, 2, [](const Symbol& a, const Symbol& b) -> SymbolPair {
     if (a.id == 0 && b.id == 1) return {1, 3};
     if (a.id == 3 && b.id == 2) return {0, 4};
     return {};

@@ -13,8 +13,14 @@ struct DecodedChar {
   int length = 0;  ///< Bytes, 1 … 4; 0 where the bytes do not begin with valid UTF-8.
 };
 
+/// Decodes the character at `p`, `p < end`, which is not ASCII.
+DecodedChar decode_wide_utf8(const char* p, const char* end);
+
 /// Decodes the character at `p`, `p < end`. Overlong forms, surrogates and values above U+10FFFF are not valid.
-DecodedChar decode_utf8(const char* p, const char* end);
+inline DecodedChar decode_utf8(const char* p, const char* end) {
+  const auto lead = static_cast<unsigned char>(*p);
+  return lead < 0x80 ? DecodedChar{lead, 1} : decode_wide_utf8(p, end);
+}
 
 /// Whether all of `text` is valid UTF-8.
 bool valid_utf8(std::string_view text);

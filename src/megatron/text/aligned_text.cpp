@@ -10,7 +10,11 @@ namespace megatron::text {
 AlignedText::AlignedText(std::string_view original, std::size_t begin, bool aligned, std::uint32_t stand_in_base,
                          std::size_t& replaced)
     : origin_(begin), most_(64 * original.size() + 65536), aligned_(aligned) {
-  bytes_.reserve(original.size());
+  if (!aligned_ && valid_utf8(original)) {
+    bytes_ = original;
+    return;
+  }
+  bytes_.reserve(original.size() + original.size() / 8);
   if (aligned_) spans_.reserve(original.size());
   const char* const end = original.data() + original.size();
   for (const char* p = original.data(); p < end;) {
@@ -89,6 +93,12 @@ void AlignedText::shrink(std::size_t size) {
 void AlignedText::transform(std::span<const Change> changes, std::size_t skipped) {
   AlignedText result = like(*this);
   result.reserve(bytes_.size() + bytes_.size() / 8);
+  if (!aligned_ && skipped == 0) {
+    for (const Change& change : changes) append_utf8(result.bytes_, change.code_point);
+    check(result.bytes_.size());
+    *this = std::move(result);
+    return;
+  }
   std::size_t at = 0;  // of the next old character
   const auto next = [&] {
     const DecodedChar c = decode_utf8(bytes_.data() + at, bytes_.data() + bytes_.size());

@@ -112,69 +112,20 @@ void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::v
     piece = scratch.known;
   }
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
+  std::vector<std::uint32_t>& ranks = scratch.room.ranks;
   scratch.ids.resize(piece.size());
-  scratch.ranks.resize(piece.size());
+  ranks.resize(piece.size());
   for (std::size_t i = 0; i < piece.size(); ++i) {
     scratch.ids[i] = byte_ids_[byte(i)];
-    scratch.ranks[i] = i + 1 < piece.size() ? byte_pair_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)] : kNoRank;
+    ranks[i] = i + 1 < piece.size() ? byte_pair_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)] : kNoRank;
   }
-  // Moving a short array costs less than keeping a heap; the two give the same tokens.
-  if (piece.size() <= 48)
-    merge_short(scratch);
-  else
-    merge_long(scratch);
-  out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
-}
-
-void BpeModel::merge_short(MergeScratch& scratch) const {
-  std::int32_t* ids = scratch.ids.data();
-  std::uint32_t* ranks = scratch.ranks.data();
-  std::size_t n = scratch.ids.size();
-  while (n > 1) {
-    std::size_t best = 0;
-    for (std::size_t i = 1; i + 1 < n; ++i)
-      if (ranks[i] < ranks[best]) best = i;
-    if (ranks[best] == kNoRank) break;
-    ids[best] = merged_[ranks[best]];
-    --n;
-    std::copy(ids + best + 2, ids + n + 1, ids + best + 1);
-    std::copy(ranks + best + 2, ranks + n + 1, ranks + best + 1);
-    ranks[best] = best + 1 < n ? rank_of(ids[best], ids[best + 1]) : kNoRank;
-    if (best > 0) ranks[best - 1] = rank_of(ids[best - 1], ids[best]);
-  }
-  scratch.ids.resize(n);
-}
-
-/// A linked list of the symbols, and their pairs by rank. A place is out of date where its symbol's rank changed.
-void BpeModel::merge_long(MergeScratch& scratch) const {
-  const auto n = static_cast<std::uint32_t>(scratch.ids.size());
-  std::vector<std::int32_t>& ids = scratch.ids;
-  std::vector<std::uint32_t>&ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
-  PairQueue& pairs = scratch.pairs;
-  previous.resize(n);
-  next.resize(n);
-  pairs.reset(merged_.size());
-  for (std::uint32_t i = 0; i < n; ++i) {
-    previous[i] = i - 1;  // of the first: kNoRank, "none"
-    next[i] = i + 1;      // of the last: n, "none"
-    if (ranks[i] != kNoRank) pairs.add(ranks[i], i);
-  }
-  const auto rank_pair = [&](std::uint32_t i) {
-    ranks[i] = next[i] < n ? rank_of(ids[i], ids[next[i]]) : kNoRank;
-    if (ranks[i] != kNoRank) pairs.add(ranks[i], i);
+  struct Rules {
+    const BpeModel& model;
+    std::uint32_t rank(std::int32_t left, std::int32_t right) const { return model.rank_of(left, right); }
+    std::int32_t join(std::int32_t, std::int32_t, std::uint32_t rank) const { return model.merged_[rank]; }
   };
-  for (std::uint32_t rank = 0, i = 0; pairs.take(rank, i);) {
-    if (ranks[i] != rank) continue;
-    const std::uint32_t gone = next[i];
-    ids[i] = merged_[rank];
-    ids[gone] = -1;
-    ranks[gone] = kNoRank;
-    next[i] = next[gone];
-    if (next[i] < n) previous[next[i]] = i;
-    if (previous[i] != kNoRank) rank_pair(previous[i]);
-    rank_pair(i);
-  }
-  ids.erase(std::remove(ids.begin(), ids.end(), -1), ids.end());
+  merge_parts(scratch.ids, scratch.room, merged_.size(), Rules{*this});
+  out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
 }
 
 }  // namespace megatron::text

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/text/pair_queue.h"
 #include "megatron/text/piece_key.h"
+#include "megatron/text/symbol_merge.h"
 #include "megatron/text/tokenizer_model.h"
 
 namespace megatron::text {
@@ -16,16 +16,14 @@ namespace megatron::text {
 /// Buffers of BpeModel::merge_piece; one a thread.
 struct MergeScratch {
   std::vector<std::int32_t> ids;
-  std::vector<std::uint32_t> ranks;  // of the pair that begins at each symbol
-  std::vector<std::uint32_t> previous, next;
-  PairQueue pairs;
+  MergeRoom room;
   std::string known;  // a piece without the bytes that are no tokens
 };
 
 /// Byte-level byte-pair encoding with GPT-2's pre-tokenization (Radford et al. 2019, section 2.2).
 class BpeModel : public TokenizerModel {
  public:
-  static constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
+  static constexpr std::uint32_t kNoRank = PairQueue::kNone;
 
   /// Throws ConfigError where `vocabulary` breaks a rule of vocabulary.h.
   explicit BpeModel(Vocabulary vocabulary);
@@ -40,7 +38,7 @@ class BpeModel : public TokenizerModel {
   void encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
   /// Appends the tokens that merging makes of a piece: always the most important merge next, the leftmost of equals.
-  /// The work for a piece of n bytes grows as n does, but for places that come out of order (pair_queue.h).
+  /// The work for a piece of n bytes grows as n does, but for places that come out of order (symbol_merge.h).
   void merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
  private:
@@ -64,8 +62,6 @@ class BpeModel : public TokenizerModel {
       if (merge.left < 0) return kNoRank;
     }
   }
-  void merge_short(MergeScratch& scratch) const;
-  void merge_long(MergeScratch& scratch) const;
 
   std::vector<bool> is_whole_;                  // per id: a piece with the bytes of this token becomes it
   std::array<std::int32_t, 256> byte_ids_{};    // -1: left out

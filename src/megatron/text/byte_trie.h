@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,7 @@ class ByteTrie {
   /// Adds a string that is not empty, or gives it another value. `value` is 0 or more.
   void add(std::string_view string, std::int32_t value) {
     std::uint32_t node = 0;
+    begins_[static_cast<unsigned char>(string[0])] = true;
     for (const char c : string) {
       std::size_t slot = find(node, c);
       if (slots_[slot].key == kFree) {
@@ -38,6 +40,7 @@ class ByteTrie {
   void for_each_prefix(std::string_view text, const OnMatch& match) const {
     std::uint32_t node = 0;
     for (std::size_t i = 0; i < text.size(); ++i) {
+      if (i == 0 && !begins_[static_cast<unsigned char>(text[0])]) return;
       const Slot& slot = slots_[find(node, text[i])];
       if (slot.key == kFree) return;
       if (slot.value >= 0) match(i + 1, slot.value);
@@ -77,6 +80,7 @@ class ByteTrie {
         slots_[find(static_cast<std::uint32_t>(slot.key >> 8), static_cast<char>(slot.key & 0xFF))] = slot;
   }
 
+  std::array<bool, 256> begins_{};  // whether a string begins with the byte
   std::vector<Slot> slots_;
   std::uint32_t used_ = 0;
   std::size_t last_ = 0;

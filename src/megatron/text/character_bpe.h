@@ -14,8 +14,11 @@ class CharacterBpeModel : public TokenizerModel {
   explicit CharacterBpeModel(Vocabulary vocabulary);
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
-  /// The characters of a piece as tokens.
-  void begin_piece(std::string_view piece, std::string& scratch, std::vector<Symbol>& symbols) const;
+  /// Calls `add(Symbol)` with the characters of a piece as tokens; `scratch` is room to work in.
+  template <class Add>
+  void begin_piece(std::string_view piece, std::string& scratch, const Add& add) const;
+  /// Whether a merge takes the token.
+  bool may_merge(std::int32_t id) const { return may_merge_[static_cast<std::size_t>(id)]; }
   /// What two neighbours become.
   SymbolPair pair(const Symbol& left, const Symbol& right) const {
     const auto found = merges_.find(key(left.id, right.id));
@@ -34,6 +37,7 @@ class CharacterBpeModel : public TokenizerModel {
   std::int32_t unknown_ = -1;
   std::array<std::int32_t, 256> byte_ids_{};  // of <0x00> … <0xFF>, or -1
   std::unordered_map<std::uint64_t, SymbolPair> merges_;
+  std::vector<bool> may_merge_;  // per id
 };
 
 /// Ids of <0x00> … <0xFF>, -1 where there is none.

@@ -24,7 +24,13 @@ const CodePointExpansion* find_expansion(const CodePointExpansion (&table)[N], s
 }
 
 int combining_class(std::uint32_t c) {
-  if (c < 0x300) return 0;
+  static const CodePointSet combining = [] {
+    CodePointSet set({});
+    for (const CombiningRange& range : kCombining)
+      for (std::uint32_t member = range.first; member <= range.last; ++member) set.add(member);
+    return set;
+  }();
+  if (c < 0x300 || !combining.has(c)) return 0;
   const auto* found = std::lower_bound(std::begin(kCombining), std::end(kCombining), c,
                                        [](const CombiningRange& r, std::uint32_t point) { return r.last < point; });
   return found != std::end(kCombining) && found->first <= c ? found->value : 0;
@@ -45,7 +51,7 @@ std::uint32_t compose(std::uint32_t a, std::uint32_t b) {
 /// Decomposes characters and puts the marks between two starters into the order of their classes.
 class Decomposer {
  public:
-  explicit Decomposer(bool compatible) : compatible_(compatible) {}
+  Decomposer(bool compatible, std::size_t characters) : compatible_(compatible) { out_.reserve(characters); }
 
   void take(std::uint32_t c) {
     first_ = true;
@@ -102,35 +108,65 @@ class Decomposer {
 };
 
 /// Joins each starter with what follows it, as far as nothing blocks it.
-std::vector<Change> composed(const std::vector<Change>& parts) {
-  std::vector<Change> out;
-  out.reserve(parts.size());
-  std::ptrdiff_t starter = -1;  // index in `out`
-  int last_class = -1;          // of the last mark that stayed behind the starter; -1: none did
-  for (const Change& part : parts) {
+void compose_all(std::vector<Change>& parts) {
+  constexpr std::size_t kNone = ~std::size_t{0};
+  std::size_t starter = kNone, size = 0;  // place of the last starter, and how many stay so far
+  int last_class = -1;                    // of the last mark that stayed behind the starter; -1: none did
+  for (const Change part : parts) {
     const int own_class = combining_class(part.code_point);
-    if (starter >= 0 && (last_class < 0 || last_class < own_class)) {
-      Change& before = out[static_cast<std::size_t>(starter)];
+    if (starter != kNone && (last_class < 0 || last_class < own_class)) {
+      Change& before = parts[starter];
       if (const std::uint32_t both = compose(before.code_point, part.code_point); both != 0) {
         before = {both, before.change + part.change - 1};
         continue;
       }
     }
     if (own_class == 0) {
-      starter = static_cast<std::ptrdiff_t>(out.size());
+      starter = size;
       last_class = -1;
     } else {
       last_class = own_class;
     }
-    out.push_back(part);
+    parts[size++] = part;
   }
-  return out;
+  parts.resize(size);
+}
+
+/// The characters that a form changes or puts in order, alone or behind others.
+CodePointSet changed_by(bool compose, bool compatible) {
+  CodePointSet set({});
+  const auto add = [&](std::uint32_t first, std::uint32_t last) {
+    for (std::uint32_t c = first; c <= last; ++c) set.add(c);
+  };
+  for (const CombiningRange& range : kCombining) add(range.first, range.last);
+  if (compatible)
+    for (const CodePointExpansion& expansion : kCompatible) set.add(expansion.from);
+  if (compose) {
+    for (const Composition& composition : kCompositions) set.add(composition.second);
+    add(kVowel, kVowel + kVowels - 1);
+    add(kTrail + 1, kTrail + kTrails - 1);
+  } else {
+    add(kSyllable, kSyllable + kSyllables - 1);
+  }
+  const auto comes_back = [&](const CodePointExpansion& expansion) {  // and cannot join what is before it
+    std::vector<Change> parts;
+    for (std::uint32_t i = 0; i < expansion.size; ++i) parts.push_back({kCanonicalPoints[expansion.begin + i], 0});
+    if (set.has(parts.at(0).code_point)) return false;
+    compose_all(parts);
+    return parts.size() == 1 && parts[0].code_point == expansion.from;
+  };
+  CodePointSet all = set;
+  for (const CodePointExpansion& expansion : kCanonical)
+    if (!compose || !comes_back(expansion)) all.add(expansion.from);
+  return all;
 }
 
 }  // namespace
 
 std::vector<Change> normal_form(std::string_view text, const normalizer::UnicodeForm& form) {
-  Decomposer decomposer(form.compatible);
+  const auto characters =
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  Decomposer decomposer(form.compatible, static_cast<std::size_t>(characters));
   const char* const end = text.data() + text.size();
   for (const char* p = text.data(); p < end;) {
     const DecodedChar c = decode_utf8(p, end);
@@ -138,15 +174,31 @@ std::vector<Change> normal_form(std::string_view text, const normalizer::Unicode
     p += std::max(c.length, 1);
   }
   std::vector<Change> parts = decomposer.finish();
-  return form.compose ? composed(parts) : parts;
+  if (form.compose) compose_all(parts);
+  return parts;
 }
 
-bool is_mark(std::uint32_t c) { return c >= 0x300 && in_ranges(kMarks, c); }
+bool is_mark(std::uint32_t c) {
+  static const CodePointSet marks(kMarks);
+  return c >= 0x300 && marks.has(c);
+}
 
 bool may_change(std::string_view text, const normalizer::UnicodeForm& form) {
   // NFC leaves everything below U+0300 alone, the others what is below U+00A0 (U+00C0): compare first bytes.
   const unsigned char lowest = form.compose && !form.compatible ? 0xCC : 0xC2;
-  return std::any_of(text.begin(), text.end(), [&](char c) { return static_cast<unsigned char>(c) >= lowest; });
+  const auto first =
+      std::find_if(text.begin(), text.end(), [&](char c) { return static_cast<unsigned char>(c) >= lowest; });
+  if (first == text.end()) return false;
+  static const CodePointSet changed[] = {changed_by(false, false), changed_by(false, true), changed_by(true, false),
+                                         changed_by(true, true)};
+  const CodePointSet& set = changed[2 * form.compose + form.compatible];
+  const char* const end = text.data() + text.size();
+  for (const char* p = text.data() + (first - text.begin()); p < end;) {
+    const DecodedChar c = decode_utf8(p, end);
+    if (set.has(c.code_point)) return true;
+    p += std::max(c.length, 1);
+  }
+  return false;
 }
 
 }  // namespace megatron::text

@@ -28,7 +28,24 @@ void filter(AlignedText& text, const Keep& keep) {
   text = std::move(result);
 }
 
+bool has_capitals(std::string_view text) {
+  static const CodePointSet capitals = [] {
+    CodePointSet set({});
+    for (const CodePointMapping& mapping : kLowerCase) set.add(mapping.from);
+    for (std::uint32_t c = 'A'; c <= 'Z'; ++c) set.add(c);
+    return set;
+  }();
+  const char* const end = text.data() + text.size();
+  for (const char* p = text.data(); p < end;) {
+    const DecodedChar c = decode_utf8(p, end);
+    if (capitals.has(c.code_point)) return true;
+    p += std::max(c.length, 1);
+  }
+  return false;
+}
+
 void lower_case(AlignedText& text) {
+  if (!has_capitals(text.bytes())) return;
   std::vector<Change> changes;
   changes.reserve(text.bytes().size());
   for_each_character(text.bytes(), [&](const DecodedChar& character, std::size_t, std::size_t) {

@@ -4,10 +4,13 @@
 #include <pcre2.h>
 
 #include <algorithm>
-#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/text/byte_level.h"
+#include "megatron/text/regex_alphabet.h"
 #include "megatron/text/unicode_classes.h"
 
 namespace megatron::text {
@@ -20,13 +23,6 @@ constexpr std::uint32_t kFreeSteps = 256;
 constexpr std::size_t kFreeBytes = 512, kFreeStarts = 256;
 constexpr std::size_t kBudget = 65536, kBudgetPerByte = 128;
 
-/// The place at or behind `at` where a character begins.
-std::size_t character_begin(std::string_view text, std::size_t at) {
-  if (at >= text.size()) return text.size();
-  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
-  return at;
-}
-
 template <auto Free>
 struct FreeWith {
   void operator()(auto* p) const { Free(p); }
@@ -37,6 +33,7 @@ struct FreeWith {
 struct Regex::Code {
   std::unique_ptr<pcre2_code, FreeWith<pcre2_code_free>> code;
   std::string where, pattern;
+  std::vector<std::uint8_t> kinds;  // of each code point (regex_alphabet.h); empty: matched as it is
 };
 
 struct Regex::Matcher::State {
@@ -44,6 +41,9 @@ struct Regex::Matcher::State {
   std::unique_ptr<pcre2_match_data, FreeWith<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
   std::unique_ptr<pcre2_jit_stack, FreeWith<pcre2_jit_stack_free>> stack{
       pcre2_jit_stack_create(std::size_t{32} << 10, std::size_t{8} << 20, nullptr)};
+  std::string kinds;  // of the characters of the text
+
+  State() { pcre2_jit_stack_assign(context.get(), nullptr, stack.get()); }
 };
 
 Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::make_unique<Code>()) {
@@ -56,17 +56,22 @@ Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::ma
   const std::unique_ptr<pcre2_compile_context, FreeWith<pcre2_compile_context_free>> context(
       pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  int error = 0;
-  std::size_t offset = 0;
-  code_->code.reset(
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT, &error,
-                    &offset, context.get()));
-  if (!code_->code) {
+  const auto compile = [&](const std::string& own, std::uint32_t options) {
+    int error = 0;
+    std::size_t offset = 0;
+    code_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
+                                    options | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
+                                    &error, &offset, context.get()));
+    if (code_->code) return;
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
     throw ConfigError(rule_got_fix(concat(where, ": must be a regular expression"),
                                    concat(printable(pattern), ": ", reinterpret_cast<const char*>(message))));
+  };
+  compile(translated, PCRE2_UTF | PCRE2_UCP);
+  if (std::optional<RegexAlphabet> alphabet = alphabet_of(translated)) {
+    compile(alphabet->pattern, 0);
+    code_->kinds = std::move(alphabet->kinds);
   }
   pcre2_jit_compile(
       code_->code.get(),
@@ -77,19 +82,45 @@ Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-Regex::Matcher::Matcher() : state_(std::make_unique<State>()) {
-  pcre2_jit_stack_assign(state_->context.get(), nullptr, state_->stack.get());
-}
+Regex::Matcher::Matcher() = default;
 Regex::Matcher::~Matcher() = default;
 Regex::Matcher::Matcher(Matcher&&) noexcept = default;
 Regex::Matcher& Regex::Matcher::operator=(Matcher&&) noexcept = default;
 
-std::size_t Regex::Matcher::character_size(std::string_view text, std::size_t at) {
-  if (at >= text.size()) return 1;
-  return static_cast<std::size_t>(std::max(decode_utf8(text.data() + at, text.data() + text.size()).length, 1));
+std::size_t Regex::Matcher::character_size(std::string_view subject, std::size_t at) const {
+  if (at >= subject.size() || by_kind_) return 1;
+  return static_cast<std::size_t>(
+      std::max(decode_utf8(subject.data() + at, subject.data() + subject.size()).length, 1));
 }
 
-std::size_t Regex::Matcher::budget_of(std::string_view text) { return kBudget + kBudgetPerByte * text.size(); }
+/// The place at or behind `at` where a character begins.
+std::size_t Regex::Matcher::character_begin(std::string_view subject, std::size_t at) const {
+  if (at >= subject.size()) return subject.size();
+  while (!by_kind_ && at < subject.size() && (static_cast<unsigned char>(subject[at]) & 0xC0) == 0x80) ++at;
+  return at;
+}
+
+std::string_view Regex::Matcher::start(const Regex& regex, std::string_view text) {
+  if (!state_) state_ = std::make_unique<State>();
+  place_ = byte_ = 0;
+  budget_ = kBudget + kBudgetPerByte * text.size();
+  const std::vector<std::uint8_t>& kinds = regex.code_->kinds;
+  by_kind_ = !kinds.empty();
+  has_wide_ = false;
+  if (!by_kind_) return text;
+  std::string& all = state_->kinds;
+  if (all.size() < text.size()) all.resize(text.size());
+  char* out = all.data();
+  const char* const end = text.data() + text.size();
+  for (const char* p = text.data(); p < end; ++out) {
+    const DecodedChar c = decode_utf8(p, end);
+    *out = static_cast<char>(kinds[c.code_point]);
+    p += std::max(c.length, 1);
+  }
+  const auto size = static_cast<std::size_t>(out - all.data());
+  has_wide_ = size != text.size();
+  return {all.data(), size};
+}
 
 /// One try: matches that begin in [from, last], with `steps` for each beginning, in the text up to `ahead`.
 Regex::Matcher::Result Regex::Matcher::attempt(const Regex& regex, std::string_view text, std::size_t from,
@@ -111,7 +142,7 @@ Regex::Matcher::Result Regex::Matcher::attempt(const Regex& regex, std::string_v
 void Regex::Matcher::refuse(const Regex& regex, std::string_view text, std::size_t at, const std::string& why) {
   throw ConfigError(rule_got_fix(
       concat(regex.code_->where, ": an expression must match a text in a number of steps that grows as the text does"),
-      concat(printable(regex.code_->pattern), " at byte ", at, " of ", text.size(), ": ", why)));
+      concat(printable(regex.code_->pattern), " at character or byte ", at, " of ", text.size(), ": ", why)));
 }
 
 /// A match that begins at `from`, where the free steps and bytes were too few: twice as many again and again.

@@ -25,18 +25,18 @@ class SentencePieceEncoder : public TextEncoder {
   void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
     parts_.clear();
     if (model_.vocabulary().sentence_piece->unigram)
-      model_.unigram(piece, best_, parts_);
+      model_.unigram(piece, ways_, parts_);
     else
-      model_.merge(piece, symbols_, queue_, parts_);
+      model_.merge(piece, symbols_, room_, parts_);
     model_.write(piece, parts_, ids, ends);
   }
 
  private:
   const SentencePieceModel& model_;
-  std::vector<SentencePieceModel::Node> best_;
+  BestWays<float> ways_;
   std::vector<SentencePieceModel::Part> parts_;
   std::vector<Symbol> symbols_;
-  PairQueue queue_;
+  MergeRoom room_;
 };
 
 }  // namespace
@@ -49,6 +49,7 @@ SentencePieceModel::SentencePieceModel(Vocabulary vocabulary) : TokenizerModel(s
   highest_ = std::numeric_limits<float>::min();  // the smallest positive one: as SentencePiece begins
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<std::int32_t>(i);
+    longest_ = std::max(longest_, tokens[i].size());
     if (type(id) == Type::Unknown) unknown_ = id;
     if (type(id) == Type::Normal) {
       lowest_ = std::min(lowest_, options().scores[i]);
@@ -108,44 +109,41 @@ std::int32_t SentencePieceModel::usable(std::string_view piece) const {
   return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found->second : -1;
 }
 
-void SentencePieceModel::unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const {
+void SentencePieceModel::unigram(std::string_view text, BestWays<float>& ways, std::vector<Part>& parts) const {
   constexpr float kPenalty = 10;
   const float unknown_score = lowest_ - kPenalty;
   check_mergeable(text);
-  best.assign(text.size() + 1, {});
+  ways.start(text.size(), longest_);
   for (std::size_t at = 0, size = 0; at < text.size(); at += size) {
     size = std::min(character_size(text, at), text.size() - at);
-    const float so_far = best[at].score;
+    const float so_far = ways.score(at);
     bool is_token = false;
-    const auto reach = [&](std::size_t place, std::int32_t id, double score) {
-      Node& node = best[place];
-      if (node.id < 0 || score > static_cast<double>(node.score))
-        node = {static_cast<float>(score), id, static_cast<std::uint32_t>(at)};
-    };
     trie_.for_each_prefix(text.substr(at), [&](std::size_t length, std::int32_t id) {
       const double score = type(id) == Type::UserDefined
                                ? static_cast<double>(static_cast<float>(length) * highest_) - 0.1
                                : static_cast<double>(options().scores[static_cast<std::size_t>(id)]);
-      reach(at + length, id, score + static_cast<double>(so_far));
+      ways.reach(at, at + length, id, score + static_cast<double>(so_far));
       is_token = is_token || length == size;
     });
-    if (!is_token) reach(at + size, unknown_, static_cast<double>(unknown_score + so_far));
+    if (!is_token) ways.reach(at, at + size, unknown_, static_cast<double>(unknown_score + so_far));
   }
-  for (auto at = static_cast<std::uint32_t>(text.size()); at > 0; at = best[at].begin)
-    parts.push_back({best[at].begin, at, best[at].id});
+  for (auto at = static_cast<std::uint32_t>(text.size()); at > 0; at = ways.last(at).begin)
+    parts.push_back({ways.last(at).begin, at, ways.last(at).id});
   std::reverse(parts.begin(), parts.end());
 }
 
-void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, PairQueue& queue,
+void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room,
                                std::vector<Part>& parts) const {
   check_mergeable(text);
   symbols.clear();
-  symbols.reserve(text.size());
+  symbols.reserve(static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; })));
   for (std::size_t at = 0; at < text.size();) {
     const auto [user_size, user_id] = user_symbols_.longest(text.substr(at));
     const std::size_t end = at + (user_size > 0 ? user_size : character_size(text, at));
-    symbols.push_back(
-        {.begin = static_cast<std::uint32_t>(at), .end = static_cast<std::uint32_t>(end), .frozen = user_size > 0});
+    symbols.push_back({.id = user_size > 0 ? Symbol::kFrozen : -1,
+                       .begin = static_cast<std::uint32_t>(at),
+                       .end = static_cast<std::uint32_t>(end)});
     at = end;
   }
   std::unordered_map<std::int32_t, std::uint32_t> unused;  // bytes of the left half that such a piece was made of
@@ -154,7 +152,7 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     std::int32_t id = -1;
   };
   std::array<Known, 16> known;  // the last pieces by size: of a run of one character there are few
-  merge_symbols(symbols, queue, ranks_.size(), [&](const Symbol& left, const Symbol& right) -> SymbolPair {
+  merge_symbols(symbols, room, ranks_.size(), [&](const Symbol& left, const Symbol& right) -> SymbolPair {
     const std::string_view piece = text.substr(left.begin, right.end - left.begin);
     Known& last = known[piece.size() % known.size()];
     if (last.piece != piece) last = {piece, usable(piece)};

@@ -2,6 +2,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "megatron/text/best_ways.h"
 #include "megatron/text/byte_trie.h"
 #include "megatron/text/symbol_merge.h"
 #include "megatron/text/tokenizer_model.h"
@@ -22,15 +23,8 @@ class SentencePieceModel : public TokenizerModel {
     std::uint32_t begin = 0, end = 0;
     std::int32_t id = -1;
   };
-  /// The best way to a place of a text: its sum, and the last token with where it begins.
-  struct Node {
-    float score = 0;
-    std::int32_t id = -1;
-    std::uint32_t begin = 0;
-  };
-  /// `best` is room to work in, which keeps its capacity: 12 bytes for each byte of `text`.
-  void unigram(std::string_view text, std::vector<Node>& best, std::vector<Part>& parts) const;
-  void merge(std::string_view text, std::vector<Symbol>& symbols, PairQueue& queue, std::vector<Part>& parts) const;
+  void unigram(std::string_view text, BestWays<float>& ways, std::vector<Part>& parts) const;
+  void merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room, std::vector<Part>& parts) const;
   /// Appends the ids of parts, unknown ones as bytes or together.
   void write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,
              std::vector<std::size_t>* ends) const;
@@ -45,6 +39,7 @@ class SentencePieceModel : public TokenizerModel {
   ByteTrie trie_;                     // Unigram: what text can become
   ByteTrie user_symbols_;             // byte-pair encoding: what is taken as it is
   std::vector<std::uint32_t> ranks_;  // of each id: smallest for the best score
+  std::size_t longest_ = 0;           // bytes of a piece
   std::int32_t unknown_ = 0;
   float lowest_ = 0, highest_ = 0;
   std::array<std::int32_t, 256> byte_ids_{};

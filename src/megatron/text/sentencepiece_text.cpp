@@ -13,7 +13,18 @@ constexpr std::string_view kSpaceMark = "\u2581";
 DecodedChar character_at(std::string_view text) { return decode_utf8(text.data(), text.data() + text.size()); }
 std::size_t size_of(const DecodedChar& c) { return static_cast<std::size_t>(std::max(c.length, 1)); }
 
-bool is_control(std::uint32_t c) { return c < 0x80 ? c < 0x20 || c == 0x7F : in_ranges(kGraphemeControl, c); }
+bool is_control(std::uint32_t c) {
+  static const CodePointSet set(kGraphemeControl);
+  return c < 0x80 ? c < 0x20 || c == 0x7F : set.has(c);
+}
+bool is_prepend(std::uint32_t c) {
+  static const CodePointSet set(kGraphemePrepend);
+  return set.has(c);
+}
+bool is_extend(std::uint32_t c) {
+  static const CodePointSet set(kGraphemeExtend);
+  return set.has(c);
+}
 
 /// Size of the grapheme cluster that `text` begins with (UAX #29), or of 6 bytes of it or more where it is longer.
 std::size_t cluster_size(std::string_view text) {
@@ -21,12 +32,12 @@ std::size_t cluster_size(std::string_view text) {
   std::size_t size = size_of(c);
   if (text.starts_with("\r\n")) return 2;
   if (is_control(c.code_point)) return size;
-  bool joins = in_ranges(kGraphemePrepend, c.code_point);
+  bool joins = is_prepend(c.code_point);
   while (size < text.size() && size < 6) {
     c = character_at(text.substr(size));
     if (is_control(c.code_point)) break;
-    if (!joins && !in_ranges(kGraphemeExtend, c.code_point)) break;
-    joins = joins && in_ranges(kGraphemePrepend, c.code_point);
+    if (!joins && !is_extend(c.code_point)) break;
+    joins = joins && is_prepend(c.code_point);
     size += size_of(c);
   }
   return size;
@@ -117,7 +128,7 @@ void replace_clusters(AlignedText& text, const Charsmap& map) {
     // The rest of a long cluster, character by character: none of it begins a cluster of its own.
     while (at < old.size() && size >= 6) {
       const DecodedChar c = character_at(old.substr(at));
-      if (is_control(c.code_point) || !in_ranges(kGraphemeExtend, c.code_point)) break;
+      if (is_control(c.code_point) || !is_extend(c.code_point)) break;
       const std::string_view mark = old.substr(at, size_of(c));
       if (const auto match = map.shortest(mark); match.size > 0)
         replace(mark, match.replacement);

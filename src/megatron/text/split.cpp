@@ -11,18 +11,11 @@
 namespace megatron::text {
 namespace {
 
-/// Collects the parts of one piece, matches and what is between, and gives on what a behaviour makes of them.
+/// The parts of one piece, matches and what is between, as a behaviour joins them.
 class Parts {
  public:
-  Parts(SplitBehavior behavior, bool invert, std::vector<ByteSpan>& out)
-      : behavior_(behavior), invert_(invert), out_(out) {}
-
-  /// The parts of a piece follow, which begins at `begin`.
-  void start(std::size_t begin) {
-    done_ = begin;
-    kept_.clear();
-    after_match_ = false;
-  }
+  Parts(SplitBehavior behavior, bool invert, const ByteSpan& piece, const TakePiece& take)
+      : behavior_(behavior), invert_(invert), done_(piece.begin), take_(take) {}
 
   void match(std::size_t begin, std::size_t end) {
     if (done_ < begin) add({done_, begin}, invert_);
@@ -32,88 +25,78 @@ class Parts {
 
   void finish(std::size_t end) {
     if (done_ < end) add({done_, end}, invert_);
-    if (behavior_ == SplitBehavior::MergedWithNext) merge_with_next();
-    for (const auto& [span, is_match] : kept_)
-      if (span.begin < span.end) out_.push_back(span);
+    give();
   }
 
  private:
-  struct Part {
-    ByteSpan span;
-    bool is_match = false;
-  };
-
   void add(const ByteSpan& span, bool is_match) {
-    const bool joins = behavior_ == SplitBehavior::MergedWithPrevious ? is_match && !after_match_
-                       : behavior_ == SplitBehavior::Contiguous       ? is_match == after_match_
+    if (behavior_ == SplitBehavior::Removed && is_match) return;
+    // A match goes to what is before it, or before what is behind it, where that is none; alike ones are one.
+    const bool joins = behavior_ == SplitBehavior::MergedWithPrevious ? is_match && !is_match_
+                       : behavior_ == SplitBehavior::MergedWithNext   ? is_match_ && !is_match
+                       : behavior_ == SplitBehavior::Contiguous       ? is_match == is_match_
                                                                       : false;
-    if (behavior_ == SplitBehavior::Removed && is_match) {
-      // dropped
-    } else if (joins && !kept_.empty()) {
-      kept_.back().span.end = span.end;
+    if (joins && any_) {
+      last_.end = span.end;
     } else {
-      kept_.push_back({span, is_match});
+      give();
+      last_ = span;
+      any_ = true;
     }
-    after_match_ = is_match;
+    is_match_ = is_match;
   }
 
-  void merge_with_next() {
-    std::vector<Part> merged;  // from the last to the first
-    bool after_match = false;
-    for (std::size_t i = kept_.size(); i-- > 0;) {
-      if (kept_[i].is_match && !after_match && !merged.empty())
-        merged.back().span.begin = kept_[i].span.begin;
-      else
-        merged.push_back(kept_[i]);
-      after_match = kept_[i].is_match;
-    }
-    kept_.assign(merged.rbegin(), merged.rend());
+  void give() const {
+    if (any_ && last_.begin < last_.end) take_(last_);
   }
 
   SplitBehavior behavior_;
-  bool invert_;
-  std::vector<ByteSpan>& out_;
-  std::vector<Part> kept_;
-  std::size_t done_ = 0;
-  bool after_match_ = false;
+  bool invert_, any_ = false, is_match_ = false;
+  ByteSpan last_;  // may still grow
+  std::size_t done_;
+  const TakePiece& take_;
 };
 
-/// Cuts every piece: `find(piece, match)` calls match(begin, end) within it.
+/// Cuts a piece: `find(piece, match)` calls match(begin, end) within it.
 template <class Find>
-void cut(Pieces& pieces, SplitBehavior behavior, bool invert, const Find& find) {
-  std::vector<ByteSpan> spans;
-  spans.reserve(pieces.spans.size());
-  Parts parts(behavior, invert, spans);
-  for (const ByteSpan& span : pieces.spans) {
-    parts.start(span.begin);
-    find(std::string_view(pieces.text.bytes()).substr(span.begin, span.end - span.begin),
-         [&](std::size_t begin, std::size_t end) { parts.match(span.begin + begin, span.begin + end); });
-    parts.finish(span.end);
-  }
-  pieces.spans = std::move(spans);
+void cut_piece(std::string_view text, const ByteSpan& piece, SplitBehavior behavior, bool invert, const TakePiece& take,
+               const Find& find) {
+  Parts parts(behavior, invert, piece, take);
+  find(text.substr(piece.begin, piece.end - piece.begin),
+       [&](std::size_t begin, std::size_t end) { parts.match(piece.begin + begin, piece.begin + end); });
+  parts.finish(piece.end);
 }
 
-/// Cuts at each character of which `is(code point)` is true, or at runs of such.
-template <class Is>
-void cut_characters(Pieces& pieces, SplitBehavior behavior, bool runs, bool invert, const Is& is) {
-  cut(pieces, behavior, invert, [&](std::string_view text, const auto& match) {
-    std::size_t run = std::string::npos;
-    for (std::size_t at = 0; at < text.size();) {
-      const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
-      const std::size_t end = at + static_cast<std::size_t>(std::max(c.length, 1));
-      const bool found = is(c.code_point);
-      if (!runs && found) match(at, end);
-      if (runs && found && run == std::string::npos) run = at;
-      if (runs && !found && run != std::string::npos) match(std::exchange(run, std::string::npos), at);
-      at = end;
-    }
-    if (run != std::string::npos) match(run, text.size());
-  });
-}
+/// Cuts at each character of which `Is` is true, or at runs of such.
+template <auto Is>
+class CutCharacters : public CutStep {
+ public:
+  CutCharacters(SplitBehavior behavior, bool runs) : behavior_(behavior), runs_(runs) {}
+
+  void cut(std::string_view text, const ByteSpan& piece, Regex::Matcher&, const TakePiece& take) const override {
+    cut_piece(text, piece, behavior_, false, take, [&](std::string_view own, const auto& match) {
+      std::size_t run = std::string::npos;
+      for (std::size_t at = 0; at < own.size();) {
+        const DecodedChar c = decode_utf8(own.data() + at, own.data() + own.size());
+        const std::size_t end = at + static_cast<std::size_t>(std::max(c.length, 1));
+        const bool found = Is(c.code_point);
+        if (!runs_ && found) match(at, end);
+        if (runs_ && found && run == std::string::npos) run = at;
+        if (runs_ && !found && run != std::string::npos) match(std::exchange(run, std::string::npos), at);
+        at = end;
+      }
+      if (run != std::string::npos) match(run, own.size());
+    });
+  }
+
+ private:
+  SplitBehavior behavior_;
+  bool runs_;
+};
 
 /// Writes every piece anew: `write(text, span)` appends to the new text.
 template <class Write>
-void rewrite(Pieces& pieces, const Write& write) {
+void write_anew(Pieces& pieces, const Write& write) {
   AlignedText result = AlignedText::like(pieces.text);
   result.reserve(pieces.text.bytes().size() + pieces.text.bytes().size() / 4);
   for (ByteSpan& span : pieces.spans) {
@@ -124,21 +107,28 @@ void rewrite(Pieces& pieces, const Write& write) {
   pieces.text = std::move(result);
 }
 
-bool is_word_character(std::uint32_t c) { return in_ranges(kWordRanges, c); }
-bool is_bert_punctuation(std::uint32_t c) { return in_ranges(kBertPunctuation, c); }
+bool is_word_character(std::uint32_t c) {
+  static const CodePointSet words(kWordRanges);
+  return words.has(c);
+}
+bool is_bert_punctuation(std::uint32_t c) {
+  static const CodePointSet signs(kBertPunctuation);
+  return signs.has(c);
+}
 bool is_space(std::uint32_t c) { return UnicodeClasses::instance().of(c) == CharClass::Space; }
 
-class SplitPattern : public SplitStep {
+class CutAtPattern : public CutStep {
  public:
-  SplitPattern(pretokenizer::Split step, const std::string& where) : step_(std::move(step)) {
+  CutAtPattern(pretokenizer::Split step, const std::string& where) : step_(std::move(step)) {
     if (step_.pattern.is_regex) regex_ = std::make_unique<Regex>(step_.pattern.text, where);
   }
-  void apply(Pieces& pieces, Regex::Matcher& matcher) const override {
-    cut(pieces, step_.behavior, step_.invert, [&](std::string_view text, const auto& match) {
-      if (regex_) return matcher.for_each(*regex_, text, match);
+  void cut(std::string_view text, const ByteSpan& piece, Regex::Matcher& matcher,
+           const TakePiece& take) const override {
+    cut_piece(text, piece, step_.behavior, step_.invert, take, [&](std::string_view own, const auto& match) {
+      if (regex_) return matcher.for_each(*regex_, own, match);
       const std::string& what = step_.pattern.text;
       if (what.empty()) return;
-      for (std::size_t at = text.find(what); at != std::string_view::npos; at = text.find(what, at + what.size()))
+      for (std::size_t at = own.find(what); at != std::string_view::npos; at = own.find(what, at + what.size()))
         match(at, at + what.size());
     });
   }
@@ -148,81 +138,40 @@ class SplitPattern : public SplitStep {
   std::unique_ptr<Regex> regex_;
 };
 
-class ByteLevelStep : public SplitStep {
- public:
-  explicit ByteLevelStep(const pretokenizer::ByteLevel& step) : step_(step) {}
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    if (step_.add_prefix_space)
-      rewrite(pieces, [&](AlignedText& out, const ByteSpan& span) {
-        if (pieces.text.bytes()[span.begin] != ' ') out.append_as(pieces.text, span.begin, " ");
-        out.append_kept(pieces.text, span.begin, span.end);
-      });
-    if (step_.use_regex)
-      cut(pieces, SplitBehavior::Isolated, false, [](std::string_view text, const auto& match) {
-        for_each_piece(text, [&](const char* p, std::size_t size) {
-          const auto begin = static_cast<std::size_t>(p - text.data());
-          match(begin, begin + size);
-        });
-      });
-  }
-
- private:
-  pretokenizer::ByteLevel step_;
-};
-
-class WhitespaceStep : public SplitStep {
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    cut_characters(pieces, SplitBehavior::Removed, true, false, is_space);
-    cut_characters(pieces, SplitBehavior::Isolated, true, false, is_word_character);
-  }
-};
-
-class WhitespaceSplitStep : public SplitStep {
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    cut_characters(pieces, SplitBehavior::Removed, false, false, is_space);
-  }
-};
-
-class BertWordsStep : public SplitStep {
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    cut(pieces, SplitBehavior::Removed, true, [](std::string_view text, const auto& match) {
-      for_each_bert_word(text, [&](std::string_view word) {
-        const auto begin = static_cast<std::size_t>(word.data() - text.data());
-        match(begin, begin + word.size());
-      });
+class PrefixBlank : public RewriteStep {
+  void rewrite(Pieces& pieces) const override {
+    write_anew(pieces, [&](AlignedText& out, const ByteSpan& span) {
+      if (pieces.text.bytes()[span.begin] != ' ') out.append_as(pieces.text, span.begin, " ");
+      out.append_kept(pieces.text, span.begin, span.end);
     });
   }
 };
 
-class DigitsStep : public SplitStep {
- public:
-  explicit DigitsStep(bool individual) : individual_(individual) {}
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    cut_characters(pieces, SplitBehavior::Isolated, !individual_, false, is_number_character);
+class CutAsGpt2 : public CutStep {
+  void cut(std::string_view text, const ByteSpan& piece, Regex::Matcher&, const TakePiece& take) const override {
+    for_each_piece(text.substr(piece.begin, piece.end - piece.begin), [&](const char* p, std::size_t size) {
+      const auto begin = static_cast<std::size_t>(p - text.data());
+      take({begin, begin + size});
+    });
   }
-
- private:
-  bool individual_;
 };
 
-class PunctuationStep : public SplitStep {
- public:
-  explicit PunctuationStep(SplitBehavior behavior) : behavior_(behavior) {}
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
-    cut_characters(pieces, behavior_, false, false, is_bert_punctuation);
+class CutAsBert : public CutStep {
+  void cut(std::string_view text, const ByteSpan& piece, Regex::Matcher&, const TakePiece& take) const override {
+    for_each_bert_word(text.substr(piece.begin, piece.end - piece.begin), [&](std::string_view word) {
+      const auto begin = static_cast<std::size_t>(word.data() - text.data());
+      take({begin, begin + word.size()});
+    });
   }
-
- private:
-  SplitBehavior behavior_;
 };
 
-class MetaspaceStep : public SplitStep {
+class MarkBlanks : public RewriteStep {
  public:
-  explicit MetaspaceStep(pretokenizer::Metaspace step) : step_(std::move(step)) {}
+  explicit MarkBlanks(pretokenizer::Metaspace step) : step_(std::move(step)) {}
 
-  void apply(Pieces& pieces, Regex::Matcher&) const override {
+  void rewrite(Pieces& pieces) const override {
     const AlignedText& text = pieces.text;
-    rewrite(pieces, [&](AlignedText& out, const ByteSpan& span) {
+    write_anew(pieces, [&](AlignedText& out, const ByteSpan& span) {
       const std::string_view piece = std::string_view(text.bytes()).substr(span.begin, span.end - span.begin);
       const bool begins = step_.prepend == PrependScheme::Always ||
                           (step_.prepend == PrependScheme::First && begins_original(text, span.begin));
@@ -235,12 +184,6 @@ class MetaspaceStep : public SplitStep {
         done = blank + 1;
       }
     });
-    if (!step_.split) return;
-    cut(pieces, SplitBehavior::MergedWithNext, false, [&](std::string_view piece, const auto& match) {
-      const std::string& mark = step_.replacement;
-      for (std::size_t at = piece.find(mark); at != std::string_view::npos; at = piece.find(mark, at + mark.size()))
-        match(at, at + mark.size());
-    });
   }
 
  private:
@@ -251,32 +194,73 @@ class MetaspaceStep : public SplitStep {
   pretokenizer::Metaspace step_;
 };
 
-using StepPointer = std::shared_ptr<const SplitStep>;
-
-StepPointer compile(const PreTokenizer& step, const std::string& where) {
-  namespace p = pretokenizer;
-  struct Visit {
-    const std::string& where;
-    StepPointer operator()(const p::ByteLevel& s) const { return std::make_shared<ByteLevelStep>(s); }
-    StepPointer operator()(const p::Split& s) const { return std::make_shared<SplitPattern>(s, where); }
-    StepPointer operator()(const p::Whitespace&) const { return std::make_shared<WhitespaceStep>(); }
-    StepPointer operator()(const p::WhitespaceSplit&) const { return std::make_shared<WhitespaceSplitStep>(); }
-    StepPointer operator()(const p::BertWords&) const { return std::make_shared<BertWordsStep>(); }
-    StepPointer operator()(const p::Digits& s) const { return std::make_shared<DigitsStep>(s.individual); }
-    StepPointer operator()(const p::Punctuation& s) const { return std::make_shared<PunctuationStep>(s.behavior); }
-    StepPointer operator()(const p::Metaspace& s) const { return std::make_shared<MetaspaceStep>(s); }
-  };
-  return std::visit(Visit{where}, step);
-}
-
 }  // namespace
 
-SplitSteps::SplitSteps(const std::vector<PreTokenizer>& steps, const std::string& where) {
+SplitSteps::SplitSteps(const std::vector<PreTokenizer>& steps, const std::string& where) : stages_(1) {
+  namespace p = pretokenizer;
+  const auto add_cut = [&](auto step) {
+    stages_.back().cuts.push_back(std::make_shared<decltype(step)>(std::move(step)));
+  };
+  const auto add_rewrite = [&](auto step) {
+    stages_.push_back({std::make_shared<decltype(step)>(std::move(step)), {}});
+  };
+  struct Visit {
+    const std::string& where;
+    const decltype(add_cut)& cut;
+    const decltype(add_rewrite)& rewrite;
+
+    void operator()(const p::ByteLevel& s) const {
+      if (s.add_prefix_space) rewrite(PrefixBlank());
+      if (s.use_regex) cut(CutAsGpt2());
+    }
+    void operator()(const p::Split& s) const { cut(CutAtPattern(s, where)); }
+    void operator()(const p::Whitespace&) const {
+      cut(CutCharacters<is_space>(SplitBehavior::Removed, true));
+      cut(CutCharacters<is_word_character>(SplitBehavior::Isolated, true));
+    }
+    void operator()(const p::WhitespaceSplit&) const { cut(CutCharacters<is_space>(SplitBehavior::Removed, false)); }
+    void operator()(const p::BertWords&) const { cut(CutAsBert()); }
+    void operator()(const p::Digits& s) const {
+      cut(CutCharacters<is_number_character>(SplitBehavior::Isolated, !s.individual));
+    }
+    void operator()(const p::Punctuation& s) const { cut(CutCharacters<is_bert_punctuation>(s.behavior, false)); }
+    void operator()(const p::Metaspace& s) const {
+      rewrite(MarkBlanks(s));
+      if (s.split)
+        cut(CutAtPattern({.pattern = {s.replacement, false}, .behavior = SplitBehavior::MergedWithNext}, where));
+    }
+  };
   for (const PreTokenizer& step : steps) {
-    const auto* metaspace = std::get_if<pretokenizer::Metaspace>(&step);
-    if (metaspace != nullptr && metaspace->prepend == PrependScheme::First && !steps_.empty()) needs_alignment_ = true;
-    steps_.push_back(compile(step, where));
+    const auto* metaspace = std::get_if<p::Metaspace>(&step);
+    if (metaspace != nullptr && metaspace->prepend == PrependScheme::First && &step != &steps[0])
+      needs_alignment_ = true;
+    std::visit(Visit{where, add_cut, add_rewrite}, step);
   }
+}
+
+void SplitSteps::cut_one(const Stage& stage, std::size_t depth, std::string_view text, const ByteSpan& piece,
+                         Matchers& matchers, const TakePiece& take) {
+  if (depth == stage.cuts.size()) return take(piece);
+  const auto next = [&](const ByteSpan& part) { cut_one(stage, depth + 1, text, part, matchers, take); };
+  stage.cuts[depth]->cut(text, piece, matchers[depth], depth + 1 == stage.cuts.size() ? take : TakePiece(next));
+}
+
+void SplitSteps::cut_all(const Stage& stage, const Pieces& pieces, Matchers& matchers, const TakePiece& take) {
+  if (matchers.size() < stage.cuts.size()) matchers.resize(stage.cuts.size());
+  for (const ByteSpan& piece : pieces.spans) cut_one(stage, 0, pieces.text.bytes(), piece, matchers, take);
+}
+
+Pieces SplitSteps::begin(AlignedText&& text, Matchers& matchers) const {
+  Pieces pieces{std::move(text), {}};
+  pieces.spans = {{0, pieces.text.bytes().size()}};
+  for (std::size_t i = 0; i + 1 < stages_.size(); ++i) {
+    std::vector<ByteSpan> spans;
+    const auto keep = [&](const ByteSpan& span) { spans.push_back(span); };
+    cut_all(stages_[i], pieces, matchers, TakePiece(keep));
+    pieces.spans = std::move(spans);
+    stages_[i + 1].rewrite->rewrite(pieces);
+  }
+  return pieces;
 }
 
 }  // namespace megatron::text

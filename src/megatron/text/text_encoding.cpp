@@ -50,7 +50,8 @@ struct Encoder::State {
         byte_level(is_byte_level(model->vocabulary())),
         has_pre_tokenizers(!pipeline_of(model->vocabulary()).pre_tokenizers.empty()) {}
 
-  /// Calls `part(Pieces)` for each normalized part between added tokens, and `token(id, span)` for those.
+  /// Calls `part(Pieces)`, not yet cut by the last steps, for each normalized part between added tokens, and `token(id,
+  /// span)` for those.
   template <class OnPart, class OnToken>
   void run(std::string_view whole, Specials specials, bool aligned, const OnPart& part, const OnToken& token);
   /// Normalizes one part of the text and finds the tokens in it.
@@ -65,7 +66,8 @@ struct Encoder::State {
   std::unique_ptr<TextEncoder> text;
   PieceCache cache;
   bool byte_level, has_pre_tokenizers;
-  Regex::Matcher matcher;
+  Regex::Matcher matcher;  // of the normalizers
+  SplitSteps::Matchers matchers;
   std::string normalized, bytes;
   std::uint32_t stand_ins = 0;  // of the text at hand; 0: it has no bytes that are no UTF-8
   std::size_t replaced = 0;
@@ -95,11 +97,7 @@ void Encoder::State::run_part(std::string_view raw, std::size_t at, Specials spe
   model->normalizers().apply(part_text, matcher);
   const auto give = [&](AlignedText&& some) {
     if (some.bytes().empty()) return;
-    Pieces pieces;
-    pieces.spans = {{0, some.bytes().size()}};
-    pieces.text = std::move(some);
-    model->pre_tokenizers().apply(pieces, matcher);
-    part(pieces);
+    part(model->pre_tokenizers().begin(std::move(some), matchers));
   };
   if (specials == Specials::AsText || !model->added().any(AddedTokens::Phase::Normalized))
     return give(std::move(part_text));
@@ -122,20 +120,22 @@ void Encoder::State::encode_pieces(const Pieces& pieces, std::vector<std::int32_
     text->encode_piece(bytes, ids, nullptr);
   };
   if (stand_ins != 0 || !has_pre_tokenizers) {
-    for (const ByteSpan& span : pieces.spans) encode_one(all.substr(span.begin, span.end - span.begin), out);
-    return;
+    return model->pre_tokenizers().finish(pieces, matchers, [&](const ByteSpan& span) {
+      encode_one(all.substr(span.begin, span.end - span.begin), out);
+    });
   }
   cache.encode(
       all.data() + all.size(),
       [&](const auto& piece) {
-        for (const ByteSpan& span : pieces.spans) piece(all.data() + span.begin, span.end - span.begin);
+        model->pre_tokenizers().finish(
+            pieces, matchers, [&](const ByteSpan& span) { piece(all.data() + span.begin, span.end - span.begin); });
       },
       encode_one, out);
 }
 
 void Encoder::State::encode_pieces(const Pieces& pieces, Encoding& out) {
   const std::string_view all = pieces.text.bytes();
-  for (const ByteSpan& span : pieces.spans) {
+  model->pre_tokenizers().finish(pieces, matchers, [&](const ByteSpan& span) {
     const std::string_view piece = all.substr(span.begin, span.end - span.begin);
     ends.clear();
     byte_ends.clear();
@@ -152,7 +152,7 @@ void Encoder::State::encode_pieces(const Pieces& pieces, Encoding& out) {
       out.bytes.push_back(pieces.text.origin_of(span.begin + std::min(begin, end), span.begin + end));
       begin = end;
     }
-  }
+  });
 }
 
 Encoder::Encoder(std::shared_ptr<const TokenizerModel> model, int cache_bits)

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <span>
 #include <vector>
 
 #include "megatron/base/utf8.h"
@@ -40,5 +41,20 @@ bool in_ranges(const CodePointRange (&ranges)[N], std::uint32_t code_point) {
                                        [](const CodePointRange& r, std::uint32_t c) { return r.last < c; });
   return found != std::end(ranges) && found->first <= code_point;
 }
+
+/// A set of code points that is asked for each character of a text: a bit each (136 KiB).
+class CodePointSet {
+ public:
+  explicit CodePointSet(std::span<const CodePointRange> ranges) : bits_(0x110000 / 64) {
+    for (const CodePointRange& range : ranges)
+      for (std::uint32_t c = range.first; c <= range.last; ++c) add(c);
+  }
+  /// `code_point` must be below 0x110000.
+  void add(std::uint32_t code_point) { bits_[code_point >> 6] |= std::uint64_t{1} << (code_point & 63); }
+  bool has(std::uint32_t code_point) const { return (bits_[code_point >> 6] >> (code_point & 63) & 1) != 0; }
+
+ private:
+  std::vector<std::uint64_t> bits_;
+};
 
 }  // namespace megatron::text

@@ -6,6 +6,7 @@
 #include "megatron/base/error.h"
 #include "megatron/text/byte_level.h"
 #include "megatron/text/character_bpe.h"
+#include "megatron/text/symbol_merge.h"
 #include "megatron/text/unicode_classes.h"
 
 namespace megatron::text {
@@ -17,27 +18,26 @@ class UnigramEncoder : public TextEncoder {
 
   void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
     const std::int32_t unknown = model_.vocabulary().unigram->unknown;
-    model_.search(piece, best_);
+    model_.search(piece, ways_);
     places_.clear();
-    for (std::size_t at = piece.size(); at > 0; at = best_[at].begin) places_.push_back(at);
+    for (auto at = static_cast<std::uint32_t>(piece.size()); at > 0; at = ways_.last(at).begin) places_.push_back(at);
     std::reverse(places_.begin(), places_.end());
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      const std::size_t begin = best_[places_[i]].begin;
-      const std::int32_t id = best_[places_[i]].id;
+      const auto [begin, id] = ways_.last(places_[i]);
       if (id != unknown) {
         ids.push_back(id);
         if (ends != nullptr) ends->push_back(places_[i]);
         continue;
       }
-      while (i + 1 < places_.size() && best_[places_[i + 1]].id == unknown) ++i;  // neighbours are one token
+      while (i + 1 < places_.size() && ways_.last(places_[i + 1]).id == unknown) ++i;  // neighbours are one token
       model_.encode_unknown(piece, begin, places_[i], ids, ends);
     }
   }
 
  private:
   const UnigramModel& model_;
-  std::vector<UnigramModel::Node> best_;
-  std::vector<std::size_t> places_;
+  BestWays<double> ways_;
+  std::vector<std::uint32_t> places_;
 };
 
 }  // namespace
@@ -59,6 +59,7 @@ UnigramModel::UnigramModel(Vocabulary vocabulary) : TokenizerModel(std::move(voc
           rule_got_fix(concat("tokenizer: a token of Unigram must have at most ", kMaxTokenBytes, " bytes"),
                        concat(tokens[id].size(), " bytes of id ", id)));
     lowest = id == 0 ? scores[id] : std::min(lowest, scores[id]);
+    longest_ = std::max(longest_, tokens[id].size());
     if (!tokens[id].empty()) trie_.add(tokens[id], static_cast<std::int32_t>(id));
   }
   constexpr double kPenalty = 10;  // of an unknown character, below the least likely token (SentencePiece)
@@ -68,18 +69,15 @@ UnigramModel::UnigramModel(Vocabulary vocabulary) : TokenizerModel(std::move(voc
 
 std::unique_ptr<TextEncoder> UnigramModel::encoder(int) const { return std::make_unique<UnigramEncoder>(*this); }
 
-void UnigramModel::search(std::string_view piece, std::vector<Node>& best) const {
-  best.assign(piece.size() + 1, {});
+void UnigramModel::search(std::string_view piece, BestWays<double>& ways) const {
+  check_mergeable(piece);
+  ways.start(piece.size(), longest_);
   for (std::size_t at = 0, size = 0; at < piece.size(); at += size) {
     size = static_cast<std::size_t>(std::max(decode_utf8(piece.data() + at, piece.data() + piece.size()).length, 1));
-    const double so_far = best[at].score;
+    const double so_far = ways.score(at);
     bool is_token = false;
-    const auto reach = [&](std::size_t place, std::int32_t id, double score) {
-      Node& node = best[place];
-      if (node.id < 0 || score > node.score) node = {score, at, id};
-    };
     trie_.for_each_prefix(piece.substr(at), [&](std::size_t length, std::int32_t id) {
-      reach(at + length, id, options().scores[static_cast<std::size_t>(id)] + so_far);
+      ways.reach(at, at + length, id, options().scores[static_cast<std::size_t>(id)] + so_far);
       is_token = is_token || length == size;
     });
     if (is_token) continue;
@@ -87,7 +85,7 @@ void UnigramModel::search(std::string_view piece, std::vector<Node>& best) const
       throw ConfigError(
           rule_got_fix("tokenizer: a text must be made of its tokens, of which none stands for unknown ones",
                        printable(piece.substr(at, size))));
-    reach(at + size, options().unknown, unknown_score_ + so_far);
+    ways.reach(at, at + size, options().unknown, unknown_score_ + so_far);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 
+#include "megatron/text/best_ways.h"
 #include "megatron/text/byte_trie.h"
 #include "megatron/text/tokenizer_model.h"
 
@@ -16,14 +17,7 @@ class UnigramModel : public TokenizerModel {
   explicit UnigramModel(Vocabulary vocabulary);
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
-  /// The best way to one place of a piece.
-  struct Node {
-    double score = 0;
-    std::size_t begin = 0;  ///< of the token that ends here
-    std::int32_t id = -1;   ///< -1: no way leads here
-  };
-  /// Fills `best` for places 0 … size of the piece.
-  void search(std::string_view piece, std::vector<Node>& best) const;
+  void search(std::string_view piece, BestWays<double>& ways) const;
   /// Appends the tokens of bytes [begin, end), which no token is.
   void encode_unknown(std::string_view piece, std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids,
                       std::vector<std::size_t>* ends) const;
@@ -32,6 +26,7 @@ class UnigramModel : public TokenizerModel {
   const Unigram& options() const { return *vocabulary().unigram; }
 
   ByteTrie trie_;
+  std::size_t longest_ = 0;  // bytes of a token
   double unknown_score_ = 0;
   std::array<std::int32_t, 256> byte_ids_{};
 };
