@@ -1,9 +1,11 @@
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "app/bench.h"
 #include "app/json_line.h"
@@ -12,6 +14,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/generate/sampler.h"
 #include "megatron/generate/staged_gpt.h"
 #include "megatron/kernels/runtime.h"
 
@@ -50,6 +53,14 @@ double read_bandwidth() {
   return best;
 }
 
+/// The likeliest token of logits [1, vocab], drawn as generate() does, as the next input [1, 1].
+at::Tensor greedy(const at::Tensor& logits) {
+  const auto row = logits.to(at::kCPU, at::kDouble).contiguous();
+  const std::span<const double> all(row.const_data_ptr<double>(), static_cast<std::size_t>(row.numel()));
+  generate::require_finite(all, 0);
+  return at::full({1, 1}, generate::sample(all, {.temperature = 0}, 0), at::kLong).to(logits.device());
+}
+
 struct Figures {
   std::vector<double> decode_s, prefill_s;  ///< of each repeat
   double load_s = 0, weight_bytes = 0, bandwidth = 0;
@@ -76,9 +87,9 @@ Figures measure(const Options& options, const TrainedModel& trained, const comm:
     if (i > 0) figures.prefill_s.push_back(watch.seconds());
 
     auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
-    auto next = model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache).argmax(-1, true);
+    auto next = greedy(model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache));
     watch = Stopwatch();
-    for (std::int64_t k = 0; k < options.new_tokens; ++k) next = model.forward(next, cache).argmax(-1, true);
+    for (std::int64_t k = 0; k < options.new_tokens; ++k) next = greedy(model.forward(next, cache));
     if (i > 0) figures.decode_s.push_back(watch.seconds());
   }
   if (device.is_cpu() && world.size() == 1) figures.bandwidth = read_bandwidth();

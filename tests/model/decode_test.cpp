@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
+#include "tests/kernels/isa.h"
 #include "tests/model/small_gpt.h"
 
 namespace megatron::model {
@@ -100,6 +102,42 @@ TEST(CachedGpt, SequencesOfDifferentLengthsShareACacheAndLeaveItAlone) {
   cache.keep(at::ones({1}, at::kLong));
   next = cached.forward(tokens.narrow(0, 1, 1).narrow(1, 5, 2), cache);
   EXPECT_NEAR_TENSOR(next[0], part[3], 1e-12);
+}
+
+/// Logits and cache after prompts of three tokens, of which sequence 1 has two, and two more that come in calls of `s`.
+std::vector<at::Tensor> continued(const CachedGpt& gpt, const at::Tensor& tokens_bs, std::int64_t s) {
+  auto cache = gpt.make_cache(2, 5);
+  cache.padding = at::arange(2, at::kLong);
+  gpt.forward(tokens_bs.narrow(1, 0, 3), cache);
+  at::Tensor logits;
+  for (std::int64_t seen = 3; seen < 5; seen += s) logits = gpt.forward(tokens_bs.narrow(1, seen, s), cache);
+  std::vector<at::Tensor> all{logits};
+  for (const auto* tensors : {&cache.keys, &cache.values})
+    for (const at::Tensor& tensor : *tensors) all.push_back(tensor);
+  return all;
+}
+
+TEST(CachedGpt, OneTokenGoesThroughBuffersWithTheBitsOfTokensThatComeTogether) {
+  auto models = megatron::testing::variants();
+  std::erase_if(models, [](const auto& model) { return model.second.shape.is_bert(); });
+  models.emplace_back("gpt2", small());
+  models.emplace_back("original order", small());
+  models.back().second.residual_after_norm = true;
+  const auto tokens = random_batch(10).tokens_bs;
+  for (const std::string& set : kernels::vector_instruction_sets()) {
+    kernels::force_instruction_set(set);
+    for (const auto& [name, options] : models)
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+        for (const int t : {1, 2})
+          comm::run_ranks(t, [&](comm::Group tp) {
+            const auto store = make_store(options.shape, t, tp.rank(), random_weights(options.shape, 4), dtype);
+            const CachedGpt gpt(options, store, tp);
+            const auto one = continued(gpt, tokens, 1), both = continued(gpt, tokens, 2);
+            for (std::size_t i = 0; i < both.size(); ++i)
+              EXPECT_TRUE(one[i].equal(both[i])) << set << ", " << name << ", " << dtype << ", tp " << t << ", " << i;
+          });
+  }
+  kernels::force_instruction_set("auto");
 }
 
 }  // namespace

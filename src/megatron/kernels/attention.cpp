@@ -108,28 +108,9 @@ struct Scratch {
   at::Tensor memory;
 };
 
-/// Calls fn(i, thread) for i in [0, count): on this thread alone where all of it is less work than waking the others.
-template <class Fn>
-void for_each(std::size_t count, std::size_t multiplications, const Fn& fn) {
-  constexpr std::size_t kWorthThreads = std::size_t{1} << 18;
-  const auto n = static_cast<std::int64_t>(count);
-  if (multiplications >= kWorthThreads) return cpu::for_each_block(n, fn);
-  for (std::int64_t i = 0; i < n; ++i) fn(i, 0);
-}
-
 void forward_few(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
-  const std::size_t groups = p.batch * p.groups, blocks = (p.keys + cpu::kFewKeys - 1) / cpu::kFewKeys;
-  const std::size_t rows = groups * p.sharing * p.queries;
-  const Scratch partial(cpu::few_queries_partial_floats(p), groups * blocks);
-  const Scratch scratch(cpu::few_queries_scratch_floats(p));
-  for_each(groups * blocks, 2 * rows * p.keys * p.size, [&](std::int64_t i, int thread) {
-    const auto part = static_cast<std::size_t>(i);
-    cpu::attention_few_queries(p, p.head(part / blocks * p.sharing), part % blocks, partial.part(part),
-                               scratch.part(thread));
-  });
-  for_each(groups, rows * blocks * p.size, [&](std::int64_t i, int) {
-    cpu::join_few_queries(p, group_at(p, i), partial.part(static_cast<std::size_t>(i) * blocks), out, logsumexp);
-  });
+  const Scratch memory(cpu::few_queries_floats(p), 1);
+  cpu::attention_of_few(p, out, logsumexp, memory.part(0));
 }
 
 /// Calls pack(group, index) for each group, then compute(head, block of queries, index of its group, thread).

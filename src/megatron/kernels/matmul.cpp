@@ -88,37 +88,9 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
   });
 }
 
-bool few_rows(const at::Tensor& x, const at::Tensor& w) {
-  const std::int64_t most = !is_half(w) ? kFewRows : on_tiles(x, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
-  return readable(x) && readable(w) && w.stride(1) == 1 && x.size(0) <= most;
-}
-
-at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& w) {
-  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
-  const at::Tensor x_rows = x.contiguous(), y = at::empty({x.size(0), w.size(0)}, x.options());
-  at::Tensor wide = x_rows;
-  if (is_half(x)) {
-    wide = at::empty(x_rows.sizes(), x.options().dtype(at::kFloat));
-    cpu::widen_run(x_rows.const_data_ptr(), *cpu::element_of(x), wide.mutable_data_ptr<float>(),
-                   static_cast<std::size_t>(x_rows.numel()));
-  }
-  const std::int64_t row_bytes = std::max<std::int64_t>(w.size(1) * w.element_size(), 1);
-  const std::int64_t step = (kWeightBytes / row_bytes + 4) / 4 * 4;
-  const cpu::Product whole{static_cast<std::size_t>(x.size(0)),
-                           static_cast<std::size_t>(w.size(0)),
-                           static_cast<std::size_t>(x.size(1)),
-                           cpu::matrix(wide),
-                           cpu::matrix(w.t()),
-                           cpu::mutable_matrix(y),
-                           false};
-  cpu::for_each_block(parts_of(w.size(0), step), [&](std::int64_t i, int) {
-    const auto column = static_cast<std::size_t>(i * step);
-    cpu::Product piece = whole;
-    piece.columns = std::min(static_cast<std::size_t>(step), whole.columns - column);
-    piece.b = whole.b.at(0, column);
-    piece.c = whole.c.at(0, column);
-    cpu::few_rows_product(piece);
-  });
+at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& w) {
+  at::Tensor y = at::empty({x.size(0), w.size(0)}, x.options());
+  few_rows_linear(y, x, w, is_half(x) ? at::empty(x.sizes(), x.options().dtype(at::kFloat)) : x);
   return y;
 }
 
@@ -150,11 +122,44 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
 
 }  // namespace
 
+bool few_rows(std::int64_t rows, const at::Tensor& w) {
+  const std::int64_t most = !is_half(w) ? kFewRows : on_tiles(w, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
+  return readable(w) && w.stride(1) == 1 && rows <= most;
+}
+
+void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide) {
+  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
+  const std::int64_t rows = x.size(0), depth = w.size(1), columns = w.size(0);
+  const void* x_wide = x.const_data_ptr();
+  if (is_half(x)) {
+    float* const to = wide.mutable_data_ptr<float>();
+    cpu::widen_run(x_wide, *cpu::element_of(x), to, static_cast<std::size_t>(rows * depth));
+    x_wide = to;
+  }
+  const std::int64_t row_bytes = std::max<std::int64_t>(depth * w.element_size(), 1);
+  const std::int64_t step = (kWeightBytes / row_bytes + 4) / 4 * 4;
+  const cpu::Product whole{static_cast<std::size_t>(rows),
+                           static_cast<std::size_t>(columns),
+                           static_cast<std::size_t>(depth),
+                           {x_wide, cpu::ElementType::Float32, depth, 1},
+                           cpu::matrix(w).transposed(),
+                           cpu::mutable_matrix(y),
+                           false};
+  cpu::for_each_block(parts_of(columns, step), [&](std::int64_t i, int) {
+    const auto column = static_cast<std::size_t>(i * step);
+    cpu::Product piece = whole;
+    piece.columns = std::min(static_cast<std::size_t>(step), whole.columns - column);
+    piece.b = whole.b.at(0, column);
+    piece.c = whole.c.at(0, column);
+    cpu::few_rows_product(piece);
+  });
+}
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed) {
   const c10::NoGradGuard no_grad;
   const at::Tensor rows = rows_of(x);
   const auto y = [&] {
-    if (few_rows(rows, w)) return few_rows_linear(rows, w);
+    if (few_rows(rows.size(0), w) && readable(rows)) return few_rows_product(rows.contiguous(), w);
     if (!on_tiles(rows, w)) return product(rows, w.t());
     return product_on_tiles(rows, packed != nullptr ? packed->for_output(w) : pack_for_tiles(w.t()), w.size(0));
   };

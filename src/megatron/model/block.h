@@ -40,6 +40,13 @@ class Block {
         const comm::Group& tp);
 
   const Norm& input_norm() const { return input_norm_; }
+  // The rest of what it is made of, for who computes that in another way (token_step.h).
+  const Norm& mlp_norm() const { return mlp_norm_; }
+  const parallel::ColumnParallelLinear& qkv() const { return qkv_; }
+  const parallel::RowParallelLinear& proj() const { return proj_; }
+  const parallel::ColumnParallelLinear& fc1() const { return fc1_; }
+  const parallel::RowParallelLinear& fc2() const { return fc2_; }
+  const Options& options() const { return options_; }
 
   struct Sites {
     kernels::Dropout attention_output, mlp_output;

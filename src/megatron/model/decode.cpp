@@ -10,6 +10,7 @@
 #include "megatron/base/error.h"
 #include "megatron/kernels/attention.h"
 #include "megatron/model/stage_modules.h"
+#include "megatron/model/token_step.h"
 #include "megatron/parallel/backward.h"
 
 // s sequence, b batch, h hidden, n heads of this rank, d head size.
@@ -20,6 +21,11 @@ namespace {
 struct Places {
   at::Tensor position_sb;   ///< [s, b] in their sequences
   at::Tensor first_key_bs;  ///< [b, s] the first row of the cache that each sees; undefined: 0
+
+  /// Where s is 1.
+  TokenPlaces of_one_token(std::int64_t length) const {
+    return {position_sb.select(0, 0), first_key_bs.defined() ? first_key_bs.select(1, 0) : at::Tensor(), length};
+  }
 };
 
 Places places(std::int64_t s, std::int64_t b, const KvCache& cache, at::Device device) {
@@ -86,7 +92,9 @@ at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const 
   const auto place = places(s, b, cache, in.device());
   modules.check_positions(place.position_sb, s);
   const auto x = part.embedding ? modules.embed(in.t().contiguous(), place.position_sb) : in;
-  const auto stream = modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
+  const auto stream = takes_token(modules, x)
+                          ? run_token(modules, tp, x, place.of_one_token(cache.length), cache.keys, cache.values)
+                          : modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
   cache.length += s;
   return part.output ? modules.output->logits(stream.y[s - 1]) : stream.residual;
 }

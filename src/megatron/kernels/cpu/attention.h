@@ -52,9 +52,9 @@ struct AttentionProblem {
 
 /// Queries that one call of attention_forward computes.
 inline constexpr std::size_t kQueryBlock = 96;
-/// Up to this many queries, keys and values are read where they lie (attention_few_queries): decoding with a cache.
+/// Up to this many queries, keys and values are read where they lie (attention_of_few): decoding with a cache.
 inline constexpr std::size_t kFewQueries = 8;
-/// Keys that one call of attention_few_queries reads.
+/// Keys that a thread reads at a time for attention_of_few.
 inline constexpr std::size_t kFewKeys = 128;
 
 /// Floats that hold the keys and values of one group, laid out for the products.
@@ -62,21 +62,16 @@ std::size_t packed_floats(const AttentionProblem& problem);
 /// Scratch of one thread, in floats.
 std::size_t forward_scratch_floats(const AttentionProblem& problem);
 std::size_t backward_scratch_floats(const AttentionProblem& problem);
-std::size_t few_queries_scratch_floats(const AttentionProblem& problem);
 
 void pack_keys_and_values(const AttentionProblem& problem, const Head& head, float* packed);
 /// Queries [block * kQueryBlock, …) of one head, `packed` of its group.
 void attention_forward(const AttentionProblem& problem, const Head& head, std::size_t block, const float* packed,
                        const MutableHeads& out, float* logsumexp_bns, float* scratch);
 
-/// Floats of what attention_few_queries gives for one block of keys.
-std::size_t few_queries_partial_floats(const AttentionProblem& problem);
-/// All queries of all heads of a group, without dropout, against keys [block * kFewKeys, …).
-void attention_few_queries(const AttentionProblem& problem, const Head& group, std::size_t block, float* partial,
-                           float* scratch);
-/// Joins the partial results of all blocks of keys, one after another at `partials`, which are overwritten.
-void join_few_queries(const AttentionProblem& problem, const Head& group, float* partials, const MutableHeads& out,
-                      float* logsumexp_bns);
+/// Attention of at most kFewQueries queries, without dropout, over the threads. `memory`: few_queries_floats(), aligned
+/// to 64 bytes.
+void attention_of_few(const AttentionProblem& problem, const MutableHeads& out, float* logsumexp_bns, float* memory);
+std::size_t few_queries_floats(const AttentionProblem& problem);
 
 /// Floats of the gradients of keys and values by one head of a group that several share.
 std::size_t shared_gradient_floats(const AttentionProblem& problem);

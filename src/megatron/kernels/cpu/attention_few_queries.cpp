@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include "megatron/kernels/cpu/attention-inl.h"
+#include "megatron/kernels/cpu/parallel.h"
 
 // Few queries against a long cache: the time goes into reading the cache. Each block of keys and values is read once
 // for all query heads that share it, and blocks are pieces of work for different threads.
@@ -94,6 +95,7 @@ struct Partial {
       : rows(p.sharing * p.queries), stride(round_up(p.size, 16)), sums(at), max(at + rows * stride), sum(max + rows) {}
 };
 
+/// All queries of all heads of a group against keys [block * kFewKeys, …).
 void few_queries(const AttentionProblem& p, const Head& group, std::size_t block, float* partial, float* scratch) {
   const std::size_t k0 = block * kFewKeys, count = std::min(kFewKeys, p.keys - k0);
   const Partial result(p, partial);
@@ -132,9 +134,10 @@ void few_queries(const AttentionProblem& p, const Head& group, std::size_t block
   }
 }
 
-void join(const AttentionProblem& p, const Head& group, float* partials, const MutableHeads& out,
+/// Joins the partial results of all blocks of keys, one after another at `partials`, which are overwritten.
+void join(const AttentionProblem& p, const Head& group, float* partials, std::size_t floats, const MutableHeads& out,
           float* logsumexp_bns) {
-  const std::size_t blocks = (p.keys + kFewKeys - 1) / kFewKeys, floats = few_queries_partial_floats(p);
+  const std::size_t blocks = (p.keys + kFewKeys - 1) / kFewKeys;
   const auto partial = [&](std::size_t block) { return Partial(p, partials + block * floats); };
   for (std::size_t row = 0; row < p.sharing * p.queries; ++row) {
     const Head head{group.b, group.group, row / p.queries};
@@ -165,26 +168,50 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace megatron::kernels::cpu {
 namespace {
+
 std::size_t padded(std::size_t n) { return (n + 15) / 16 * 16; }
+
+/// Keys and values of a group are read in blocks, each a piece of work whose result is a partial one.
+std::size_t blocks_of(const AttentionProblem& p) { return (p.keys + kFewKeys - 1) / kFewKeys; }
+std::size_t partial_floats(const AttentionProblem& p) { return padded(p.sharing * p.queries * (padded(p.size) + 2)); }
+std::size_t scratch_floats(const AttentionProblem& p) {
+  return padded(p.sharing * p.queries * (kFewKeys + 16 + padded(p.size)) + 32 * padded(p.size));
+}
+
+/// Calls fn(i, thread) for i in [0, count): on this thread alone where all of it is less work than waking the others.
+template <class Fn>
+void for_each(std::size_t count, std::size_t multiplications, const Fn& fn) {
+  constexpr std::size_t kWorthThreads = std::size_t{1} << 18;
+  const auto n = static_cast<std::int64_t>(count);
+  if (multiplications >= kWorthThreads) return for_each_block(n, fn);
+  for (std::int64_t i = 0; i < n; ++i) fn(i, 0);
+}
+
 }  // namespace
 
 HWY_EXPORT(few_queries);
 HWY_EXPORT(join);
 
-std::size_t few_queries_scratch_floats(const AttentionProblem& p) {
-  return p.sharing * p.queries * (kFewKeys + 16 + padded(p.size)) + 32 * padded(p.size);
-}
-std::size_t few_queries_partial_floats(const AttentionProblem& p) {
-  return padded(p.sharing * p.queries * (padded(p.size) + 2));
+std::size_t few_queries_floats(const AttentionProblem& p) {
+  return p.batch * p.groups * blocks_of(p) * partial_floats(p) +
+         static_cast<std::size_t>(num_threads()) * scratch_floats(p);
 }
 
-void attention_few_queries(const AttentionProblem& problem, const Head& group, std::size_t block, float* partial,
-                           float* scratch) {
-  HWY_DYNAMIC_DISPATCH(few_queries)(problem, group, block, partial, scratch);
-}
-void join_few_queries(const AttentionProblem& problem, const Head& group, float* partials, const MutableHeads& out,
-                      float* logsumexp_bns) {
-  HWY_DYNAMIC_DISPATCH(join)(problem, group, partials, out, logsumexp_bns);
+void attention_of_few(const AttentionProblem& p, const MutableHeads& out, float* logsumexp_bns, float* memory) {
+  const std::size_t groups = p.batch * p.groups, blocks = blocks_of(p), rows = groups * p.sharing * p.queries;
+  const std::size_t partial = partial_floats(p), scratch = scratch_floats(p);
+  float* const scratch_of_all = memory + groups * blocks * partial;
+  for_each(groups * blocks, 2 * rows * p.keys * p.size, [&](std::int64_t i, int thread) {
+    const auto part = static_cast<std::size_t>(i);
+    HWY_DYNAMIC_DISPATCH(few_queries)
+    (p, p.head(part / blocks * p.sharing), part % blocks, memory + part * partial,
+     scratch_of_all + static_cast<std::size_t>(thread) * scratch);
+  });
+  for_each(groups, rows * blocks * p.size, [&](std::int64_t i, int) {
+    const auto group = static_cast<std::size_t>(i);
+    HWY_DYNAMIC_DISPATCH(join)
+    (p, p.head(group * p.sharing), memory + group * blocks * partial, partial, out, logsumexp_bns);
+  });
 }
 
 }  // namespace megatron::kernels::cpu

@@ -1,0 +1,148 @@
+#include "megatron/kernels/decode.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include "megatron/kernels/cpu/attention.h"
+#include "megatron/kernels/cpu/element_of.h"
+#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/parallel.h"
+#include "megatron/kernels/cpu/rope.h"
+
+namespace megatron::kernels {
+namespace {
+
+/// Calls fn(row, elements before it, features): over threads where the rows are worth waking them.
+template <class Fn>
+void for_rows(const at::Tensor& x, const Fn& fn) {
+  constexpr std::int64_t kWorthThreads = 8192;
+  const std::int64_t rows = x.size(0), features = x.size(1);
+  const auto one = [&](std::int64_t row, int) { fn(row, row * features, static_cast<std::size_t>(features)); };
+  if (rows * features > kWorthThreads) return cpu::for_each_block(rows, one);
+  for (std::int64_t row = 0; row < rows; ++row) one(row, 0);
+}
+
+template <class T>
+const T* data_or_null(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<T>() : nullptr;
+}
+
+/// x += bias, x += residual, whose rows are `step` elements apart.
+void add_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, std::int64_t step) {
+  cpu::with_storage(x.scalar_type(), [&]<class T>(T) {
+    const auto add = cpu::row_kernels<T>().bias_dropout_add;
+    T* to = x.mutable_data_ptr<T>();
+    const T *b = data_or_null<T>(bias), *r = residual.const_data_ptr<T>();
+    for_rows(x, [&](std::int64_t row, std::int64_t at, std::size_t count) {
+      add(to + at, b, r + row * step, count, {nullptr, 0, 1.0f});
+    });
+  });
+}
+
+std::byte* bytes(const at::Tensor& x) { return static_cast<std::byte*>(x.mutable_data_ptr()); }
+
+cpu::AttentionProblem sizes_of(const CacheStep& step) {
+  cpu::AttentionProblem p{};
+  p.queries = 1;
+  p.keys = static_cast<std::size_t>(step.length) + 1;
+  p.batch = static_cast<std::size_t>(step.batch);
+  p.groups = static_cast<std::size_t>(step.groups);
+  p.sharing = static_cast<std::size_t>(step.heads / step.groups);
+  p.size = static_cast<std::size_t>(step.head_size);
+  return p;
+}
+
+/// Keys or values [capacity, b, g, d].
+cpu::MutableHeads rows_of(const at::Tensor& cache) {
+  const std::int64_t size = cache.element_size();
+  return {bytes(cache), cache.stride(0) * size, cache.stride(1) * size, cache.stride(2) * size, 0};
+}
+cpu::Heads read_only(const cpu::MutableHeads& x) { return {x.data, x.position, x.batch, x.group, x.member}; }
+
+/// Turns the queries and the key of each group by its sequence's position.
+void rotate(const cpu::MutableHeads& projected, const cpu::AttentionProblem& p, const CacheStep& step) {
+  const std::int64_t half = step.rope.cos.size(1), *positions = step.position_b.const_data_ptr<std::int64_t>();
+  const float *cos = step.rope.cos.const_data_ptr<float>(), *sin = step.rope.sin.const_data_ptr<float>();
+  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
+    cpu::Head head = p.head(i * p.sharing);
+    const std::int64_t row = positions[head.b] * half;
+    for (; head.member <= p.sharing; ++head.member)
+      cpu::rotate_head(projected.at(0, head), p.type, cos + row, sin + row, 1.0f, static_cast<std::size_t>(half),
+                       step.rope.interleaved);
+  }
+}
+
+}  // namespace
+
+bool decodes(const at::Tensor& x) { return cpu::fast_as(x.scalar_type(), x) && x.numel() > 0; }
+
+void add_to_rows(const at::Tensor& x, const at::Tensor& addend) {
+  add_rows(x, {}, addend, addend.dim() == 1 ? 0 : x.size(1));
+}
+
+void add_residual_to_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual) {
+  add_rows(x, bias, residual, x.size(1));
+}
+
+void norm_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+               double epsilon) {
+  cpu::with_storage(x.scalar_type(), [&]<class T>(T) {
+    const auto kernels = cpu::row_kernels<T>();
+    T* to = y.mutable_data_ptr<T>();
+    const T *from = x.const_data_ptr<T>(), *w = weight.const_data_ptr<T>(), *b = data_or_null<T>(bias);
+    for_rows(x, [&](std::int64_t, std::int64_t at, std::size_t count) {
+      if (b == nullptr)
+        kernels.rms_norm(from + at, w, to + at, count, static_cast<float>(epsilon));
+      else
+        kernels.layer_norm(from + at, w, b, to + at, count, static_cast<float>(epsilon));
+    });
+  });
+}
+
+void activate_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& bias, Activation form, bool gated) {
+  cpu::with_storage(x.scalar_type(), [&]<class T>(T) {
+    const auto kernels = cpu::activation_kernels<T>(form);
+    const auto forward = gated ? kernels.gated_forward : kernels.forward;
+    T *to = y.mutable_data_ptr<T>(), *from = x.mutable_data_ptr<T>();
+    const T* b = data_or_null<T>(bias);
+    const std::int64_t parts = gated ? 2 : 1;
+    for_rows(y,
+             [&](std::int64_t, std::int64_t at, std::size_t count) { forward(from + parts * at, b, to + at, count); });
+  });
+}
+
+at::Tensor attention_scratch(const CacheStep& step) {
+  const std::size_t floats = cpu::few_queries_floats(sizes_of(step));
+  return at::empty({static_cast<std::int64_t>(floats) + step.batch * step.heads}, at::kFloat);
+}
+
+void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
+                     const CacheStep& step, const at::Tensor& scratch) {
+  cpu::AttentionProblem p = sizes_of(step);
+  p.type = *cpu::element_of(qkv);
+  p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.size)));
+  p.causal = true;
+  if (step.first_key_b.defined()) p.first_key = step.first_key_b.const_data_ptr<std::int32_t>();
+  const std::int64_t head = step.head_size * qkv.element_size(), sharing = step.heads / step.groups;
+  const auto heads = [&](std::byte* data, std::int64_t members) {
+    return cpu::MutableHeads{data, 0, step.groups * members * head, members * head, head};
+  };
+  const cpu::MutableHeads projected = heads(bytes(qkv), sharing + 2), k = rows_of(keys), v = rows_of(values);
+  if (step.rope.cos.defined()) rotate(projected, p, step);
+  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
+    const cpu::Head group = p.head(i * p.sharing), key{group.b, group.group, p.sharing};
+    std::memcpy(k.at(p.keys - 1, group), projected.at(0, key), static_cast<std::size_t>(head));
+    std::memcpy(v.at(p.keys - 1, group), projected.at(0, key) + head, static_cast<std::size_t>(head));
+  }
+  p.q = read_only(projected);
+  p.k = read_only(k);
+  p.v = read_only(v);
+  float* const memory = scratch.mutable_data_ptr<float>();
+  cpu::attention_of_few(p, heads(bytes(out), sharing), memory + cpu::few_queries_floats(p), memory);
+}
+
+}  // namespace megatron::kernels

@@ -1,0 +1,49 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/kernels/activation.h"
+#include "megatron/kernels/rope.h"
+
+// A token of each of few sequences, from buffer to buffer, on the CPU. Norms, activations and attention are those of
+// their own headers, to the bit; what is left out is a tensor made and an operator dispatched for each: in a small
+// model these took as long as a seventh of its weights. Buffers are contiguous [rows, features] float32, bf16 or fp16,
+// as are the parameters; linear layers: few_rows_linear (matmul.h).
+namespace megatron::kernels {
+
+/// Whether these functions take x.
+bool decodes(const at::Tensor& x);
+
+/// x += addend [rows, features], or a bias [features].
+void add_to_rows(const at::Tensor& x, const at::Tensor& addend);
+/// x += bias, which may be undefined, then x += residual: rounded once.
+void add_residual_to_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual);
+
+/// y = norm(x): layer norm or, where `bias` is undefined, RMSNorm.
+void norm_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+               double epsilon);
+
+/// y = f(x + bias), gated as bias_gated_activation. x is overwritten, `bias` may be undefined.
+void activate_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& bias, Activation form, bool gated);
+
+/// A step of decoding as attention sees it: b sequences, n query heads of this rank in g groups, d head size.
+struct CacheStep {
+  std::int64_t batch, heads, groups, head_size;
+  RopeTable rope;           ///< undefined tensors: no rotary positions
+  at::Tensor position_b;    ///< [b] int64, positions of the table; undefined where there is none
+  at::Tensor first_key_b;   ///< [b] int32: see AttentionOptions; undefined: 0
+  std::int64_t length = 0;  ///< rows of the cache that are filled
+};
+
+/// Scratch of attend_to_cache(): float32, one for all layers of the step.
+at::Tensor attention_scratch(const CacheStep& step);
+
+/// Attention of the new tokens over the cache's rows and themselves: out [b, n d] of the fused projection qkv [b, g
+/// (n/g
+/// + 2) d], rows a group: its queries, key, value. Queries and keys are rotated where they lie. keys, values:
+/// [capacity, b, g, d] with d side by side, whose row `length` is written.
+void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
+                     const CacheStep& step, const at::Tensor& scratch);
+
+}  // namespace megatron::kernels
