@@ -13,8 +13,8 @@
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/data/text_reader.h"
+#include "megatron/text/learn/train_bpe.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/train_bpe.h"
 
 namespace megatron::app {
 namespace {

@@ -4,8 +4,8 @@
 #include "app/json_line.h"
 #include "app/tokenizer_jobs.h"
 #include "megatron/config/options.h"
+#include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_files.h"
 
 namespace megatron::app {
 namespace {

@@ -11,10 +11,10 @@
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/data/text_reader.h"
+#include "megatron/text/learn/train_bpe.h"
+#include "megatron/text/learn/train_unigram.h"
+#include "megatron/text/learn/train_word_piece.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/train_bpe.h"
-#include "megatron/text/train_unigram.h"
-#include "megatron/text/train_word_piece.h"
 
 namespace megatron::app {
 namespace {

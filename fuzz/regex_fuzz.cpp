@@ -10,8 +10,8 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/utf8.h"
-#include "megatron/text/pretokenize.h"
-#include "megatron/text/regex.h"
+#include "megatron/text/split/pretokenize.h"
+#include "megatron/text/split/regex.h"
 
 namespace {
 

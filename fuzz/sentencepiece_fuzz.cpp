@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/text/sentencepiece_file.h"
+#include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -13,7 +13,7 @@
 #include "megatron/tasks/prediction_files.h"
 #include "megatron/tasks/race_examples.h"
 #include "megatron/tasks/squad_features.h"
-#include "megatron/text/tokenizer_files.h"
+#include "megatron/text/files/tokenizer_files.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/text/tiktoken_file.h"
+#include "megatron/text/files/tiktoken_file.h"
 #include "megatron/text/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_files.h"
 #include "megatron/text/vocabulary.h"
 
 namespace {

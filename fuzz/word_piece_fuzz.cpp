@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/text/bert_text.h"
+#include "megatron/text/files/tokenizer_files.h"
+#include "megatron/text/normalize/bert_text.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace megatron::text;

@@ -13,8 +13,8 @@ BUDGET = {".h": 250, ".cpp": 600, ".cu": 600}
 WIDEST = 120
 NARROW = {".h", ".cpp", ".cu", ".py"}
 WIDE = {f"src/megatron/{name}.h" for name in (
-    "text/unicode_ranges", "text/bert_tables", "text/normal_form_tables", "text/grapheme_tables",
-    "text/category_ranges", "tasks/case_ranges")}  # generated
+    "text/characters/unicode_ranges", "text/characters/bert_tables", "text/characters/normal_form_tables",
+    "text/characters/grapheme_tables", "text/characters/category_ranges", "tasks/case_ranges")}  # generated
 
 
 def problems_of(path):
@@ -38,7 +38,8 @@ def main():
     tracked = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).split("\n")
     checked = [p for p in tracked if p and (ROOT / p).is_file() and not p.startswith("tests/golden/")]
     problems = [problem for path in checked for problem in problems_of(path)]
-    for folder in sorted({p.parent for p in (ROOT / "src/megatron").glob("*/*")}):
+    parts = {p.parent for p in (ROOT / "src/megatron").glob("text/*/*.h")}
+    for folder in sorted({p.parent for p in (ROOT / "src/megatron").glob("*/*")} | parts):
         readme = folder / "README.md"
         if not readme.exists():
             problems.append(f"{folder.relative_to(ROOT)}: no README.md")

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "megatron/base/error.h"
+#include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_files.h"
 
 namespace megatron::tasks {
 

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "megatron/base/error.h"
-#include "megatron/text/pretokenize.h"
+#include "megatron/text/characters/unicode_classes.h"
+#include "megatron/text/split/pretokenize.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/unicode_classes.h"
 #include "megatron/text/vocabulary.h"
 #include "tests/text/support.h"
 

@@ -1,4 +1,4 @@
-#include "megatron/text/detokenize.h"
+#include "megatron/text/decode/detokenize.h"
 
 #include <gtest/gtest.h>
 

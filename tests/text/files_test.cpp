@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "megatron/base/error.h"
-#include "megatron/text/byte_level.h"
-#include "megatron/text/tokenizer_files.h"
+#include "megatron/text/characters/byte_level.h"
+#include "megatron/text/files/tokenizer_files.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {

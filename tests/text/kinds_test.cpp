@@ -9,16 +9,16 @@
 #include <map>
 
 #include "megatron/base/error.h"
-#include "megatron/text/base64.h"
-#include "megatron/text/charsmap.h"
-#include "megatron/text/normal_forms.h"
-#include "megatron/text/pretokenize.h"
-#include "megatron/text/regex.h"
-#include "megatron/text/sentencepiece_file.h"
-#include "megatron/text/tiktoken_file.h"
-#include "megatron/text/tokenizer_files.h"
-#include "megatron/text/unicode_classes.h"
-#include "megatron/text/word_level.h"
+#include "megatron/text/characters/normal_forms.h"
+#include "megatron/text/characters/unicode_classes.h"
+#include "megatron/text/files/base64.h"
+#include "megatron/text/files/sentencepiece_file.h"
+#include "megatron/text/files/tiktoken_file.h"
+#include "megatron/text/files/tokenizer_files.h"
+#include "megatron/text/models/word_level.h"
+#include "megatron/text/normalize/charsmap.h"
+#include "megatron/text/split/pretokenize.h"
+#include "megatron/text/split/regex.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {

@@ -1,10 +1,10 @@
-#include "megatron/text/pretokenize.h"
+#include "megatron/text/split/pretokenize.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/characters/unicode_classes.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {

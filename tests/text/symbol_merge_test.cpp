@@ -1,4 +1,4 @@
-#include "megatron/text/symbol_merge.h"
+#include "megatron/text/models/symbol_merge.h"
 
 #include <gtest/gtest.h>
 

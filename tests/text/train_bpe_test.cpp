@@ -1,4 +1,4 @@
-#include "megatron/text/train_bpe.h"
+#include "megatron/text/learn/train_bpe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

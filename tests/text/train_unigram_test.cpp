@@ -1,4 +1,4 @@
-#include "megatron/text/train_unigram.h"
+#include "megatron/text/learn/train_unigram.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "megatron/text/train_word_piece.h"
+#include "megatron/text/learn/train_word_piece.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

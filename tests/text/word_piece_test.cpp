@@ -1,4 +1,4 @@
-#include "megatron/text/word_piece.h"
+#include "megatron/text/models/word_piece.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,11 +7,11 @@
 #include <set>
 
 #include "megatron/base/error.h"
-#include "megatron/text/bert_tables.h"
-#include "megatron/text/bert_text.h"
+#include "megatron/text/characters/bert_tables.h"
+#include "megatron/text/characters/unicode_classes.h"
+#include "megatron/text/files/tokenizer_files.h"
+#include "megatron/text/normalize/bert_text.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_files.h"
-#include "megatron/text/unicode_classes.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {

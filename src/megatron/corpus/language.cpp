@@ -5,7 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/characters/unicode_classes.h"
 
 namespace megatron::corpus {
 namespace {

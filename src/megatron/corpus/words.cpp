@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "megatron/base/error.h"
-#include "megatron/text/bert_tables.h"
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/characters/bert_tables.h"
+#include "megatron/text/characters/unicode_classes.h"
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 #ifdef __SSE2__

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "megatron/base/error.h"
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/characters/unicode_classes.h"
 
 namespace megatron::data {
 namespace {

@@ -9,7 +9,7 @@
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/weights.h"
-#include "megatron/text/tokenizer_files.h"
+#include "megatron/text/files/tokenizer_files.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;

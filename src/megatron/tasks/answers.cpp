@@ -6,8 +6,8 @@
 
 #include "megatron/base/utf8.h"
 #include "megatron/tasks/case_ranges.h"
-#include "megatron/text/bert_tables.h"
-#include "megatron/text/unicode_classes.h"
+#include "megatron/text/characters/bert_tables.h"
+#include "megatron/text/characters/unicode_classes.h"
 
 namespace megatron::tasks {
 namespace {

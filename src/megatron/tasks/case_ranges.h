@@ -1,5 +1,5 @@
 #pragma once
-#include "megatron/text/unicode_ranges.h"
+#include "megatron/text/characters/unicode_ranges.h"
 
 // Written by make_case_ranges.py: do not edit.
 // clang-format off

@@ -7,7 +7,7 @@ scores of SQuAD use.
 import pathlib
 import sys
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "text"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "text/characters"))
 from code_points import POINTS, array  # noqa: E402
 
 
@@ -19,7 +19,7 @@ cased = [c for c in POINTS if final(chr(c))]
 ignored = [c for c in POINTS if final("A" + chr(c)) and not final(chr(c))]
 
 pathlib.Path(__file__).with_name("case_ranges.h").write_text(
-    "#pragma once\n#include \"megatron/text/unicode_ranges.h\"\n\n"
+    "#pragma once\n#include \"megatron/text/characters/unicode_ranges.h\"\n\n"
     "// Written by make_case_ranges.py: do not edit.\n"
     "// clang-format off\n"
     "namespace megatron::tasks {\n\n"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "megatron/text/detokenize.h"
+#include "megatron/text/decode/detokenize.h"
 
 namespace megatron::tasks {
 

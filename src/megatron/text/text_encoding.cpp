@@ -4,12 +4,12 @@
 #include <array>
 
 #include "megatron/base/utf8.h"
-#include "megatron/text/bert_text.h"
-#include "megatron/text/piece_cache.h"
-#include "megatron/text/pipeline_forms.h"
+#include "megatron/text/characters/unicode_classes.h"
+#include "megatron/text/files/pipeline_forms.h"
+#include "megatron/text/models/piece_cache.h"
+#include "megatron/text/models/tokenizer_model.h"
+#include "megatron/text/normalize/bert_text.h"
 #include "megatron/text/tokenizer.h"
-#include "megatron/text/tokenizer_model.h"
-#include "megatron/text/unicode_classes.h"
 
 namespace megatron::text {
 namespace {

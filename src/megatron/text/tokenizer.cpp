@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/text/decode.h"
-#include "megatron/text/tokenizer_files.h"
-#include "megatron/text/tokenizer_model.h"
+#include "megatron/text/decode/decode.h"
+#include "megatron/text/files/tokenizer_files.h"
+#include "megatron/text/models/tokenizer_model.h"
 
 namespace megatron::text {
 namespace {

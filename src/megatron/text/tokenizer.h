@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/text/aligned_text.h"
+#include "megatron/text/normalize/aligned_text.h"
 
 namespace megatron::text {
 

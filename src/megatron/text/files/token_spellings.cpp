@@ -1,0 +1,114 @@
+#include "megatron/text/files/token_spellings.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "megatron/base/error.h"
+#include "megatron/text/characters/byte_level.h"
+
+namespace megatron::text {
+
+using nlohmann::json;
+
+json parse_json(std::string_view text, const std::string& name) {
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const auto refuse_duplicates = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
+      throw ConfigError(rule_got_fix(name + ": no key may come twice in one object", "twice " + shortened(value)));
+    return true;
+  };
+  try {
+    return json::parse(text, refuse_duplicates);
+  } catch (const json::parse_error& error) {
+    const std::string_view what = error.what();
+    const std::size_t detail = what.find("] ");
+    throw ConfigError(rule_got_fix(name + ": must be JSON",
+                                   concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
+                                          detail == std::string_view::npos ? what : what.substr(detail + 2))));
+  } catch (const json::exception& error) {
+    throw ConfigError(rule_got_fix(name + ": must be JSON", error.what()));
+  }
+}
+
+std::string shortened(const json& value) {
+  if (value.is_structured()) return value.type_name();
+  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  return text.size() <= 60 ? text : text.substr(0, 60) + "…";
+}
+
+void SpellingReader::set_token(std::int32_t id, std::string bytes) {
+  if (vocabulary_.tokens.size() <= static_cast<std::size_t>(id))
+    vocabulary_.tokens.resize(static_cast<std::size_t>(id) + 1);
+  std::string& token = vocabulary_.tokens[static_cast<std::size_t>(id)];
+  if (!token.empty())
+    throw ConfigError(rule_got_fix(name_ + ": no two tokens may have the same id",
+                                   concat("id ", id, " for ", printable(token), " and ", printable(bytes))));
+  if (bytes.empty())
+    throw ConfigError(rule_got_fix(name_ + ": a token must have at least one byte", concat("id ", id, " is empty")));
+  token = std::move(bytes);
+}
+
+void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> specials) {
+  if (!vocab.is_object())
+    throw ConfigError(rule_got_fix(name_ + ": the vocabulary must be an object of tokens and ids", shortened(vocab)));
+  std::unordered_map<std::string_view, const SpecialToken*> outside;  // specials that `vocab` does not list
+  for (const SpecialToken& special : specials)
+    if (!outside.emplace(special.content, &special).second)
+      throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", printable(special.content)));
+  const auto is_special = outside;
+  for (const auto& [spelling, id] : vocab.items()) outside.erase(spelling);
+  const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
+  ids_.reserve(vocab.size());
+
+  std::string bytes;
+  for (const auto& [spelling, value] : vocab.items()) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= limit)
+      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
+                                     concat("id ", shortened(value), " for ", printable(spelling))));
+    const auto id = static_cast<std::int32_t>(value.get<std::uint64_t>());
+    const auto special = is_special.find(spelling);
+    if (special != is_special.end()) {
+      if (special->second->id != id)
+        throw ConfigError(rule_got_fix(name_ + ": an added token must have the id that the vocabulary gives it",
+                                       concat(printable(spelling), " has ", special->second->id, " and ", id)));
+      bytes = spelling;
+    } else if (spelling_ == Spelling::Plain) {
+      bytes = spelling;
+    } else if (!from_byte_level(spelling, bytes)) {
+      throw ConfigError(
+          rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", printable(spelling)));
+    }
+    set_token(id, bytes);
+    ids_.emplace(spelling, id);
+  }
+  for (const auto& [content, special] : outside) {
+    if (special->id < 0 || static_cast<std::size_t>(special->id) >= limit)
+      throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
+                                     concat("id ", special->id, " for ", printable(content))));
+    set_token(special->id, special->content);
+  }
+  vocabulary_.specials = std::move(specials);
+}
+
+std::int32_t SpellingReader::id_of(std::string_view spelling) const {
+  const auto found = ids_.find(std::string(spelling));
+  return found == ids_.end() ? -1 : found->second;
+}
+
+void SpellingReader::add_merge(std::string_view left, std::string_view right, const std::string& where,
+                               std::string_view prefix) {
+  const std::pair<std::int32_t, std::int32_t> merge{id_of(left), id_of(right)};
+  if (merge.first < 0 || merge.second < 0)
+    throw ConfigError(rule_got_fix(concat(name_, ": a merge must join two tokens of the vocabulary"),
+                                   concat(where, ": unknown token ", printable(merge.first < 0 ? left : right))));
+  const std::string joined = std::string(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
+  if (id_of(joined) < 0)
+    throw ConfigError(rule_got_fix(concat(name_, ": a merge must make a token of the vocabulary"),
+                                   concat(where, ": no token ", printable(joined))));
+  vocabulary_.merges.push_back(merge);
+}
+
+}  // namespace megatron::text

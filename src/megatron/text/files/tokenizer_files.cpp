@@ -1,0 +1,155 @@
+#include "megatron/text/files/tokenizer_files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/text/files/json_component.h"
+#include "megatron/text/files/sentencepiece_file.h"
+#include "megatron/text/files/tiktoken_file.h"
+#include "megatron/text/files/token_spellings.h"
+#include "megatron/text/files/tokenizer_types.h"
+#include "megatron/text/models/word_level.h"
+
+namespace megatron::text {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 28;
+
+Vocabulary read_pair(const fs::path& vocab, const fs::path& merges) {
+  return parse_vocab_and_merges(read_file(vocab, kMaxFileBytes), vocab.string(), read_file(merges, kMaxFileBytes),
+                                merges.string());
+}
+
+/// What tokenizer_config.json beside a vocab.txt says of normalization; lower case where there is none.
+BertNormalization normalization_beside(const fs::path& folder) {
+  const fs::path path = folder / "tokenizer_config.json";
+  BertNormalization bert;
+  if (!fs::exists(path)) return bert;
+  const nlohmann::json file = parse_json(read_file(path, kMaxFileBytes), path.string());
+  const Component config(file, path.string() + ": ");
+  bert.lower_case = config.boolean("do_lower_case", true);
+  bert.space_chinese = config.boolean("tokenize_chinese_chars", true);
+  bert.strip_accents = config.boolean("strip_accents", bert.lower_case);
+  return bert;
+}
+
+}  // namespace
+
+Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string& vocab_name, std::string_view merges,
+                                  const std::string& merges_name) {
+  const nlohmann::json vocab = parse_json(vocab_json, vocab_name);
+  std::vector<SpecialToken> specials;
+  if (vocab.is_object() && vocab.contains("<|endoftext|>") && vocab["<|endoftext|>"].is_number_unsigned() &&
+      vocab["<|endoftext|>"].get<std::uint64_t>() < vocab.size())
+    specials.push_back({"<|endoftext|>", vocab["<|endoftext|>"].get<std::int32_t>(), true});
+  SpellingReader reader(vocab_name);
+  reader.read_tokens(vocab, std::move(specials));
+
+  for (std::size_t at = 0; at < merges.size();) {
+    const std::size_t end = std::min(merges.find('\n', at), merges.size());
+    std::string_view line = merges.substr(at, end - at);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    const std::string where = concat(merges_name, " byte ", at);
+    const bool is_header = at == 0 && line.starts_with("#version");
+    at = end + 1;
+    if (is_header || line.empty()) continue;
+    const std::size_t space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
+      throw ConfigError(rule_got_fix(concat(where, ": a merge must be two tokens with one space between"),
+                                     shortened(nlohmann::json(line))));
+    reader.add_merge(line.substr(0, space), line.substr(space + 1), where);
+  }
+  return reader.take();
+}
+
+namespace {
+
+/// The only file of a folder that ends in `extension`; empty where there are none or several.
+fs::path only_file(const fs::path& folder, const char* extension) {
+  fs::path found;
+  if (!fs::is_directory(folder)) return found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != extension || !entry.is_regular_file()) continue;
+    if (!found.empty()) return {};
+    found = entry.path();
+  }
+  return found;
+}
+
+fs::path file_of(const fs::path& path) {
+  if (!fs::is_directory(path)) return path;
+  if (const auto file = tokenizer_file(path)) return *file;
+  throw ConfigError(rule_got_fix(
+      "tokenizer: a folder must hold tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, "
+      "vocab.txt, tokenizer.model, spiece.model, or one *.tiktoken or *.model",
+      path.string()));
+}
+
+Vocabulary read_one_file(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  const std::string file = path.filename().string();
+  if (file == "encoder.json" || file == "vocab.bpe") return read_pair(folder / "encoder.json", folder / "vocab.bpe");
+  if (file == "vocab.json" || file == "merges.txt") return read_pair(folder / "vocab.json", folder / "merges.txt");
+  const std::string bytes = read_file(path, kMaxFileBytes);
+  if (path.extension() == ".txt") return parse_vocab_txt(bytes, path.string(), normalization_beside(folder));
+  if (path.extension() == ".json") return parse_tokenizer_json(bytes, path.string());
+  if (looks_like_tiktoken(bytes)) return parse_tiktoken(bytes, path.string(), file);
+  return parse_sentencepiece_model(bytes, path.string(), file);
+}
+
+/// The id of the end token that tokenizer_config.json beside the file names, if it names one.
+std::optional<std::int32_t> end_token_beside(const fs::path& folder, const Vocabulary& vocabulary) {
+  const fs::path path = folder / "tokenizer_config.json";
+  if (!fs::exists(path)) return std::nullopt;
+  const nlohmann::json config = parse_json(read_file(path, kMaxFileBytes), path.string());
+  if (!config.is_object() || !config.contains("eos_token")) return std::nullopt;
+  const nlohmann::json& token = config["eos_token"];
+  const nlohmann::json& content = token.is_object() && token.contains("content") ? token["content"] : token;
+  if (!content.is_string()) return std::nullopt;
+  const auto found =
+      std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), content.get_ref<const std::string&>());
+  if (found == vocabulary.tokens.end()) return std::nullopt;
+  return static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+}
+
+Vocabulary read_null(const std::string& number) {
+  std::int32_t size = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), size);
+  if (error != std::errc() || end != number.data() + number.size())
+    throw ConfigError(
+        rule_got_fix("tokenizer: for a NullTokenizer the path must be how many numbers there are", number));
+  return null_vocabulary(size);
+}
+
+}  // namespace
+
+std::optional<fs::path> tokenizer_file(const fs::path& folder) {
+  const auto has = [&](const char* name) { return fs::is_regular_file(folder / name); };
+  if (has("tokenizer.json")) return folder / "tokenizer.json";
+  if (has("encoder.json") && has("vocab.bpe")) return folder / "encoder.json";
+  if (has("vocab.json") && has("merges.txt")) return folder / "vocab.json";
+  for (const char* name : {"vocab.txt", "tokenizer.model", "spiece.model"})
+    if (has(name)) return folder / name;
+  for (const char* extension : {".tiktoken", ".model"})
+    if (fs::path file = only_file(folder, extension); !file.empty()) return file;
+  return std::nullopt;
+}
+
+Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
+  if (type == "NullTokenizer") return read_null(path.string());
+  if (!fs::exists(path))
+    throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
+  const fs::path file = file_of(path);
+  Vocabulary vocabulary = read_one_file(file);
+  vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
+  apply_type(type, file.string(), vocabulary);
+  return vocabulary;
+}
+
+}  // namespace megatron::text

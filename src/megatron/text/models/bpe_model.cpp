@@ -1,0 +1,131 @@
+#include "megatron/text/models/bpe_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/text/characters/byte_level.h"
+
+namespace megatron::text {
+namespace {
+
+/// Slots of an open-addressing table of `entries`: a power of two, at most half full.
+std::size_t table_size(std::size_t entries) { return std::bit_ceil(std::max<std::size_t>(entries, 8) * 2); }
+
+int top_bits_shift(std::size_t slots) { return 64 - std::countr_zero(slots); }
+
+}  // namespace
+
+BpeModel::BpeModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "bpe") {
+  index_bytes();
+  index_merges();
+  index_whole_pieces();
+}
+
+void BpeModel::index_bytes() {
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto found = token_ids().find(std::string(1, static_cast<char>(byte)));
+    byte_ids_[static_cast<std::size_t>(byte)] = found == token_ids().end() ? -1 : found->second;
+    all_bytes_ = all_bytes_ && found != token_ids().end();
+  }
+}
+
+void BpeModel::index_merges() {
+  const auto& tokens = vocabulary().tokens;
+  const auto& merges = vocabulary().merges;
+  merges_.resize(table_size(merges.size()));
+  merge_shift_ = top_bits_shift(merges_.size());
+  merged_.reserve(merges.size());
+  for (std::size_t i = 0; i < merges.size(); ++i) {
+    const auto [left, right] = merges[i];
+    const std::int32_t made = made_by_merge(i);
+    std::size_t slot = merge_slot(left, right);
+    while (merges_[slot].left >= 0) {
+      if (merges_[slot].left == left && merges_[slot].right == right)
+        throw ConfigError(
+            rule_got_fix("tokenizer: no pair may be merged twice",
+                         concat("merge ", i, " makes ", printable(tokens[static_cast<std::size_t>(made)]), " again")));
+      slot = (slot + 1) & (merges_.size() - 1);
+    }
+    if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != made) merged_.push_back(made);
+    merges_[slot] = {left, right, static_cast<std::uint32_t>(merged_.size() - 1), made};
+  }
+  byte_pair_ranks_.resize(65536);
+  for (std::size_t first = 0; first < 256; ++first)
+    for (std::size_t second = 0; second < 256; ++second)
+      byte_pair_ranks_[first << 8 | second] =
+          byte_ids_[first] < 0 || byte_ids_[second] < 0 ? kNoRank : rank_of(byte_ids_[first], byte_ids_[second]);
+}
+
+/// A piece equal to a token becomes that token only if its merges lead there (a token may be listed without merges),
+/// so each token is merged once to see.
+void BpeModel::index_whole_pieces() {
+  const auto& tokens = vocabulary().tokens;
+  std::vector<bool> is_special(tokens.size());
+  for (const SpecialToken& special : vocabulary().specials) is_special[static_cast<std::size_t>(special.id)] = true;
+  is_whole_.resize(tokens.size());
+  short_tokens_ = PieceTable(tokens.size());
+  MergeScratch scratch;
+  std::vector<std::int32_t> merged;
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    if (tokens[id].empty()) continue;  // a hole
+    merged.clear();
+    if (!vocabulary().ignore_merges) {
+      merge_piece(tokens[id], scratch, merged);
+      if (merged.size() != 1 || merged[0] != static_cast<std::int32_t>(id)) continue;
+    } else if (is_special[id]) {
+      continue;
+    }
+    is_whole_[id] = true;
+    if (tokens[id].size() > PieceKey::kMaxBytes) continue;
+    short_tokens_.insert(PieceKey::of(tokens[id].data(), tokens[id].size(), tokens[id].size()),
+                         static_cast<std::int32_t>(id));
+  }
+}
+
+std::int32_t BpeModel::whole_piece(std::string_view piece) const {
+  if (piece.size() <= PieceKey::kMaxBytes)
+    return short_tokens_.find(PieceKey::of(piece.data(), piece.size(), piece.size()));
+  const auto found = token_ids().find(piece);
+  return found != token_ids().end() && is_whole_[static_cast<std::size_t>(found->second)] ? found->second : -1;
+}
+
+void BpeModel::encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
+  const std::int32_t id = whole_piece(piece);
+  if (id >= 0)
+    out.push_back(id);
+  else
+    merge_piece(piece, scratch, out);
+}
+
+void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
+  if (piece.size() >= kNoRank)
+    throw ConfigError(rule_got_fix("tokenizer: a run of letters, digits, signs or spaces must be shorter than 4 GiB",
+                                   concat(piece.size(), " bytes")));
+  const auto is_token = [&](char c) { return byte_ids_[static_cast<unsigned char>(c)] >= 0; };
+  if (!all_bytes_ && !std::all_of(piece.begin(), piece.end(), is_token)) {
+    scratch.known.clear();
+    std::copy_if(piece.begin(), piece.end(), std::back_inserter(scratch.known), is_token);
+    if (scratch.known.empty()) return;
+    piece = scratch.known;
+  }
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
+  std::vector<std::uint32_t>& ranks = scratch.room.ranks;
+  scratch.ids.resize(piece.size());
+  ranks.resize(piece.size());
+  for (std::size_t i = 0; i < piece.size(); ++i) {
+    scratch.ids[i] = byte_ids_[byte(i)];
+    ranks[i] = i + 1 < piece.size() ? byte_pair_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)] : kNoRank;
+  }
+  struct Rules {
+    const BpeModel& model;
+    std::uint32_t rank(std::int32_t left, std::int32_t right) const { return model.rank_of(left, right); }
+    std::int32_t join(std::int32_t, std::int32_t, std::uint32_t rank) const { return model.merged_[rank]; }
+  };
+  merge_parts(scratch.ids, scratch.room, merged_.size(), Rules{*this});
+  out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
+}
+
+}  // namespace megatron::text

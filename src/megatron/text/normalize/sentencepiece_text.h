@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+
+#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/normalize/aligned_text.h"
+#include "megatron/text/normalize/charsmap.h"
+#include "megatron/text/pipeline.h"
+
+namespace megatron::text {
+
+/// What SentencePiece does to text: replacements by its map, runs of blanks to one, the dummy blank, U+2581 for blanks.
+class SentencePieceText {
+ public:
+  /// Throws ConfigError, beginning with `where`, for a damaged map.
+  SentencePieceText(const normalizer::SentencePiece& options, const std::string& where);
+
+  void apply(AlignedText& text) const;
+
+ private:
+  struct Part {
+    std::size_t size = 0;  ///< bytes taken
+    std::string_view text;
+  };
+  Part next(std::string_view text) const;
+
+  normalizer::SentencePiece options_;
+  Charsmap map_;
+  ByteTrie user_symbols_;
+};
+
+/// Hugging Face's use of the same map: on a grapheme cluster of less than 6 bytes as a whole, else on its characters.
+void replace_clusters(AlignedText& text, const Charsmap& map);
+
+}  // namespace megatron::text
