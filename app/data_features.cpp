@@ -75,8 +75,8 @@ Rows glue_rows(const FeaturesFlags& flags, tasks::GlueTask task, const text::Tok
   Rows rows{.seq_length = flags.seq_length > 0 ? flags.seq_length : 128};
   const auto examples = read_examples<tasks::PairExamples>([&] { return tasks::read_glue(flags.input, task); }, rows);
   const Stopwatch watch;
-  const auto pairs =
-      std::make_shared<const tasks::PairRows>(tasks::pair_rows(*examples, tokenizer, rows.seq_length, threads));
+  const auto pairs = std::make_shared<const tasks::PairRows>(
+      tasks::pair_rows(*examples, tokenizer, tasks::bert_frame(tokenizer), rows.seq_length, threads));
   rows.encode_s = watch.seconds();
   rows.examples = static_cast<std::int64_t>(examples->examples.size());
   rows.count = pairs->size();
@@ -93,8 +93,8 @@ Rows race_rows(const FeaturesFlags& flags, const text::Tokenizer& tokenizer, int
   const auto examples = read_examples<tasks::RaceExamples>([&] { return tasks::read_race(flags.input); }, rows);
   const Stopwatch watch;
   const int question_length = flags.max_query_length > 0 ? flags.max_query_length : 128;
-  const auto choices = std::make_shared<const tasks::PairRows>(
-      tasks::choice_rows(*examples, tokenizer, rows.seq_length, question_length, threads));
+  const auto choices = std::make_shared<const tasks::PairRows>(tasks::choice_rows(
+      *examples, tokenizer, tasks::bert_frame(tokenizer), rows.seq_length, question_length, threads));
   rows.encode_s = watch.seconds();
   rows.examples = static_cast<std::int64_t>(examples->questions.size());
   rows.count = choices->size();

@@ -3,8 +3,8 @@
 #include "app/docs.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
-#include "megatron/config/run_config.h"
 
 namespace megatron::app {
 namespace {
@@ -15,7 +15,9 @@ constexpr const char* kConfigIntroduction =
     "sections; every\n"
     "option is also a flag, `--section.name value`, and some answer to a second, usually Megatron-LM's, name. `_` and "
     "`-` in\n"
-    "flags are the same. The resolved recipe of a run, every default included, is `recipe.toml` in its folder.\n";
+    "flags are the same. The resolved recipe of a run, every default included, is `recipe.toml` in its folder. The "
+    "section\n"
+    "task is for `megatron finetune` alone.\n";
 
 struct NoOptions {
   void visit(auto&) {}
@@ -25,7 +27,7 @@ int config_reference(const Args& args) {
   NoOptions none;
   const auto words = config::parse_command_line(none, args, "megatron docs config");
   if (!words.empty()) throw ConfigError(rule_got_fix("docs config takes no words.", words[0]));
-  config::RunConfig run;
+  config::FinetuneRecipe run;
   std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
   return kDone;
 }

@@ -83,7 +83,8 @@ int eval(const Args& args) {
                   {{"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
                    {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
                    {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
-                   {"choice", "Multiple choice by the likelihood of the answers.", eval_choice}},
+                   {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
+                   {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}},
                   args);
 }
 

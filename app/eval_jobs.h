@@ -17,6 +17,7 @@ int eval_loss(const Args& args);
 int eval_wikitext(const Args& args);
 int eval_lambada(const Args& args);
 int eval_choice(const Args& args);
+int eval_predictions(const Args& args);
 
 struct EvalFlags : ModelFlags {
   std::string data;

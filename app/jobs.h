@@ -38,6 +38,7 @@ int data(const Args& args);
 int doctor(const Args& args);
 int docs(const Args& args);
 int eval(const Args& args);
+int finetune(const Args& args);
 int generate(const Args& args);
 int plan(const Args& args);
 int plot(const Args& args);

@@ -15,6 +15,7 @@ const std::vector<app::Job> kJobs = {
     {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
     {"data", "Turns text into tokens and looks into the files.", app::data},
     {"train", "Trains a model from a recipe; goes on by itself.", app::train},
+    {"finetune", "Teaches a trained model a task; seeds, ensembles, predictions.", app::finetune},
     {"eval", "Loss and perplexity of a text under a trained model.", app::eval},
     {"generate", "Writes on from a prompt with a trained model.", app::generate},
     {"checkpoint", "Looks into checkpoints and checks them.", app::checkpoint},

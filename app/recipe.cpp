@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/attempt.h"
+#include "megatron/interchange/companions.h"
 
 namespace megatron::app {
 
@@ -18,6 +19,19 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Fa
                },
                [&] { run = plan::resolve(config, facts); }});
   return {std::move(*run), std::move(tokenizer)};
+}
+
+void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out,
+                    const std::filesystem::path& loaded) {
+  const auto is_its = [&](const std::filesystem::path& folder) {
+    return interchange::has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
+  };
+  if (is_its(out)) return;
+  if (!loaded.empty()) {
+    const auto from = interchange::companion_folder(loaded);
+    if (!from.empty() && is_its(from)) interchange::copy_companions(from, out);
+  }
+  if (!is_its(out)) tokenizer.save(out);
 }
 
 }  // namespace megatron::app

@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ORDER = ["base", "config", "text", "data", "corpus", "tasks", "schedule", "plan", "comm", "kernels", "parallel",
-         "model", "pipeline", "optim", "checkpoint", "interchange", "train", "generate"]
+         "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune", "generate"]
 PURE = {"base", "config", "text", "data", "corpus", "tasks", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')

@@ -154,7 +154,7 @@ TEST(PairRows, AreCutOneTokenAfterTheOtherOffTheLongerText) {
 TEST(PairRows, FrameTwoTexts) {
   PairExamples examples;
   examples.examples = {{.id = "1", .first = "ab", .second = "c"}, {.id = "2", .first = "abcdefgh", .second = "xyz"}};
-  const PairRows rows = pair_rows(examples, letter_tokenizer(), 9, 2);
+  const PairRows rows = pair_rows(examples, letter_tokenizer(), bert_frame(letter_tokenizer()), 9, 2);
   ASSERT_EQ(rows.size(), 2u);
   std::vector<std::int32_t> ids(9, -1), types(9, -1);
   EXPECT_EQ(rows.fill(0, ids, types), 6);
@@ -166,13 +166,14 @@ TEST(PairRows, FrameTwoTexts) {
   EXPECT_THAT(types, ElementsAre(0, 0, 0, 0, 0, 1, 1, 1, 1));
   std::vector<std::int32_t> narrow(5), narrow_types(5);
   EXPECT_THROW(rows.fill(0, narrow, narrow_types), std::logic_error);
-  EXPECT_THAT(error_of([&] { pair_rows(examples, letter_tokenizer(), 4, 1); }), HasSubstr("5 or more"));
+  EXPECT_THAT(error_of([&] { pair_rows(examples, letter_tokenizer(), bert_frame(letter_tokenizer()), 4, 1); }),
+              HasSubstr("5 or more"));
 }
 
 TEST(PairRows, OfRaceHaveTheArticleBehindEachOption) {
   RaceExamples examples;
   parse_race(one_line(kArticle), "m1.txt", examples);
-  const PairRows rows = choice_rows(examples, letter_tokenizer(), 16, 3, 1);
+  const PairRows rows = choice_rows(examples, letter_tokenizer(), bert_frame(letter_tokenizer()), 16, 3, 1);
   ASSERT_EQ(rows.size(), 8u);
   std::vector<std::int32_t> ids(16), types(16);
   EXPECT_EQ(rows.fill(3, ids, types), 10);  // "c z z d z z" is cut to "c z z"

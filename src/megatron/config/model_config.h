@@ -19,6 +19,8 @@ struct ModelConfig {
   bool untie_embeddings_and_output_weights = false;
   std::int64_t num_tokentypes = 2;
   bool bert_binary_head = true;
+  std::string head = "tokens";
+  std::int64_t num_classes = 0;
   std::string normalization = "LayerNorm";
   bool apply_residual_connection_post_layernorm = false;
   double layernorm_epsilon = 1e-5;
@@ -63,6 +65,10 @@ struct ModelConfig {
     v("num_tokentypes", num_tokentypes, "bert: kinds of tokens that have an embedding, one a segment; 0: none.");
     v("bert_binary_head", bert_binary_head,
       "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).");
+    v("head", head,
+      "What follows the last layer: tokens (the output layer) or, of a model that `megatron finetune` trains, classes, "
+      "options or span.");
+    v("num_classes", num_classes, "head classes: how many.");
     v("normalization", normalization, "LayerNorm or RMSNorm.", "normalization");
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",

@@ -392,6 +392,9 @@ plan::GptShape shape_of(const config::ModelConfig& model) {
 }
 
 Family family_of(const config::ModelConfig& model) {
+  if (model.head != "tokens")
+    throw ConfigError(rule_got_fix("A model that is exported must have its output layer, not the head of a task.",
+                                   concat("model.head ", model.head)));
   const plan::GptShape shape = shape_of(model);
   const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
                      shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;

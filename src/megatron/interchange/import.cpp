@@ -95,7 +95,12 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
 bool is_bert(const fs::path& folder) { return model_config_of(folder).architecture == "bert"; }
 
 void check_is_gpt(const fs::path& folder, const std::string& job) {
-  if (is_bert(folder))
+  const config::ModelConfig model = model_config_of(folder);
+  if (model.head != "tokens")
+    throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
+                                   concat(folder.string(), ", model.head ", model.head),
+                                   "megatron finetune predicts with such a model"));
+  if (model.architecture == "bert")
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
                                    folder.string(), "a BERT can be imported, exported and trained"));
 }

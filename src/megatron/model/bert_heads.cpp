@@ -17,15 +17,6 @@ namespace {
 
 using Gradients = std::vector<at::Tensor>;
 
-/// A linear layer that is whole on each rank.
-parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
-                                            bool skip_bias_add) {
-  return {parameters.get(prefix + ".weight"),
-          parameters.get(prefix + ".bias"),
-          comm::Group(),
-          {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = false}};
-}
-
 /// The state of each sample's first token [b, h] on every rank of `sequence`: the first rank's first row. Each rank has
 /// the whole gradient of it; the first keeps it.
 at::Tensor first_token(const at::Tensor& hidden, const comm::Group& sequence) {
@@ -44,14 +35,22 @@ at::Tensor first_token(const at::Tensor& hidden, const comm::Group& sequence) {
 
 }  // namespace
 
+parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
+                                            bool skip_bias_add) {
+  return {parameters.get(prefix + ".weight"),
+          parameters.get(prefix + ".bias"),
+          comm::Group(),
+          {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = false}};
+}
+
 BertHeads::BertHeads(const parallel::ParameterStore& parameters, bool sentence_head, double epsilon, bool rms_norm,
                      const comm::Group& tp, bool sequence_parallel)
     : dense_(whole_linear(parameters, "lm_head.dense", /*skip_bias_add=*/true)),
       norm_(norm_of(parameters, "lm_head.layer_norm.", epsilon, rms_norm)),
       sequence_(sequence_parallel ? tp : comm::Group()) {
   if (!sentence_head) return;
-  pooler_ = whole_linear(parameters, "pooler.dense", /*skip_bias_add=*/false);
-  sentence_ = whole_linear(parameters, "binary_head", /*skip_bias_add=*/false);
+  pooler_ = whole_linear(parameters, "pooler.dense");
+  sentence_ = whole_linear(parameters, "binary_head");
 }
 
 at::Tensor BertHeads::token_states(const at::Tensor& hidden) const {
@@ -68,8 +67,8 @@ at::Tensor BertHeads::sentence_logits(const at::Tensor& pooled_bh) const {
   return sentence_.value().forward(pooled_bh);
 }
 
-at::Tensor sentence_loss_sum(const at::Tensor& logits_b2, const at::Tensor& labels_b, double gradient_scale) {
-  const auto wide = logits_b2.to(at::kDouble);
+at::Tensor class_loss_sum(const at::Tensor& logits_bc, const at::Tensor& labels_b, double gradient_scale) {
+  const auto wide = logits_bc.to(at::kDouble);
   const auto logits = parallel::with_backward(
       {wide}, wide.detach(),
       [gradient_scale](const Gradients& grads) -> Gradients { return {grads[0] * gradient_scale}; });

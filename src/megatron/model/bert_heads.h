@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "megatron/comm/group.h"
 #include "megatron/model/operators.h"
@@ -11,6 +12,10 @@
 
 // s sequence, b microbatch, h hidden.
 namespace megatron::model {
+
+/// A linear layer that is whole on each rank, with its bias.
+parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
+                                            bool skip_bias_add = false);
 
 /// What a BERT (Devlin et al. 2018) has behind its encoder, beside the output layer: the transformation of each token's
 /// state and, on the first token's, the head that tells the order of two segments. Their matrices are whole on each
@@ -40,8 +45,8 @@ class BertHeads {
   comm::Group sequence_;  ///< over which hidden is split
 };
 
-/// Sum over samples of the cross entropy of logits [b, 2]; labels [b] int64, those below 0 do not count. A float64
-/// scalar. What goes backward is multiplied by `gradient_scale`.
-at::Tensor sentence_loss_sum(const at::Tensor& logits_b2, const at::Tensor& labels_b, double gradient_scale);
+/// Sum over samples of the cross entropy of logits [b, classes]; labels [b] int64, those below 0 do not count. A
+/// float64 scalar. What goes backward is multiplied by `gradient_scale`.
+at::Tensor class_loss_sum(const at::Tensor& logits_bc, const at::Tensor& labels_b, double gradient_scale);
 
 }  // namespace megatron::model

@@ -69,6 +69,9 @@ struct Gpt::Impl {
   /// The sum over tokens of what follows the last layer, and over samples.
   LossSum loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale, double sentence_weight) const;
 
+  /// The same with the head of a task.
+  LossSum task_loss(const at::Tensor& hidden, const Batch& batch, bool training, double gradient_scale) const;
+
   /// Layers [first, last) of the stage.
   /// `value`: whether the stream after the last of them is read.
   Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
@@ -173,10 +176,21 @@ LossSum Gpt::Impl::loss_of(const at::Tensor& hidden, const Batch& batch, double 
   if (!options.shape.sentence_head) return loss;
   if (!batch.sentence_labels_b.defined()) throw std::logic_error("a model with a sentence head needs sentence labels");
   const auto logits = modules.heads->sentence_logits(modules.heads->pooled(hidden));
-  const auto sum = sentence_loss_sum(logits, batch.sentence_labels_b, gradient_scale);
+  const auto sum = class_loss_sum(logits, batch.sentence_labels_b, gradient_scale);
   loss.sentence_sum = sum.detach();
   loss.sentences = static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
   loss.sum = loss.sum + sum * sentence_weight;
+  return loss;
+}
+
+LossSum Gpt::Impl::task_loss(const at::Tensor& hidden, const Batch& batch, bool training, double gradient_scale) const {
+  if (!batch.targets.defined()) throw std::logic_error("a model with the head of a task needs targets");
+  const TaskHead& head = *modules.task_head;
+  const auto logits =
+      head.logits(hidden, batch.key_lengths_b, batch.targets,
+                  site(training ? options.hidden_dropout : 0, options.seed, "task head", batch.sample_ids));
+  LossSum loss{.sum = head.loss_sum(logits, batch.targets, gradient_scale), .count = head.count(batch.targets)};
+  loss.task_logits = logits.detach();
   return loss;
 }
 
@@ -199,13 +213,16 @@ LossSum Gpt::loss(at::Tensor x, const Batch& batch, bool training, double gradie
                   double sentence_weight) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives a loss");
   const auto compute = [&] {
-    return impl_->loss_of(impl_->hidden(std::move(x), batch, training), batch, gradient_scale, sentence_weight);
+    const auto hidden = impl_->hidden(std::move(x), batch, training);
+    return impl_->modules.task_head ? impl_->task_loss(hidden, batch, training, gradient_scale)
+                                    : impl_->loss_of(hidden, batch, gradient_scale, sentence_weight);
   };
   return training ? compute() : parallel::without_autograd(compute);
 }
 
 at::Tensor Gpt::logits(const Batch& batch) const {
   impl_->need_whole_model();
+  if (!impl_->modules.output) throw std::logic_error("a model with the head of a task has no output layer");
   return parallel::without_autograd([&] {
     auto states = impl_->hidden({}, batch, false);
     if (impl_->modules.heads) states = impl_->modules.heads->token_states(states);

@@ -30,6 +30,7 @@ struct Batch {
   at::Tensor token_types_bs = {};     ///< [b, s] int64; undefined: 0
   at::Tensor key_lengths_b = {};      ///< [b] int32: tokens before the padding; undefined: s
   at::Tensor sentence_labels_b = {};  ///< [b] int64: 1 where the segments are swapped, 0 not; below 0: does not count
+  at::Tensor targets = {};            ///< of a model with the head of a task: task_head.h
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the
@@ -39,6 +40,7 @@ struct LossSum {
   double count = 0;  ///< sum of the loss mask
   at::Tensor sentence_sum = {};  ///< scalar without graph: the sentence head's loss over samples; undefined: none
   double sentences = 0;          ///< samples that it is a sum over
+  at::Tensor task_logits = {};   ///< without graph, of a model with the head of a task (task_head.h); undefined: none
 };
 
 struct GptOptions {
@@ -82,6 +84,7 @@ class Gpt {
   /// parameters' buffers times `gradient_scale`, the output layer's already in this call (parallel/output_layer.h).
   /// Without `training` nothing
   /// is kept and nothing written. Throws ConfigError for a token, position or counted label outside the model's.
+  /// With the head of a task the sum and the count are those of its targets (task_head.h).
   /// A BERT's sentence head adds `sentence_weight` times its sum over samples: with tokens that count / samples, of the
   /// whole global batch, the mean over tokens is that of the tokens plus that of the samples.
   LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1,

@@ -51,6 +51,10 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
     blocks.emplace_back(parameters, concat(shape.stack(), "layers.", l, "."), block, tp);
   if (!part.output) return;
   final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+  if (!shape.predicts_tokens()) {
+    task_head.emplace(parameters, shape, tp, split);
+    return;
+  }
   if (shape.is_bert())
     heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
   output.emplace(parameters.get(shape.tied_output ? kWordEmbedding : "output_layer.weight"), tp,

@@ -9,6 +9,7 @@
 #include "megatron/model/bert_heads.h"
 #include "megatron/model/block.h"
 #include "megatron/model/gpt.h"
+#include "megatron/model/task_head.h"
 #include "megatron/parallel/embedding.h"
 #include "megatron/parallel/output_layer.h"
 
@@ -25,6 +26,7 @@ struct StageModules {
   std::optional<Norm> final_norm;          ///< of the last stage
   std::optional<BertHeads> heads;          ///< of the last stage of a BERT
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
+  std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
 
   StageModules(const GptOptions& options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
                const comm::Group& tp);

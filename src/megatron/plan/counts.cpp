@@ -19,7 +19,7 @@ ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::i
   return {.layer_matrices = 2 * tokens * h * (qkv + queries + fc1 + ffn),
           .layer_fc1 = 2 * tokens * h * fc1,
           .layer_attention = (shape.is_bert() ? 4 : 2) * tokens * length * queries,
-          .output = 2 * tokens * h * (shape.is_bert() ? vocab + h : vocab)};
+          .output = shape.predicts_tokens() ? 2 * tokens * h * (shape.is_bert() ? vocab + h : vocab) : 0};
 }
 
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length) {

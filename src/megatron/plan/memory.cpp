@@ -107,7 +107,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptSh
   std::int64_t bytes = (part.num_layers - full.layers) * layer_activation_bytes(config, shape) + full.inputs * input;
   // The final norm's input, and the gradient of what the output layer takes, which it computes beside the loss. A
   // BERT's head: the norm's output, and its own product before and after the activation.
-  if (part.output) bytes += (shape.is_bert() ? 5 : 2) * stream;
+  if (part.output) bytes += (shape.is_bert() && shape.predicts_tokens() ? 5 : 2) * stream;
   // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
   const bool drops_after_norm =
       config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;

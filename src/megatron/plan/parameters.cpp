@@ -122,6 +122,14 @@ void add_bert_heads(const GptShape& shape, SpecBuilder& build) {
   build.norm("lm_head.layer_norm", shape);
 }
 
+/// The head of a task: of a BERT on the pooler, of a GPT on the last token; of spans on each token.
+void add_task_head(const GptShape& shape, SpecBuilder& build) {
+  const bool each_token = shape.task_head == Head::Span;
+  if (shape.is_bert() && !each_token)
+    build.whole_linear("pooler.dense", shape.hidden, shape.hidden, shape.init_std, /*whole_sequence=*/true);
+  build.whole_linear("task_head", shape.head_rows(), shape.hidden, shape.init_std, /*whole_sequence=*/!each_token);
+}
+
 }  // namespace
 
 std::vector<std::int64_t> ParameterSpec::local_shape() const {
@@ -160,7 +168,7 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     build.at_depth(0);
     if (part.embedding) {
       ParameterSpec& words = word_embedding(build);
-      words.in_forward = shape.tied_output && has_output;
+      words.in_forward = shape.tied_output && shape.predicts_tokens() && has_output;
       words.gradient_uses = words.in_forward ? 2 : 1;
       if (shape.learned_positions)
         build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
@@ -176,6 +184,10 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     if (!part.output) continue;
     build.at_depth(1 + shape.num_layers);
     build.norm(shape.stack() + "final_layernorm", shape);
+    if (!shape.predicts_tokens()) {
+      add_task_head(shape, build);
+      continue;
+    }
     if (shape.is_bert()) add_bert_heads(shape, build);
     if (!shape.tied_output) {
       build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =

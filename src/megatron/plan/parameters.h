@@ -59,6 +59,11 @@ struct ParameterSpec {
 /// what is masked (Devlin et al. 2018).
 enum class Architecture : std::uint8_t { Gpt, Bert };
 
+/// What follows the last layer: an output layer that gives tokens, or the head of a task. Classes: one number a class,
+/// of a sample; Options: one number, of each of a question's options; Span: two of each token, of an answer's first and
+/// last.
+enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
+
 /// The sizes that decide the parameters of a GPT or a BERT.
 struct GptShape {
   std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;
@@ -80,6 +85,15 @@ struct GptShape {
   std::int64_t token_types = 0;  ///< rows of tokentype_embeddings; 0: none
   bool sentence_head = false;    ///< pooler and binary_head, for the order of two segments
 
+  // Of a model for a task.
+  Head task_head = Head::Tokens;
+  std::int64_t num_classes = 0;  ///< Head::Classes
+
+  bool predicts_tokens() const { return task_head == Head::Tokens; }
+  /// Rows of the task's matrix.
+  std::int64_t head_rows() const {
+    return task_head == Head::Classes ? num_classes : task_head == Head::Options ? 1 : 2;
+  }
   bool is_bert() const { return architecture == Architecture::Bert; }
   /// What the names of the layers begin with.
   std::string stack() const { return is_bert() ? "encoder." : "decoder."; }

@@ -25,10 +25,10 @@ namespace {
 
 // Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
 constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18, kLargestVocab = 1 << 24;
-constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28,
-                       kLargestBatch = 1 << 30;
+constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28;
+const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
 constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
-constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
+constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48, kLargestBatch = 1 << 30;
 
 /// Gathers violations, so that the user sees all of them at once.
 class Rules {
@@ -149,6 +149,8 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
   rules.one_of("model.architecture", model.architecture, {"gpt", "bert"});
   rules.range<std::int64_t>("model.num_tokentypes", model.num_tokentypes, 0, kLargestWidth);
+  rules.one_of("model.head", model.head, kHeads);
+  rules.range<std::int64_t>("model.num_classes", model.num_classes, model.head == "classes" ? 2 : 0, kLargestWidth);
   check_attention(model, rules);
   check_positions(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
@@ -531,6 +533,7 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
   const bool bert = model.architecture == "bert";
+  const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());
   return {.num_layers = model.num_layers,
           .hidden = model.hidden_size,
           .num_heads = model.num_attention_heads,
@@ -538,7 +541,7 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .vocab = model.vocab_size,
           .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, config.parallel.tp),
           .max_positions = model.max_position_embeddings,
-          .tied_output = !model.untie_embeddings_and_output_weights,
+          .tied_output = head == Head::Tokens && !model.untie_embeddings_and_output_weights,
           .init_std = model.init_method_std,
           .num_groups = model.num_query_groups,
           .head_size = model.kv_channels,
@@ -549,7 +552,9 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .learned_positions = model.position_embedding_type == "learned_absolute",
           .architecture = bert ? Architecture::Bert : Architecture::Gpt,
           .token_types = bert ? model.num_tokentypes : 0,
-          .sentence_head = bert && model.bert_binary_head};
+          .sentence_head = bert && head == Head::Tokens && model.bert_binary_head,
+          .task_head = head,
+          .num_classes = model.num_classes};
 }
 
 ResolvedRun resolve(config::RunConfig config, const Facts& facts) {

@@ -1,9 +1,17 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace megatron::tasks {
+
+/// What a task's predictions are worth, by one measure.
+struct Metric {
+  std::string name;
+  double value = 0;  ///< percent
+  bool operator==(const Metric&) const = default;
+};
 
 /// The class with the largest logit of each row of `logits` [rows, classes]; of equal ones the first.
 std::vector<std::int32_t> best_classes(std::span<const float> logits, std::size_t classes);

@@ -61,8 +61,9 @@ std::int32_t PairRows::fill(std::size_t row, std::span<std::int32_t> ids, std::s
   return write_row(frame_, tokens.subspan(begin, second - begin), tokens.subspan(second, end - second), ids, types);
 }
 
-PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenizer, int seq_length, int threads) {
-  PairRows rows(bert_frame(tokenizer), seq_length);
+PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenizer, const BertFrame& frame,
+                   int seq_length, int threads) {
+  PairRows rows(frame, seq_length);
   std::vector<std::string_view> texts;
   texts.reserve(2 * examples.examples.size());
   for (const PairExample& example : examples.examples) {
@@ -74,11 +75,11 @@ PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenize
   return rows;
 }
 
-PairRows choice_rows(const RaceExamples& examples, const text::Tokenizer& tokenizer, int seq_length,
-                     int max_question_length, int threads) {
+PairRows choice_rows(const RaceExamples& examples, const text::Tokenizer& tokenizer, const BertFrame& frame,
+                     int seq_length, int max_question_length, int threads) {
   if (max_question_length < 1)
     throw ConfigError(rule_got_fix("a question of RACE must have at least one token.", concat(max_question_length)));
-  PairRows rows(bert_frame(tokenizer), seq_length);
+  PairRows rows(frame, seq_length);
   const auto articles = tokenizer.encode_batch(
       std::vector<std::string_view>(examples.articles.begin(), examples.articles.end()), threads);
   std::vector<std::string_view> texts;

@@ -58,11 +58,12 @@ class PairRows {
 };
 
 /// A row for each example. Texts are encoded by up to `threads` threads.
-PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenizer, int seq_length, int threads);
+PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenizer, const BertFrame& frame,
+                   int seq_length, int threads);
 
 /// Four rows for each question of RACE, one an option: [CLS] question with option [SEP] article [SEP], the first cut to
 /// `max_question_length` tokens. Each article is encoded once.
-PairRows choice_rows(const RaceExamples& examples, const text::Tokenizer& tokenizer, int seq_length,
-                     int max_question_length, int threads);
+PairRows choice_rows(const RaceExamples& examples, const text::Tokenizer& tokenizer, const BertFrame& frame,
+                     int seq_length, int max_question_length, int threads);
 
 }  // namespace megatron::tasks

@@ -1,5 +1,6 @@
 #include "megatron/tasks/prediction_files.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <unordered_map>
@@ -29,14 +30,14 @@ std::string by_question(const SquadExamples& examples, std::size_t decoded, cons
       decoded, [&](std::size_t i) { return examples.questions[i].id; }, value);
 }
 
-/// Calls take(question, value) for the members of the object that are questions' ids; others are passed over, as the
-/// official scripts do. Returns which questions it had.
-template <class Take>
-std::vector<bool> read_by_question(std::string_view text, const std::string& name, const SquadExamples& examples,
+/// Calls take(question, value, id) for the members of the object that are ids of `questions`; others are passed over,
+/// as the official scripts do. Returns which questions it had.
+template <class Questions, class Take>
+std::vector<bool> read_by_question(std::string_view text, const std::string& name, const Questions& asked,
                                    const Take& take) {
   std::unordered_map<std::string_view, std::size_t> questions;
-  for (std::size_t i = 0; i < examples.questions.size(); ++i) questions.emplace(examples.questions[i].id, i);
-  std::vector<bool> found(examples.questions.size());
+  for (std::size_t i = 0; i < asked.size(); ++i) questions.emplace(asked[i].id, i);
+  std::vector<bool> found(asked.size());
   at_place([&] { return name; },
            [&] {
              simdjson::dom::parser parser;
@@ -52,8 +53,8 @@ std::vector<bool> read_by_question(std::string_view text, const std::string& nam
   return found;
 }
 
-[[noreturn]] void fail_missing(const std::string& name, const SquadQuestion& question) {
-  throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question.id));
+[[noreturn]] void fail_missing(const std::string& name, const std::string& question) {
+  throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question));
 }
 
 }  // namespace
@@ -81,13 +82,13 @@ std::string squad_null_odds(const SquadExamples& examples, std::span<const Decod
 std::vector<std::string> parse_squad_predictions(std::string_view text, const std::string& name,
                                                  const SquadExamples& examples, std::int64_t& missing) {
   std::vector<std::string> answers(examples.questions.size());
-  const auto found = read_by_question(text, name, examples, [&](std::size_t i, const JsonValue& value, auto key) {
-    answers[i] = value_as<std::string_view>(value, key);
-  });
+  const auto found = read_by_question(
+      text, name, examples.questions,
+      [&](std::size_t i, const JsonValue& value, auto key) { answers[i] = value_as<std::string_view>(value, key); });
   missing = 0;
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i]) continue;
-    if (examples.version == SquadVersion::V2) fail_missing(name, examples.questions[i]);
+    if (examples.version == SquadVersion::V2) fail_missing(name, examples.questions[i].id);
     ++missing;
   }
   return answers;
@@ -96,12 +97,13 @@ std::vector<std::string> parse_squad_predictions(std::string_view text, const st
 std::vector<double> parse_squad_null_odds(std::string_view text, const std::string& name,
                                           const SquadExamples& examples) {
   std::vector<double> odds(examples.questions.size());
-  const auto found = read_by_question(text, name, examples, [&](std::size_t i, const JsonValue& value, auto key) {
-    if (value.get(odds[i]) != simdjson::SUCCESS)
-      throw ConfigError(rule_got_fix(concat("\"", key, "\" must be a number."), "another value"));
-  });
+  const auto found =
+      read_by_question(text, name, examples.questions, [&](std::size_t i, const JsonValue& value, auto key) {
+        if (value.get(odds[i]) != simdjson::SUCCESS)
+          throw ConfigError(rule_got_fix(concat("\"", key, "\" must be a number."), "another value"));
+      });
   for (std::size_t i = 0; i < found.size(); ++i)
-    if (!found[i]) fail_missing(name, examples.questions[i]);
+    if (!found[i]) fail_missing(name, examples.questions[i].id);
   return odds;
 }
 
@@ -111,6 +113,47 @@ std::string glue_predictions(const PairExamples& examples, GlueTask task, std::s
   for (std::size_t i = 0; i < classes.size(); ++i)
     table += concat(examples.examples[i].id, '\t', glue_labels(task).at(static_cast<std::size_t>(classes[i])), '\n');
   return table;
+}
+
+std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const std::string& name,
+                                                 const PairExamples& examples, GlueTask task) {
+  const std::vector<std::string>& labels = glue_labels(task);
+  std::vector<std::int32_t> classes;
+  const auto fail = [&](std::size_t line, const std::string& rule, const std::string& got) {
+    throw ConfigError(rule_got_fix(concat(name, ", line ", line, ": ", rule), got));
+  };
+  std::size_t line = 0;
+  while (!text.empty()) {
+    std::string_view row = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), row.size() + 1));
+    if (row.ends_with('\r')) row.remove_suffix(1);
+    if (++line == 1) continue;  // the names of the columns
+    const std::size_t tab = row.find('\t'), example = line - 2;
+    if (tab == std::string_view::npos) fail(line, "an id, a tab and a class must stand here.", std::string(row));
+    if (example >= examples.examples.size() || row.substr(0, tab) != examples.examples[example].id)
+      fail(line, "the lines must be those of the examples in order.", std::string(row.substr(0, tab)));
+    const auto label = std::ranges::find(labels, row.substr(tab + 1));
+    if (label == labels.end()) fail(line, "the class must be one of the task's.", std::string(row.substr(tab + 1)));
+    classes.push_back(static_cast<std::int32_t>(label - labels.begin()));
+  }
+  if (classes.size() != examples.examples.size())
+    fail(line, concat("each of ", examples.examples.size(), " examples must have a line."), concat(classes.size()));
+  return classes;
+}
+
+std::vector<std::int32_t> parse_race_predictions(std::string_view text, const std::string& name,
+                                                 const RaceExamples& examples) {
+  std::vector<std::int32_t> options(examples.questions.size());
+  const auto found =
+      read_by_question(text, name, examples.questions, [&](std::size_t i, const JsonValue& value, auto key) {
+        const auto letter = value_as<std::string_view>(value, key);
+        if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
+          throw ConfigError(rule_got_fix(concat("\"", key, "\" must be A, B, C or D."), std::string(letter)));
+        options[i] = letter[0] - 'A';
+      });
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (!found[i]) fail_missing(name, examples.questions[i].id);
+  return options;
 }
 
 std::string race_predictions(const RaceExamples& examples, std::span<const std::int32_t> options) {

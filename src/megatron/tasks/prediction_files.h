@@ -33,7 +33,15 @@ std::vector<double> parse_squad_null_odds(std::string_view text, const std::stri
 /// GLUE's table of a test set: "index\tprediction" and a line an example, with the names of the classes.
 std::string glue_predictions(const PairExamples& examples, GlueTask task, std::span<const std::int32_t> classes);
 
+/// The classes of such a table, whose lines must be those of the examples in order. Throws ConfigError, which names
+/// `name` and line.
+std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const std::string& name,
+                                                 const PairExamples& examples, GlueTask task);
+
 /// RACE: {question id: "A" … "D"}, indented by 4.
 std::string race_predictions(const RaceExamples& examples, std::span<const std::int32_t> options);
+/// The options of such a file, one a question in order; all must be there. Throws ConfigError, which names `name`.
+std::vector<std::int32_t> parse_race_predictions(std::string_view text, const std::string& name,
+                                                 const RaceExamples& examples);
 
 }  // namespace megatron::tasks

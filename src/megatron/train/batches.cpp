@@ -137,7 +137,7 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
 model::Batch on_device(model::Batch batch, at::Device device) {
   for (at::Tensor* tensor :
        {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.first_key_bs,
-        &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b})
+        &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b, &batch.targets})
     if (tensor->defined()) *tensor = tensor->to(device);
   return batch;
 }

@@ -118,8 +118,9 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .scaler = scaler ? &*scaler : nullptr},
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
-            .microbatch_tokens =
-                run.config.train.micro_batch_size * run.config.data.seq_length * run.grid.size(plan::Axis::Dp),
+            .microbatch_tokens = run.config.train.micro_batch_size *
+                                 (run.shape.predicts_tokens() ? run.config.data.seq_length : 1) *
+                                 run.grid.size(plan::Axis::Dp),
             .sentence_head = run.shape.sentence_head,
             .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
 

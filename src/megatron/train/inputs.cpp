@@ -26,6 +26,8 @@ constexpr std::int64_t kTokensLookedAt = std::int64_t{1} << 22;  // some millise
 constexpr const char* kArchitecture[] = {"model.architecture",
                                          "model.num_tokentypes",
                                          "model.bert_binary_head",
+                                         "model.head",
+                                         "model.num_classes",
                                          "model.apply_residual_connection_post_layernorm",
                                          "model.num_layers",
                                          "model.hidden_size",
@@ -254,6 +256,9 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
 }
 
 void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
+  if (!run.shape.predicts_tokens())
+    throw ConfigError(rule_got_fix("A run that reads text must have model.head tokens.", run.config.model.head,
+                                   "--model.head tokens; megatron finetune trains the heads of tasks"));
   const SampleTools tools = load_tools(run.config);
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
     for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))

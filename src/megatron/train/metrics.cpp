@@ -77,6 +77,13 @@ void MetricsFile::write(const ValidationMetrics& metrics) {
   write_line(object.dump());
 }
 
+void MetricsFile::write(const TaskMetrics& metrics) {
+  Json object = {
+      {"iteration", metrics.iteration}, {"consumed_samples", metrics.consumed_samples}, {"valid_loss", metrics.loss}};
+  for (const tasks::Metric& metric : metrics.scores) object["valid_" + metric.name] = metric.value;
+  write_line(object.dump());
+}
+
 void MetricsFile::write_line(const std::string& line) {
   const std::string whole = line + "\n";
   if (std::fwrite(whole.data(), 1, whole.size(), file_.get()) != whole.size() || std::fflush(file_.get()) != 0)

@@ -5,6 +5,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "megatron/tasks/metrics.h"
 
 namespace megatron::train {
 
@@ -29,6 +32,13 @@ struct ValidationMetrics {
   bool test = false;                         ///< of the test set: fields test_loss and test_ppl
 };
 
+/// A validation on a task.
+struct TaskMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0;                    ///< field valid_loss
+  std::vector<tasks::Metric> scores;  ///< fields valid_accuracy, …
+};
+
 /// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.
 class MetricsFile {
  public:
@@ -37,6 +47,7 @@ class MetricsFile {
   MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration);
   void write(const IterationMetrics& metrics);
   void write(const ValidationMetrics& metrics);
+  void write(const TaskMetrics& metrics);
 
  private:
   void write_line(const std::string& line);

@@ -51,12 +51,17 @@ class GptStage final : public pipeline::Stage {
     auto loss = model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
     if (loss.sentence_sum.defined()) sentence_sums_.push_back(std::move(loss.sentence_sum));
     sentences_ += loss.sentences;
+    if (loss.task_logits.defined() && !training_) {
+      task_logits_.resize(std::max(task_logits_.size(), static_cast<std::size_t>(microbatch) + 1));
+      task_logits_[static_cast<std::size_t>(microbatch)] = std::move(loss.task_logits);
+    }
     return {std::move(loss.sum), loss.count};
   }
   /// What the microbatches so far have.
-  void add_sentences(PassResult& result) const {
+  void add_to(PassResult& result) {
     for (const at::Tensor& sum : sentence_sums_) result.sentence_sum += sum.item<double>();
     result.sentences += sentences_;
+    if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -70,6 +75,7 @@ class GptStage final : public pipeline::Stage {
   Microbatches& batches_;
   const bool training_;
   const LossScale scale_;
+  std::vector<at::Tensor> task_logits_;    // by microbatch
   std::vector<at::Tensor> sentence_sums_;  // scalars, which no one waits for before the end
   double sentences_ = 0;
 };
@@ -120,7 +126,7 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
     hooks.observe = std::ref(recorder_);
   }
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
-  for (const GptStage& stage : stages) stage.add_sentences(result);
+  for (GptStage& stage : stages) stage.add_to(result);
   return result;
 }
 

@@ -22,6 +22,8 @@ using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
 /// head's loss over so many samples.
 struct PassResult : pipeline::Result {
   double sentence_sum = 0, sentences = 0;
+  /// Of an evaluation with the head of a task, by microbatch, where the rank holds the last stage; else empty.
+  std::vector<at::Tensor> task_logits = {};
 };
 
 /// What the losses of an execution are multiplied by.

@@ -26,8 +26,9 @@ std::int64_t peak_memory_bytes() {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
-RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start)
+RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console)
     : run_(run),
+      console_(console),
       metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration,
                start.validated_iteration),
       progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
@@ -40,8 +41,9 @@ RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start)
 
 void RunLog::iteration(const RunState& state, const Iteration& done) {
   const StepResult& result = done.result;
-  const std::int64_t seq_length = run_.config.data.seq_length;
-  const double tokens_per_s = static_cast<double>(done.global_batch * seq_length) / done.step_s;
+  const std::int64_t samples = done.global_batch,
+                     tokens = done.tokens > 0 ? done.tokens : samples * run_.config.data.seq_length;
+  const double tokens_per_s = static_cast<double>(tokens) / done.step_s;
   metrics_.write(IterationMetrics{.iteration = state.iteration,
                                   .consumed_samples = state.consumed_samples,
                                   .loss = result.loss,
@@ -57,7 +59,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                   .high_matmul_precision = kernels::matmul_precision() == "high"});
   ++interval_.iterations;
   interval_.seconds += done.step_s;
-  interval_.flops += plan::training_flops(run_.shape, done.global_batch, seq_length);
+  interval_.flops += plan::training_flops(run_.shape, samples, tokens / samples);
   if (result.skipped) {
     ++interval_.skipped;
   } else {
@@ -114,13 +116,22 @@ void RunLog::test(const RunState& state, const Evaluation& evaluation) {
   evaluated(state, evaluation, "", /*test=*/true);
 }
 
+void RunLog::scores(const RunState& state, double loss, const std::vector<tasks::Metric>& metrics) {
+  metrics_.write(TaskMetrics{
+      .iteration = state.iteration, .consumed_samples = state.consumed_samples, .loss = loss, .scores = metrics});
+  std::string line = concat(" validation at iteration ", state.iteration, " | loss: ", loss, " |");
+  for (const tasks::Metric& metric : metrics)
+    line += concat(" ", metric.name, ": ", std::round(100 * metric.value) / 100, " |");
+  print(line);
+}
+
 void RunLog::message(const std::string& text) { print(text); }
 
 void RunLog::print(const std::string& text) {
   if (is_terminal(stderr))
     std::fputs(kEraseLine, stderr);  // the progress line, which is drawn again with the next step
-  std::printf("%s\n", text.c_str());
-  std::fflush(stdout);
+  std::fprintf(console_, "%s\n", text.c_str());
+  std::fflush(console_);
 }
 
 }  // namespace megatron::train

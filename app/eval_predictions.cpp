@@ -1,0 +1,106 @@
+#include <cstdio>
+#include <optional>
+#include <string_view>
+
+#include "app/eval_jobs.h"
+#include "app/flags.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/config/options.h"
+#include "megatron/tasks/metrics.h"
+#include "megatron/tasks/prediction_files.h"
+#include "megatron/tasks/squad_scores.h"
+#include "megatron/tasks/task.h"
+
+// `megatron eval predictions`: what a finished file of predictions scores, without a model.
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron eval predictions --task mnli|qqp|squad1|squad2|race --data F --predictions F [--null-odds F]\n\n"
+    "What predictions score against the task's file, in percent: of SQuAD as the official scripts report it.";
+
+struct PredictionFlags {
+  std::string task, data, predictions, null_odds;
+  double null_threshold = 1;
+
+  void visit(auto& v) {
+    v("task", task, "mnli, qqp, squad1, squad2 or race.");
+    v("data", data, "The task's file as it is published, with labels; of race also a folder.");
+    v("predictions", predictions, "predictions.json, or of mnli and qqp predictions.tsv.");
+    v("null_odds", null_odds, "squad2: null_odds.json, for the best thresholds.");
+    v("null_threshold", null_threshold, "squad2: questions whose null odds are above it are not answered.");
+  }
+};
+
+std::string class_report(const std::vector<std::int32_t>& predicted, const std::vector<std::int32_t>& labels, bool f1) {
+  nlohmann::ordered_json report = {{"accuracy", 100 * tasks::accuracy(predicted, labels)}};
+  if (f1) report["f1"] = 100 * tasks::binary_f1(predicted, labels);
+  report["total"] = labels.size();
+  return report.dump(2) + "\n";
+}
+
+void need_labels(bool labelled, const std::string& data) {
+  if (!labelled) throw ConfigError(rule_got_fix(data + " must have a label for each example.", "some have none"));
+}
+
+std::string glue_report(const PredictionFlags& flags, tasks::GlueTask task) {
+  const auto examples = tasks::read_glue(flags.data, task);
+  std::vector<std::int32_t> labels;
+  for (const auto& example : examples.examples) {
+    need_labels(example.label >= 0, flags.data);
+    labels.push_back(example.label);
+  }
+  const auto text = read_file(flags.predictions);
+  return class_report(tasks::parse_glue_predictions(text, flags.predictions, examples, task), labels,
+                      task == tasks::GlueTask::Qqp);
+}
+
+std::string race_report(const PredictionFlags& flags) {
+  const auto examples = tasks::read_race(flags.data);
+  std::vector<std::int32_t> labels;
+  for (const auto& question : examples.questions) {
+    need_labels(question.label >= 0, flags.data);
+    labels.push_back(question.label);
+  }
+  return class_report(tasks::parse_race_predictions(read_file(flags.predictions), flags.predictions, examples), labels,
+                      false);
+}
+
+std::string squad_report(const PredictionFlags& flags, tasks::SquadVersion version) {
+  const auto examples = tasks::read_squad(flags.data, version);
+  need_labels(examples.labelled, flags.data);
+  std::int64_t missing = 0;
+  const auto answers =
+      tasks::parse_squad_predictions(read_file(flags.predictions), flags.predictions, examples, missing);
+  if (missing > 0) std::fprintf(stderr, "%lld questions have no answer\n", static_cast<long long>(missing));
+  const std::vector<std::string_view> views(answers.begin(), answers.end());
+  const auto matches = tasks::match_answers(examples, views);
+  if (flags.null_odds.empty()) return tasks::squad_report(version, tasks::squad_scores(examples, matches), {});
+  const auto odds = tasks::parse_squad_null_odds(read_file(flags.null_odds), flags.null_odds, examples);
+  const auto kept = tasks::with_null_threshold(examples, matches, odds, flags.null_threshold);
+  return tasks::squad_report(version, tasks::squad_scores(examples, kept),
+                             tasks::best_null_thresholds(examples, matches, views, odds));
+}
+
+}  // namespace
+
+int eval_predictions(const Args& args) {
+  PredictionFlags flags;
+  no_words(config::parse_command_line(flags, args, kUsage));
+  const tasks::TaskKind kind = tasks::task_kind_of(flags.task);
+  need_option(!flags.data.empty(), "--data");
+  need_option(!flags.predictions.empty(), "--predictions");
+  if (!flags.null_odds.empty() && kind != tasks::TaskKind::Squad2)
+    throw ConfigError(rule_got_fix("--null-odds is for squad2.", flags.task));
+  const std::string report = kind == tasks::TaskKind::Mnli     ? glue_report(flags, tasks::GlueTask::Mnli)
+                             : kind == tasks::TaskKind::Qqp    ? glue_report(flags, tasks::GlueTask::Qqp)
+                             : kind == tasks::TaskKind::Race   ? race_report(flags)
+                             : kind == tasks::TaskKind::Squad1 ? squad_report(flags, tasks::SquadVersion::V1)
+                                                               : squad_report(flags, tasks::SquadVersion::V2);
+  std::fputs(report.c_str(), stdout);
+  return kDone;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "app/flags.h"
+#include "app/jobs.h"
+#include "app/ranks.h"
+#include "app/recipe.h"
+#include "app/stop.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/folder_lock.h"
+#include "megatron/config/finetune_recipe.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+#include "megatron/finetune/seed_run.h"
+#include "megatron/finetune/weights.h"
+#include "megatron/interchange/companions.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/tasks/seeds.h"
+
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kUsage =
+    "megatron finetune RECIPE.toml [--section.name value]…\n"
+    "Teaches a pretrained BERT or GPT (--load) a task (--task, --train-data, --valid-data), once for each seed; keeps\n"
+    "the best weights and what they predict, and reports the median and the ensemble. A seed whose result is there is\n"
+    "not run again. The network is that of --load: the recipe need not say it. docs/finetune.md.";
+
+struct FinetuneOptions {
+  config::FinetuneRecipe recipe;
+  bool json = false;
+
+  void visit(auto& v) {
+    v("json", json, "One JSON object on stdout; the log goes to stderr.");
+    recipe.visit(v);
+  }
+};
+
+/// Options of a training run that say nothing here.
+constexpr const char* kUnread[] = {"data.data_path",
+                                   "data.data_args_path",
+                                   "data.train_data_path",
+                                   "data.valid_data_path",
+                                   "data.test_data_path",
+                                   "data.per_split_data_args_path",
+                                   "data.packed",
+                                   "data.sft",
+                                   "data.fim_data",
+                                   "data.reset_position_ids",
+                                   "data.reset_attention_mask",
+                                   "data.eod_mask_loss",
+                                   "schedule.rampup_batch_size",
+                                   "checkpoint.finetune",
+                                   "checkpoint.no_load_optim",
+                                   "checkpoint.load_strict",
+                                   "checkpoint.save",
+                                   "checkpoint.save_interval",
+                                   "train.label_smoothing",
+                                   "log.trace"};
+
+void refuse_unread(config::FinetuneRecipe recipe) {
+  config::FinetuneRecipe defaults;
+  const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
+  std::string names;
+  for (std::size_t i = 0; i < given.fields.size(); ++i) {
+    const bool unread = std::ranges::find(kUnread, given.fields[i].path) != std::end(kUnread);
+    if (unread && config::plain_value(given.fields[i].value) != config::plain_value(usual.fields[i].value))
+      names += (names.empty() ? "" : ", ") + given.fields[i].path;
+  }
+  if (!names.empty())
+    throw ConfigError(
+        rule_got_fix("megatron finetune takes no options of text and of going on.", names, "leave them out"));
+}
+
+void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
+  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task.name));
+  for (const auto& [option, value] : {std::pair{"--task.train", &task.train}, std::pair{"--task.valid", &task.valid}})
+    if (value->empty()) throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none"));
+  if (!(task.epochs >= 0 && task.epochs <= 1e4))
+    throw ConfigError(rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs)));
+  const auto range = [](const char* name, std::int64_t value, std::int64_t low) {
+    if (value < low || value > 1 << 24)
+      throw ConfigError(
+          rule_got_fix(concat("task.", name, " must be from ", low, " to ", 1 << 24, "."), concat(value)));
+  };
+  range("train_limit", task.train_limit, 0);
+  range("valid_limit", task.valid_limit, 0);
+  range("doc_stride", task.doc_stride, 1);
+  range("max_query_length", task.max_query_length, 0);
+  range("n_best", task.n_best, 1);
+  range("max_answer_length", task.max_answer_length, 1);
+  std::vector<std::int64_t> seeds = task.seeds;
+  std::ranges::sort(seeds);
+  if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
+    throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
+  if (task.ensemble && seeds.size() < 2)
+    throw ConfigError(rule_got_fix("task.ensemble needs several seeds.", concat(seeds.size()), "--seeds 1,2,3,4,5"));
+  if (model.architecture != "bert" && std::string_view(form.head) == "span")
+    throw ConfigError(rule_got_fix("squad needs a BERT: a token of a GPT has not read what follows it.",
+                                   "model.architecture " + model.architecture));
+}
+
+/// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
+void complete(config::FinetuneRecipe& recipe) {
+  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(recipe.task.name));
+  recipe.model.head = form.head;
+  recipe.model.num_classes = form.num_classes;
+  if (recipe.parallel.pp > 1) recipe.parallel.variable_seq_lengths = true;
+  if (recipe.data.tokenizer.empty() && !recipe.checkpoint.load.empty())
+    recipe.data.tokenizer = interchange::companion_folder(recipe.checkpoint.load).string();
+  if (recipe.data.tokenizer.empty())
+    throw ConfigError(rule_got_fix("data.tokenizer must name the model's tokenizer.", "none, nor one beside --load"));
+}
+
+/// Reads recipe and words. The network of checkpoint.load comes first, what they say of it after.
+FinetuneOptions parse(const Args& args) {
+  FinetuneOptions named;
+  config::parse_recipe_command(named, &FinetuneOptions::recipe, args, kUsage);
+  FinetuneOptions options;
+  const std::string& load = named.recipe.checkpoint.load;
+  if (!load.empty()) {
+    const auto network = interchange::model_config_of(load);
+    const config::ModelConfig usual;
+    options.recipe.model = network;
+    if (interchange::kind_of(load) != interchange::FolderKind::HuggingFace) {
+      options.recipe.model.hidden_dropout = usual.hidden_dropout;
+      options.recipe.model.attention_dropout = usual.attention_dropout;
+    }
+  }
+  config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
+    check_task(options.recipe.task, options.recipe.model);
+    refuse_unread(options.recipe);
+    complete(options.recipe);
+  });
+  return options;
+}
+
+/// What a seed's result depends on: the layout of ranks, the log and the other seeds are not among it.
+std::string result_recipe(config::FinetuneRecipe recipe) {
+  recipe.parallel = {};
+  recipe.log = {};
+  recipe.train.out = {};
+  recipe.train.micro_batch_size = 1;
+  recipe.train.seed = 0;
+  recipe.task.seeds = {};
+  recipe.task.ensemble = false;
+  recipe.data.prefetch = 0;
+  return config::save_toml(std::move(recipe));
+}
+
+struct Work {
+  FinetuneOptions options;
+  plan::ResolvedRun run;
+  text::Tokenizer tokenizer;
+  finetune::TaskData data;
+  std::vector<std::uint64_t> seeds;
+  std::string recipe;                 ///< finetune::SeedResult::recipe
+  std::vector<std::string> messages;  ///< of the weights
+
+  fs::path out() const { return options.recipe.train.out; }
+};
+
+finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::Tokenizer& tokenizer) {
+  const config::TaskConfig& task = recipe.task;
+  tasks::TaskOptions options{.kind = tasks::task_kind_of(task.name),
+                             .bert = recipe.model.architecture == "bert",
+                             .seq_length = static_cast<int>(recipe.data.seq_length),
+                             .doc_stride = static_cast<int>(task.doc_stride),
+                             .max_query_length = static_cast<int>(task.max_query_length),
+                             .n_best = static_cast<int>(task.n_best),
+                             .max_answer_tokens = static_cast<int>(task.max_answer_length),
+                             .limit = task.train_limit,
+                             .to_learn = true,
+                             .threads = usable_cores()};
+  finetune::TaskData data{.kind = options.kind, .train = tasks::open_task(task.train, tokenizer, options), .valid = {}};
+  options.to_learn = false;
+  options.limit = task.valid_limit;
+  data.valid = tasks::open_task(task.valid, tokenizer, options);
+  if (!data.valid->labelled())
+    throw ConfigError(rule_got_fix(task.valid + " must have a label for each example.", "some have none",
+                                   "name it --task.test, and a set with labels --task.valid"));
+  options.limit = 0;
+  if (!task.test.empty()) data.test = tasks::open_task(task.test, tokenizer, options);
+  return data;
+}
+
+Work make_job(const Args& args, const std::optional<comm::Place>& place) {
+  FinetuneOptions options = parse(args);
+  config::FinetuneRecipe& recipe = options.recipe;
+  const plan::Facts facts{.launched_world_size = place ? place->world_size : 0};
+  auto [resolved, tokenizer] = resolve_with_tokenizer(recipe, facts);
+  finetune::TaskData data = open_data(recipe, *tokenizer);
+  const std::int64_t steps = finetune::steps_of(static_cast<std::int64_t>(data.train->size()), recipe.task.epochs,
+                                                resolved.config.train.global_batch_size);
+  const std::int64_t usual = config::TrainConfig().train_iters;
+  if (recipe.train.train_iters != usual && recipe.train.train_iters != steps)
+    throw ConfigError(rule_got_fix("train.train_iters follows from task.epochs.",
+                                   concat(recipe.train.train_iters, ", and ", steps, " follow"), "--epochs"));
+  recipe.train.train_iters = steps;
+  resolved = plan::resolve(
+      recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
+  check_device(resolved, place);
+  std::vector<std::string> messages;
+  if (recipe.checkpoint.load.empty())
+    messages.push_back("new weights: checkpoint.load names none");
+  else
+    messages = finetune::check_weights(recipe.checkpoint.load, resolved);
+  std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
+  if (seeds.empty()) seeds.push_back(recipe.train.seed);
+  static_cast<config::RunConfig&>(recipe) = resolved.config;
+  std::string text = result_recipe(recipe);
+  return {.options = std::move(options),
+          .run = std::move(resolved),
+          .tokenizer = std::move(*tokenizer),
+          .data = std::move(data),
+          .seeds = std::move(seeds),
+          .recipe = std::move(text),
+          .messages = std::move(messages)};
+}
+
+/// The result that a seed has left; nothing where it is to be run.
+std::optional<finetune::SeedResult> finished(const Work& job, std::uint64_t seed) {
+  const fs::path folder = finetune::seed_folder(job.out(), seed);
+  auto result = finetune::read_result(folder);
+  if (result && result->recipe != job.recipe)
+    throw ConfigError(rule_got_fix(concat(folder.string(), " has the result of another recipe."), "other options",
+                                   "name another --train.out"));
+  return result;
+}
+
+/// The run of one seed, in its folder.
+plan::ResolvedRun seed_run(const Work& job, std::uint64_t seed) {
+  plan::ResolvedRun run = job.run;
+  run.config.train.seed = seed;
+  run.config.train.out = finetune::seed_folder(job.out(), seed).string();
+  return run;
+}
+
+/// Medians and the ensemble of the results, into the run's folder and onto stdout.
+void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
+  tasks::SeedTable table{.task = job.options.recipe.task.name, .metrics = {}, .runs = {}, .ensemble = {}};
+  for (const tasks::Metric& metric : results.at(0).metrics) table.metrics.push_back(metric.name);
+  for (const finetune::SeedResult& result : results) {
+    auto& run = table.runs.emplace_back();
+    run.seed = static_cast<std::int64_t>(result.seed);
+    for (const tasks::Metric& metric : result.metrics) run.values.push_back(metric.value);
+  }
+  if (job.options.recipe.task.ensemble) {
+    const tasks::Task& valid = *job.data.valid;
+    std::vector<std::vector<float>> logits;
+    for (const finetune::SeedResult& result : results)
+      logits.push_back(
+          finetune::read_logits(finetune::seed_folder(job.out(), result.seed), valid.size() * valid.width()));
+    const auto mean = tasks::mean_logits(logits);
+    const tasks::TaskScores scores = valid.scores(mean);
+    for (const tasks::Metric& metric : scores.metrics) table.ensemble.push_back(metric.value);
+    fs::create_directories(job.out() / "ensemble");
+    finetune::write_predictions(job.out() / "ensemble", valid, mean, scores.null_threshold, scores.report);
+  }
+  write_file(job.out() / "results.md", table.markdown());
+  write_file(job.out() / "results.json", table.json());
+  std::fputs(job.options.json ? table.json().c_str() : ("\n" + table.markdown()).c_str(), stdout);
+}
+
+/// Every seed that is not finished, one after the other. Collective over `world`.
+int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
+  std::vector<finetune::SeedResult> results;
+  for (const std::uint64_t seed : job.seeds) {
+    auto result = finished(job, seed);
+    world.barrier();  // everybody has looked before anybody writes
+    if (result && world.rank() == 0)
+      std::fprintf(stderr, "seed %llu: its result is there\n", static_cast<unsigned long long>(seed));
+    if (!result) {
+      const plan::ResolvedRun run = seed_run(job, seed);
+      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device, stop_requested,
+                                  job.options.json);
+    }
+    if (!result) return kInterrupted;
+    results.push_back(std::move(*result));
+  }
+  if (world.rank() == 0) report(job, results);
+  return kDone;
+}
+
+}  // namespace
+
+int finetune(const Args& args) {
+  const auto place = comm::place_from(environment());
+  const Work job = make_job(args, place);
+  const bool starts = starts_processes(job.run, place);
+  std::optional<checkpoint::FolderLock> lock;
+  if (!place || place->rank == 0) {
+    make_folder(job.out());
+    lock.emplace(job.out(), "name another --train.out");
+    for (const std::uint64_t seed : job.seeds) {
+      finished(job, seed);
+      const fs::path folder = finetune::seed_folder(job.out(), seed);
+      make_folder(folder);
+      keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
+    }
+    write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
+    if (!starts)
+      for (const std::string& message : job.messages) std::fprintf(stderr, "%s\n", message.c_str());
+  }
+  if (starts) lock.reset();  // the first rank's process holds it
+  kernels::install_caching_allocator();
+  const config::TrainConfig& train = job.run.config.train;
+  if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
+  kernels::set_matmul_precision(train.matmul_precision);
+  if (!starts) stop_on_signals();
+  return run_on_ranks(job.run, place,
+                      [&](const comm::Group& world, at::Device device) { return run_seeds(job, world, device); });
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,17 @@
+#pragma once
+#include "megatron/config/run_config.h"
+#include "megatron/config/task_config.h"
+
+namespace megatron::config {
+
+/// The options of `megatron finetune`: those of a run, and its task.
+struct FinetuneRecipe : RunConfig {
+  TaskConfig task;
+
+  void visit(auto& v) {
+    v("task", task, "What is learned, and on what.");
+    RunConfig::visit(v);
+  }
+};
+
+}  // namespace megatron::config

@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/tasks/task.h"
+
+// What a finished seed leaves in its folder, so that it need not run again.
+namespace megatron::finetune {
+
+struct SeedResult {
+  std::uint64_t seed = 0;
+  std::string task;
+  std::string recipe;          ///< what the result depends on, as TOML: another recipe's result is not this one's
+  std::int64_t iteration = 0;  ///< of the best weights
+  double loss = 0;             ///< then, of the validation set
+  double null_threshold = 0;   ///< SQuAD 2.0
+  std::vector<tasks::Metric> metrics;  ///< the one by which they were chosen first
+};
+
+/// OUT/seed_N.
+std::filesystem::path seed_folder(const std::filesystem::path& out, std::uint64_t seed);
+
+/// Writes result.json, the last file of a seed's folder, and before it the logits of the validation set.
+void write_result(const std::filesystem::path& folder, const SeedResult& result, const std::vector<float>& logits);
+
+/// The result in `folder`; nothing where there is none. Throws ConfigError where the file is no result.
+std::optional<SeedResult> read_result(const std::filesystem::path& folder);
+
+/// The logits beside it, `count` of them. Throws ConfigError where there is another number.
+std::vector<float> read_logits(const std::filesystem::path& folder, std::size_t count);
+
+/// Writes a task's files of predictions, and its report where it has one, into `folder`.
+void write_predictions(const std::filesystem::path& folder, const tasks::Task& task, const std::vector<float>& logits,
+                       double null_threshold, const std::string& report);
+
+}  // namespace megatron::finetune

@@ -1,0 +1,33 @@
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "megatron/config/task_config.h"
+#include "megatron/finetune/results.h"
+#include "megatron/plan/rules.h"
+#include "megatron/tasks/task.h"
+#include "megatron/train/trainer.h"
+
+namespace megatron::finetune {
+
+/// What all seeds of a recipe read: encoded once, read by every rank that is a thread of the process.
+struct TaskData {
+  tasks::TaskKind kind = tasks::TaskKind::Mnli;
+  std::unique_ptr<const tasks::Task> train, valid;
+  std::unique_ptr<const tasks::Task> test = {};  ///< null: none
+
+  tasks::TaskForm form() const { return tasks::task_form(kind); }
+};
+
+/// Steps of a run over `samples`: as many as `epochs` need, the last one with what is left.
+std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_batch);
+
+/// One run with one seed (train.seed of `run`) on one rank: takes the weights of checkpoint.load, trains, evaluates
+/// every train.eval_interval steps and at the end, and keeps in train.out, the seed's folder, the best weights, what
+/// they predict and metrics.jsonl. `recipe`: see SeedResult. Returns the result, which is written last; nothing where
+/// a rank was asked to stop. The first rank prints to stdout, to stderr where `quiet`. Collective over `world`.
+std::optional<SeedResult> run_seed(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data,
+                                   const std::string& recipe, const comm::Group& world, at::Device device,
+                                   const train::StopRequested& stop_requested, bool quiet);
+
+}  // namespace megatron::finetune

@@ -1,0 +1,48 @@
+#include "megatron/finetune/weights.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "megatron/base/error.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/train/run_state.h"
+
+namespace megatron::finetune {
+namespace {
+
+bool begins_with_one_of(const std::string& name, std::initializer_list<const char*> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return name.starts_with(prefix); });
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> check_weights(const std::filesystem::path& folder, const plan::ResolvedRun& run) {
+  interchange::check_same_network(run.config.model, folder);
+  const auto report = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, /*strict=*/false);
+  std::vector<std::string> lost, misplaced, messages;
+  std::ranges::copy_if(report.missing, std::back_inserter(lost), [](const std::string& name) {
+    return !begins_with_one_of(name, {"task_head.", "pooler."});
+  });
+  std::ranges::copy_if(report.unexpected, std::back_inserter(misplaced), [](const std::string& name) {
+    return !begins_with_one_of(name, {"task_head.", "pooler.", "lm_head.", "output_layer.", "binary_head."});
+  });
+  if (!lost.empty() || !misplaced.empty())
+    throw ConfigError(rule_got_fix(concat("The weights in ", folder.string(), " must be those of the recipe's model."),
+                                   concat("missing: ", lost.empty() ? "none" : joined(lost),
+                                          "; without a place: ", misplaced.empty() ? "none" : joined(misplaced))));
+  if (!report.missing.empty()) messages.push_back("begin anew: " + joined(report.missing));
+  if (!report.unexpected.empty()) messages.push_back("without a place here: " + joined(report.unexpected));
+  return messages;
+}
+
+void load_weights(const std::filesystem::path& folder, train::Engine& engine, const plan::ResolvedRun& run) {
+  train::load_weights(*interchange::open_weights(folder), engine, run.shape, /*strict=*/false);
+}
+
+}  // namespace megatron::finetune

@@ -1,0 +1,296 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/base/philox.h"
+#include "megatron/comm/local_backend.h"
+#include "megatron/finetune/evaluate.h"
+#include "megatron/finetune/results.h"
+#include "megatron/finetune/seed_run.h"
+#include "megatron/finetune/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/batch_plan.h"
+#include "megatron/tasks/metrics.h"
+#include "tests/testing/temporary_folder.h"
+
+// Runs of a task, and that no layout of ranks shows in them.
+namespace megatron::finetune {
+namespace {
+
+constexpr std::int64_t kVocab = 40;
+
+/// Random rows of 6 to 20 tokens, of which the second says the class.
+class ToyTask final : public tasks::Task {
+ public:
+  ToyTask(tasks::TaskForm form, std::size_t size, std::uint64_t seed) : form_(form), size_(size), seed_(seed) {}
+
+  std::size_t size() const override { return size_; }
+  std::size_t examples() const override { return size_; }
+  std::string left_out() const override { return ""; }
+  std::int32_t length(std::size_t sample) const override { return 6 + static_cast<std::int32_t>(word(sample, 0) % 15); }
+  std::int32_t fill(std::size_t sample, int row, std::span<std::int32_t> ids,
+                    std::span<std::int32_t> types) const override {
+    const std::int32_t n = length(sample) - row;  // the options of a question have different lengths
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const bool there = static_cast<std::int32_t>(i) < n;
+      ids[i] =
+          there ? static_cast<std::int32_t>(10 + word(sample, 100 * static_cast<std::size_t>(row) + i + 2) % 30) : 0;
+      types[i] = there && static_cast<std::int32_t>(i) > n / 2 ? 1 : 0;
+    }
+    ids[1] = static_cast<std::int32_t>(std::string_view(form_.head) == "options" ? target(sample)[0] == row
+                                                                                 : target(sample)[0]);
+    return n;
+  }
+  std::array<std::int64_t, 2> target(std::size_t sample) const override {
+    if (form_.targets == 1) return {word(sample, 1) % 3, -1};
+    const std::int64_t first = word(sample, 1) % 5;
+    return {first, first + 1};
+  }
+  bool labelled() const override { return true; }
+  std::size_t width() const override { return form_.targets == 2 ? 48 : form_.rows > 1 ? 4 : 3; }
+  tasks::TaskScores scores(std::span<const float> logits) const override {
+    std::vector<std::int32_t> labels;
+    for (std::size_t i = 0; i < size_; ++i) labels.push_back(static_cast<std::int32_t>(target(i)[0]));
+    const auto best = tasks::best_classes(logits, width());
+    return {.metrics = {{"accuracy", 100 * tasks::accuracy(best, labels)}}};
+  }
+  std::vector<tasks::PredictionFile> predictions(std::span<const float> logits, double) const override {
+    std::string text;
+    for (const std::int32_t best : tasks::best_classes(logits, width())) text += concat(best, '\n');
+    return {{"predictions.tsv", text}};
+  }
+
+ private:
+  std::uint32_t word(std::size_t sample, std::size_t i) const { return random_word(seed_, sample, i); }
+
+  tasks::TaskForm form_;
+  std::size_t size_;
+  std::uint64_t seed_;
+};
+
+struct Layout {
+  int tp = 1, pp = 1, dp = 1;
+  bool sp = false, sharded = false;
+  std::int64_t micro_batch = 1;
+  std::string schedule = {};
+};
+
+plan::ResolvedRun run_of(const Layout& layout, const tasks::TaskForm& form, bool bert, const char* dtype = "fp64") {
+  config::RunConfig config;
+  config.model.architecture = bert ? "bert" : "gpt";
+  config.model.num_layers = 2;
+  config.model.hidden_size = 32;
+  config.model.num_attention_heads = 4;
+  config.model.vocab_size = kVocab;
+  config.model.apply_residual_connection_post_layernorm = bert;
+  config.model.head = form.head;
+  config.model.num_classes = form.num_classes;
+  config.data.seq_length = 24;
+  config.parallel.tp = layout.tp;
+  config.parallel.pp = layout.pp;
+  config.parallel.sp = layout.sp;
+  config.parallel.pp_schedule = layout.schedule;
+  config.parallel.variable_seq_lengths = layout.pp > 1;
+  config.parallel.world_size = layout.tp * layout.pp * layout.dp;
+  config.optimizer.use_distributed_optimizer = layout.sharded;
+  config.schedule.lr = 3e-3;
+  config.schedule.lr_decay_style = "linear";
+  config.train.micro_batch_size = layout.micro_batch;
+  config.train.global_batch_size = 8;
+  config.train.train_iters = 6;
+  config.train.dtype = dtype;
+  return plan::resolve(config);
+}
+
+BatchOptions batch_options(const plan::ResolvedRun& run) {
+  return {.seq_length = run.config.data.seq_length,
+          .pad_to_longest = true,
+          .unit = 8,
+          .token_types = run.shape.token_types > 0,
+          .vocab = run.shape.vocab};
+}
+
+/// Losses of the steps, and of an evaluation afterwards its loss and logits.
+struct Course {
+  std::vector<double> losses;
+  std::vector<float> logits;
+};
+
+Course course_of(const Layout& layout, const tasks::TaskForm& form, bool bert) {
+  const plan::ResolvedRun run = run_of(layout, form, bert);
+  const ToyTask task(form, 19, 5);  // of which the last microbatches have none
+  Course course;
+  comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    train::Engine engine(run, world, at::kCPU);
+    const TaskBatches batches(task, form, batch_options(run));
+    SampleOrder order(19, 2.2, 3);
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto places =
+          plan::batch_plan(step * 8, 8, layout.micro_batch, layout.dp, engine.context.index(plan::Axis::Dp))
+              .microbatches;
+      const auto result = engine.step(
+          static_cast<int>(places.size()),
+          [&](std::size_t m) {
+            std::vector<Item> items, all;
+            for (const std::int64_t place : places[m]) items.push_back(order.at(place));
+            for (std::int64_t k = 0; k < 8; ++k) all.push_back(order.at(step * 8 + k));
+            return batches.get(items, batches.row_length(all));
+          },
+          run.learning_rate.at(step * 8));
+      if (world.rank() == 0) course.losses.push_back(result.loss);
+    }
+    const TaskLogits logits = evaluate(engine, run, batches);
+    if (world.rank() == 0) {
+      course.losses.push_back(logits.loss);
+      course.logits = logits.values;
+    }
+  });
+  return course;
+}
+
+void expect_equal_in_layouts(const char* task, bool bert, const std::vector<Layout>& layouts) {
+  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task));
+  const Course one = course_of({.micro_batch = 2}, form, bert);
+  ASSERT_EQ(one.losses.size(), 7u);
+  for (const Layout& layout : layouts) {
+    const Course other = course_of(layout, form, bert);
+    const std::string name = concat(task, " tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp, " sp ", layout.sp);
+    for (std::size_t i = 0; i < one.losses.size(); ++i)
+      EXPECT_LE(std::abs(other.losses[i] - one.losses[i]), 1e-10 * one.losses[i]) << name << ", loss " << i;
+    ASSERT_EQ(other.logits.size(), one.logits.size());
+    for (std::size_t i = 0; i < one.logits.size(); ++i) {
+      if (other.logits[i] == one.logits[i]) continue;  // infinite ones too
+      EXPECT_LE(std::abs(other.logits[i] - one.logits[i]), 1e-6 * std::max(1.0f, std::abs(one.logits[i])))
+          << name << ", logit " << i;
+    }
+  }
+}
+
+TEST(Layouts, ClassesAreLearnedAlike) {
+  expect_equal_in_layouts("mnli", true,
+                          {{.tp = 2, .sp = true, .micro_batch = 2},
+                           {.tp = 2, .dp = 2},
+                           {.dp = 4, .sharded = true, .micro_batch = 2},
+                           {.pp = 2, .dp = 2},
+                           {.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1"}});
+}
+
+TEST(Layouts, AGptsLastTokenIsReadAlike) {
+  expect_equal_in_layouts("mnli", false, {{.tp = 2, .sp = true, .micro_batch = 4}, {.pp = 2, .dp = 2}});
+}
+
+TEST(Layouts, OptionsAreLearnedAlike) {
+  expect_equal_in_layouts("race", true, {{.tp = 2, .dp = 2, .sp = true}, {.pp = 2, .micro_batch = 4}});
+}
+
+TEST(Layouts, SpansAreLearnedAlike) {
+  expect_equal_in_layouts("squad1", true, {{.tp = 2, .dp = 2, .sp = true}, {.tp = 2, .pp = 2, .micro_batch = 2}});
+}
+
+TEST(SampleOrder, EachEpochHasEverySampleOnceInAnOrderOfItsOwn) {
+  SampleOrder order(50, 2.5, 9), other(50, 2.5, 10);
+  EXPECT_EQ(order.total(), 125);
+  std::vector<std::vector<std::int64_t>> epochs;
+  for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+    std::vector<std::int64_t> samples;
+    for (std::int64_t k = 0; k < 50; ++k) {
+      const Item item = order.at(epoch * 50 + k);
+      EXPECT_EQ(item.id, epoch * 50 + k);
+      samples.push_back(item.sample);
+    }
+    EXPECT_EQ(std::set<std::int64_t>(samples.begin(), samples.end()).size(), 50u);
+    epochs.push_back(samples);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(order.at(0).sample * 50 + order.at(1).sample, other.at(0).sample * 50 + other.at(1).sample);
+  EXPECT_EQ(order.at(3).sample, epochs[0][3]);  // back in an epoch that is over
+  EXPECT_NE(order.at(124).sample, Item::kNone);
+  EXPECT_EQ(order.at(125).sample, Item::kNone);
+  EXPECT_EQ(steps_of(50, 2.5, 8), 16);
+  EXPECT_EQ(steps_of(50, 0, 8), 0);
+}
+
+TEST(TaskBatches, AnIdThatTheModelDoesNotKnowIsRefused) {
+  const tasks::TaskForm form = tasks::task_form(tasks::TaskKind::Mnli);
+  const ToyTask task(form, 4, 5);
+  const std::vector<Item> items{{.sample = 0, .id = 0}};
+  const TaskBatches batches(task, form, {.seq_length = 24, .vocab = 12});
+  EXPECT_THROW(batches.get(items, 24), ConfigError);
+}
+
+/// One seed on one rank, from scratch in `folder`.
+std::optional<SeedResult> learn(
+    const std::filesystem::path& folder, const plan::ResolvedRun& base, double epochs,
+    const train::StopRequested& stop = [] { return false; }) {
+  plan::ResolvedRun run = base;
+  run.config.train.out = folder.string();
+  run.config.train.eval_interval = 8;
+  run.config.log.progress = "off";
+  config::TaskConfig task;
+  task.name = "mnli";
+  task.epochs = epochs;
+  TaskData data{.kind = tasks::TaskKind::Mnli, .train = {}, .valid = {}};
+  data.train = std::make_unique<ToyTask>(data.form(), 160, 5);
+  data.valid = std::make_unique<ToyTask>(data.form(), 60, 6);
+  data.test = std::make_unique<ToyTask>(data.form(), 60, 6);
+  run.config.train.train_iters = steps_of(160, epochs, 8);
+  run.learning_rate.decay = plan::LrDecay::Constant;
+  return run_seed(run, task, data, "the recipe", comm::Group(), at::kCPU, stop, /*quiet=*/true);
+}
+
+TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
+  const TemporaryFolder folder;
+  kernels::configure_thread(1);
+  plan::ResolvedRun run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
+  run.config.model.hidden_dropout = run.config.model.attention_dropout = 0;
+  const auto result = learn(folder.path(), run, 2);
+  ASSERT_TRUE(result);
+  EXPECT_GT(result->metrics[0].value, 90) << "a class that one token says";
+  const auto read = read_result(folder.path());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->metrics, result->metrics);
+  EXPECT_EQ(read->recipe, "the recipe");
+  EXPECT_EQ(read->iteration, result->iteration);
+  EXPECT_EQ(read_logits(folder.path(), 180).size(), 180u);
+  EXPECT_THROW(read_logits(folder.path(), 179), ConfigError);
+  // The test set is the validation set: what the checkpoint predicts of it is what was kept.
+  EXPECT_EQ(read_file(folder.path() / "test/predictions.tsv"), read_file(folder.path() / "predictions.tsv"));
+  // The weights in the folder alone, without training: the same.
+  const TemporaryFolder again;
+  run.config.checkpoint.load = folder.path().string();
+  EXPECT_TRUE(check_weights(folder.path(), run).empty());
+  const auto evaluated = learn(again.path(), run, 0);
+  ASSERT_TRUE(evaluated);
+  EXPECT_EQ(evaluated->metrics, result->metrics);
+}
+
+TEST(SeedRun, LeavesNoResultWhereItIsStopped) {
+  const TemporaryFolder folder;
+  kernels::configure_thread(1);
+  const auto run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
+  int asked = 0;
+  EXPECT_FALSE(learn(folder.path(), run, 1, [&] { return ++asked > 3; }));
+  EXPECT_FALSE(read_result(folder.path()));
+}
+
+TEST(Weights, OthersThanThoseOfTheHeadMustBeThere) {
+  const TemporaryFolder folder;
+  kernels::configure_thread(1);
+  const auto form = tasks::task_form(tasks::TaskKind::Mnli);
+  const auto run = run_of({.micro_batch = 8}, form, true, "fp32");
+  ASSERT_TRUE(learn(folder.path(), run, 0));
+  plan::ResolvedRun more = run;
+  more.shape.num_layers = more.config.model.num_layers = 3;
+  EXPECT_THROW(check_weights(folder.path(), more), ConfigError);
+  plan::ResolvedRun spans = run_of({}, tasks::task_form(tasks::TaskKind::Squad1), true, "fp32");
+  EXPECT_THROW(check_weights(folder.path(), spans), ConfigError) << "a head of another size";
+}
+
+}  // namespace
+}  // namespace megatron::finetune
