@@ -90,7 +90,8 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
 
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& w) {
   at::Tensor y = at::empty({x.size(0), w.size(0)}, x.options());
-  few_rows_linear(y, x, w, is_half(x) ? at::empty(x.sizes(), x.options().dtype(at::kFloat)) : x);
+  const bool as_it_is = !is_half(x) && !is_half(w);
+  few_rows_linear(y, x, w, as_it_is ? at::Tensor() : at::empty(x.sizes(), x.options().dtype(at::kFloat)));
   return y;
 }
 
@@ -131,9 +132,10 @@ void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor&
   constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
   const std::int64_t rows = x.size(0), depth = w.size(1), columns = w.size(0);
   const void* x_wide = x.const_data_ptr();
-  if (is_half(x)) {
+  if (is_half(x) || is_half(w)) {
     float* const to = wide.mutable_data_ptr<float>();
-    cpu::widen_run(x_wide, *cpu::element_of(x), to, static_cast<std::size_t>(rows * depth));
+    cpu::arrange_few_rows(x_wide, *cpu::element_of(x), *cpu::element_of(w), to, static_cast<std::size_t>(rows),
+                          static_cast<std::size_t>(depth));
     x_wide = to;
   }
   const std::int64_t row_bytes = std::max<std::int64_t>(depth * w.element_size(), 1);

@@ -35,8 +35,8 @@ void written_to(const at::Tensor& x);
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr);
 /// Whether linear() goes that way for `rows` rows of w's dtype.
 bool few_rows(std::int64_t rows, const at::Tensor& w);
-/// linear() of few_rows() x [rows, k], into y [rows, n], both contiguous. `wide`: scratch of rows * k float32, which
-/// 16-bit x takes.
+/// linear() of few_rows() x [rows, k], into y [rows, n], both contiguous. `wide`: scratch of rows * k float32; may be
+/// undefined where x and w are float32.
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide);
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight* packed = nullptr);
 /// grad_w [n, k] (= or +=, by beta) dy^T x, straight into the gradient buffer, which may be float32 where dy and x are

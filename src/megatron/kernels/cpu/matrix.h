@@ -55,9 +55,11 @@ void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::si
                 bool accumulate);
 
 /// c = a b where a has few rows and b is a transposed row-major matrix: each row of b^T is read once, from memory, and
-/// widened in registers. `a` float32 with columns side by side.
+/// widened in registers. `a` float32 as arrange_few_rows() leaves it; rows of float32 for float32 b may lie where they
+/// are.
 void few_rows_product(const Product& product);
-/// `count` elements to float32.
-void widen_run(const void* from, ElementType type, float* to, std::size_t count);
+/// [rows, depth] of `type`, contiguous, to float32 in the order in which few_rows_product() reads weights.
+void arrange_few_rows(const void* from, ElementType type, ElementType weights, float* to, std::size_t rows,
+                      std::size_t depth);
 
 }  // namespace megatron::kernels::cpu
