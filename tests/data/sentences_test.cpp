@@ -72,33 +72,50 @@ std::set<std::size_t> cuts_of(const std::vector<std::string>& sentences) {
   return cuts;
 }
 
-TEST(SentenceSplitter, FindsTheSentencesLabelledInNovels) {
-  std::istringstream lines(read_bytes(MEGATRON_TEST_FOLDER "/golden/data/sentences.txt"));
+/// Sentences, a line each, with blank lines between paragraphs; how many of their ends the splitter finds.
+struct Found {
+  std::size_t cuts = 0, found = 0, right = 0;
+  double precision() const { return static_cast<double>(right) / static_cast<double>(found); }
+  double recall() const { return static_cast<double>(right) / static_cast<double>(cuts); }
+};
+
+Found judge(const std::string& file, std::string_view language) {
+  std::istringstream lines(read_bytes(MEGATRON_TEST_FOLDER "/golden/data/" + file));
   std::vector<std::string> labelled;
-  std::size_t found = 0, right = 0, true_cuts = 0;
-  const auto judge = [&] {
+  Found all;
+  const auto paragraph_ends = [&] {
     std::string paragraph;
     for (const std::string& sentence : labelled) paragraph += (paragraph.empty() ? "" : " ") + sentence;
-    const auto expected = cuts_of(labelled), cuts = cuts_of(sentences_of(paragraph));
-    found += cuts.size();
-    true_cuts += expected.size();
-    for (const std::size_t cut : cuts) right += expected.count(cut);
+    const auto expected = cuts_of(labelled), cuts = cuts_of(sentences_of(paragraph, language));
+    all.found += cuts.size();
+    all.cuts += expected.size();
+    for (const std::size_t cut : cuts) all.right += expected.count(cut);
     labelled.clear();
   };
   for (std::string line; std::getline(lines, line);) {
     if (line.empty())
-      judge();
+      paragraph_ends();
     else
       labelled.push_back(line);
   }
-  judge();
-  const double precision = static_cast<double>(right) / static_cast<double>(found),
-               recall = static_cast<double>(right) / static_cast<double>(true_cuts);
-  RecordProperty("precision", std::to_string(precision));
-  RecordProperty("recall", std::to_string(recall));
-  EXPECT_EQ(true_cuts, 174u);
-  EXPECT_GE(precision, 0.98) << right << " of " << found;
-  EXPECT_GE(recall, 0.98) << right << " of " << true_cuts;
+  paragraph_ends();
+  return all;
+}
+
+TEST(SentenceSplitter, FindsTheSentencesLabelledInNovels) {
+  const Found found = judge("sentences.txt", "en");
+  EXPECT_EQ(found.cuts, 174u);
+  EXPECT_GE(found.precision(), 0.98) << found.right << " of " << found.found;
+  EXPECT_GE(found.recall(), 0.98) << found.right << " of " << found.cuts;
+}
+
+TEST(SentenceSplitter, FindsTheSentencesWrittenForOtherLanguages) {
+  for (const std::string language : {"de", "fr", "es"}) {
+    const Found found = judge("sentences_" + language + ".txt", language);
+    EXPECT_GE(found.cuts, 30u);
+    EXPECT_GE(found.precision(), 0.95) << language << ": " << found.right << " of " << found.found;
+    EXPECT_GE(found.recall(), 0.95) << language << ": " << found.right << " of " << found.cuts;
+  }
 }
 
 TEST(SentenceSplitter, GivesBackEveryByteOfAnythingInLinearTime) {

@@ -17,6 +17,7 @@ struct Language {
   std::string_view last;      ///< do where a starter follows
   std::string_view starters;  ///< begin many sentences
   bool ordinals;              ///< "3." may be "third"
+  bool spaced_quotes;         ///< a blank stands before » that closes
 };
 
 constexpr Language kLanguages[] = {
@@ -30,26 +31,26 @@ constexpr Language kLanguages[] = {
      "the a an he she it they we you i this that these those there here his her its their our my your in on at by for "
      "from with to of as if when while after before since during although though because but and or so yet then thus "
      "however what who which how why where no not one two some many most all both each every other another such",
-     false},
+     false, false},
     {"de", "german",
      "dr prof hr hrn fr frl st dipl ing z.b d.h bzw ca vgl sog geb gest verh evtl ggf inkl exkl bzgl insb mind max "
-     "str u.a z.t i.d.r o.ä",
+     "str z d u a i s v u.a z.t i.d.r o.ä",
      "nr s bd kap abb art abs tab jan feb apr aug sept okt nov dez", "usw etc jr sen co gmbh u.s u.v.m",
      "der die das ein eine einen er sie es wir ich ihr sein ihre in im am an auf bei nach mit für von vor zu aus und "
      "aber doch denn oder wenn als da so dann dort hier dies diese dieser dieses man auch nur nicht was wer wie wo",
-     true},
+     true, false},
     {"fr", "french", "mm mme mmes mlle mlles mgr dr me st ste cf ex env p.ex c.-à-d",
-     "no nos n° p pp vol t chap fig art janv févr juil sept oct nov déc", "etc jr cie sté av bd",
+     "no nos n° h p pp vol t chap fig art janv févr juil sept oct nov déc", "etc jr cie sté av bd",
      "le la les l un une des il elle ils elles on ce cet cette ces je tu nous vous son sa ses leur leurs mon ma dans "
      "en "
      "à au aux pour par sur avec sans sous mais et ou si quand lorsque comme puis ainsi alors après avant",
-     false},
+     false, true},
     {"es", "spanish",
-     "sr sra sres sras srta d dª dña dr dra drs prof lic ing gral cnel cap ud uds vd vds sto sta p.ej cf aprox",
+     "sr sra sres sras srta d dª dña dr dra drs prof lic ing gral cnel cap ud uds vd vds sto sta p.ej cf aprox ee",
      "no nº núm núms p pp pág págs vol vols t fig art ene feb abr ago sept oct nov dic", "etc jr cía s.a ee.uu av",
      "el la los las un una unos unas él ella ellos ellas lo su sus mi mis este esta estos estas ese esa aquel en a de "
      "del al por para con sin sobre pero y o si cuando como aunque entonces así después antes no se",
-     false},
+     false, false},
 };
 
 std::unordered_set<std::string_view> words_of(std::string_view list) {
@@ -113,6 +114,7 @@ constexpr std::string_view kWideClosing[] = {"\xE2\x80\x9D", "\xE2\x80\x99", "\x
 constexpr std::string_view kWideOpening[] = {"\xE2\x80\x9C", "\xE2\x80\x98", "\xE2\x80\x9E", "\xE2\x80\x9A",
                                              "\xE2\x80\x94", "\xE2\x80\x93", "\xE2\x80\xB9", "\xC2\xAB",
                                              "\xC2\xBB",     "\xC2\xBF",     "\xC2\xA1"};
+constexpr std::string_view kSpacedClosing[] = {" \xC2\xBB", "\xC2\xA0\xC2\xBB", "\xE2\x80\xAF\xC2\xBB"};
 constexpr Characters kStops(".!?", kEllipsis), kWideStops("", kWideStop), kClosing("\"')]}_*", kWideClosing),
     kOpening("\"'`([{_*-", kWideOpening);
 
@@ -186,6 +188,7 @@ SentenceSplitter::SentenceSplitter(std::string_view language, bool keep_newlines
   last_ = words_of(rules.last);
   starters_ = words_of(rules.starters);
   ordinals_ = rules.ordinals;
+  spaced_quotes_ = rules.spaced_quotes;
 }
 
 /// Whether the single full stop at `stop` ends the sentence that began at `begin`, with the next word at `next`.
@@ -234,6 +237,8 @@ void SentenceSplitter::split(std::string_view text, std::vector<std::string_view
       more = stops.match(text, at);
       if (more != 0) one_full_stop = false;
       if (more == 0) more = kClosing.match(text, at);
+      for (const std::string_view closing : kSpacedClosing)
+        if (more == 0 && spaced_quotes_ && text.substr(at).starts_with(closing)) more = closing.size();
     }
     if (!wide && at < text.size() && !is_space(text[at])) continue;
     const std::size_t end = at;

@@ -32,7 +32,8 @@ class SentenceSplitter {
   bool add(std::string_view sentence, std::vector<std::string_view>& sentences) const;
 
   bool keep_newlines_;
-  bool ordinals_ = false;  // "3. Oktober"
+  bool ordinals_ = false;       // "3. Oktober"
+  bool spaced_quotes_ = false;  // "« Non ! »"
   std::unordered_set<std::string_view> titles_, numbers_, last_, starters_;
 };
 
