@@ -60,7 +60,7 @@ struct EncodeFlags : DecodeFlags {
   }
 };
 
-/// Reads lines of any length from a stream.
+/// Reads lines of any length from a stream, those of a pipe or a terminal as they come.
 class LineReader {
  public:
   explicit LineReader(const std::string& path) : stream_(path), buffer_(1 << 20, '\0') {}
@@ -79,7 +79,7 @@ class LineReader {
         return true;
       }
       at_ = 0;
-      filled_ = stream_.read(buffer_);
+      filled_ = stream_.read_some(buffer_);
       if (filled_ == 0) return !line.empty();
     }
   }
@@ -110,6 +110,10 @@ class Output {
     else if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
       throw std::runtime_error("standard output could not be written");
   }
+  /// What is written is to be seen now: who writes lines to a pipe may wait for what they become.
+  void flush() {
+    if (!file_ && std::fflush(stdout) != 0) throw std::runtime_error("standard output could not be written");
+  }
   void finish() {
     if (file_) file_->commit();
   }
@@ -133,6 +137,7 @@ class LineEncoder {
         out += '\n';
       }
       output.write(out);
+      output.flush();
     }
   }
 
@@ -224,6 +229,7 @@ int tokenizer_decode(const Args& args) {
         output.write(json_line(nlohmann::json{{"text", tokenizer.decode(ids)}}));
       else
         output.write(tokenizer.decode(ids) + "\n");
+      if (!reader.has_line()) output.flush();
     }
   }
   output.finish();

@@ -1,12 +1,15 @@
 """`megatron tokenizer`: every kind is trained, looked into, and turns text into ids and back."""
 import json
+import os
 import pathlib
+import select
+import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run  # noqa: E402
+from program import MEGATRON, run  # noqa: E402
 
 TEXT = "\n".join(f"The {a} house stands beside the {b} tree, number {i}." for i, (a, b) in enumerate(
     (a, b) for a in ("old", "new", "Grüne", "small") for b in ("tall", "first", "other", "Größte")))
@@ -62,6 +65,19 @@ class TokenizerJobs(unittest.TestCase):
         for row, text in zip(objects, (TEXT, "a tree"), strict=True):
             ids = " ".join(map(str, row["ids"]))
             self.assertEqual(run("tokenizer", "decode", "--tokenizer", self.path / "bpe", stdin=ids), text + "\n")
+
+    def test_each_line_of_a_pipe_is_answered_at_once(self):
+        self.train("bpe")
+        for job, lines in (("encode", ["a", "Pa", "the old tree"]), ("decode", ["65", "72 70"])):
+            with subprocess.Popen([os.path.abspath(MEGATRON), "tokenizer", job, "--tokenizer", self.path / "bpe"],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as program:
+                for line in lines:
+                    program.stdin.write(line + "\n")
+                    self.assertTrue(select.select([program.stdout], [], [], 120)[0], f"{job}: no answer to {line}")
+                    self.assertEqual(program.stdout.readline(), run("tokenizer", job, "--tokenizer", self.path / "bpe",
+                                                                    stdin=line + "\n"))
+                program.stdin.close()
+                self.assertEqual(program.wait(60), 0)
 
     def test_options_that_do_not_go_together_are_refused_before_any_work(self):
         for kind, options in (("bpe", ["--cased"]), ("unigram", ["--limit-alphabet", 5]), ("bpe", ["--threads", 2000]),

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -225,28 +226,36 @@ ByteStream& ByteStream::operator=(ByteStream&&) noexcept = default;
 void ByteStream::choose_decoder() {
   struct Kind {
     const char *name, *ending;
-    bool is_it;
+    std::vector<std::uint8_t> begins;
+    std::uint8_t first_mask;  // bits of the first byte that count
     std::unique_ptr<Decoder> (*make)();
+
+    bool may_be(std::span<const std::byte> bytes) const {
+      for (std::size_t i = 0; i < std::min(bytes.size(), begins.size()); ++i)
+        if (((std::to_integer<unsigned>(bytes[i]) ^ begins[i]) & (i == 0 ? first_mask : 0xFFu)) != 0) return false;
+      return true;
+    }
   };
-  const auto begin = source_->window(6);
-  std::array<std::uint8_t, 6> head{};
-  std::memcpy(head.data(), begin.data(), std::min(begin.size(), head.size()));
-  std::uint32_t magic = 0;
-  std::memcpy(&magic, head.data(), sizeof magic);
-  constexpr std::uint32_t kZstd = 0xFD2FB528, kZstdSkippable = 0x184D2A50;
-  constexpr std::array<std::uint8_t, 6> kXz = {0xFD, '7', 'z', 'X', 'Z', 0};
-  const std::array kinds = {
-      Kind{"gzip", ".gz", (magic & 0xFFFF) == 0x8B1F, [] { return std::unique_ptr<Decoder>(new Gzip); }},
-      Kind{"zstd", ".zst", magic == kZstd || (magic & 0xFFFFFFF0) == kZstdSkippable,
-           [] { return std::unique_ptr<Decoder>(new Zstd); }},
-      Kind{"xz", ".xz", head == kXz, [] { return std::unique_ptr<Decoder>(new Xz); }},
+  const auto zstd = [] { return std::unique_ptr<Decoder>(new Zstd); };
+  const Kind kinds[] = {
+      {"gzip", ".gz", {0x1F, 0x8B}, 0xFF, [] { return std::unique_ptr<Decoder>(new Gzip); }},
+      {"zstd", ".zst", {0x50, 0x2A, 0x4D, 0x18}, 0xF0, zstd},  // a frame to be skipped
+      {"zstd", ".zst", {0x28, 0xB5, 0x2F, 0xFD}, 0xFF, zstd},
+      {"xz", ".xz", {0xFD, '7', 'z', 'X', 'Z', 0}, 0xFF, [] { return std::unique_ptr<Decoder>(new Xz); }},
   };
+  // Of a terminal or a pipe no more is waited for than tells the kinds apart.
+  auto begin = source_->window();
+  const auto may_be = [&](const Kind& kind) { return kind.may_be(begin); };
+  for (std::size_t size = 2; size <= 6 && std::any_of(std::begin(kinds), std::end(kinds), may_be); ++size)
+    begin = source_->window(size);
   decoder_ = std::make_unique<Plain>();
-  for (const Kind& kind : kinds) {
-    if (kind.is_it) decoder_ = kind.make();
-    if (std::string_view(source_->name()).ends_with(kind.ending) && !kind.is_it)
+  const auto is_it = [&](const Kind& kind) { return begin.size() >= kind.begins.size() && kind.may_be(begin); };
+  const Kind* const found = std::find_if(std::begin(kinds), std::end(kinds), is_it);
+  if (found != std::end(kinds)) decoder_ = found->make();
+  for (const Kind& kind : kinds)
+    if (std::string_view(source_->name()).ends_with(kind.ending) &&
+        (found == std::end(kinds) || std::string_view(found->ending) != kind.ending))
       source_->damaged(concat("a ", kind.ending, " file must begin as ", kind.name, " does."), "other bytes");
-  }
 }
 
 std::size_t ByteStream::read(std::span<char> out) {
@@ -258,6 +267,8 @@ std::size_t ByteStream::read(std::span<char> out) {
   }
   return done;
 }
+
+std::size_t ByteStream::read_some(std::span<char> out) { return out.empty() ? 0 : decoder_->read(*source_, out); }
 
 void ByteStream::skip(std::int64_t bytes) {
   std::vector<char> ignored(std::min<std::size_t>(static_cast<std::size_t>(bytes), 1 << 20));

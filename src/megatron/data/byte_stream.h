@@ -23,6 +23,10 @@ class ByteStream {
   /// Fills `out` as far as the stream goes; returns the bytes given, fewer than out.size() only at the end.
   std::size_t read(std::span<char> out);
 
+  /// As read(), but gives what is there at once, of a pipe or a terminal what came so far: at least a byte before the
+  /// end.
+  std::size_t read_some(std::span<char> out);
+
   /// Passes over `bytes` of the stream. Throws ConfigError where it ends before.
   void skip(std::int64_t bytes);
 
