@@ -1,27 +1,21 @@
 #include "megatron/checkpoint/reshard.h"
 
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/dtypes.h"
-#include "megatron/checkpoint/files.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/folder_lock.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/safetensors.h"
 #include "megatron/checkpoint/save_plan.h"
+#include "megatron/checkpoint/streamed.h"
 
 namespace megatron::checkpoint {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::int64_t kBytesAtOnce = std::int64_t{4} << 20;
 
 /// The part of a tensor that file `index` of `files` gets: an equal share of its rows; those of one row are the
 /// first's.
@@ -55,40 +49,18 @@ std::vector<HeldSlice> slices_of_file(const Reader& reader, int index, const Res
   return slices;
 }
 
-/// Reads a box a few rows, or parts of a row, at a time.
-void copy_box(const Reader& reader, const HeldSlice& slice, const Box& box, HashedWriter& file) {
-  const auto width = static_cast<std::int64_t>(dtype_bytes(slice.dtype));
-  std::size_t d = 0;  // the first dimension that has more than one index
-  while (d < box.shape.size() && box.shape[d] == 1) ++d;
-  const std::int64_t inner = d < box.shape.size() && box.shape[d] > 0 ? box.elements() / box.shape[d] : 0;
-  if (d == box.shape.size() || box.elements() * width <= kBytesAtOnce) {
-    const at::Tensor buffer = at::empty(box.shape, dtype_of(slice.dtype));
-    reader.read(slice.name, box, buffer);
-    return file.write(
-        {static_cast<const std::byte*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.nbytes())});
+/// The tensors of a checkpoint.
+class CheckpointStream final : public TensorStream {
+ public:
+  explicit CheckpointStream(const Reader& reader) : reader_(reader) {}
+  void expect(const HeldSlice& slice) const override { reader_.expect(slice.name, slice.box); }
+  void read(const HeldSlice& slice, const Box& box, const at::Tensor& into) const override {
+    reader_.read(slice.name, box, into);
   }
-  const std::int64_t step = std::max<std::int64_t>(1, kBytesAtOnce / (inner * width));
-  for (std::int64_t first = 0; first < box.shape[d]; first += step) {
-    Box part = box;
-    part.offset[d] += first;
-    part.shape[d] = std::min(step, box.shape[d] - first);
-    copy_box(reader, slice, part, file);
-  }
-}
 
-Written write_share(const Reader& reader, const std::vector<HeldSlice>& slices, const std::vector<std::size_t>& writes,
-                    const fs::path& path) {
-  if (writes.empty()) return {};
-  std::string text;
-  const SafetensorsHeader header = make_safetensors(entries_of(slices, writes), {{"format", "pt"}}, text);
-  HashedWriter file(path, header.file_size());
-  file.write(std::as_bytes(std::span(text)));
-  for (const std::size_t index : writes) reader.expect(slices[index].name, slices[index].box);
-  for (const std::size_t index : writes) copy_box(reader, slices[index], slices[index].box, file);
-  Written written{.file = file.finish(), .begins = {}};
-  for (const SafetensorsEntry& entry : header.tensors) written.begins.push_back(entry.begin);
-  return written;
-}
+ private:
+  const Reader& reader_;
+};
 
 }  // namespace
 
@@ -102,29 +74,10 @@ fs::path reshard(const fs::path& from, const fs::path& to, const ReshardOptions&
         rule_got_fix("reshard: the folder written must not hold checkpoints.", to.string(), "name another folder"));
   std::vector<std::vector<HeldSlice>> held;
   for (int index = 0; index < options.files; ++index) held.push_back(slices_of_file(reader, index, options));
-  const auto writes = plan_writes(held);
 
   make_folder(to);
   const FolderLock lock(to, "name another folder");
-  prepare_folder(to);
-  const fs::path temporary = temporary_folder(to, name);
-  fs::create_directory(temporary);
-  try {
-    std::vector<Written> written;
-    for (std::size_t index = 0; index < held.size(); ++index)
-      written.push_back(
-          write_share(reader, held[index], writes[index], temporary / data_file_name(static_cast<int>(index))));
-    Manifest manifest = join_manifest(held, writes, written);
-    manifest.iteration = reader.manifest().iteration;
-    manifest.metadata = reader.manifest().metadata;
-    write_file(temporary / "manifest.json", manifest_text(manifest));
-    publish(to, temporary, name);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
-  return to / name;
+  return save_streamed(to, reader.manifest().iteration, reader.manifest().metadata, held, CheckpointStream(reader));
 }
 
 }  // namespace megatron::checkpoint

@@ -1,7 +1,5 @@
 #include "megatron/interchange/import.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,10 +8,11 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
-#include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/folder_lock.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/checkpoint/streamed.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/interchange/companions.h"
@@ -30,11 +29,10 @@ namespace {
 // In the metadata of an imported checkpoint: the config.json it came from, which says what a recipe cannot.
 constexpr const char* kConfigKey = "hugging_face_config";
 
-config::RunConfig recipe_of(const config::ModelConfig& model, const std::vector<checkpoint::ShardedTensor>& tensors) {
+config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType type) {
   config::RunConfig recipe;
   recipe.model = model;
   recipe.data.seq_length = model.max_position_embeddings;
-  const at::ScalarType type = tensors.front().data.scalar_type();
   recipe.train.dtype = type == at::kBFloat16 ? "bf16"
                        : type == at::kHalf   ? "fp16"
                        : type == at::kDouble ? "fp64"
@@ -64,6 +62,18 @@ std::optional<FolderConfig> imported_config(const fs::path& found) {
   return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
 }
 
+/// The tensors of another program's folder.
+class SourceStream final : public checkpoint::TensorStream {
+ public:
+  explicit SourceStream(const checkpoint::WeightSource& source) : source_(source) {}
+  void read(const checkpoint::HeldSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const override {
+    source_.read(slice.name, box, into);
+  }
+
+ private:
+  const checkpoint::WeightSource& source_;
+};
+
 }  // namespace
 
 void import_weights(const fs::path& folder, const fs::path& output, const ImportOptions& options) {
@@ -72,24 +82,23 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
         rule_got_fix("import: the output folder must not hold checkpoints.", output.string(), "name another --output"));
   const auto source = open_weights(folder);
   const config::ModelConfig model = model_config_of(folder);
-  std::vector<checkpoint::ShardedTensor> tensors;
+  std::vector<checkpoint::HeldSlice> tensors;
   for (const std::string& name : source->tensors()) {
     const std::vector<std::int64_t>& shape = *source->shape(name);
-    const std::string dtype = options.dtype.empty() ? source->dtype(name) : options.dtype;
-    const std::vector<std::int64_t> origin(shape.size(), 0);
-    tensors.push_back(
-        {name, shape, origin, at::empty(shape, scalar_type(dtype, source->name() + ": \"" + name + "\""))});
-    source->read(name, {origin, shape}, tensors.back().data);
+    const auto type =
+        scalar_type(options.dtype.empty() ? source->dtype(name) : options.dtype, source->name() + ": \"" + name + "\"");
+    tensors.push_back({name, checkpoint::dtype_name(type), shape, {std::vector<std::int64_t>(shape.size(), 0), shape}});
   }
   checkpoint::Metadata metadata = {
-      {"recipe", nlohmann::json(config::save_toml(recipe_of(model, tensors))).dump()},
+      {"recipe",
+       nlohmann::json(config::save_toml(recipe_of(model, checkpoint::dtype_of(tensors.front().dtype)))).dump()},
       {"imported_from", nlohmann::json(fs::absolute(folder).lexically_normal().filename().string()).dump()}};
   if (kind_of(folder) == FolderKind::HuggingFace)
     metadata[kConfigKey] = nlohmann::json(read_file(folder / "config.json")).dump();
   make_folder(output);
   const checkpoint::FolderLock lock(output, "name another --output");
   copy_companions(folder, output);
-  checkpoint::save(output, 0, tensors, metadata, comm::Group());
+  checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
 }
 
 bool is_bert(const fs::path& folder) { return model_config_of(folder).architecture == "bert"; }

@@ -14,8 +14,8 @@ struct ImportOptions {
 };
 
 /// Makes `output` a folder of checkpoints of ours with one of iteration 0, that holds the weights of `folder` (of any
-/// kind), the recipe of its network, and beside it the files of its tokenizer. Holds all weights in memory. `output`
-/// must not hold checkpoints.
+/// kind), the recipe of its network, and beside it the files of its tokenizer. Holds a few MiB of the weights at a
+/// time. `output` must not hold checkpoints.
 void import_weights(const std::filesystem::path& folder, const std::filesystem::path& output,
                     const ImportOptions& options);
 

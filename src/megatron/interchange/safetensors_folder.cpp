@@ -1,6 +1,10 @@
 #include "megatron/interchange/safetensors_folder.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -15,6 +19,15 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{1} << 26;
+
+/// Lets go of the pages that lie wholly in `bytes` of a mapped file, until they are read again: whoever reads a large
+/// model once does not hold it.
+void let_go(std::span<const std::byte> bytes) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(bytes.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(bytes.data() + bytes.size()) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
 
 }  // namespace
 
@@ -90,11 +103,10 @@ void SafetensorsFolder::read(const std::string& tensor, const checkpoint::Box& b
   if (!checkpoint::inside(box, place.entry.shape))
     throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
   const MappedFile& file = files_[place.file];
-  read_stored({.bytes = file.range(place.entry.begin, place.entry.end - place.entry.begin, 1, tensor),
-               .dtype = place.entry.dtype,
-               .shape = place.entry.shape,
-               .strides = {}},
-              box, into, concat(file.path().string(), ": \"", tensor, "\""));
+  const auto bytes = file.range(place.entry.begin, place.entry.end - place.entry.begin, 1, tensor);
+  read_stored({.bytes = bytes, .dtype = place.entry.dtype, .shape = place.entry.shape, .strides = {}}, box, into,
+              concat(file.path().string(), ": \"", tensor, "\""));
+  let_go(bytes);
 }
 
 }  // namespace megatron::interchange
