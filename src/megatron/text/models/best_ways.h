@@ -9,7 +9,6 @@ namespace megatron::text {
 
 /// The best way to each place of a text by tokens that end there (Viterbi's algorithm). Scores are kept as far as a
 /// token reaches, 8 bytes for each byte of text; one a thread, and its room is used again.
-template <class Score>
 class BestWays {
  public:
   /// Begins at place 0 of a text of `size` bytes, fewer than 2^32, with tokens of at most `longest` bytes.
@@ -20,13 +19,13 @@ class BestWays {
   }
 
   /// Of the best way to `place`, one that is reached and not passed yet.
-  Score score(std::size_t place) const { return scores_[place & (scores_.size() - 1)]; }
+  double score(std::size_t place) const { return scores_[place & (scores_.size() - 1)]; }
 
   /// A way of this score leads to `end` by the token `id`, which begins at `begin`; the first of equal ones counts.
   void reach(std::size_t begin, std::size_t end, std::int32_t id, double score) {
-    Score& best = scores_[end & (scores_.size() - 1)];
-    if (last_[end].id >= 0 && score <= static_cast<double>(best)) return;
-    best = static_cast<Score>(score);
+    double& best = scores_[end & (scores_.size() - 1)];
+    if (last_[end].id >= 0 && score <= best) return;
+    best = score;
     last_[end] = {static_cast<std::uint32_t>(begin), id};
   }
 
@@ -39,7 +38,7 @@ class BestWays {
 
  private:
   std::vector<Token> last_;
-  std::vector<Score> scores_;  // of place p at p modulo its size
+  std::vector<double> scores_;  // of place p at p modulo its size
 };
 
 }  // namespace megatron::text

@@ -33,7 +33,7 @@ class SentencePieceEncoder : public TextEncoder {
 
  private:
   const SentencePieceModel& model_;
-  BestWays<float> ways_;
+  BestWays ways_;
   std::vector<SentencePieceModel::Part> parts_;
   std::vector<Symbol> symbols_;
   MergeRoom room_;
@@ -109,23 +109,23 @@ std::int32_t SentencePieceModel::usable(std::string_view piece) const {
   return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found->second : -1;
 }
 
-void SentencePieceModel::unigram(std::string_view text, BestWays<float>& ways, std::vector<Part>& parts) const {
+void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vector<Part>& parts) const {
   constexpr float kPenalty = 10;
   const float unknown_score = lowest_ - kPenalty;
   check_mergeable(text);
   ways.start(text.size(), longest_);
   for (std::size_t at = 0, size = 0; at < text.size(); at += size) {
     size = std::min(character_size(text, at), text.size() - at);
-    const float so_far = ways.score(at);
+    const double so_far = ways.score(at);
     bool is_token = false;
     trie_.for_each_prefix(text.substr(at), [&](std::size_t length, std::int32_t id) {
       const double score = type(id) == Type::UserDefined
                                ? static_cast<double>(static_cast<float>(length) * highest_) - 0.1
                                : static_cast<double>(options().scores[static_cast<std::size_t>(id)]);
-      ways.reach(at, at + length, id, score + static_cast<double>(so_far));
+      ways.reach(at, at + length, id, score + so_far);
       is_token = is_token || length == size;
     });
-    if (!is_token) ways.reach(at, at + size, unknown_, static_cast<double>(unknown_score + so_far));
+    if (!is_token) ways.reach(at, at + size, unknown_, static_cast<double>(unknown_score) + so_far);
   }
   for (auto at = static_cast<std::uint32_t>(text.size()); at > 0; at = ways.last(at).begin)
     parts.push_back({ways.last(at).begin, at, ways.last(at).id});

@@ -23,7 +23,7 @@ class SentencePieceModel : public TokenizerModel {
     std::uint32_t begin = 0, end = 0;
     std::int32_t id = -1;
   };
-  void unigram(std::string_view text, BestWays<float>& ways, std::vector<Part>& parts) const;
+  void unigram(std::string_view text, BestWays& ways, std::vector<Part>& parts) const;
   void merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room, std::vector<Part>& parts) const;
   /// Appends the ids of parts, unknown ones as bytes or together.
   void write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,

@@ -36,7 +36,7 @@ class UnigramEncoder : public TextEncoder {
 
  private:
   const UnigramModel& model_;
-  BestWays<double> ways_;
+  BestWays ways_;
   std::vector<std::uint32_t> places_;
 };
 
@@ -69,7 +69,7 @@ UnigramModel::UnigramModel(Vocabulary vocabulary) : TokenizerModel(std::move(voc
 
 std::unique_ptr<TextEncoder> UnigramModel::encoder(int) const { return std::make_unique<UnigramEncoder>(*this); }
 
-void UnigramModel::search(std::string_view piece, BestWays<double>& ways) const {
+void UnigramModel::search(std::string_view piece, BestWays& ways) const {
   check_mergeable(piece);
   ways.start(piece.size(), longest_);
   for (std::size_t at = 0, size = 0; at < piece.size(); at += size) {

@@ -17,7 +17,7 @@ class UnigramModel : public TokenizerModel {
   explicit UnigramModel(Vocabulary vocabulary);
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
-  void search(std::string_view piece, BestWays<double>& ways) const;
+  void search(std::string_view piece, BestWays& ways) const;
   /// Appends the tokens of bytes [begin, end), which no token is.
   void encode_unknown(std::string_view piece, std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids,
                       std::vector<std::size_t>* ends) const;
