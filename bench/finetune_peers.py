@@ -125,8 +125,8 @@ def main():
             begin = time.perf_counter()
             accuracies[name] = run(arguments, train, valid)
             print(json.dumps({"program": name, "task": arguments.task, "epochs": arguments.epochs,
-                              "accuracy": round(accuracies[name], 2), "seconds": round(time.perf_counter() - begin, 1)}),
-                  flush=True)
+                              "accuracy": round(accuracies[name], 2),
+                              "seconds": round(time.perf_counter() - begin, 1)}), flush=True)
     if len(accuracies) == 2:
         print(json.dumps({"task": arguments.task,
                           "ours_minus_peer": round(accuracies["ours"] - accuracies["peer"], 2)}))
