@@ -23,12 +23,16 @@ function(megatron_library folder)
   endforeach()
   if(NOT ARG_PURE)
     target_link_libraries(megatron_${folder} ${scope} torch_cpu)
+    if(sources AND NOT folder STREQUAL comm)  # compiled without OpenMP
+      megatron_precompile(megatron_${folder} LIBRARY)
+    endif()
   endif()
 endfunction()
 
-# megatron_precompile(TARGET [TORCH]): GoogleTest's headers, with TORCH also libtorch's, half of the time that a test
-# takes to compile, are compiled once, for a small program of their own: a precompiled header belongs to a target, and
-# whoever uses it must be compiled with OpenMP as it is, or without as it is.
+# megatron_precompile(TARGET [LIBRARY|TORCH]): what a file includes from elsewhere is half of the time that it takes to
+# compile: such headers are compiled once. LIBRARY: libtorch's, for a library; TORCH: GoogleTest's beside them, for
+# tests; neither: GoogleTest's alone. They have a small target of their own: a precompiled header belongs to one, and
+# whoever uses it must be compiled with OpenMP as it is, or without as it is, and both as libraries or as programs.
 function(megatron_precompile target)
   set(owner tests_headers)
   set(headers <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp> <filesystem> <functional> <map> <span> <string> <thread> <vector>)
@@ -39,8 +43,18 @@ function(megatron_precompile target)
       <ATen/ops/full.h> <ATen/ops/equal.h> <ATen/ops/tensor.h>)
     set(libraries megatron_kernels)
   endif()
-  if(NOT TARGET ${owner})
-    add_executable(${owner} EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/tests/testing/headers.cpp)
+  if(ARGV1 STREQUAL LIBRARY)
+    set(owner library_headers)
+    set(headers <ATen/core/Tensor.h> <ATen/TensorOperators.h> <ATen/ops/empty.h> <nlohmann/json.hpp> <algorithm>
+      <filesystem> <functional> <map> <memory> <optional> <span> <string> <utility> <vector>)
+    set(libraries megatron_options torch_cpu nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX)
+  endif()
+  if(NOT TARGET ${owner} AND owner STREQUAL library_headers)
+    add_library(${owner} STATIC EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/cmake/headers.cpp)
+    target_link_libraries(${owner} PRIVATE ${libraries})
+    target_precompile_headers(${owner} PRIVATE ${headers})
+  elseif(NOT TARGET ${owner})
+    add_executable(${owner} EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/cmake/headers.cpp)
     target_link_libraries(${owner} PRIVATE ${libraries} GTest::gtest_main GTest::gmock)
     target_precompile_headers(${owner} PRIVATE ${headers})
   endif()
@@ -48,7 +62,8 @@ function(megatron_precompile target)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # The first for ccache. In strings that are added up, g++ 12 sees bounds exceeded where none are, and says so where
     # the strings' header is a precompiled one.
-    target_compile_options(${target} PRIVATE -fpch-preprocess -Wno-array-bounds -Wno-restrict)
+    target_compile_options(${target} PRIVATE -fpch-preprocess -Wno-array-bounds -Wno-restrict
+      -Wno-stringop-overflow)
   endif()
 endfunction()
 

@@ -1,0 +1,1 @@
+// The whole of the targets that own the precompiled headers (Layers.cmake).
