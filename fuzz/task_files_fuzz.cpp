@@ -60,15 +60,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     switch (data[0] % 6) {
       case 0:
-        fill_all(pair_rows(parse_glue(bytes, "input", GlueTask::Mnli), tokenizer(), 8, 1));
+        fill_all(pair_rows(parse_glue(bytes, "input", GlueTask::Mnli), tokenizer(), bert_frame(tokenizer()), 8, 1));
         break;
       case 1:
-        fill_all(pair_rows(parse_glue(bytes, "input", GlueTask::Qqp), tokenizer(), 8, 1));
+        fill_all(pair_rows(parse_glue(bytes, "input", GlueTask::Qqp), tokenizer(), bert_frame(tokenizer()), 8, 1));
         break;
       case 2: {
         RaceExamples examples;
         parse_race(bytes, "input", examples);
-        fill_all(choice_rows(examples, tokenizer(), 8, 3, 1));
+        fill_all(choice_rows(examples, tokenizer(), bert_frame(tokenizer()), 8, 3, 1));
         break;
       }
       case 3:
