@@ -197,7 +197,8 @@ struct Measured {
 // tp.
 std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
   const auto& train = run.config.train;
-  if (run.parts.size() > 1 || run.shape.is_bert()) return {0};  // on the ranks of the last stage, after a head
+  if (run.parts.size() > 1 || run.shape.architecture != plan::Architecture::Gpt)
+    return {0};  // on the ranks of the last stage, after a head, of another length
   const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
   const parallel::VocabParallelOutput output(
       engine.parameters.get(weight), engine.context.group(plan::Axis::Tp),
@@ -244,7 +245,8 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
             int threads) {
   const double step_s = median(measured.timed.step_s);
   const std::int64_t samples = run.config.train.global_batch_size;
-  const double flops = plan::training_flops(run.shape, samples, run.config.data.seq_length);
+  const double flops =
+      plan::training_flops(run.shape, samples, run.config.data.seq_length, run.config.data.decoder_seq_length);
   const auto ms = [](const std::vector<double>& seconds) { return 1e3 * median(seconds); };
   const double loss_layer_ms = ms(measured.loss_layer_s) * static_cast<double>(options.microbatches);
   Json steps = Json::array();

@@ -24,6 +24,17 @@ json gpt2() {
           {"n_head", 4},          {"n_positions", 32}, {"vocab_size", 257}};
 }
 
+json t5() {
+  return {{"model_type", "t5"}, {"architectures", {"T5ForConditionalGeneration"}},
+          {"num_layers", 2},    {"num_decoder_layers", 3},
+          {"d_model", 64},      {"d_kv", 24},
+          {"d_ff", 96},         {"num_heads", 4},
+          {"vocab_size", 257},  {"feed_forward_proj", "gated-gelu"},
+          {"eos_token_id", 1},  {"is_encoder_decoder", true},
+          {"pad_token_id", 0},  {"decoder_start_token_id", 0},
+          {"n_positions", 512}, {"tie_word_embeddings", false}};
+}
+
 config::ModelConfig model_of(const json& object) { return parse_config(object.dump(), "config.json").model; }
 
 void expect_field_refused(json object, const std::string& field, const json& value) {
@@ -184,7 +195,7 @@ TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
   scaled["head_dim"] = 24;
   qwen2.update({{"model_type", "qwen2"}, {"architectures", {"Qwen2ForCausalLM"}}});
   biased.update({{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", false}, {"hidden_act", "gelu"}});
-  for (const json& object : {gpt2(), llama(), scaled, qwen2, biased}) {
+  for (const json& object : {gpt2(), llama(), scaled, qwen2, biased, t5()}) {
     FolderConfig first = parse_config(object.dump(), "first");
     const FolderConfig again = parse_config(config_json(first, "float32"), "again");
     EXPECT_EQ(again.family, family_of(first.model));
@@ -203,6 +214,33 @@ TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
   }
 }
 
+TEST(HuggingFaceConfig, ReadsT5) {
+  const config::ModelConfig model = model_of(t5());
+  EXPECT_EQ(model.architecture, "t5");
+  EXPECT_EQ(model.activation, "gelu_tanh");  // what transformers makes of gated-gelu
+  EXPECT_TRUE(model.gated_linear_unit && model.untie_embeddings_and_output_weights);
+  EXPECT_EQ(model.relative_attention_num_buckets, 32);
+  const plan::GptShape shape = shape_of(model);
+  EXPECT_EQ(shape.num_layers, 5);
+  EXPECT_EQ(shape.encoder_layers, 2);
+  EXPECT_EQ(shape.query_rows(), 96);
+  json first = t5();
+  for (const char* key : {"num_decoder_layers", "feed_forward_proj", "tie_word_embeddings"}) first.erase(key);
+  EXPECT_EQ(model_of(first).activation, "relu");
+  EXPECT_EQ(shape_of(model_of(first)).num_layers, 4);
+  EXPECT_FALSE(model_of(first).untie_embeddings_and_output_weights);
+  for (const auto& [field, value] : std::map<std::string, json>{{"is_encoder_decoder", false},
+                                                                {"scale_decoder_outputs", true},
+                                                                {"feed_forward_proj", "gated-tanh"},
+                                                                {"dense_act_fn", "gelu"},
+                                                                {"is_gated_act", false},
+                                                                {"relative_attention_num_buckets", 2},
+                                                                {"relative_attention_max_distance", 16},
+                                                                {"num_decoder_layers", 1 << 20},
+                                                                {"architectures", {"T5EncoderModel"}}})
+    expect_field_refused(t5(), field, value);
+}
+
 TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
   config::ModelConfig model = model_of(llama());
   model.rotary_percent = 0.5;
@@ -210,6 +248,9 @@ TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
   model = model_of(gpt2());
   model.normalization = "RMSNorm";
   expect_refused([&] { family_of(model); }, {"RMSNorm"});
+  model = model_of(t5());
+  model.activation = "gelu";
+  expect_refused([&] { family_of(model); }, {"activation gelu"});
 }
 
 }  // namespace

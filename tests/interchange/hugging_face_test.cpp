@@ -77,7 +77,7 @@ TEST(HuggingFaceFolder, LlamaHasOurNamesAndOrders) {
 }
 
 TEST(HuggingFaceFolder, SlicesAreThoseOfTheWhole) {
-  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert"}) {
+  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert", "tiny_t5"}) {
     NEED_GOLDEN(folder, name);
     const auto source = open_weights(folder);
     for (const std::string& tensor : source->tensors()) {
@@ -101,7 +101,7 @@ TEST(HuggingFaceFolder, SlicesAreThoseOfTheWhole) {
 }
 
 TEST(HuggingFaceFolder, ExportedTensorsAreTheImportedBits) {
-  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert"}) {
+  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert", "tiny_t5"}) {
     NEED_GOLDEN(folder, name);
     TemporaryFolder out;
     export_hugging_face(*open_weights(folder), read_config(folder), out.path() / name, {});

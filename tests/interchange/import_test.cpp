@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 TEST(Import, ACheckpointHoldsTheSameWeightsAndNetwork) {
-  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert"}) {
+  for (const char* name : {"tiny_gpt2", "tiny_llama", "tiny_bert", "tiny_t5"}) {
     const fs::path folder = golden_model(name);
     if (folder.empty()) GTEST_SKIP() << name << " is not there";
     TemporaryFolder place;

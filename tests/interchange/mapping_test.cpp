@@ -24,7 +24,24 @@ plan::GptShape llama() {
   return shape;
 }
 
-std::vector<Mapping> all_tables() { return {gpt2_mapping(kGpt2), llama_mapping(llama()), bert_mapping(kGpt2, {})}; }
+plan::GptShape t5(bool second) {
+  plan::GptShape shape = llama();
+  shape.num_groups = 0;
+  shape.num_layers = 5;
+  shape.qkv_bias = false;
+  shape.gated = second;
+  shape.tied_output = !second;
+  shape.architecture = plan::Architecture::T5;
+  shape.encoder_layers = 2;
+  shape.position_buckets = 8;
+  shape.position_max_distance = 10;
+  return shape;
+}
+
+std::vector<Mapping> all_tables() {
+  return {gpt2_mapping(kGpt2), llama_mapping(llama()), bert_mapping(kGpt2, {}), t5_mapping(t5(false)),
+          t5_mapping(t5(true))};
+}
 
 std::int64_t elements(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -68,7 +85,10 @@ TEST(Mapping, TwiceInvertedIsItself) {
 }
 
 TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
-  for (const auto& [shape, table] : {std::pair{kGpt2, gpt2_mapping(kGpt2)}, {llama(), llama_mapping(llama())}}) {
+  for (const auto& [shape, table] : {std::pair{kGpt2, gpt2_mapping(kGpt2)},
+                                     {llama(), llama_mapping(llama())},
+                                     {t5(false), t5_mapping(t5(false))},
+                                     {t5(true), t5_mapping(t5(true))}}) {
     const auto specs = plan::gpt_parameters(shape, 1, 0);
     EXPECT_EQ(specs.size(), table.size());
     for (const auto& spec : specs) {

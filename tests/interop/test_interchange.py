@@ -91,6 +91,26 @@ class Interchange(unittest.TestCase):
         self.assertTrue(torch.equal(outputs[0].prediction_logits, outputs[1].prediction_logits))
         self.assertTrue(torch.equal(outputs[0].seq_relationship_logits, outputs[1].seq_relationship_logits))
 
+    def test_both_kinds_of_t5_are_exported_bit_by_bit_and_compute_the_same(self):
+        sizes = dict(vocab_size=96, d_model=32, d_kv=6, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
+                     decoder_start_token_id=0)
+        first = transformers.T5Config(**sizes, feed_forward_proj="relu")
+        second = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        ids = torch.randint(0, 96, (2, 20))
+        for name, config in (("first", first), ("second", second)):
+            model = transformers.T5ForConditionalGeneration(config)
+            if name == "second":
+                model.lm_head.weight = torch.nn.Parameter(torch.randn(96, 32))
+            model.to(torch.bfloat16).save_pretrained(self.path / name)
+            back = self.there_and_back(self.path / name, name)
+            self.same_tensors(self.path / name, back)
+            outputs = []
+            for folder in (self.path / name, back):
+                loaded = transformers.T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+                with torch.no_grad():
+                    outputs.append(loaded(input_ids=ids, labels=ids).logits)
+            self.assertTrue(torch.equal(*outputs), name)
+
     def test_every_kind_of_llama_is_exported_bit_by_bit_and_computes_the_same(self):
         ids = torch.randint(0, SIZES["vocab_size"], (2, 40))
         for name, model in variants().items():

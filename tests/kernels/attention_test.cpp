@@ -1,6 +1,7 @@
 #include "megatron/kernels/attention.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -67,9 +68,16 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
 
   at::Tensor dq64 = at::empty(c.q.sizes(), at::kDouble), dk64 = at::empty(c.k.sizes(), at::kDouble);
   at::Tensor dv64 = at::empty(c.v.sizes(), at::kDouble);
-  reference::attention_backward(wide(dout), wide(c.q), wide(c.k), wide(c.v), truth, options, dq64, dk64, dv64);
+  const auto empty_bias = [&](at::ScalarType type) {
+    return options.bias.defined() ? at::full(options.bias.sizes(), 7, type) : at::Tensor();
+  };
+  const at::Tensor dbias64 = empty_bias(at::kDouble), dbias = empty_bias(at::kFloat);
+  reference::attention_backward(wide(dout), wide(c.q), wide(c.k), wide(c.v), truth, options, dq64, dk64, dv64, dbias64);
   const Heads grads = heads_of(shape, dtype, false);
-  attention_backward(dout, c.q, c.k, c.v, got, options, grads.q, grads.k, grads.v);
+  attention_backward(dout, c.q, c.k, c.v, got, options, grads.q, grads.k, grads.v, dbias);
+  if (dbias.defined()) {
+    EXPECT_LT(relative_error(dbias, dbias64), tolerance);
+  }
   EXPECT_LT(relative_error(grads.q, dq64), tolerance);
   EXPECT_LT(relative_error(grads.k, dk64), tolerance);
   EXPECT_LT(relative_error(grads.v, dv64), tolerance);
@@ -94,6 +102,57 @@ TEST_F(AttentionTest, MatchesTheReferenceForwardAndBackwardForAnyShape) {
       expect_matches_reference(shape, {.scale = 0.3, .causal = false});
     }
   });
+}
+
+TEST_F(AttentionTest, AddsABiasByDistanceAndGivesItsGradient) {
+  on_each([] {
+    for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 1, 1, 16},
+                               Shape{3, 40, 1, 2, 20}, Shape{100, 613, 1, 4, 32, 2}}) {
+      AttentionOptions options{.scale = 1};
+      options.bias = at::randn({shape.heads, shape.queries + shape.keys - 1}, at::kDouble);
+      expect_matches_reference(shape, options);
+      expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+      options.causal = false;
+      options.scale = 0.3;
+      options.key_lengths = at::randint(0, shape.keys + 1, {shape.batch}, at::kInt);
+      options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+      expect_matches_reference(shape, options);
+    }
+  });
+}
+
+// Written out element by element, and its gradient by differences.
+TEST(AttentionReference, AddsToTheScoreOfAQueryAndAKeyTheBiasOfTheirDistance) {
+  const std::int64_t queries = 3, keys = 5;
+  const at::Tensor q = at::randn({queries, 1, 2, 4}, at::kDouble), k = at::randn({keys, 1, 2, 4}, at::kDouble);
+  const at::Tensor v = at::randn({keys, 1, 2, 4}, at::kDouble), dout = at::randn({queries, 1, 2, 4}, at::kDouble);
+  AttentionOptions options{.scale = 1, .causal = false};
+  options.bias = at::randn({2, queries + keys - 1}, at::kDouble);
+  const AttentionOutput got = reference::attention(q, k, v, options);
+  for (std::int64_t h = 0; h < 2; ++h) {
+    for (std::int64_t i = 0; i < queries; ++i) {
+      double sum = 0;
+      for (std::int64_t j = 0; j < keys; ++j)
+        sum += std::exp((q[i][0][h] * k[j][0][h]).sum().item<double>() +
+                        options.bias[h][j - i + queries - 1].item<double>());
+      EXPECT_NEAR(got.logsumexp[0][h][i].item<double>(), std::log(sum), 1e-12);
+    }
+  }
+  at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v),
+             dbias = at::empty_like(options.bias);
+  reference::attention_backward(dout, q, k, v, got, options, dq, dk, dv, dbias);
+  constexpr double kStep = 1e-6;
+  for (std::int64_t h = 0; h < 2; ++h) {
+    for (std::int64_t distance = 0; distance < queries + keys - 1; ++distance) {
+      const auto at_step = [&](double step) {
+        AttentionOptions other = options;
+        other.bias = options.bias.clone();
+        other.bias[h][distance] += step;
+        return (reference::attention(q, k, v, other).out * dout).sum().item<double>();
+      };
+      EXPECT_NEAR(dbias[h][distance].item<double>(), (at_step(kStep) - at_step(-kStep)) / (2 * kStep), 1e-7);
+    }
+  }
 }
 
 TEST_F(AttentionTest, SeesTheWholeCacheBeforeTheQueries) {

@@ -68,17 +68,19 @@ const Mode kModes[] = {{.name = "none"},
                        {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
                        {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
-/// A GPT-2, a Llama, whose two ranks share one key and value head, or a BERT of the original order; in float32 or bf16.
+/// A GPT-2, a Llama, whose two ranks share one key and value head, a BERT of the original order, or layers of a T5's
+/// decoder; in float32 or bf16.
 struct Kind {
   const char* name;
   bool llama;
   at::ScalarType dtype;
-  bool bert = false;
+  bool bert = false, t5 = false;
 };
 const Kind kKinds[] = {{"gpt", false, at::kFloat},
                        {"llama", true, at::kFloat},
                        {"llama in bf16", true, at::kBFloat16},
-                       {"bert", false, at::kFloat, true}};
+                       {"bert", false, at::kFloat, true},
+                       {"decoder of a t5", false, at::kFloat, false, true}};
 
 config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) {
   config::RunConfig config;
@@ -94,6 +96,7 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   config.train.distribute_saved_activations = mode.distribute;
   config.train.recompute_gelu = mode.gelu;
   config.model.apply_residual_connection_post_layernorm = kind.bert;
+  config.data.decoder_seq_length = 32;
   return config;
 }
 
@@ -114,6 +117,14 @@ GptOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
     options.rope.rotary_dim = 16;
   }
   if (kind.bert) options.shape.architecture = plan::Architecture::Bert;
+  if (kind.t5) {
+    options.shape.architecture = plan::Architecture::T5;
+    options.shape.num_layers = 5;
+    options.shape.encoder_layers = 1;
+    options.shape.position_buckets = 8;
+    options.shape.position_max_distance = 6;
+    options.shape.linear_bias = options.shape.learned_positions = false;
+  }
   options.residual_after_norm = kind.bert;
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sp;
@@ -144,6 +155,7 @@ Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::Sta
     const auto store = make_store(options.shape, t, tp.rank(), {}, kind.dtype, 1, at::kCPU, {part});
     const Gpt gpt(options, part, store, tp);
     const auto batch = random_batch(10, 2, 32, at::kFloat);
+    const std::int64_t rows = (kind.t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
     store.gradient_queue().defer(true);
     tp.barrier();
     const auto before = counter().live();
@@ -151,14 +163,14 @@ Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::Sta
     at::Tensor gradient;
     parallel::GraphRoot root;
     {
-      parallel::GraphLeaf leaf(at::ones({sp ? 32 / t : 32, 2, 64}, kind.dtype));
+      parallel::GraphLeaf leaf(at::ones({rows, 2, 64}, kind.dtype));
       const auto y = gpt.forward(leaf.take(), batch, true);
       root = parallel::GraphRoot(y);
     }
     tp.barrier();
     const auto forward = counter().live() - before;
     tp.barrier();
-    root.backward(at::ones({sp ? 32 / t : 32, 2, 64}, kind.dtype));
+    root.backward(at::ones({rows, 2, 64}, kind.dtype));
     tp.barrier();
     const auto weights = counter().live() - before;
     tp.barrier();
@@ -182,7 +194,8 @@ INSTANTIATE_TEST_SUITE_P(TpAndSp, ActivationBytes,
 void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
   const auto config = config_of(kind, mode, t, sp);
   const auto shape = options_of(kind, mode, sp).shape;
-  const plan::StagePart part{.first_layer = 0, .num_layers = 3, .embedding = false, .output = false};
+  const plan::StagePart part{
+      .first_layer = kind.t5 ? 2 : 0, .num_layers = 3, .embedding = false, .output = false};
   const auto kept = measure(kind, mode, t, sp, part);
   const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part));
   EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)

@@ -80,7 +80,7 @@ TEST_P(Recomputation, LeavesEveryBitOfTheGradientsOfOtherKindsOfLayers) {
 TEST(Recomputed, ComputesAgainInBackwardAloneAndKeepsNothingButItsInput) {
   int calls = 0;
   const auto held = std::make_shared<int>();
-  const auto triple = [&calls, held](at::Tensor x, parallel::Value value) {
+  const auto triple = [&calls, held](at::Tensor x, const at::Tensor& /*beside*/, parallel::Value value) {
     EXPECT_EQ(value, calls == 1 ? parallel::Value::Unread : parallel::Value::Needed);
     ++calls;
     const auto y = parallel::without_autograd([&] { return x.detach() * 3; });

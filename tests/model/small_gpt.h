@@ -61,8 +61,27 @@ inline std::vector<std::pair<std::string, model::GptOptions>> variants(std::int6
   auto original = bert;
   original.residual_after_norm = true;
   original.shape.tied_output = false;
-  return {{"llama", llama},           {"one_key", one_key}, {"wide_heads", wide_heads},
-          {"gated_bias", gated_bias}, {"bert", bert},       {"original_bert", original}};
+  auto t5 = small(num_layers);
+  t5.shape.architecture = plan::Architecture::T5;
+  t5.shape.encoder_layers = num_layers / 2;
+  t5.shape.position_buckets = 8;
+  t5.shape.position_max_distance = 6;
+  t5.shape.head_size = 3;
+  t5.shape.rms_norm = true;
+  t5.shape.linear_bias = t5.shape.learned_positions = false;
+  t5.activation = Activation::Relu;
+  auto untied_t5 = t5;
+  untied_t5.shape.gated = untied_t5.shape.linear_bias = true;
+  untied_t5.shape.tied_output = untied_t5.shape.rms_norm = false;
+  untied_t5.activation = Activation::GeluTanh;
+  return {{"llama", llama},
+          {"one_key", one_key},
+          {"wide_heads", wide_heads},
+          {"gated_bias", gated_bias},
+          {"bert", bert},
+          {"original_bert", original},
+          {"t5", t5},
+          {"untied_t5", untied_t5}};
 }
 
 /// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces added. Collective over tp.
@@ -89,6 +108,7 @@ inline model::Batch random_batch(std::int64_t vocab, std::int64_t b = 2, std::in
   batch.loss_mask_bs[0][2] = 0;
   batch.token_types_bs = at::randint(0, 2, {b, s}, generator, at::kLong);
   batch.sentence_labels_b = at::arange(b, at::kLong).remainder(2);
+  batch.decoder_tokens_bs = at::randint(0, vocab, {b, s}, generator, at::kLong);
   batch.sample_ids = at::arange(b, at::kLong) * 5 + 11;
   return batch;
 }

@@ -11,6 +11,7 @@ using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::small;
 using megatron::testing::StagedGpt;
+using megatron::testing::Tensors;
 using megatron::testing::variants;
 using plan::StagePart;
 
@@ -52,17 +53,19 @@ void expect_bits_of_the_whole(const GptOptions& options, int t, at::ScalarType d
       const auto got = staged.step(batch);
       EXPECT_EQ(got.sum.item<double>(), loss.sum.item<double>());
       EXPECT_EQ(got.count, loss.count);
-      at::Tensor tied;
+      Tensors shared;  // by several stages
       for (const auto& store : staged.stores)
         for (const auto& p : store.all()) {
           const auto& expected = whole.stores[0].get(p->spec.name)->grad;
-          if (p->spec.name == "embedding.word_embeddings.weight")
-            tied = tied.defined() ? tied + p->grad : p->grad;
-          else
+          auto& sum = shared[p->spec.name];
+          EXPECT_EQ(sum.defined(), p->spec.shared_copy) << p->spec.name;
+          sum = sum.defined() ? sum + p->grad : p->grad;
+          if (!p->spec.across_layers && p->spec.name != "embedding.word_embeddings.weight") {
             EXPECT_TRUE(at::equal(p->grad, expected)) << p->spec.name << " of " << parts.size() << " stages";
+          }
           EXPECT_EQ(p->contributions(), p->spec.gradient_uses) << p->spec.name;
         }
-      EXPECT_NEAR_TENSOR(tied, whole.stores[0].get("embedding.word_embeddings.weight")->grad, tied_error);
+      for (const auto& [name, sum] : shared) EXPECT_NEAR_TENSOR(sum, whole.stores[0].get(name)->grad, tied_error);
     }
   });
 }

@@ -102,7 +102,7 @@ TEST(SharedGradients, CompletesThoseSplitAlongTheSequenceAndThoseOfTheTiedEmbedd
   comm::run_ranks(4, [](const comm::Group& world) {
     const Rank rank(world);
     const auto tp = comm::CountingBackend::wrap(rank.tp),
-               words = comm::CountingBackend::wrap(embedding_group(rank.pp, 0, 1));
+               words = comm::CountingBackend::wrap(holders_group(rank.pp, {0, 1}));
     SharedGradients(rank.parameters, whole(rank.parameters), {tp, {}}, rank.words(words)).sum();
     for (const auto& parameter : rank.parameters.all()) {
       const auto& spec = parameter->spec;
@@ -138,7 +138,7 @@ TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
   EXPECT_NEAR(norm_of(dense, {}, true, NormKind::L2), std::sqrt(squares), 1e-13);
   comm::run_ranks(4, [&](const comm::Group& world) {
     const Rank rank(world);
-    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}}, rank.words(embedding_group(rank.pp, 0, 1)))
+    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}}, rank.words(holders_group(rank.pp, {0, 1})))
         .sum();
     const bool first = rank.tp.rank() == 0;
     EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::L2), std::sqrt(squares), 1e-13);
@@ -149,9 +149,9 @@ TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
 TEST(EmbeddingGroup, HoldsTheRanksOfTheFirstAndOfTheLastStageAlone) {
   comm::run_ranks(4, [](const comm::Group& pp) {
     const bool end = pp.rank() == 0 || pp.rank() == 3;
-    EXPECT_EQ(embedding_group(pp, 0, 3).size(), end ? 2 : 1);
-    EXPECT_EQ(embedding_group(pp, 3, 0).size(), end ? 2 : 1);
-    EXPECT_EQ(embedding_group(pp, 0, 0).size(), 1);  // both stages on one rank
+    EXPECT_EQ(holders_group(pp, {0, 3}).size(), end ? 2 : 1);
+    EXPECT_EQ(holders_group(pp, {0, 1, 3}).size(), pp.rank() != 2 ? 3 : 1);
+    EXPECT_EQ(holders_group(pp, {0}).size(), 1);
   });
 }
 

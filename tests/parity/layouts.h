@@ -23,6 +23,9 @@ struct Layout {
   int llama = 0;
   /// A BERT, with its norms before each branch or, `original`, after the residual sums.
   bool bert = false, original = false;
+  /// A T5 of two layers each; `split`: parallel.pipeline_split_rank.
+  bool t5 = false;
+  int split = 0;
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -44,6 +47,8 @@ inline std::string name_of(const Layout& layout) {
   if (layout.sharded) name += "_sharded";
   if (layout.pooled) name += "_grads";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
+  if (layout.t5) name += "_t5";
+  if (layout.split > 0) name += "_split" + std::to_string(layout.split);
   if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
@@ -146,6 +151,33 @@ inline std::vector<Layout> bert_layouts() {
     all.back().original = true;
   }
   for (Layout& layout : all) layout.bert = true;
+  return all;
+}
+
+/// A T5 in each kind of layout, cut between encoder and decoder or elsewhere.
+inline std::vector<Layout> t5_layouts() {
+  std::vector<Layout> all;
+  all.push_back({.dp = 4});
+  all.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .untied = true});
+  all.push_back({.tp = 4, .sp = true});
+  all.push_back({.tp = 4, .micro_batch = 8, .sp = true, .recompute = "full"});
+  all.push_back({.tp = 2, .recompute = "selective"});
+  all.push_back({.pp = 2, .schedule = "gpipe", .split = 1});
+  all.push_back({.pp = 4, .micro_batch = 2, .schedule = "1f1b", .communication = "batched", .split = 2});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "selective", .split = 1});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .split = 1});
+  all.push_back({.tp = 2, .pp = 3, .split = 1});
+  all.push_back({.pp = 3, .recompute = "full", .untied = true, .split = 2});
+  all.push_back({.pp = 2, .stages = "Ettt|tL"});  // the decoder begins in the middle of a stage
+  all.push_back({.pp = 4, .stages = "E|t|ttt|L"});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2});
+  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .sp = true, .schedule = "zb-v", .untied = true});
+  all.push_back({.dp = 3, .sharded = true, .global_batch = 12});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .sharded = true, .pooled = true, .split = 1});
+  all.push_back({.pp = 4, .dp = 2, .schedule = "zb-h1", .sharded = true, .pooled = true, .split = 2});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true, .sharded = true});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .gloo = true, .split = 1});
+  for (Layout& layout : all) layout.t5 = true;
   return all;
 }
 

@@ -40,6 +40,19 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.position_embedding_type = "rope";
   }
   if (layout.bert) config.model.architecture = "bert";
+  if (layout.t5) {
+    config.model.architecture = "t5";
+    config.model.num_layers = 2;
+    config.model.kv_channels = 6;
+    config.model.normalization = "RMSNorm";
+    config.model.activation = layout.untied ? "gelu_tanh" : "relu";
+    config.model.gated_linear_unit = layout.untied;
+    config.model.add_bias_linear = false;
+    config.model.position_embedding_type = "relative";
+    config.model.relative_attention_num_buckets = 8;
+    config.model.relative_attention_max_distance = 10;
+    config.data.decoder_seq_length = 8;
+  }
   config.model.apply_residual_connection_post_layernorm = layout.original;
   config.data.seq_length = 12;
   config.parallel.tp = layout.tp;
@@ -51,13 +64,14 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.parallel.variable_seq_lengths = layout.shapes_vary;
   config.parallel.scatter_gather = layout.scatter_gather;
   config.parallel.pp_layout = layout.stages;
+  config.parallel.pipeline_split_rank = layout.split;
   config.parallel.microbatch_group_size = layout.microbatch_group;
   config.model.untie_embeddings_and_output_weights = layout.untied;
   config.parallel.world_size = layout.ranks();
   config.optimizer.bucket_size = 3000;
   config.optimizer.use_distributed_optimizer = layout.sharded;
   if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
-  config.optimizer.clip_grad = 0.5;  // below the norms of this model: clipping is always on
+  config.optimizer.clip_grad = layout.t5 ? 0.1 : 0.5;  // below the norms of this model: clipping is always on
   config.schedule.lr = 1e-3;
   config.train.micro_batch_size = layout.micro_batch;
   config.train.global_batch_size = layout.global_batch;
@@ -106,7 +120,8 @@ class Parity : public ::testing::TestWithParam<Layout> {
                      .global_batch = layout.global_batch,
                      .llama = layout.llama,
                      .bert = layout.bert,
-                     .original = layout.original};
+                     .original = layout.original,
+                     .t5 = layout.t5};
     const Course want = course_of(one, dtype, steps), got = course_of(layout, dtype, steps);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
@@ -153,6 +168,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
 INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(BertLayouts, Parity, ::testing::ValuesIn(bert_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });

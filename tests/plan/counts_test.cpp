@@ -57,6 +57,18 @@ TEST(TrainingFlops, CountsWhatGroupsOfQueriesAndGatedUnitsMultiply) {
   EXPECT_DOUBLE_EQ(training_flops(shape, 2, 512), 6 * 1024 * narrow + 6.0 * 2 * 512 * 512 * 288 * 30);
 }
 
+TEST(TrainingFlops, OfAT5CountWhatItsDecoderSeesOfTheEncoder) {
+  GptShape shape{.num_layers = 5, .hidden = 8, .num_heads = 2, .ffn_hidden = 16, .vocab = 10, .padded_vocab = 12};
+  shape.head_size = 3;
+  shape.architecture = Architecture::T5;
+  shape.encoder_layers = 2;
+  const double s = 20, d = 12, h = 8, rows = 6, f = 16, b = 3;  // lengths; rows of the heads together
+  const double encoder = s * h * (3 * rows + rows + 2 * f) + 2 * s * s * rows;
+  const double decoder = d * h * (3 * rows + rows + 2 * f) + d * d * rows           // half of the square is hidden
+                         + d * h * 2 * rows + s * h * 2 * rows + 2 * d * s * rows;  // cross attention
+  EXPECT_DOUBLE_EQ(training_flops(shape, 3, 20, 12), 3 * 2 * b * (2 * encoder + 3 * decoder + d * h * 12));
+}
+
 TEST(PaperActivationBytes, AreThoseOfTheTable) {
   constexpr auto kNone = Recomputation::None, kSelective = Recomputation::Selective, kFull = Recomputation::Full;
   // GPT-3: a = 96, s = 2048, h = 12288, so 5as/h = 80; MT-NLG 530B: a = 128, h = 20480, 64 (section 5).

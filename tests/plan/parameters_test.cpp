@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -60,6 +61,68 @@ TEST(BertParameters, OfTheHeadsSayWhoHasWhichPartOfTheGradient) {
   for (const char* name : {"pooler.dense.weight", "lm_head.dense.weight", "output_layer.bias"})
     EXPECT_EQ(of.at(name).depth, 3) << name;
   EXPECT_EQ(of.at("embedding.tokentype_embeddings.weight").depth, 0);
+}
+
+/// Two layers a stack.
+GptShape t5_shape() {
+  return {.num_layers = 4,
+          .hidden = 16,
+          .num_heads = 4,
+          .ffn_hidden = 24,
+          .vocab = 10,
+          .padded_vocab = 12,
+          .head_size = 3,
+          .rms_norm = true,
+          .linear_bias = false,
+          .learned_positions = false,
+          .architecture = Architecture::T5,
+          .encoder_layers = 2,
+          .position_buckets = 8,
+          .position_max_distance = 6};
+}
+
+const ParameterSpec& named(const std::vector<ParameterSpec>& specs, const std::string& name) {
+  return *std::find_if(specs.begin(), specs.end(), [&](const ParameterSpec& spec) { return spec.name == name; });
+}
+
+TEST(T5Parameters, AreTwoStacksWithCrossAttentionInTheSecondAndATableOfBiasesEach) {
+  const auto specs = gpt_parameters(t5_shape(), 2, 1);
+  EXPECT_EQ(specs.size(), 1u + 2 + 2 * 6 + 1 + 2 * 10 + 1);
+  const std::string q = "decoder.layers.1.cross_attention.linear_q.weight",
+                    kv = "decoder.layers.1.cross_attention.linear_kv.weight";
+  EXPECT_EQ(named(specs, q).shape, (std::vector<std::int64_t>{12, 16}));
+  EXPECT_EQ(named(specs, kv).shape, (std::vector<std::int64_t>{24, 16}));
+  EXPECT_EQ(named(specs, kv).pieces, (std::vector<Piece>{{.offset = 12, .length = 12}}));
+  const ParameterSpec& table = named(specs, GptShape::position_table(true));
+  EXPECT_EQ(table.shape, (std::vector<std::int64_t>{8, 4}));
+  EXPECT_EQ(table.local_shape(), (std::vector<std::int64_t>{8, 2}));
+  EXPECT_EQ(table.gradient_uses, 2);  // one a layer
+  EXPECT_EQ(named(specs, "embedding.word_embeddings.weight").gradient_uses, 3);
+}
+
+TEST(T5Parameters, OfAPipelineHaveTheirCopiesWhereTheyAreUsed) {
+  const auto parts = parts_of_layers({1, 1, 1, 1});
+  const auto placement = schedule::Placement::looped(4, 1);
+  const auto copies = shared_copies(t5_shape(), parts, placement);
+  ASSERT_EQ(copies.size(), 3u);
+  EXPECT_EQ(copies[0].pipeline_ranks, (std::vector<int>{0, 2, 3}));
+  EXPECT_EQ(copies[1].pipeline_ranks, (std::vector<int>{0, 1}));
+  EXPECT_EQ(copies[2].pipeline_ranks, (std::vector<int>{2, 3}));
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto specs = gpt_parameters(t5_shape(), 1, 0, {parts[static_cast<std::size_t>(rank)]});
+    for (const SharedCopies& shared : copies) {
+      const auto found = std::find_if(specs.begin(), specs.end(), [&](const auto& s) { return s.name == shared.name; });
+      const bool holds = std::ranges::find(shared.pipeline_ranks, rank) != shared.pipeline_ranks.end();
+      ASSERT_EQ(found != specs.end(), holds) << shared.name << " on rank " << rank;
+      if (holds) {
+        EXPECT_EQ(found->shared_copy, rank != shared.pipeline_ranks.front()) << shared.name << " " << rank;
+      }
+    }
+  }
+  auto untied = t5_shape();
+  untied.tied_output = false;
+  EXPECT_EQ(shared_copies(untied, parts, placement)[0].pipeline_ranks, (std::vector<int>{0, 2}));
+  EXPECT_TRUE(shared_copies(t5_shape(), {whole_model(4)}, schedule::Placement()).empty());
 }
 
 TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {

@@ -43,7 +43,11 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
                                                                      {"bert_1.3b", {1270, 1290}},
-                                                                     {"bert_3.9b", {3850, 3900}}};
+                                                                     {"bert_3.9b", {3850, 3900}},
+                                                                     {"t5_tiny", {3.8, 3.95}},
+                                                                     {"t5_220m", {222, 224}},
+                                                                     {"t5_3b", {2850, 2853}},
+                                                                     {"t5_11b", {11300, 11310}}};
   const auto runs = recipes();
   for (const auto& [name, range] : millions) {
     ASSERT_TRUE(runs.contains(name)) << name;

@@ -322,6 +322,79 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
   }
 }
 
+RunConfig valid_t5() {
+  RunConfig config = valid();
+  config.model.architecture = "t5";
+  config.model.position_embedding_type = "relative";
+  return config;
+}
+
+TEST(Resolve, CountsTheLayersOfBothStacksOfAT5) {
+  RunConfig config = valid_t5();
+  config.model.num_layers = 3;
+  const ResolvedRun equal = resolve(config);
+  EXPECT_EQ(equal.shape.num_layers, 6);
+  EXPECT_EQ(equal.shape.encoder_layers, 3);
+  EXPECT_EQ(equal.config.data.decoder_seq_length, config.data.seq_length / 4);
+  config.model.decoder_num_layers = 2;
+  EXPECT_EQ(resolve(config).shape.num_layers, 5);
+}
+
+TEST(Resolve, NamesWhatAT5DoesNotHaveAndWhatItAloneHas) {
+  const std::vector<Violation> of_t5s = {
+      {"model.position_embedding_type", [](RunConfig& c) { c.model.position_embedding_type = "rope"; }},
+      {"model.num_query_groups", [](RunConfig& c) { c.model.num_query_groups = 1; }},
+      {"model.apply_residual_connection_post_layernorm",
+       [](RunConfig& c) { c.model.apply_residual_connection_post_layernorm = true; }},
+      {"model.relative_attention_num_buckets", [](RunConfig& c) { c.model.relative_attention_num_buckets = 3; }},
+      {"model.relative_attention_max_distance", [](RunConfig& c) { c.model.relative_attention_max_distance = 16; }},
+      {"model.decoder_num_layers", [](RunConfig& c) { c.model.decoder_num_layers = -1; }},
+      {"data.decoder_seq_length", [](RunConfig& c) { c.data.decoder_seq_length = -1; }},
+      {"data.decoder_seq_length",
+       [](RunConfig& c) {
+         c.data.decoder_seq_length = 31;
+         c.parallel.tp = c.parallel.world_size = 2;
+         c.parallel.sp = true;
+       }},
+      {"parallel.pipeline_split_rank must be below parallel.pp",
+       [](RunConfig& c) {
+         c.parallel.pp = c.parallel.world_size = 2;
+         c.parallel.pipeline_split_rank = 2;
+       }},
+      {"the encoder's layers",
+       [](RunConfig& c) {
+         c.parallel.pp = c.parallel.world_size = 4;
+         c.parallel.pipeline_split_rank = 3;
+       }},
+      {"layers must be split in one way",
+       [](RunConfig& c) {
+         c.parallel.pp = c.parallel.world_size = 2;
+         c.parallel.vpp = 2;
+         c.parallel.pipeline_split_rank = 1;
+       }},
+      {"lengths that the options say",
+       [](RunConfig& c) {
+         c.parallel.pp = c.parallel.world_size = 2;
+         c.parallel.variable_seq_lengths = true;
+       }},
+  };
+  for (const auto& [named, make] : of_t5s) {
+    RunConfig config = valid_t5();
+    make(config);
+    EXPECT_THAT(error_of(config), HasSubstr(named));
+  }
+  const std::vector<Violation> of_gpts = {
+      {"model.position_embedding_type", [](RunConfig& c) { c.model.position_embedding_type = "relative"; }},
+      {"model.decoder_num_layers", [](RunConfig& c) { c.model.decoder_num_layers = 2; }},
+      {"data.decoder_seq_length", [](RunConfig& c) { c.data.decoder_seq_length = 8; }},
+      {"parallel.pipeline_split_rank", [](RunConfig& c) { c.parallel.pipeline_split_rank = 1; }}};
+  for (const auto& [named, make] : of_gpts) {
+    RunConfig config = valid();
+    make(config);
+    EXPECT_THAT(error_of(config), HasSubstr(named));
+  }
+}
+
 TEST(Resolve, SaysWhatWouldBeRight) {
   const auto fix_after = [](auto make) {
     RunConfig config = valid();

@@ -90,7 +90,7 @@ TEST(ShardedBuffer, EqualsMegatronCores) {
     // Megatron-Core leaves later stages uncut; ours are cut on every stage, on purpose (decision 35).
     const bool one_bucket = example.value("stage", 0) > 0 || example["bucket_size"].is_null();
     BufferPadding padding = sharded_padding(example["dp"]);
-    if (!example["shared_embedding"].empty()) padding.alone = example["shared_embedding"][0];
+    if (!example["shared_embedding"].empty()) padding.alone = {example["shared_embedding"][0]};
     const auto layout = buffer_layout(specs, one_bucket ? 0 : example["bucket_size"].get<std::int64_t>(), padding);
     expect_layout(layout, specs, example["buffers"][0]);
     ++compared;

@@ -249,6 +249,18 @@ TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
   for (const Case& bad : cases) EXPECT_THAT(error_of([&] { split(bad.layers, bad.options); }), HasSubstr(bad.error));
 }
 
+TEST(SplitStageParts, ShareEachStackAmongTheRanksOnItsSideOfTheSplit) {
+  config::ParallelConfig parallel;
+  parallel.pp = 4;
+  parallel.pipeline_split_rank = 1;
+  EXPECT_EQ(split_stage_parts(parallel, 6, 9), parts_of_layers({6, 3, 3, 3}));
+  parallel.pipeline_split_rank = 2;
+  EXPECT_EQ(split_stage_parts(parallel, 6, 8), parts_of_layers({3, 3, 4, 4}));
+  EXPECT_THROW(split_stage_parts(parallel, 6, 9), ConfigError);
+  parallel.first_stage_layers = 1;
+  EXPECT_THROW(split_stage_parts(parallel, 6, 8), ConfigError);
+}
+
 TEST(EncoderDecoderParts, SplitWhereTheLargestStageIsLeast) {
   const auto even = encoder_decoder_parts(12, 12, 4);
   EXPECT_EQ(even.split, 2);

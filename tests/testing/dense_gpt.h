@@ -18,11 +18,12 @@
 
 #include "megatron/base/philox.h"
 #include "megatron/model/gpt.h"
-#include "tests/testing/tensors.h"
+#include "tests/testing/distance_bias.h"
+#include "tests/testing/stores.h"
 
-// The truth of the model's tests: a GPT, or a BERT, written out with plain ATen operators in float64, differentiated by
-// autograd. It shares with the product the names of the weights and the definition of the dropout streams, and no code
-// of an operator.
+// The truth of the model's tests: a GPT, a BERT or a T5, written out with plain ATen operators in float64,
+// differentiated by autograd. It shares with the product the names of the weights and the definition of the dropout
+// streams, and no code of an operator.
 namespace megatron::testing {
 
 class DenseGpt {
@@ -32,6 +33,7 @@ class DenseGpt {
 
   /// [b, s, h] behind the last norm.
   at::Tensor states(const model::Batch& batch, bool training) const {
+    if (o_.shape.is_t5()) return t5_states(batch, training);
     const auto ids = batch.tokens_bs;
     const std::int64_t s = ids.size(1);
     auto x = at::embedding(w("embedding.word_embeddings.weight"), ids);
@@ -160,8 +162,7 @@ class DenseGpt {
     return draw(site, o_.hidden_dropout, batch, s * o_.shape.hidden).view({-1, s, o_.shape.hidden});
   }
 
-  at::Tensor attention(const at::Tensor& qkv, const std::string& layer, const model::Batch& batch,
-                       bool training) const {
+  at::Tensor attention(const at::Tensor& qkv, std::int64_t l, const model::Batch& batch, bool training) const {
     const std::int64_t b = qkv.size(0), s = qkv.size(1), n = o_.shape.num_heads, g = o_.shape.groups();
     const std::int64_t d = o_.shape.head(), m = n / g;
     const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
@@ -170,61 +171,77 @@ class DenseGpt {
     };
     const auto q = rotated(groups.narrow(2, 0, m).reshape({b, n, s, d}), batch), k = rotated(of_each_head(m), batch);
     const auto i = at::arange(s);
+    const bool both_ways = o_.shape.in_encoder(l);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
-    if (o_.shape.is_bert()) hidden = at::zeros_like(hidden);
-    if (batch.key_lengths_b.defined()) hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
+    if (both_ways) hidden = at::zeros_like(hidden);
+    if (batch.key_lengths_b.defined() && (both_ways || !o_.shape.is_t5()))
+      hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
     if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
-    const auto scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(d));
+    const auto bias = o_.shape.is_t5() ? distance_bias(w(plan::GptShape::position_table(both_ways)), s, both_ways,
+                                                       o_.shape.position_max_distance)
+                                       : at::zeros({}, at::kDouble);
+    return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
+                    training);
+  }
+  /// Of heads [b, n, s, d] over others [b, n, k, d].
+  at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
+                      const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training) const {
+    const std::int64_t b = q.size(0), n = q.size(1), s = q.size(2), keys = k.size(2), d = q.size(3);
+    const double scale = o_.shape.is_t5() ? 1 : 1 / std::sqrt(static_cast<double>(d));
+    const auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
     auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
     if (training && o_.attention_dropout > 0)
-      p = p * draw(layer + "/attention", o_.attention_dropout, batch, n * s * s).view({b, n, s, s});
-    return at::matmul(p, of_each_head(m + 1)).transpose(1, 2).reshape({b, s, n * d});
+      p = p * draw(site, o_.attention_dropout, batch, n * s * keys).view({b, n, s, keys});
+    return at::matmul(p, v).transpose(1, 2).reshape({b, s, n * d});
   }
 
-  at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training) const {
-    const std::string p = o_.shape.stack() + "layers." + std::to_string(l) + ".", layer = "layer " + std::to_string(l);
-    const std::int64_t s = in.size(1);
+  at::Tensor across(const at::Tensor& x, const at::Tensor& memory, const std::string& p, std::int64_t l,
+                    const model::Batch& batch, bool training) const {
+    const std::int64_t b = x.size(0), n = o_.shape.num_heads, d = o_.shape.head(), keys = memory.size(1);
+    const auto q = linear(x, p + "cross_attention.linear_q").view({b, -1, n, d}).transpose(1, 2);
+    const auto kv = linear(memory, p + "cross_attention.linear_kv").view({b, keys, n, 2, d}).permute({0, 2, 3, 1, 4});
+    auto hidden = at::zeros({b, 1, 1, keys}, at::kBool);
+    if (batch.key_lengths_b.defined()) hidden = at::arange(keys).ge(batch.key_lengths_b.view({b, 1, 1, 1}));
+    const auto y = weighted(q, kv.select(2, 0), kv.select(2, 1), hidden, at::zeros({}, at::kDouble),
+                            "layer " + std::to_string(l) + "/cross attention", batch, training);
+    return linear(y, p + "cross_attention.linear_proj");
+  }
+
+  at::Tensor t5_states(const model::Batch& batch, bool training) const {
+    const auto words = w("embedding.word_embeddings.weight");
+    const std::int64_t s = batch.tokens_bs.size(1), written = batch.decoder_tokens_bs.size(1);
+    auto x = at::embedding(words, batch.tokens_bs) * mask("embedding", batch, s, training);
+    for (std::int64_t l = 0; l < o_.shape.encoder_layers; ++l) x = block(x, l, batch, training);
+    const auto memory = norm(x, "encoder.final_layernorm") * mask("encoder", batch, s, training);
+    x = at::embedding(words, batch.decoder_tokens_bs) * mask("decoder embedding", batch, written, training);
+    for (std::int64_t l = o_.shape.encoder_layers; l < o_.shape.num_layers; ++l)
+      x = block(x, l, batch, training, memory);
+    x = norm(x, "decoder.final_layernorm") * mask("decoder", batch, written, training);
+    return o_.shape.tied_output ? x / std::sqrt(static_cast<double>(o_.shape.hidden)) : x;
+  }
+
+  at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training,
+                   const at::Tensor& memory = {}) const {
+    const std::string p = o_.shape.layer_prefix(l), layer = "layer " + std::to_string(l);
+    const std::int64_t s = in.size(1), f = o_.shape.ffn_hidden;
     const bool after = o_.residual_after_norm;
     auto normed = norm(in, p + "input_layernorm");
     if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
     auto y = linear(normed, p + "self_attention.linear_qkv");
-    y = linear(attention(y, layer, batch, training), p + "self_attention.linear_proj");
-    const auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
+    y = linear(attention(y, l, batch, training), p + "self_attention.linear_proj");
+    auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
+    if (memory.defined())
+      x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
+                  mask(layer + "/cross attention output", batch, s, training);
     normed = norm(x, p + "pre_mlp_layernorm");
     y = activation(linear(normed, p + "mlp.linear_fc1"));
+    if (o_.shape.is_t5() && training && o_.hidden_dropout > 0)
+      y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
     return (after ? normed : x) + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
   }
 
   model::GptOptions o_;
   Tensors w_;
 };
-
-/// A store for rank k of t of the whole model or of one rank's `parts` of it, its values replaced by slices of
-/// `weights` where that names them.
-inline parallel::ParameterStore make_store(const plan::GptShape& shape, int t, int k, const Tensors& weights = {},
-                                           at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234,
-                                           at::Device device = at::kCPU, std::vector<plan::StagePart> parts = {}) {
-  if (parts.empty()) parts = {plan::whole_model(shape.num_layers)};
-  const auto specs = plan::gpt_parameters(shape, t, k, parts);
-  parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, device, seed);
-  for (const auto& parameter : store.all()) {
-    const auto found = weights.find(parameter->spec.name);
-    if (found == weights.end()) continue;
-    parameter->value.detach().copy_(slice_of(found->second.detach(), parameter->spec));
-  }
-  return store;
-}
-
-/// Random full weights of every parameter, biases and norms included, as leaves.
-inline Tensors random_weights(const plan::GptShape& shape, std::uint64_t seed) {
-  auto generator = at::detail::createCPUGenerator(seed);
-  Tensors weights;
-  for (const auto& spec : plan::gpt_parameters(shape, 1, 0)) {
-    auto value = at::randn(spec.shape, generator, at::kDouble) * 0.3;
-    if (spec.init == plan::Init::One) value = value + 1;
-    weights[spec.name] = value.requires_grad_(true);
-  }
-  return weights;
-}
 
 }  // namespace megatron::testing

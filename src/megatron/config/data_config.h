@@ -55,6 +55,7 @@ struct DataConfig {
   std::string tokenizer_type;
   std::string split = "969,30,1";
   std::int64_t seq_length = 128;
+  std::int64_t decoder_seq_length = 0;
   std::string data_cache_path;
   bool multiple_validation_sets = false;
   bool full_validation = false;
@@ -83,7 +84,9 @@ struct DataConfig {
     v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer");
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type");
     v("split", split, "Shares of documents for training, validation and test.", "split");
-    v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
+    v("seq_length", seq_length, "Tokens of a sample; t5: that its encoder reads.", "seq-length");
+    v("decoder_seq_length", decoder_seq_length, "t5: tokens that its decoder writes; 0: a quarter of seq_length.",
+      "decoder-seq-length");
     v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/KIND_indices beside the data.",
       "data-cache-path");
     v("multiple_validation_sets", multiple_validation_sets,
@@ -102,8 +105,8 @@ struct DataConfig {
     v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
       "reset-attention-mask");
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
-    v("mask_prob", mask_prob, "bert: share of the tokens that are masked.", "mask-prob");
-    v("short_seq_prob", short_seq_prob, "bert: share of the samples that aim at a random shorter length.",
+    v("mask_prob", mask_prob, "bert, t5: share of the tokens that are masked.", "mask-prob");
+    v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.",
       "short-seq-prob");
     v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.");
   }

@@ -16,7 +16,6 @@ constexpr MegatronFlag kFlags[] = {
     {"overlap-p2p-communication", false, "--pp-communication overlapped"},
     {"overlap-p2p-communication-warmup-flush", false, "--pp-communication overlapped"},
     {"batch-p2p-communication", false, "--pp-communication batched"},
-    {"pipeline-model-parallel-split-rank", true, "leave it out; the model has a decoder alone"},
     {"checkpoint-activations", false, "--train.recompute full"},
     {"virtual-pipeline-model-parallel-size", true, "--vpp"},
     {"attention-softmax-in-fp32", false, "leave it out; sums and softmax are always in fp32 or fp64"},

@@ -8,6 +8,7 @@ namespace megatron::config {
 struct ModelConfig {
   std::string architecture = "gpt";
   std::int64_t num_layers = 4;
+  std::int64_t decoder_num_layers = 0;
   std::int64_t hidden_size = 256;
   std::int64_t num_attention_heads = 4;
   std::int64_t num_query_groups = 0;
@@ -29,6 +30,8 @@ struct ModelConfig {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   std::string position_embedding_type = "learned_absolute";
+  std::int64_t relative_attention_num_buckets = 32;
+  std::int64_t relative_attention_max_distance = 128;
   double rotary_base = 10000;
   double rotary_percent = 1;
   bool rotary_interleaved = false;
@@ -43,9 +46,10 @@ struct ModelConfig {
   void visit(auto& v) {
     v("architecture", architecture,
       "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
-      "of "
-      "two segments.");
-    v("num_layers", num_layers, "Transformer layers.", "num-layers");
+      "of two segments; t5: an encoder, and a decoder that writes what it sees there.");
+    v("num_layers", num_layers, "Transformer layers; t5: of the encoder.", "num-layers");
+    v("decoder_num_layers", decoder_num_layers, "t5: layers of the decoder; 0: as many as the encoder's.",
+      "decoder-num-layers");
     v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size");
     v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.",
       "num-attention-heads");
@@ -84,8 +88,13 @@ struct ModelConfig {
     v("add_bias_linear", add_bias_linear, "Biases of linear layers.");
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
       "add-qkv-bias");
-    v("position_embedding_type", position_embedding_type, "learned_absolute, rope (rotary) or none.",
+    v("position_embedding_type", position_embedding_type,
+      "learned_absolute, rope (rotary) or none; t5: relative (a bias of attention by distance).",
       "position-embedding-type");
+    v("relative_attention_num_buckets", relative_attention_num_buckets,
+      "relative: groups of distances that share a bias.", "relative-attention-num-buckets");
+    v("relative_attention_max_distance", relative_attention_max_distance,
+      "relative: from here on all distances share the last.", "relative-attention-max-distance");
     v("rotary_base", rotary_base, "rope: base of the wavelengths.", "rotary-base");
     v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent");
     v("rotary_interleaved", rotary_interleaved, "rope: rotate pairs of neighbours rather than of halves.",

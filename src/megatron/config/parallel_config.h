@@ -16,6 +16,7 @@ struct ParallelConfig {
   std::string pp_layout;
   std::int64_t first_stage_layers = 0;
   std::int64_t last_stage_layers = 0;
+  int pipeline_split_rank = 0;
   bool account_for_embedding = false;
   bool account_for_loss = false;
   bool standalone_embedding_stage = false;
@@ -51,6 +52,11 @@ struct ParallelConfig {
       "decoder-first-pipeline-num-layers");
     v("last_stage_layers", last_stage_layers, "Layers of the last pipeline rank; 0: as the others.",
       "decoder-last-pipeline-num-layers");
+    v("pipeline_split_rank", pipeline_split_rank,
+      "t5: pipeline rank at which the decoder begins; those before it share the encoder. 0: layers are shared out as "
+      "of "
+      "one stack, and the decoder begins where the encoder ends.",
+      "pipeline-model-parallel-split-rank");
     v("account_for_embedding", account_for_embedding, "Count the embedding as a layer when layers are split evenly.",
       "account-for-embedding-in-pipeline-split");
     v("account_for_loss", account_for_loss, "Count output layer and loss as a layer when layers are split evenly.",

@@ -93,6 +93,7 @@ SampleFields BlendedDataset::fields() const {
     any.position_ids |= fields.position_ids;
     any.first_key |= fields.first_key;
     any.pairs |= fields.pairs;
+    any.decoder_length = fields.decoder_length;  // of all sets the same
   }
   return any;
 }

@@ -29,8 +29,9 @@ GptDatasetSpec set_spec(const PartSpec& spec, const std::string& prefix, std::op
   return set;
 }
 
-BertDatasetSpec bert_spec(const PartSpec& spec, const std::string& prefix, std::optional<std::int64_t> samples) {
-  BertDatasetSpec set = spec.bert.value();
+/// Of a BERT or a T5.
+template <class Spec>
+Spec sentence_spec(const PartSpec& spec, Spec set, const std::string& prefix, std::optional<std::int64_t> samples) {
   set.source.prefix = prefix;
   set.source.split = spec.split;
   set.source.part = spec.part;
@@ -45,9 +46,14 @@ BertDatasetSpec bert_spec(const PartSpec& spec, const std::string& prefix, std::
 std::unique_ptr<const Dataset> open_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples,
                                         const WaitMessage& say) {
   if (spec.bert) {
-    const BertDatasetSpec set = bert_spec(spec, spec.blend.prefixes[i], samples);
+    const BertDatasetSpec set = sentence_spec(spec, *spec.bert, spec.blend.prefixes[i], samples);
     BertDataset::build(set, say);
     return std::make_unique<BertSamples>(set, bert_vocabulary(spec.tokenizer.value()));
+  }
+  if (spec.t5) {
+    const T5DatasetSpec set = sentence_spec(spec, *spec.t5, spec.blend.prefixes[i], samples);
+    T5Dataset::build(set, say);
+    return std::make_unique<T5Samples>(set, t5_vocabulary(spec.tokenizer.value()));
   }
   const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), samples);
   if (spec.chat || spec.packed)
@@ -72,25 +78,40 @@ BlendPlan plan_part(const PartSpec& spec) {
   return plan_weighted_blend(normalize_weights(*spec.blend.weights), *spec.index.num_samples);
 }
 
-/// Throws the ConfigErrors of a pair that samples of BERT are to be made of.
-void check_sentences(const BertDatasetSpec& set, const text::Tokenizer& tokenizer, const IndexedDataset& pair) {
-  Masker(set.masking, bert_vocabulary(tokenizer));
-  const SentenceBounds bounds = bert_bounds(set.seq_length, set.sentence_order);
+/// Throws the ConfigErrors of a pair that samples of sentences are to be made of.
+void check_sentences(const SentenceSource& source, const SentenceBounds& bounds, const IndexedDataset& pair) {
   check_sentence_index({.max_tokens = bounds.max_tokens,
                         .min_sentences = bounds.min_sentences,
-                        .short_probability = set.source.short_probability,
-                        .seed = set.source.seed,
-                        .num_samples = set.source.num_samples});
-  const DocumentRange range = split_documents(set.source.split, set.source.part, pair);
+                        .short_probability = source.short_probability,
+                        .seed = source.seed,
+                        .num_samples = source.num_samples});
+  const DocumentRange range = split_documents(source.split, source.part, pair);
   std::int64_t most = 0;
   for (std::int64_t d = range.first; d < range.last && most < bounds.min_sentences; ++d)
     most = std::max(most, pair.first_sequence(d + 1) - pair.first_sequence(d));
   if (most < bounds.min_sentences)
     throw ConfigError(rule_got_fix(
-        concat(pair.prefix(), ": the part for ", split_part_name(set.source.part),
-               " (data.split) must have documents of ", bounds.min_sentences, " or more sentences."),
+        concat(pair.prefix(), ": the part for ", split_part_name(source.part), " (data.split) must have documents of ",
+               bounds.min_sentences, " or more sentences."),
         concat(range.last - range.first, " documents, of at most ", most),
         "make the pair with megatron data preprocess --split-sentences, or share its documents out otherwise"));
+}
+
+/// The same for prefix `i` of a BERT's or a T5's blend; the pair.
+IndexedDataset check_sentence_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples) {
+  const std::string& prefix = spec.blend.prefixes[i];
+  const text::Tokenizer& tokenizer = spec.tokenizer.value();
+  IndexedDataset pair(prefix);
+  if (spec.bert) {
+    const BertDatasetSpec set = sentence_spec(spec, *spec.bert, prefix, samples);
+    Masker(set.masking, bert_vocabulary(tokenizer));
+    check_sentences(set.source, bert_bounds(set.seq_length, set.sentence_order), pair);
+  } else {
+    const T5DatasetSpec set = sentence_spec(spec, spec.t5.value(), prefix, samples);
+    Masker(set.masking, t5_vocabulary(tokenizer));
+    check_sentences(set.source, t5_bounds(set.seq_length), pair);
+  }
+  return pair;
 }
 
 bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && !spec.blend.weights; }
@@ -125,10 +146,8 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (spec.bert) {
-      const IndexedDataset pair(spec.blend.prefixes[i]);
-      check_sentences(bert_spec(spec, spec.blend.prefixes[i], requests[i]), spec.tokenizer.value(), pair);
-      look_at(pair);
+    if (spec.bert || spec.t5) {
+      look_at(check_sentence_set(spec, i, requests[i]));
       continue;
     }
     const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), requests[i]);

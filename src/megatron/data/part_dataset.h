@@ -10,6 +10,7 @@
 #include "megatron/data/fill_in_middle.h"
 #include "megatron/data/gpt_dataset.h"
 #include "megatron/data/run_blends.h"
+#include "megatron/data/t5_dataset.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/text/tokenizer.h"
 
@@ -26,8 +27,9 @@ struct PartSpec {
   std::string cache_folder = "";                           ///< empty: beside the data
   bool packed = false;                                     ///< whole documents, best fit
   GptSampleOptions options = {};                           ///< where not packed
-  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next three
+  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next four
   std::optional<BertDatasetSpec> bert = {};                ///< the blend names sentences; its source is filled in
+  std::optional<T5DatasetSpec> t5 = {};                    ///< the same of a T5
   std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
 };

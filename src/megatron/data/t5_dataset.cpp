@@ -1,6 +1,7 @@
 #include "megatron/data/t5_dataset.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -97,5 +98,20 @@ T5SampleInfo T5Dataset::get(std::int64_t i, const T5Sample& out) const {
   loss_mask.pad(0.0f);
   return {encoder.size(), decoder.size(), tokens > run.target};
 }
+
+SampleFields T5Samples::fields() const { return {.loss_mask = true, .decoder_length = samples_.decoder_seq_length()}; }
+
+void T5Samples::get(std::int64_t i, const Sample& out) const {
+  const T5SampleInfo info = samples_.get(i, {.encoder_tokens = out.tokens,
+                                             .decoder_tokens = out.decoder_tokens,
+                                             .labels = out.labels,
+                                             .loss_mask = out.loss_mask});
+  std::ranges::replace(out.labels, std::int64_t{-1}, std::int64_t{0});
+  std::iota(out.position_ids.begin(), out.position_ids.end(), std::int64_t{0});
+  std::ranges::fill(out.first_key, 0);
+  if (out.pair != nullptr) *out.pair = {.length = info.encoder_length};
+}
+
+std::string T5Samples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
 
 }  // namespace megatron::data

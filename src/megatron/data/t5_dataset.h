@@ -1,7 +1,10 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "megatron/data/dataset.h"
 #include "megatron/data/masking.h"
 #include "megatron/data/sentence_samples.h"
 
@@ -49,6 +52,8 @@ class T5Dataset {
   std::int64_t seq_length() const { return spec_.seq_length; }
   std::int64_t decoder_seq_length() const { return spec_.decoder_seq_length; }
 
+  const std::string& prefix() const { return samples_.prefix(); }
+
   /// As BertDataset::get().
   T5SampleInfo get(std::int64_t i, const T5Sample& out) const;
 
@@ -56,6 +61,21 @@ class T5Dataset {
   T5DatasetSpec spec_;
   Masker masker_;
   SentenceSamples samples_;
+};
+
+/// The same for a training step: labels that do not count are 0.
+class T5Samples : public Dataset {
+ public:
+  T5Samples(const T5DatasetSpec& spec, MaskingVocabulary vocabulary) : samples_(spec, std::move(vocabulary)) {}
+
+  std::int64_t size() const override { return samples_.size(); }
+  std::int64_t seq_length() const override { return samples_.seq_length(); }
+  SampleFields fields() const override;
+  void get(std::int64_t i, const Sample& out) const override;
+  std::string name_of(std::int64_t i) const override;
+
+ private:
+  T5Dataset samples_;
 };
 
 }  // namespace megatron::data

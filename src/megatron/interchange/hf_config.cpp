@@ -8,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/interchange/json.h"
 #include "megatron/interchange/json_fields.h"
+#include "megatron/interchange/t5_config.h"
 
 namespace megatron::interchange {
 namespace {
@@ -18,6 +19,9 @@ using nlohmann::json;
 constexpr std::int64_t kMaxLayers = 1 << 14, kMaxWidth = 1 << 24, kMaxVocab = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxPositions = 1 << 22;  // as options have at most
 constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
+
+constexpr const char* kDecoderStart = "decoder_start_token_id";
+constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id", kDecoderStart};
 
 /// Hugging Face's name of an activation, ours; of several names for one function the first is written.
 constexpr std::array<std::pair<const char*, const char*>, 8> kActivations = {{{"gelu", "gelu"},
@@ -43,7 +47,7 @@ std::string their_activation(const std::string& name) {
 }
 
 /// What all families have and no result depends on; what must have one value.
-void common_fields(JsonFields& fields) {
+void common_fields(JsonFields& fields, bool encoder_decoder) {
   fields.ignore({"_name_or_path",
                  "architectures",
                  "model_type",
@@ -74,8 +78,7 @@ void common_fields(JsonFields& fields) {
                  "is_llama_config",
                  "unsloth_version",
                  "unsloth_fixed",
-                 "sep_token_id",
-                 "decoder_start_token_id"});
+                 "sep_token_id"});
   // Defaults of text generation, which transformers 4 wrote here.
   fields.ignore({"bad_words_ids",
                  "begin_suppress_tokens",
@@ -103,7 +106,7 @@ void common_fields(JsonFields& fields) {
                  "top_p",
                  "typical_p",
                  "tf_legacy_loss"});
-  fields.must_be("is_encoder_decoder", false);
+  fields.must_be("is_encoder_decoder", encoder_decoder);
   fields.must_be("add_cross_attention", false);
   fields.must_be("is_decoder", false);
   fields.must_be("pruned_heads", json::object());
@@ -250,7 +253,8 @@ json common_json(const FolderConfig& folder, const std::string& dtype) {
                  {"vocab_size", folder.model.vocab_size},
                  {"tie_word_embeddings", !folder.model.untie_embeddings_and_output_weights},
                  {"use_cache", true}};
-  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+  for (const char* key : kTokenIds) {
+    if (key == kDecoderStart && folder.family != Family::T5) continue;
     const auto found = folder.token_ids.find(key);
     object[key] = found == folder.token_ids.end() ? json() : json::parse(found->second);
   }
@@ -339,13 +343,16 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
     folder.family = Family::Bert;
     folder.model = bert_model(object, fields);
     folder.token_types = folder.model.num_tokentypes = fields.size("type_vocab_size", kMaxWidth, 2);
+  } else if (type == "t5") {
+    folder.family = Family::T5;
+    folder.model = t5_model(object, fields);
   } else {
-    fields.refuse("model_type", "gpt2, llama, mistral, qwen2 or bert");
+    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert or t5");
   }
   folder.model.make_vocab_size_divisible_by = 1;
-  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+  for (const char* key : kTokenIds)
     if (const json& id = fields.value(key); !id.is_null()) folder.token_ids[key] = id.dump();
-  common_fields(fields);
+  common_fields(fields, folder.family == Family::T5);
   fields.finish();
   check_heads(folder.model, file);
   if (!(folder.model.layernorm_epsilon > 0))
@@ -362,7 +369,7 @@ void check_heads(const config::ModelConfig& model, const std::string& file) {
   if (model.kv_channels == 0 && model.hidden_size % model.num_attention_heads != 0)
     throw ConfigError(rule_got_fix(concat(file, ": the hidden size must be a multiple of the attention heads."),
                                    concat(model.hidden_size, " and ", model.num_attention_heads)));
-  if (model.num_layers * groups > kMaxLayersTimesGroups)
+  if ((model.num_layers + model.decoder_num_layers) * groups > kMaxLayersTimesGroups)
     throw ConfigError(
         rule_got_fix(concat(file, ": layers times key and value heads must be at most ", kMaxLayersTimesGroups, "."),
                      concat(model.num_layers, " x ", groups)));
@@ -384,6 +391,13 @@ plan::GptShape shape_of(const config::ModelConfig& model) {
   shape.linear_bias = model.add_bias_linear;
   shape.qkv_bias = model.add_qkv_bias;
   shape.learned_positions = model.position_embedding_type == "learned_absolute";
+  if (model.architecture == "t5") {
+    shape.architecture = plan::Architecture::T5;
+    shape.encoder_layers = model.num_layers;
+    shape.num_layers += model.decoder_num_layers > 0 ? model.decoder_num_layers : model.num_layers;
+    shape.position_buckets = model.relative_attention_num_buckets;
+    shape.position_max_distance = model.relative_attention_max_distance;
+  }
   if (model.architecture != "bert") return shape;
   shape.architecture = plan::Architecture::Bert;
   shape.token_types = model.num_tokentypes;
@@ -401,6 +415,15 @@ Family family_of(const config::ModelConfig& model) {
   const bool llama = shape.rms_norm && shape.gated && model.position_embedding_type == "rope" &&
                      model.rotary_percent == 1 && !model.rotary_interleaved;
   const bool after = model.apply_residual_connection_post_layernorm;
+  if (shape.is_t5()) {
+    if (can_be_t5(model) && !after) return Family::T5;
+    throw ConfigError(rule_got_fix(
+        "A Hugging Face folder can hold a T5 with RMSNorm, without biases, with one key and value head a head and the "
+        "activation relu, gelu_tanh, gelu or silu, or gated gelu_tanh, silu or relu.",
+        concat("normalization ", model.normalization, ", add_bias_linear ", model.add_bias_linear ? "true" : "false",
+               ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads, activation ", model.activation,
+               ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false")));
+  }
   if (shape.is_bert()) {
     if (first && after && shape.tied_output && shape.token_types > 0 && model.activation == "gelu") return Family::Bert;
     throw ConfigError(rule_got_fix(
@@ -430,6 +453,7 @@ std::string config_json(const FolderConfig& folder, const std::string& dtype, co
   const plan::GptShape shape = shape_of(folder.model);
   if (folder.family == Family::Gpt2) write_gpt2(folder.model, shape, object);
   if (folder.family == Family::Llama) write_llama(folder.model, shape, object);
+  if (folder.family == Family::T5) write_t5(folder.model, object);
   if (folder.family == Family::Bert) write_bert(folder, shape, bert_architecture, object);
   return object.dump(2) + "\n";
 }

@@ -11,18 +11,18 @@
 // config.json of a Hugging Face folder <-> our options of the network. No torch here.
 namespace megatron::interchange {
 
-enum class Family : std::uint8_t { Gpt2, Llama, Bert };
+enum class Family : std::uint8_t { Gpt2, Llama, Bert, T5 };
 
 struct FolderConfig {
   Family family = Family::Gpt2;
   config::ModelConfig model;
   std::int64_t token_types = 0;  ///< BERT's
-  /// bos_token_id, eos_token_id, pad_token_id as the file has them (JSON values): nothing here uses them, they are
-  /// handed on when the model is exported again.
+  /// bos_token_id, eos_token_id, pad_token_id, decoder_start_token_id as the file has them (JSON values): nothing here
+  /// uses them, they are handed on when the model is exported again.
   std::map<std::string, std::string> token_ids;
 };
 
-/// Reads config.json: model_type gpt2, llama, bert, and mistral and qwen2 where they are no more than a Llama (no
+/// Reads config.json: model_type gpt2, llama, bert, t5, and mistral and qwen2 where they are no more than a Llama (no
 /// sliding window). Every field that could change the results is taken or refused by name, also one that is not known
 /// at all; each size is checked. Reads the RoPE base and scaling as transformers 4 (rope_theta, rope_scaling) and
 /// transformers 5 (rope_parameters) write them. Throws ConfigError naming `file` and the field.

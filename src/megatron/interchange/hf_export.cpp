@@ -35,6 +35,7 @@ Mapping export_mapping(const checkpoint::WeightSource& weights, const FolderConf
   const plan::GptShape shape = shape_of(config.model);
   if (config.family == Family::Gpt2) return inverted(gpt2_mapping(shape));
   if (config.family == Family::Llama) return inverted(llama_mapping(shape));
+  if (config.family == Family::T5) return inverted(t5_mapping(shape));
   const auto has = [&](const char* tensor) { return weights.shape(tensor) != nullptr; };
   const BertParts parts{.token_types = config.token_types,
                         .pooler = has("pooler.dense.weight"),

@@ -29,6 +29,11 @@ bool needs_no_reading(Family family, const FolderConfig& config, const std::stri
     case Family::Bert:
       return ends("embeddings.position_ids") || name == "cls.predictions.decoder.weight" ||
              name == "cls.predictions.decoder.bias";
+    case Family::T5:  // the last: of the first T5s, whose cross attention has none
+      if (name == "encoder.embed_tokens.weight" || name == "decoder.embed_tokens.weight" ||
+          ends("EncDecAttention.relative_attention_bias.weight"))
+        return true;
+      break;
   }
   return name == "lm_head.weight" && !config.model.untie_embeddings_and_output_weights;
 }
@@ -51,6 +56,7 @@ Mapping mapping_of(const FolderConfig& config, const SafetensorsFolder& raw) {
   const auto has = [&](const std::string& tensor) { return raw.shape(tensor) != nullptr; };
   if (config.family == Family::Gpt2) return gpt2_mapping(shape, prefix("transformer.", "wte.weight"));
   if (config.family == Family::Llama) return llama_mapping(shape, prefix("model.", "embed_tokens.weight"));
+  if (config.family == Family::T5) return t5_mapping(shape);
   const std::string bert = prefix("bert.", "embeddings.word_embeddings.weight");
   Mapping mapping = bert_mapping(shape,
                                  {.token_types = config.token_types,
@@ -86,10 +92,11 @@ FolderConfig read_config(const std::filesystem::path& folder) {
 std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {
   const FolderConfig config = read_config(folder);
   auto raw = std::make_shared<SafetensorsFolder>(folder);
-  if (config.model.num_layers > static_cast<std::int64_t>(raw->tensors().size()))
-    throw ConfigError(rule_got_fix(concat(folder.string(), ": must hold the tensors of ", config.model.num_layers,
-                                          " layers, as config.json says."),
-                                   concat(raw->tensors().size(), " tensors")));
+  const std::int64_t layers = shape_of(config.model).num_layers;
+  if (layers > static_cast<std::int64_t>(raw->tensors().size()))
+    throw ConfigError(
+        rule_got_fix(concat(folder.string(), ": must hold the tensors of ", layers, " layers, as config.json says."),
+                     concat(raw->tensors().size(), " tensors")));
   Mapping mapping = mapping_of(config, *raw);
   check_all_are_used(*raw, mapping, config);
   return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));

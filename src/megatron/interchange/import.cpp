@@ -101,14 +101,15 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
 }
 
-bool is_bert(const fs::path& folder) { return model_config_of(folder).architecture == "bert"; }
-
 void check_is_gpt(const fs::path& folder, const std::string& job) {
   const config::ModelConfig model = model_config_of(folder);
   if (model.head != "tokens")
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
                                    concat(folder.string(), ", model.head ", model.head),
                                    "megatron finetune predicts with such a model"));
+  if (model.architecture == "t5")
+    throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
+                                   folder.string(), "a T5 can be imported, exported and trained"));
   if (model.architecture == "bert")
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
                                    folder.string(), "a BERT can be imported, exported and trained"));

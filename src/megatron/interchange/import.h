@@ -23,9 +23,6 @@ void import_weights(const std::filesystem::path& folder, const std::filesystem::
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.
 FolderConfig export_config(const std::filesystem::path& folder);
 
-/// Whether the weights in `folder`, of any kind, are a BERT's.
-bool is_bert(const std::filesystem::path& folder);
-
 /// Throws ConfigError that begins with `job`, which is for GPTs, where they are.
 void check_is_gpt(const std::filesystem::path& folder, const std::string& job);
 

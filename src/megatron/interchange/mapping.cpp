@@ -131,6 +131,39 @@ void bert_layer(Builder& build, const std::string& ours, const std::string& thei
   build.linear(ours + "mlp.linear_fc2", theirs + "output.dense", h, shape.ffn_hidden, true);
 }
 
+std::string t5_block(bool encoder, std::int64_t layer) {
+  return concat(encoder ? "encoder" : "decoder", ".block.", layer, ".layer.");
+}
+
+void t5_layer(Builder& build, const GptShape& shape, std::int64_t layer) {
+  const bool encoder = shape.in_encoder(layer);
+  const std::int64_t h = shape.hidden, f = shape.ffn_hidden, rows = shape.query_rows(), d = shape.head();
+  const std::string ours = shape.layer_prefix(layer);
+  const std::string theirs = t5_block(encoder, encoder ? layer : layer - shape.encoder_layers);
+  const std::string self = theirs + "0.SelfAttention.", cross = theirs + "1.EncDecAttention.";
+  build.norm(ours + "input_layernorm", theirs + "0.layer_norm", shape);
+  split_qkv(build, ours + "self_attention.linear_qkv", {self + "q", self + "k", self + "v"}, shape);
+  build.linear(ours + "self_attention.linear_proj", self + "o", h, rows, false);
+  if (!encoder) {
+    build.norm(ours + "pre_cross_attn_layernorm", theirs + "1.layer_norm", shape);
+    build.linear(ours + "cross_attention.linear_q", cross + "q", rows, h, false);
+    std::vector<Rows> pairs;
+    for (std::int64_t head = 0; head < shape.num_heads; ++head) {
+      pairs.push_back({cross + "k.weight", head * d, d});
+      pairs.push_back({cross + "v.weight", head * d, d});
+    }
+    build.stacked(ours + "cross_attention.linear_kv.weight", pairs, h);
+    build.linear(ours + "cross_attention.linear_proj", cross + "o", h, rows, false);
+  }
+  const std::string last = theirs + (encoder ? "1." : "2."), dense = last + "DenseReluDense.";
+  build.norm(ours + "pre_mlp_layernorm", last + "layer_norm", shape);
+  if (shape.gated)
+    build.stacked(ours + "mlp.linear_fc1.weight", {{dense + "wi_0.weight", 0, f}, {dense + "wi_1.weight", 0, f}}, h);
+  else
+    build.linear(ours + "mlp.linear_fc1", dense + "wi", f, h, false);
+  build.linear(ours + "mlp.linear_fc2", dense + "wo", h, f, false);
+}
+
 }  // namespace
 
 Mapping inverted(const Mapping& mapping) {
@@ -202,6 +235,21 @@ Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const 
     build.whole("output_layer.bias", "cls.predictions.bias", {shape.vocab});
   }
   if (parts.sentence_head) build.linear("binary_head", "cls.seq_relationship", 2, h, true);
+  return build.take();
+}
+
+Mapping t5_mapping(const plan::GptShape& shape) {
+  Builder build;
+  build.whole("embedding.word_embeddings.weight", "shared.weight", {shape.vocab, shape.hidden});
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) t5_layer(build, shape, layer);
+  for (const bool encoder : {true, false}) {
+    build.whole(GptShape::position_table(encoder),
+                t5_block(encoder, 0) + "0.SelfAttention.relative_attention_bias.weight",
+                {shape.position_buckets, shape.num_heads});
+    const std::string stack = encoder ? "encoder." : "decoder.";
+    build.norm(stack + "final_layernorm", stack + "final_layer_norm", shape);
+  }
+  if (!shape.tied_output) build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
   return build.take();
 }
 

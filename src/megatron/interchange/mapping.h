@@ -52,4 +52,8 @@ struct BertParts {
 /// the word embedding), "pooler.dense", "binary_head".
 Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const std::string& prefix = "bert.");
 
+/// Our names made of a T5 folder's tensors: linear_kv of cross attention has each head's k, then its v; gate above up.
+/// A T5 has no biases.
+Mapping t5_mapping(const plan::GptShape& shape);
+
 }  // namespace megatron::interchange

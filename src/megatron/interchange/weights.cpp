@@ -62,6 +62,7 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
   compare("normalization", model.normalization, theirs.normalization);
   compare("layernorm_epsilon", model.layernorm_epsilon, theirs.layernorm_epsilon);
   compare("activation", model.activation, theirs.activation);
+  compare("relative_attention_max_distance", shape.position_max_distance, their_shape.position_max_distance);
   compare("position_embedding_type", model.position_embedding_type, theirs.position_embedding_type);
   if (model.position_embedding_type != "rope" || theirs.position_embedding_type != "rope") return lines;
   compare("rotary_base", model.rotary_base, theirs.rotary_base);

@@ -1,6 +1,8 @@
 #include "megatron/kernels/attention.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
@@ -52,7 +54,7 @@ cpu::MutableHeads mutable_heads_of(const at::Tensor& x, std::int64_t groups) {
 /// The problem as pointers, and the tensors that keep them valid.
 struct Prepared {
   cpu::AttentionProblem problem;
-  at::Tensor first_key, key_lengths, sample_ids;
+  at::Tensor first_key, key_lengths, sample_ids, bias;
 };
 
 Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
@@ -79,6 +81,12 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   if (options.key_lengths.defined()) {
     prepared.key_lengths = options.key_lengths.to(at::kInt).contiguous();
     p.key_lengths = prepared.key_lengths.const_data_ptr<std::int32_t>();
+  }
+  if (options.bias.defined()) {
+    prepared.bias =
+        at::constant_pad_nd(options.bias.to(at::kFloat), {0, 16}).contiguous();  // vectors read past the end
+    p.bias = prepared.bias.const_data_ptr<float>();
+    p.bias_stride = static_cast<std::size_t>(prepared.bias.size(1));
   }
   if (options.dropout.p > 0) {
     prepared.sample_ids = options.dropout.sample_ids.contiguous();
@@ -157,7 +165,7 @@ AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at:
   const std::int64_t s = q.size(0), b = q.size(1), n = static_cast<std::int64_t>(p.heads());
   AttentionOutput result{at::empty({s, b, n, q.size(-1)}, q.options()), at::empty({b, n, s}, at::kFloat)};
   const cpu::MutableHeads out = mutable_heads_of(result.out, k.size(2));
-  const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr;
+  const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr && p.bias == nullptr;
   (few           ? forward_few
    : on_tiles(p) ? forward_tiles
                  : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
@@ -166,9 +174,14 @@ AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at:
 
 void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                   const at::Tensor& dk, const at::Tensor& dv) {
-  const Prepared prepared = prepare(q, k, v, options);
-  const cpu::AttentionProblem& p = prepared.problem;
+                   const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
+  Prepared prepared = prepare(q, k, v, options);
+  cpu::AttentionProblem& p = prepared.problem;
+  at::Tensor of_biases;  // by sample
+  if (options.bias.defined()) {
+    of_biases = at::zeros({q.size(1), prepared.bias.size(0), prepared.bias.size(1)}, prepared.bias.options());
+    p.dbias = of_biases.mutable_data_ptr<float>();
+  }
   const std::int64_t groups = k.size(2);
   const cpu::Heads dout_heads = heads_of(dout, groups), out_heads = heads_of(forward.out, groups);
   const cpu::MutableHeads dq_heads = mutable_heads_of(dq, groups), dk_heads = mutable_heads_of(dk, groups),
@@ -190,6 +203,7 @@ void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
                               space);
     }
   });
+  if (dbias.defined()) dbias.copy_(of_biases.sum(0).narrow(1, 0, dbias.size(1)));
   if (!sharing) return;
   cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
     cpu::sum_shared_gradients(p, group_at(p, i), shared.part(static_cast<std::size_t>(i) * p.sharing), dk_heads,
@@ -208,12 +222,12 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                        const at::Tensor& dk, const at::Tensor& dv) {
+                        const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
   const c10::NoGradGuard no_grad;
   check_groups(q, k);
-  const auto backward =
-      fast(options, q, k, v, dout, forward.out, dq, dk, dv) ? backward_fast : reference::attention_backward;
-  backward(dout, q, k, v, forward, options, dq, dk, dv);
+  if (fast(options, q, k, v, dout, forward.out, dq, dk, dv))
+    return backward_fast(dout, q, k, v, forward, options, dq, dk, dv, dbias);
+  reference::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
 }
 
 }  // namespace megatron::kernels

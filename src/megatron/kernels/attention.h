@@ -18,6 +18,9 @@ struct AttentionOptions {
       {};                ///< optional [b] int32: the keys of sample b are its first key_lengths[b]; padding follows
   Dropout dropout = {};  ///< on the probabilities; see attention_dropout_mask
   std::int64_t head_offset = 0;  ///< first head of this rank, for dropout
+  /// Optional [n, s + k - 1] float32 (float64 for float64): what is added to the scaled score of query i and key j,
+  /// a function of their distance alone, at j - i + s - 1 (Raffel et al. 2020).
+  at::Tensor bias = {};
 };
 
 struct AttentionOutput {
@@ -29,9 +32,10 @@ struct AttentionOutput {
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
 
-/// Writes dq, dk, dv (views shaped as q, k, v; overwritten). Probabilities are computed again block by block.
+/// Writes dq, dk, dv (views shaped as q, k, v; overwritten). Probabilities are computed again block by block. `dbias`:
+/// where there is a bias its gradient, shaped as it and overwritten; else undefined.
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                        const at::Tensor& dk, const at::Tensor& dv);
+                        const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias = {});
 
 }  // namespace megatron::kernels

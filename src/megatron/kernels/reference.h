@@ -24,7 +24,7 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const AttentionOptions& options);
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                        const at::Tensor& dk, const at::Tensor& dv);
+                        const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias = {});
 
 void rotate_(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
              std::int64_t first_position, bool inverse);

@@ -1,8 +1,10 @@
 #include "megatron/model/gpt.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -35,6 +37,19 @@ struct Pass {
   bool training;
 };
 
+/// Those of a stage, cut where a T5's decoder begins.
+std::vector<LayerGroup> groups_of(const GptOptions& options, const plan::StagePart& part) {
+  std::vector<LayerGroup> groups;
+  const std::int64_t cut = options.shape.encoder_layers - part.first_layer;
+  for (const LayerGroup& group : layer_groups(options.recompute, part.num_layers)) {
+    groups.push_back(group);
+    if (group.first >= cut || cut >= group.last) continue;
+    groups.back().last = cut;
+    groups.push_back({.first = cut, .last = group.last, .again = group.again});
+  }
+  return groups;
+}
+
 struct Gpt::Impl {
   GptOptions options;
   plan::StagePart part;
@@ -52,12 +67,19 @@ struct Gpt::Impl {
 
   /// The embedding of the microbatch, after its dropout.
   at::Tensor embed(const Batch& batch, const Pass& pass) const;
+  /// The same of what a T5's decoder reads.
+  at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
+  /// What follows the last layer of a stack, x, or its norm: of a T5 with dropout; where `scaled` times h^-1/2, as a
+  /// tied output layer takes it.
+  at::Tensor end_of_stack(const at::Tensor& y, const Pass& pass, const char* name, bool scaled) const;
 
   /// The stage without its output layer: x, undefined with embedding, -> what follows the last layer, and the final
   /// norm where that is this stage's.
   at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const;
 
+  AttentionForm attention_form(const Pass& pass, const std::string& site_name) const;
   Attend attention(const Pass& pass, std::int64_t layer) const;
+  Memory memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const;
   /// The dropout of one site on rows `x_sbh` of the stream.
   kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
 
@@ -74,8 +96,13 @@ struct Gpt::Impl {
 
   /// Layers [first, last) of the stage.
   /// `value`: whether the stream after the last of them is read.
-  Normed run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
-                    parallel::Value value = parallel::Value::Needed) const;
+  /// `states`: the encoder's, of layers with cross attention.
+  Normed run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                    const Pass& pass, parallel::Value value = parallel::Value::Needed) const;
+  /// The same, computed again in the backward pass where the group is; `next`, which may be null, of the stream or, of
+  /// null, the stream.
+  at::Tensor run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                       const Pass& pass) const;
 };
 
 Gpt::Impl::Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
@@ -85,7 +112,7 @@ Gpt::Impl::Impl(GptOptions o, const plan::StagePart& p, const parallel::Paramete
       precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
                                                                                                    : at::kFloat)),
       modules(options, part, parameters, tp),
-      groups(layer_groups(options.recompute, p.num_layers)) {}
+      groups(groups_of(options, p)) {}
 
 kernels::Dropout Gpt::Impl::stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const {
   auto dropout = site(pass.training ? options.hidden_dropout : 0, options.seed, name, pass.sample_ids);
@@ -93,23 +120,46 @@ kernels::Dropout Gpt::Impl::stream_site(const Pass& pass, const std::string& nam
   return dropout;
 }
 
-Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
+AttentionForm Gpt::Impl::attention_form(const Pass& pass, const std::string& site_name) const {
   AttentionForm form{.groups = modules.local_groups,
                      .head_size = options.shape.head(),
-                     .rotary = {modules.rope, pass.position_ids_bs},
+                     .rotary = {},
                      .options = {},
                      .again = options.recompute.attention_core};
-  form.options.causal = !options.shape.is_bert();
-  form.options.first_key = pass.first_key_bs;
-  form.options.key_lengths = pass.key_lengths_b;
-  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
-                              concat("layer ", layer, "/attention"), pass.sample_ids);
+  form.options.scale = options.shape.is_t5() ? 1 : 0;
+  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed, site_name, pass.sample_ids);
   form.options.head_offset = tp.rank() * modules.local_heads;
-  return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
+  return form;
 }
 
-Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const Norm* next, const Pass& pass,
-                             parallel::Value value) const {
+Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
+  const bool encoder = options.shape.in_encoder(layer);
+  AttentionForm form = attention_form(pass, concat("layer ", layer, "/attention"));
+  form.rotary = {modules.rope, pass.position_ids_bs};
+  form.options.causal = !encoder;
+  form.options.first_key = pass.first_key_bs;
+  // What pads a T5's decoder comes after all that counts.
+  if (encoder || !options.shape.is_t5()) form.options.key_lengths = pass.key_lengths_b;
+  const auto& bias = encoder ? modules.encoder_bias : modules.decoder_bias;
+  if (!bias) return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
+  return [form, &bias = *bias](const at::Tensor& qkv) {
+    const std::int64_t s = qkv.size(0);
+    AttentionForm own = form;
+    own.options.bias = bias.values(s, s);
+    own.bias_gradient = [&bias, s](const at::Tensor& dbias) { bias.add_gradient(dbias, s); };
+    return self_attention(qkv, own);
+  };
+}
+
+Memory Gpt::Impl::memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const {
+  AttentionForm form = attention_form(pass, concat("layer ", layer, "/cross attention"));
+  form.options.causal = false;
+  form.options.key_lengths = pass.key_lengths_b;
+  return {states, [form](const at::Tensor& q, const at::Tensor& kv) { return cross_attention(q, kv, form); }};
+}
+
+Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                             const Pass& pass, parallel::Value value) const {
   const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
   const auto block = [&](std::int64_t l) -> const Block& { return modules.blocks[static_cast<std::size_t>(l)]; };
   auto stream = normalized(std::exchange(x_sbh, {}), block(group.first).input_norm());
@@ -119,11 +169,22 @@ Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const LayerGroup& group, const No
   }
   for (std::int64_t l = group.first; l < group.last; ++l) {
     const bool last = l + 1 == group.last;
-    const std::string layer = concat("layer ", part.first_layer + l);
-    const Block::Sites sites{.attention_output = stream_site(pass, layer + "/attention output", rows),
-                             .mlp_output = stream_site(pass, layer + "/mlp output", rows)};
-    stream = block(l).forward(std::move(stream), attention(pass, part.first_layer + l), sites,
-                              last ? next : &block(l + 1).input_norm(), last ? value : parallel::Value::Needed);
+    const std::int64_t number = part.first_layer + l;
+    const std::string layer = concat("layer ", number);
+    Block::Sites sites{.attention_output = stream_site(pass, layer + "/attention output", rows),
+                       .mlp_output = stream_site(pass, layer + "/mlp output", rows)};
+    Memory across;
+    if (options.shape.is_t5()) {
+      sites.cross_output = stream_site(pass, layer + "/cross attention output", rows);
+      sites.mlp_inner =
+          site(pass.training ? options.hidden_dropout : 0, options.seed, layer + "/mlp inner", pass.sample_ids);
+      sites.mlp_inner.features = options.shape.ffn_hidden;
+      sites.mlp_inner.feature_offset = options.shape.ffn_hidden / tp.size() * tp.rank();
+      if (!options.shape.in_encoder(number)) across = memory(pass, number, states);
+    }
+    stream =
+        block(l).forward(std::move(stream), attention(pass, number), sites, last ? next : &block(l + 1).input_norm(),
+                         last ? value : parallel::Value::Needed, &across);
   }
   return stream;
 }
@@ -138,6 +199,32 @@ at::Tensor Gpt::Impl::embed(const Batch& batch, const Pass& pass) const {
   return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
 }
 
+at::Tensor Gpt::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
+  if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
+  const auto x = modules.embed(batch.decoder_tokens_bs.t().contiguous(), {});
+  return dropout(x, stream_site(pass, "decoder embedding", x));
+}
+
+at::Tensor Gpt::Impl::end_of_stack(const at::Tensor& y, const Pass& pass, const char* name, bool scaled) const {
+  if (!options.shape.is_t5()) return y;
+  const auto end = dropout(y, stream_site(pass, name, y));
+  return scaled ? end.mul(1 / std::sqrt(static_cast<double>(options.shape.hidden))) : end;
+}
+
+at::Tensor Gpt::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                                const Pass& pass) const {
+  if (!group.again) {
+    const auto end = run_blocks(std::move(x_sbh), states, group, next, pass);
+    return next == nullptr ? end.residual : end.y;
+  }
+  const bool split = options.recompute.distribute_inputs && !options.sequence_parallel;
+  const auto compute = [this, group, pass](at::Tensor in, const at::Tensor& beside, parallel::Value value) {
+    return run_blocks(std::move(in), beside, group, nullptr, pass, value).residual;
+  };
+  const auto x = recomputed(x_sbh, compute, split ? tp : comm::Group(), states);
+  return next == nullptr ? x : normalized(x, *next).y;
+}
+
 at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
   if (x.defined() == part.embedding)
     throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
@@ -148,21 +235,32 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
                   .key_lengths_b = batch.key_lengths_b,
                   .training = training};
   if (part.embedding) x = embed(batch, pass);
-  for (const LayerGroup& group : groups) {
-    if (group.again) {
-      const bool split = options.recompute.distribute_inputs && !options.sequence_parallel;
-      const auto compute = [this, group, pass](at::Tensor in, parallel::Value value) {
-        return run_blocks(std::move(in), group, nullptr, pass, value).residual;
-      };
-      x = recomputed(x, compute, split ? tp : comm::Group());
-    } else if (part.output) {
-      return run_blocks(std::move(x), group, &*modules.final_norm, pass)
-          .y;  // the last group: the norm is fused with it
-    } else {
-      x = run_blocks(std::move(x), group, nullptr, pass).residual;
-    }
+  const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
+  at::Tensor states;
+  if (options.shape.is_t5() && cut < 0) {
+    const std::int64_t rows = batch.tokens_bs.size(1) / (options.sequence_parallel ? tp.size() : 1);
+    states = x.narrow(0, 0, rows);
+    if (options.recompute.distribute_inputs) states = states.clone();  // which is kept, and would keep all of x
+    x = x.narrow(0, rows, x.size(0) - rows);
   }
-  return part.output ? normalized(x, *modules.final_norm).y : x;
+  for (const LayerGroup& group : groups) {
+    if (options.shape.is_t5() && group.first == cut) {
+      states = std::exchange(x, {});
+      x = embed_decoder(batch, pass);
+    }
+    const bool ends_encoder = group.last == cut, ends = part.output && group.last == part.num_layers;
+    x = run_group(std::exchange(x, {}), states, group,
+                  ends_encoder ? &*modules.encoder_norm
+                  : ends       ? &*modules.final_norm
+                               : nullptr,
+                  pass);
+    if (ends_encoder) x = end_of_stack(x, pass, "encoder", false);
+  }
+  if (part.output) {
+    if (groups.empty()) x = normalized(x, *modules.final_norm).y;
+    return end_of_stack(x, pass, "decoder", options.shape.tied_output);
+  }
+  return states.defined() ? at::cat({states, x}) : x;
 }
 
 LossSum Gpt::Impl::loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale,

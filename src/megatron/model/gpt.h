@@ -31,6 +31,9 @@ struct Batch {
   at::Tensor key_lengths_b = {};      ///< [b] int32: tokens before the padding; undefined: s
   at::Tensor sentence_labels_b = {};  ///< [b] int64: 1 where the segments are swapped, 0 not; below 0: does not count
   at::Tensor targets = {};            ///< of a model with the head of a task: task_head.h
+  /// A T5's: what its decoder reads [b, s_decoder] int64; labels and mask are shaped as these, tokens_bs is the
+  /// encoder's, and key_lengths_b are those of the encoder.
+  at::Tensor decoder_tokens_bs = {};
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the
@@ -62,7 +65,8 @@ struct GptOptions {
 };
 
 /// A GPT (GPT-2's, Llama's blocks or what else the options say) or, where the shape says so, a BERT: the same blocks
-/// with attention both ways and heads of its own. Tensor-parallel over `tp`: one pipeline stage of it, or the whole
+/// with attention both ways and heads of its own; or a T5: a stack of each kind, the second with cross attention, and a
+/// bias by distance in place of positions. Tensor-parallel over `tp`: one pipeline stage of it, or the whole
 /// model as the one stage. Results do not depend on how layers are split into stages. Stores only the group and its
 /// parameters; must outlive the graphs that it records.
 class Gpt {
@@ -73,8 +77,11 @@ class Gpt {
   Gpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp);
 
   /// Forward pass of a stage that is not the last: x [s, b, h] (sequence_parallel: [s/t, b, h]) from the stage before,
-  /// undefined on the first -> the same for the next. The result's memory is the caller's: nothing recorded keeps it.
-  /// Go backward with parallel::GraphLeaf and GraphRoot. Communication and `training` as for loss().
+  /// undefined on the first -> the same for the next. Where a T5's decoder has begun, what goes from stage to stage is
+  /// two tensors, the encoder's states and the decoder's stream, one after the other along the sequence: so the
+  /// gradient of the states comes back beside that of the stream, each stage's added to it. The result's memory is the
+  /// caller's: nothing recorded keeps it. Go backward with parallel::GraphLeaf and GraphRoot. Communication and
+  /// `training` as for loss().
   at::Tensor forward(at::Tensor x, const Batch& batch, bool training) const;
 
   /// Forward pass of the last stage, with loss. Collective over tp: 2 all-reduces a layer forward, 2 backward, one for

@@ -165,6 +165,50 @@ Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr
   return {with_backward(inputs({x_sbf}, {&bias}), made.y, std::move(backward)), std::move(y)};
 }
 
+namespace {
+
+/// The heads in an attention's inputs, or in their gradients. Views.
+using HeadsIn = std::function<Heads(const std::vector<at::Tensor>& tensors)>;
+
+/// Attention of the heads in `inputs` -> `shape`.
+Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
+                        const AttentionForm& form, const HeadsIn& heads_in) {
+  std::vector<at::Tensor> kept;
+  for (const at::Tensor& input : inputs) kept.push_back(input.detach());
+  const auto attend = [kept, form, heads_in] {
+    const Heads heads = heads_in(kept);
+    return kernels::attention(heads.q, heads.k, heads.v, form.options);
+  };
+  const auto made = without_autograd([&] {
+    form.rotary.rotate(heads_in(kept));
+    return attend();
+  });
+  std::function<kernels::AttentionOutput()> forward =
+      [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
+  parallel::Remake remake;
+  if (form.again) {
+    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
+    forward = [remade] { return remade->value(); };
+    remake = [remade, shape] { return remade->value().out.view(shape); };
+  }
+  auto backward = [kept, form, heads_in, forward = std::move(forward)](const Gradients& grads) -> Gradients {
+    const auto out = forward();
+    const Heads heads = heads_in(kept);
+    Gradients gradients;
+    for (const at::Tensor& input : kept) gradients.push_back(at::empty_like(input));
+    const Heads into = heads_in(gradients);
+    const auto dbias = form.options.bias.defined() ? at::empty_like(form.options.bias) : at::Tensor();
+    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
+                                form.options, into.q, into.k, into.v, dbias);
+    form.rotary.rotate(into, /*inverse=*/true);
+    if (dbias.defined()) form.bias_gradient(dbias);
+    return gradients;
+  };
+  return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(remake)};
+}
+
+}  // namespace
+
 Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size) {
   const auto split = qkv.view({qkv.size(0), qkv.size(1), groups, -1, head_size});
   const std::int64_t queries = split.size(3) - 2;
@@ -177,35 +221,22 @@ void Rotary::rotate(const Heads& heads, bool inverse) const {
 }
 
 Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
-  const auto kept = qkv.detach();
-  const auto attend = [kept, form] {
-    const Heads heads = heads_of(kept, form.groups, form.head_size);
-    return kernels::attention(heads.q, heads.k, heads.v, form.options);
-  };
-  const auto made = without_autograd([&] {
-    form.rotary.rotate(heads_of(kept, form.groups, form.head_size));
-    return attend();
-  });
   const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) - 2 * form.groups * form.head_size};
-  std::function<kernels::AttentionOutput()> forward =
-      [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
-  parallel::Remake remake;
-  if (form.again) {
-    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
-    forward = [remade] { return remade->value(); };
-    remake = [remade, shape] { return remade->value().out.view(shape); };
-  }
-  auto backward = [kept, form, forward = std::move(forward)](const Gradients& grads) -> Gradients {
-    const auto out = forward();
-    const Heads heads = heads_of(kept, form.groups, form.head_size);
-    const auto dqkv = at::empty_like(kept);
-    const Heads gradients = heads_of(dqkv, form.groups, form.head_size);
-    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
-                                form.options, gradients.q, gradients.k, gradients.v);
-    form.rotary.rotate(gradients, /*inverse=*/true);
-    return {dqkv};
-  };
-  return {with_backward({qkv}, made.out.view(shape), std::move(backward)), std::move(remake)};
+  return attention_of({qkv}, shape, form, [groups = form.groups, size = form.head_size](const auto& tensors) {
+    return heads_of(tensors[0], groups, size);
+  });
+}
+
+Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form) {
+  return attention_of({queries, keys_and_values}, queries.sizes().vec(), form,
+                      [groups = form.groups, size = form.head_size](const auto& tensors) {
+                        const at::Tensor &q = tensors[0], &kv = tensors[1];
+                        const auto pairs = kv.view({kv.size(0), kv.size(1), groups, 2, size});
+                        return Heads{.q = q.view({q.size(0), q.size(1), groups, -1, size}),
+                                     .k = pairs.select(3, 0),
+                                     .v = pairs.select(3, 1),
+                                     .q_and_k = {}};
+                      });
 }
 
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {

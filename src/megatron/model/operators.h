@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/attention.h"
@@ -82,11 +83,17 @@ struct AttentionForm {
   Rotary rotary;
   kernels::AttentionOptions options;
   bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
+  /// Takes the gradient of options.bias, where there is one.
+  std::function<void(const at::Tensor& dbias)> bias_gradient = {};
 };
 
 /// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
 /// rotated there, and their gradients written where they belong. Keeps qkv and the output.
 Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form);
+
+/// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows a group: its key, value. No rotary
+/// positions.
+Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);

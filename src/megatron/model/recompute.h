@@ -30,12 +30,15 @@ struct LayerGroup {
 };
 std::vector<LayerGroup> layer_groups(const Recompute& recompute, std::int64_t num_layers);
 
-/// What is computed again: x -> y. The second time y is not read.
-using Compute = std::function<at::Tensor(at::Tensor x, parallel::Value value)>;
+/// What is computed again: x -> y. The second time y is not read. `beside`: what else it depends on, undefined where
+/// there is nothing.
+using Compute = std::function<at::Tensor(at::Tensor x, const at::Tensor& beside, parallel::Value value)>;
 
-/// compute(x), of which only x is kept: the backward pass computes it again and goes backward through that. Parameters'
-/// gradients are written, or put off, as they would be without. `split`: each of its ranks keeps its part of x along
-/// the sequence, which must divide by them, and one all-gather makes it whole again; the group of one keeps x.
-at::Tensor recomputed(const at::Tensor& x, const Compute& compute, const comm::Group& split);
+/// compute(x, beside), of which only these are kept: the backward pass computes it again and goes backward through
+/// that. Parameters' gradients are written, or put off, as they would be without. `split`: each of its ranks keeps its
+/// part of x along the sequence, which must divide by them, and one all-gather makes it whole again; the group of one
+/// keeps x. `beside` is kept as it is.
+at::Tensor recomputed(const at::Tensor& x, const Compute& compute, const comm::Group& split,
+                      const at::Tensor& beside = {});
 
 }  // namespace megatron::model

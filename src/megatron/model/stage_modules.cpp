@@ -28,9 +28,10 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
   const at::Tensor& values = parameters.values();
   if (options.rope.rotary_dim > 0 && part.num_layers > 0)
     rope = kernels::rope_table(options.rope, max_positions_, values.scalar_type(), values.device());
-  if (part.embedding) {
-    using parallel::VocabParallelEmbedding;
+  using parallel::VocabParallelEmbedding;
+  if (part.embedding || plan::begins_decoder(shape, part))
     words.emplace(parameters.get(kWordEmbedding), shape.vocab, "token id", tp, VocabParallelEmbedding::Options{split});
+  if (part.embedding) {
     if (shape.learned_positions)
       positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
                         VocabParallelEmbedding::Options{split});
@@ -38,17 +39,26 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
       types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
                     VocabParallelEmbedding::Options{split});
   }
-  const Block::Options block{.epsilon = options.layernorm_epsilon,
-                             .activation = {.form = options.activation, .gated = shape.gated},
-                             .residual_after_norm = options.residual_after_norm,
-                             .rms_norm = shape.rms_norm,
-                             .linear_bias = shape.linear_bias,
-                             .qkv_bias = shape.linear_bias || shape.qkv_bias,
-                             .sequence_parallel = split,
-                             .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
-                             .recompute_mlp = options.recompute.mlp};
-  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
-    blocks.emplace_back(parameters, concat(shape.stack(), "layers.", l, "."), block, tp);
+  Block::Options block{.epsilon = options.layernorm_epsilon,
+                       .activation = {.form = options.activation, .gated = shape.gated},
+                       .residual_after_norm = options.residual_after_norm,
+                       .rms_norm = shape.rms_norm,
+                       .linear_bias = shape.linear_bias,
+                       .qkv_bias = shape.linear_bias || shape.qkv_bias,
+                       .sequence_parallel = split,
+                       .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
+                       .recompute_mlp = options.recompute.mlp};
+  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
+    block.cross_attention = shape.is_t5() && !shape.in_encoder(l);
+    blocks.emplace_back(parameters, shape.layer_prefix(l), block, tp);
+    if (!shape.is_t5()) continue;
+    auto& bias = shape.in_encoder(l) ? encoder_bias : decoder_bias;
+    if (!bias)
+      bias.emplace(parameters.get(plan::GptShape::position_table(shape.in_encoder(l))), shape.in_encoder(l),
+                   shape.position_max_distance);
+    if (l + 1 == shape.encoder_layers)
+      encoder_norm = norm_of(parameters, "encoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+  }
   if (!part.output) return;
   final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
   if (!shape.predicts_tokens()) {

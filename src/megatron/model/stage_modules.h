@@ -9,6 +9,7 @@
 #include "megatron/model/bert_heads.h"
 #include "megatron/model/block.h"
 #include "megatron/model/gpt.h"
+#include "megatron/model/relative_bias.h"
 #include "megatron/model/task_head.h"
 #include "megatron/parallel/embedding.h"
 #include "megatron/parallel/output_layer.h"
@@ -18,13 +19,16 @@ namespace megatron::model {
 /// What one pipeline stage of a model is made of: the layers of `part`, as `options` say, on their parameters. Training
 /// (gpt.h) and decoding (decode.h) run the same modules.
 struct StageModules {
-  std::optional<parallel::VocabParallelEmbedding> words, positions, types;  ///< of the first stage; the last two where
-                                                                            ///< they are learned
+  /// Of the first stage; the words of the one too in which a T5's decoder begins; the last two where they are learned.
+  std::optional<parallel::VocabParallelEmbedding> words, positions, types;
   kernels::RopeTable rope;                 ///< of rotary positions, else undefined tensors
   std::int64_t local_heads, local_groups;  ///< of this rank: query heads, and the groups that share key and value
   std::vector<Block> blocks;               ///< layers part.first_layer …
   std::optional<Norm> final_norm;          ///< of the last stage
-  std::optional<BertHeads> heads;          ///< of the last stage of a BERT
+  // A T5's: of stages that have layers of the stack; the norm of the one that has the encoder's last.
+  std::optional<RelativeBias> encoder_bias, decoder_bias;
+  std::optional<Norm> encoder_norm;
+  std::optional<BertHeads> heads;                       ///< of the last stage of a BERT
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
   std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
 

@@ -42,13 +42,10 @@ bool equal_over(const comm::Group& group, std::uint64_t number) {
 
 }  // namespace
 
-comm::Group embedding_group(const comm::Group& pp, int rank_of_first_stage, int rank_of_last_stage) {
-  const int first = std::min(rank_of_first_stage, rank_of_last_stage);
-  const int last = std::max(rank_of_first_stage, rank_of_last_stage);
-  std::vector<std::vector<int>> partition{{first}};
-  if (last != first) partition.front().push_back(last);
+comm::Group holders_group(const comm::Group& pp, const std::vector<int>& holders) {
+  std::vector<std::vector<int>> partition{holders};
   for (int rank = 0; rank < pp.size(); ++rank)
-    if (rank != first && rank != last) partition.push_back({rank});
+    if (std::ranges::find(holders, rank) == holders.end()) partition.push_back({rank});
   return pp.split(partition);
 }
 

@@ -14,9 +14,9 @@ struct SharedParameter {
   comm::Group holders;
 };
 
-/// The ranks of `pp` that hold the tied word embedding: those of the first and of the last stage, or one rank where
-/// that is one. The group of one on every other. Collective over `pp`.
-comm::Group embedding_group(const comm::Group& pp, int rank_of_first_stage, int rank_of_last_stage);
+/// The ranks `holders` of `pp`, ascending, which hold copies of a parameter (plan::shared_copies()). The group of one
+/// on every other. Collective over `pp`.
+comm::Group holders_group(const comm::Group& pp, const std::vector<int>& holders);
 
 /// The ranks of `tp` that hold the same pieces of split parameters (plan::Piece::copies): `copies` neighbours. The
 /// group of one where no parameter of the store has copies. Collective over `tp`.
@@ -29,14 +29,14 @@ comm::Group copies_group(const parallel::ParameterStore& parameters, const comm:
 ///      them, copied together.
 ///   2. pieces with copies: ranks that share keys and values have the gradient of their own queries' use of them. One
 ///      all-reduce over `copies` of all of them, copied together.
-///   3. copies on several stages: the embedding's on the first, the output layer's on the last (Megatron-LM's embedding
-///      group). One all-reduce over the holders, in place.
+///   3. copies on several stages (plan::shared_copies(); Megatron-LM's embedding group and its like). One all-reduce of
+///      each over the holders, in place.
 ///
 /// sum() belongs after the reduction over data-parallel ranks: that one goes on while backward does, bucket by bucket,
 /// and would otherwise wait for these few. Every rank of a data-parallel group then sums the same numbers in the same
 /// order, so that the copies of the model stay equal bit by bit. With the distributed optimizer the owned elements
 /// alone are summed: ranks of one model copy own the same elements of what they share, since their buckets have the
-/// same sizes and the tied embedding has a bucket of its own (plan::BufferPadding::alone).
+/// same sizes and what is shared has buckets of its own (plan::BufferPadding::alone).
 class SharedGradients {
  public:
   struct Groups {

@@ -64,7 +64,8 @@ void Link::exchange_shapes(const std::vector<std::vector<std::int64_t>>& shapes,
   }
 }
 
-const std::vector<std::int64_t>& Link::shape_of(int microbatch) const {
+const std::vector<std::int64_t>& Link::shape_of(int microbatch, int stage) const {
+  if (!options_.shape_of_stage.empty()) return options_.shape_of_stage.at(static_cast<std::size_t>(stage));
   return options_.shapes_vary ? shapes_.at(static_cast<std::size_t>(microbatch)) : options_.shape;
 }
 
@@ -84,8 +85,8 @@ Message Link::post_send(const at::Tensor& tensor, int to) const {
   return {std::move(part), std::move(work)};
 }
 
-Message Link::post_recv(int microbatch, int from) const {
-  const auto& shape = shape_of(microbatch);
+Message Link::post_recv(int microbatch, int from, int stage) const {
+  const auto& shape = shape_of(microbatch, stage);
   at::Tensor buffer =
       splits() ? at::empty({share_of(elements_of(shape))}, options_.tensor) : at::empty(shape, options_.tensor);
   auto work = group_to(from, up_.rank()).recv_async(buffer, from);
@@ -97,11 +98,11 @@ void Link::wait_sent(Message& message) {
   message = {};
 }
 
-at::Tensor Link::wait_received(Message& message, int microbatch) const {
+at::Tensor Link::wait_received(Message& message, int microbatch, int stage) const {
   message.work->wait();
   at::Tensor tensor = std::move(message.tensor);
   message = {};
-  return splits() ? tp_.all_gather(tensor).view(shape_of(microbatch)) : tensor;
+  return splits() ? tp_.all_gather(tensor).view(shape_of(microbatch, stage)) : tensor;
 }
 
 void Link::abort(const std::string& reason) const {

@@ -29,6 +29,8 @@ class Link {
   struct Options {
     /// Of what goes from stage to stage on this rank: [s, b, h], or [s/t, b, h] with sequence parallelism.
     std::vector<std::int64_t> shape;
+    /// By stage: of what it sends to the next, where they are not all alike (a T5's). Empty: `shape`.
+    std::vector<std::vector<std::int64_t>> shape_of_stage = {};
     at::TensorOptions tensor;  ///< its dtype and device
     /// Shapes differ by microbatch: the rank of the first stage tells the others, in one message a program.
     bool shapes_vary = false;
@@ -47,13 +49,14 @@ class Link {
   /// pp.
   void exchange_shapes(const std::vector<std::vector<std::int64_t>>& shapes, int num_microbatches, int root);
 
-  /// `to`, `from`: pipeline ranks. A send may last until its receive is posted.
+  /// `to`, `from`: pipeline ranks. A send may last until its receive is posted. `stage`: the one that what is received
+  /// belongs to as its output, or the gradient of that.
   Message post_send(const at::Tensor& tensor, int to) const;
-  Message post_recv(int microbatch, int from) const;
+  Message post_recv(int microbatch, int from, int stage = 0) const;
   /// The message has left; its memory is let go.
   static void wait_sent(Message& message);
   /// The message has come: the whole tensor. With scatter_gather collective over tp.
-  at::Tensor wait_received(Message& message, int microbatch) const;
+  at::Tensor wait_received(Message& message, int microbatch, int stage = 0) const;
 
   /// This rank gives up: what is under way ends, peers that wait learn of it.
   void abort(const std::string& reason) const;
@@ -62,7 +65,7 @@ class Link {
   std::int64_t share_of(std::int64_t elements) const;  ///< of one tensor-parallel rank
   bool splits() const { return options_.scatter_gather && tp_.size() > 1; }
   const comm::Group& group_to(int from, int to) const { return from < to ? up_ : down_; }
-  const std::vector<std::int64_t>& shape_of(int microbatch) const;
+  const std::vector<std::int64_t>& shape_of(int microbatch, int stage) const;
   void connect(const schedule::Placement& placement) const;
 
   Options options_;

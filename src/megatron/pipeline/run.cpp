@@ -151,23 +151,23 @@ class Interpreter {
         f.send_y = link_.post_send(std::exchange(f.y, {}), peer_of(op));
         return;
       case Kind::RecvActivation:
-        f.recv_x = link_.post_recv(op.microbatch, peer_of(op));
+        f.recv_x = link_.post_recv(op.microbatch, peer_of(op), op.stage - 1);
         return;
       case Kind::SendGradient:
         f.send_dx = link_.post_send(std::exchange(f.dx, {}), peer_of(op));
         return;
       case Kind::RecvGradient:
-        f.recv_dy = link_.post_recv(op.microbatch, peer_of(op));
+        f.recv_dy = link_.post_recv(op.microbatch, peer_of(op), op.stage);
         return;
       case Kind::WaitSendActivation:
         return Link::wait_sent(f.send_y);
       case Kind::WaitRecvActivation:
-        f.x = link_.wait_received(f.recv_x, op.microbatch);
+        f.x = link_.wait_received(f.recv_x, op.microbatch, op.stage - 1);
         return;
       case Kind::WaitSendGradient:
         return Link::wait_sent(f.send_dx);
       case Kind::WaitRecvGradient:
-        f.dy = link_.wait_received(f.recv_dy, op.microbatch);
+        f.dy = link_.wait_received(f.recv_dy, op.microbatch, op.stage);
         return;
       case Kind::ReduceGradients:
         if (hooks_.reduce_gradients) hooks_.reduce_gradients(op.stage);

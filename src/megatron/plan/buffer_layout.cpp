@@ -1,5 +1,6 @@
 #include "megatron/plan/buffer_layout.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -40,7 +41,7 @@ BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t
   };
   for (int parameter = static_cast<int>(specs.size()) - 1; parameter >= 0; --parameter) {
     const ParameterSpec& spec = specs[static_cast<std::size_t>(parameter)];
-    const bool alone = !padding.alone.empty() && spec.name == padding.alone;
+    const bool alone = std::ranges::find(padding.alone, spec.name) != padding.alone.end();
     if (alone) close();
     if (layout.buckets.empty() || layout.buckets.back().end != 0)
       layout.buckets.push_back({layout.size, 0, {}, spec.stage});

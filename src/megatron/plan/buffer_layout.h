@@ -30,9 +30,9 @@ struct BufferLayout {
 
 /// The gaps of a buffer and what else shapes its buckets.
 struct BufferPadding {
-  std::int64_t alignment = 16;       ///< each parameter starts at a multiple of this
-  std::int64_t bucket_multiple = 1;  ///< each bucket ends at a multiple of this; it may not be below `alignment`
-  std::string alone = {};            ///< a parameter that gets a bucket of its own; empty: none
+  std::int64_t alignment = 16;          ///< each parameter starts at a multiple of this
+  std::int64_t bucket_multiple = 1;     ///< each bucket ends at a multiple of this; it may not be below `alignment`
+  std::vector<std::string> alone = {};  ///< parameters that each get a bucket of their own
 };
 
 /// The padding of buffers whose buckets `dp` ranks share equally: Megatron-Core's, 64 elements for a parameter and

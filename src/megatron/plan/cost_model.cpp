@@ -354,7 +354,8 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   cost.step_s = cost.parts.sum();
   const double ranks = run.grid.world_size();
   cost.computed_flops = computed_flops(run, pieces);
-  cost.model_flops = training_flops(run.shape, run.config.train.global_batch_size, run.config.data.seq_length);
+  cost.model_flops = training_flops(run.shape, run.config.train.global_batch_size, run.config.data.seq_length,
+                                    run.config.data.decoder_seq_length);
   cost.rank_tflops = cost.computed_flops / cost.step_s / ranks / 1e12;
   cost.utilization = cost.model_flops / cost.step_s / ranks / peak_flops(hardware, run.config.train.dtype);
   return cost;

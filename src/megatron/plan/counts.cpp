@@ -18,14 +18,31 @@ ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::i
   const double tokens = static_cast<double>(sequences) * length;
   return {.layer_matrices = 2 * tokens * h * (qkv + queries + fc1 + ffn),
           .layer_fc1 = 2 * tokens * h * fc1,
-          .layer_attention = (shape.is_bert() ? 4 : 2) * tokens * length * queries,
+          .layer_attention = (shape.is_bert() || shape.is_t5() ? 4 : 2) * tokens * length * queries,
           .output = shape.predicts_tokens() ? 2 * tokens * h * (shape.is_bert() ? vocab + h : vocab) : 0};
 }
 
-double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length) {
+ForwardFlops decoder_flops(const GptShape& shape, std::int64_t sequences, std::int64_t decoder_length,
+                           std::int64_t encoder_length) {
+  ForwardFlops flops = forward_flops(shape, sequences, decoder_length);
+  const auto h = static_cast<double>(shape.hidden), queries = static_cast<double>(shape.query_rows());
+  const double tokens = static_cast<double>(sequences * decoder_length),
+               keys = static_cast<double>(sequences * encoder_length);
+  flops.layer_matrices += 2 * h * queries * (2 * tokens + 2 * keys);  // q and the projection; k and v
+  flops.layer_attention = flops.layer_attention / 2 + 4 * tokens * static_cast<double>(encoder_length) * queries;
+  return flops;
+}
+
+double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length) {
+  const auto layers = [](const ForwardFlops& flops, std::int64_t count) {
+    return static_cast<double>(count) * (flops.layer_matrices + flops.layer_attention);
+  };
   const ForwardFlops forward = forward_flops(shape, sequences, seq_length);
-  return 3 *
-         (static_cast<double>(shape.num_layers) * (forward.layer_matrices + forward.layer_attention) + forward.output);
+  if (!shape.is_t5()) return 3 * (layers(forward, shape.num_layers) + forward.output);
+  const ForwardFlops decoder = decoder_flops(shape, sequences, decoder_length, seq_length);
+  return 3 * (layers(forward, shape.encoder_layers) + layers(decoder, shape.num_layers - shape.encoder_layers) +
+              decoder.output);
 }
 
 double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,

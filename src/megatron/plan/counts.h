@@ -14,7 +14,9 @@ std::int64_t parameter_count(const GptShape& shape);
 /// counts them: a multiply-add is two, backward is twice forward, causal attention counts half of its square (a BERT's
 /// all of it), and the output layer counts its padded rows, of a BERT for every token and with the matrix before it.
 /// What is computed again in backward does not count, nor that ranks which share a key and value head compute both.
-double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
+/// `decoder_length`: of a T5, whose encoder's is seq_length; what its decoder sees of the encoder counts with it.
+double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length = 0);
 
 /// Floating-point operations of the forward pass, by part; the embedding has none. As training_flops() counts.
 struct ForwardFlops {
@@ -24,6 +26,10 @@ struct ForwardFlops {
   double output = 0;           ///< output layer
 };
 ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
+/// Of a T5's decoder, each of whose layers also sees `encoder_length` tokens of the encoder; layers of the encoder are
+/// those of forward_flops().
+ForwardFlops decoder_flops(const GptShape& shape, std::int64_t sequences, std::int64_t decoder_length,
+                           std::int64_t encoder_length);
 
 /// Bytes of one element of parameters and activations: train.dtype.
 std::int64_t element_bytes(const config::RunConfig& config);

@@ -22,7 +22,7 @@ Tenant tenant_of(const BufferLayout::Bucket& bucket, const std::vector<Parameter
     const ParameterSpec& own = spec(parameter);
     tenant.first = std::min(tenant.first, own.depth);
     tenant.last = std::max(tenant.last, own.depth);
-    tenant.alone = tenant.alone || own.in_forward || (split_backward && own.depth == 0);
+    tenant.alone = tenant.alone || own.in_forward || own.across_layers || (split_backward && own.depth == 0);
   }
   return tenant;
 }

@@ -22,7 +22,8 @@ struct GradientPoolOptions {
 /// in any order within one; so buckets of one depth are there together and, with `overlap`, those of the depth before,
 /// which are being reduced. Buckets of different stages are not, since every microbatch ends what it began. Alone in
 /// their place are those in which contributions wait for other operations: with a gradient that the forward pass
-/// writes (ParameterSpec::in_forward) or, where backward is split, an embedding's, which is never put off.
+/// writes (ParameterSpec::in_forward), one that layers of several depths write or, where backward is split, an
+/// embedding's, which is never put off.
 GradientPool gradient_pool(const BufferLayout& layout, const std::vector<ParameterSpec>& specs,
                            const GradientPoolOptions& options);
 

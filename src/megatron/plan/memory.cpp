@@ -36,6 +36,24 @@ std::int64_t tokens_of(const config::RunConfig& config) {
   return config.train.micro_batch_size * config.data.seq_length;
 }
 
+/// Of what a layer computes on: a T5's stacks have lengths of their own.
+std::int64_t tokens_of(const config::RunConfig& config, bool decoder) {
+  return decoder ? config.train.micro_batch_size * config.data.decoder_seq_length : tokens_of(config);
+}
+
+/// A stage's layers of one length: all, or those of one of a T5's stacks.
+struct Stretch {
+  std::int64_t layers = 0;
+  bool decoder = false;  ///< a T5's
+};
+
+std::vector<Stretch> stretches_of(const GptShape& shape, const StagePart& part) {
+  if (!shape.is_t5()) return {{part.num_layers, false}};
+  const std::int64_t end = part.first_layer + part.num_layers;
+  const std::int64_t encoder = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
+  return {{encoder, false}, {part.num_layers - encoder, true}};
+}
+
 bool recomputes(const config::RunConfig& config, const char* module) {
   const std::vector<std::string>& modules = config.train.recompute_modules;
   return config.train.recompute == "selective" && std::find(modules.begin(), modules.end(), module) != modules.end();
@@ -72,19 +90,23 @@ EmbeddingOperations embedding_operations(const config::RunConfig& config, const 
 }
 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
-std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape& shape) {
+std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder) {
   const Token token = token_of(config, shape);
   // Inputs, of the first and the third as the stream before the norm, of the last as it is kept; then gradients of the
   // four outputs.
   const bool again = config.train.recompute_gelu && !recomputes(config, "mlp");
   const std::int64_t inputs = 2 * token.stream + token.queries + (again ? token.fc1 : token.inner);
   const std::int64_t outputs = token.qkv + token.fc1 + 2 * token.stream;
-  return tokens_of(config) * (inputs + outputs) * element_bytes(config);
+  std::int64_t elements = tokens_of(config, decoder) * (inputs + outputs);
+  if (decoder)  // cross attention: inputs and outputs of q and the projection; outputs of k and v
+    elements +=
+        tokens_of(config, true) * (2 * token.stream + 2 * token.queries) + tokens_of(config) * 2 * token.queries;
+  return elements * element_bytes(config);
 }
 
 }  // namespace
 
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape) {
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder) {
   const Token token = token_of(config, shape);
   const int split = config.parallel.sp ? config.parallel.tp : 1;
   std::int64_t elements = 2 * token.stream + token.qkv, wide = 0;
@@ -93,60 +115,94 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptSh
     wide += token.logsumexp;
   }
   if (!recomputes(config, "mlp")) elements += token.fc1 + (config.train.recompute_gelu ? 0 : token.inner);
-  const std::int64_t tokens = tokens_of(config), wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
-  return tokens * elements * element_bytes(config) + (tokens * wide + tokens * token.statistics / split) * wide_bytes;
+  const std::int64_t tokens = tokens_of(config, decoder), wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
+  std::int64_t statistics = token.statistics, once = 0;
+  if (decoder) {  // cross attention: the stream once more, q, its output, and k and v of the encoder's tokens
+    elements += token.stream + token.queries;
+    statistics += token.statistics / 2;
+    once = tokens_of(config) * 2 * token.queries;
+    if (!recomputes(config, "core_attn")) {
+      elements += token.queries;
+      wide += token.logsumexp;
+    }
+  }
+  return (tokens * elements + once) * element_bytes(config) +
+         (tokens * wide + tokens * statistics / split) * wide_bytes;
 }
 
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part) {
   const Token token = token_of(config, shape);
-  const FullRecomputation full = full_recomputation(config.train, part.num_layers);
-  const std::int64_t stream = tokens_of(config) * token.stream * element_bytes(config);
-  const std::int64_t input = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp
-                                 ? stream / config.parallel.tp
-                                 : stream;
-  std::int64_t bytes = (part.num_layers - full.layers) * layer_activation_bytes(config, shape) + full.inputs * input;
+  const auto stream_of = [&](bool decoder) {
+    return tokens_of(config, decoder) * token.stream * element_bytes(config);
+  };
+  const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
+  std::int64_t bytes = 0;
+  bool recomputed = false;
+  for (const auto& [layers, decoder] : stretches_of(shape, part)) {
+    const FullRecomputation full = full_recomputation(config.train, layers);
+    const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
+    bytes += (layers - full.layers) * layer_activation_bytes(config, shape, decoder) + full.inputs * input;
+    recomputed = recomputed || full.layers > 0;
+    if (decoder && layers > 0) bytes += stream_of(false);  // what cross attention reads, the same in each layer
+  }
+  // What ends the encoder is normalized, whose input is kept.
+  if (begins_decoder(shape, part) && part.first_layer < shape.encoder_layers) bytes += stream_of(false);
   // The final norm's input, and the gradient of what the output layer takes, which it computes beside the loss. A
   // BERT's head: the norm's output, and its own product before and after the activation.
-  if (part.output) bytes += (shape.is_bert() && shape.predicts_tokens() ? 5 : 2) * stream;
+  if (part.output) bytes += (shape.is_bert() && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.is_t5());
   // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
   const bool drops_after_norm =
       config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
-  if (part.first_layer == 0 && part.num_layers > 0 && full.layers == 0 && drops_after_norm) bytes += stream;
+  if (part.first_layer == 0 && part.num_layers > 0 && !recomputed && drops_after_norm) bytes += stream_of(false);
   return bytes;
 }
 
 std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& shape,
                               const std::vector<StagePart>& parts) {
   std::int64_t most = 0;
-  for (const StagePart& part : parts) most = std::max(most, full_recomputation(config.train, part.num_layers).group);
-  return most * layer_activation_bytes(config, shape);
+  for (const StagePart& part : parts)
+    for (const auto& [layers, decoder] : stretches_of(shape, part))
+      most = std::max(most,
+                      full_recomputation(config.train, layers).group * layer_activation_bytes(config, shape, decoder));
+  return most;
 }
 
 schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
                             const std::vector<StagePart>& parts) {
-  const ForwardFlops flops = forward_flops(shape, config.train.micro_batch_size, config.data.seq_length);
+  const std::int64_t batch = config.train.micro_batch_size, length = config.data.seq_length;
+  const ForwardFlops encoder = forward_flops(shape, batch, length);
+  const ForwardFlops decoder =
+      shape.is_t5() ? decoder_flops(shape, batch, config.data.decoder_seq_length, length) : encoder;
   const double unit = 1e12 * config.parallel.tp;
-  const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
   // A BERT's tokens that are not masked have no logits.
-  const double output = flops.output / unit * (shape.is_bert() ? config.data.mask_prob : 1);
+  const double output = decoder.output / unit * (shape.is_bert() ? config.data.mask_prob : 1);
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
-    const auto layers = static_cast<double>(part.num_layers);
-    const auto again = static_cast<double>(full_recomputation(config.train, part.num_layers).layers);
-    double input = layers * (matrices + 2 * attention) + again * (matrices + attention);
-    if (recomputes(config, "core_attn")) input += layers * attention;
-    if (recomputes(config, "mlp")) input += layers * flops.layer_fc1 / unit;
-    double forward = layers * (matrices + attention) + (part.output ? 3 * output : 0);
+    double forward = part.output ? 3 * output : 0, input = 0, weight = 0, weight_bytes = 0;
+    for (const auto& [number, in_decoder] : stretches_of(shape, part)) {
+      const ForwardFlops& flops = in_decoder ? decoder : encoder;
+      const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
+      const auto layers = static_cast<double>(number);
+      const auto again = static_cast<double>(full_recomputation(config.train, number).layers);
+      input += layers * (matrices + 2 * attention) + again * (matrices + attention);
+      if (recomputes(config, "core_attn")) input += layers * attention;
+      if (recomputes(config, "mlp")) input += layers * flops.layer_fc1 / unit;
+      forward += layers * (matrices + attention);
+      weight += layers * matrices;
+      weight_bytes += layers * static_cast<double>(layer_weight_bytes(config, shape, in_decoder));
+      if (in_decoder && number > 0)  // what k and v of cross attention are products of, the same in each layer
+        weight_bytes += static_cast<double>(tokens_of(config) * token_of(config, shape).stream * element_bytes(config));
+    }
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;
       input += embedding.backward / 1e12;
     }
     costs.forward.push_back(forward);
     costs.backward_input.push_back(input);
-    costs.backward_weight.push_back(layers * matrices);
+    costs.backward_weight.push_back(weight);
     costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
-    costs.weight_bytes.push_back(layers * static_cast<double>(layer_weight_bytes(config, shape)));
+    costs.weight_bytes.push_back(weight_bytes);
   }
   return costs;
 }
@@ -198,8 +254,8 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   if (packs_weights(config.train, matrix_unit)) memory.packed_weights = packed_weight_bytes(config.train, specs);
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
-    memory.logits =
-        std::min(config.train.loss_chunk_tokens, tokens_of(config)) * (run.shape.padded_vocab / tp) * element.value;
+    memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.is_t5())) *
+                    (run.shape.padded_vocab / tp) * element.value;
   return memory;
 }
 

@@ -11,8 +11,9 @@ namespace megatron::plan {
 /// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and
 /// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
 /// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
-/// here.
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape);
+/// here. `decoder`: a layer of a T5's decoder, which keeps the same of cross attention, and of the encoder's tokens
+/// their keys and values.
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder = false);
 
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part);

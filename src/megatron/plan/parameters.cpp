@@ -85,6 +85,11 @@ class SpecBuilder {
     add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
     add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
   }
+  /// The one of that name among those so far, or null.
+  ParameterSpec* find(const std::string& name) {
+    const auto found = std::find_if(specs_.begin(), specs_.end(), [&](const auto& spec) { return spec.name == name; });
+    return found == specs_.end() ? nullptr : &*found;
+  }
   int tp() const { return tp_; }
   int tp_rank() const { return tp_rank_; }
   std::vector<ParameterSpec> take() { return std::move(specs_); }
@@ -95,10 +100,18 @@ class SpecBuilder {
   std::vector<ParameterSpec> specs_;
 };
 
+Pieces even_pieces(std::int64_t rows, const SpecBuilder& build) {
+  const std::int64_t length = rows / build.tp();
+  return {{.offset = length * build.tp_rank(), .length = length}};
+}
+
 void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
   const std::int64_t h = shape.hidden;
-  const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
-  const std::string prefix = concat(shape.stack(), "layers.", layer, ".");
+  const std::int64_t of_stack = shape.is_t5() && !shape.in_encoder(layer) ? shape.num_layers - shape.encoder_layers
+                                : shape.is_t5()                           ? shape.encoder_layers
+                                                                          : shape.num_layers;
+  const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(of_stack));
+  const std::string prefix = shape.layer_prefix(layer);
   const Pieces qkv = qkv_pieces(shape, build.tp(), build.tp_rank());
   const Pieces fc1 = fc1_pieces(shape, build.tp(), build.tp_rank());
   const bool bias = shape.linear_bias;
@@ -106,6 +119,14 @@ void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
   build.column_linear(prefix + "self_attention.linear_qkv", shape.qkv_rows(), h, shape.init_std, qkv,
                       bias || shape.qkv_bias);
   build.row_linear(prefix + "self_attention.linear_proj", h, shape.query_rows(), output_std, bias);
+  if (shape.is_t5() && !shape.in_encoder(layer)) {  // every head with its own key and value
+    const std::int64_t rows = shape.query_rows();
+    build.norm(prefix + "pre_cross_attn_layernorm", shape);
+    build.column_linear(prefix + "cross_attention.linear_q", rows, h, shape.init_std, even_pieces(rows, build), bias);
+    build.column_linear(prefix + "cross_attention.linear_kv", 2 * rows, h, shape.init_std, even_pieces(2 * rows, build),
+                        bias);
+    build.row_linear(prefix + "cross_attention.linear_proj", h, rows, output_std, bias);
+  }
   build.norm(prefix + "pre_mlp_layernorm", shape);
   build.column_linear(prefix + "mlp.linear_fc1", shape.fc1_rows(), h, shape.init_std, fc1, bias);
   build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std, bias);
@@ -130,7 +151,80 @@ void add_task_head(const GptShape& shape, SpecBuilder& build) {
   build.whole_linear("task_head", shape.head_rows(), shape.hidden, shape.init_std, /*whole_sequence=*/!each_token);
 }
 
+/// Layers of a part that are its T5's encoder's, or its decoder's.
+std::int64_t layers_of_stack(const GptShape& shape, const StagePart& part, bool encoder) {
+  const std::int64_t end = part.first_layer + part.num_layers;
+  const std::int64_t before = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
+  return encoder ? before : part.num_layers - before;
+}
+
+void add_other_embeddings(const GptShape& shape, SpecBuilder& build) {
+  if (shape.learned_positions)
+    build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
+              shape.init_std);
+  if (shape.token_types > 0)
+    build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
+              shape.init_std);
+}
+
+/// What several stages use: a rank has it once.
+class Shared {
+ public:
+  Shared(const GptShape& shape, const std::vector<StagePart>& parts, SpecBuilder& build)
+      : shape_(shape), parts_(parts), build_(build) {}
+
+  /// The word embedding; `in_forward`: as the output layer.
+  void use_words(bool in_forward) {
+    ParameterSpec* words = build_.find(kWordEmbedding);
+    if (words == nullptr) {
+      words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.init_std);
+      words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StagePart& p) { return p.embedding; });
+    } else {
+      ++words->gradient_uses;
+      words->across_layers = true;
+    }
+    words->in_forward = words->in_forward || in_forward;
+  }
+
+  /// The tables of biases of the stacks that the part has layers of; each layer adds to their gradients.
+  void use_position_tables(const StagePart& part) {
+    if (!shape_.is_t5()) return;
+    for (const bool encoder : {true, false}) {
+      const auto layers = static_cast<int>(layers_of_stack(shape_, part, encoder));
+      if (layers == 0) continue;
+      const std::string name = GptShape::position_table(encoder);
+      if (ParameterSpec* table = build_.find(name); table != nullptr) {
+        table->gradient_uses += layers;
+        continue;
+      }
+      ParameterSpec& table =
+          build_.add(name, {shape_.position_buckets, shape_.num_heads}, 1, Init::Normal, shape_.init_std);
+      table.gradient_uses = layers;
+      table.across_layers = true;
+      const std::int64_t first = encoder ? 0 : shape_.encoder_layers;
+      table.shared_copy = std::none_of(parts_.begin(), parts_.end(), [&](const StagePart& p) {
+        return p.first_layer <= first && first < p.first_layer + p.num_layers;
+      });
+    }
+  }
+
+ private:
+  const GptShape& shape_;
+  const std::vector<StagePart>& parts_;
+  SpecBuilder& build_;
+};
+
 }  // namespace
+
+bool begins_decoder(const GptShape& shape, const StagePart& part) {
+  return shape.is_t5() && part.first_layer <= shape.encoder_layers &&
+         shape.encoder_layers < part.first_layer + part.num_layers;
+}
+
+std::string GptShape::layer_prefix(std::int64_t layer) const {
+  const bool after = is_t5() && !in_encoder(layer);
+  return concat(in_encoder(layer) ? "encoder." : "decoder.", "layers.", after ? layer - encoder_layers : layer, ".");
+}
 
 std::vector<std::int64_t> ParameterSpec::local_shape() const {
   std::vector<std::int64_t> local = shape;
@@ -157,29 +251,21 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
   check_heads(shape.num_heads, shape.groups(), tp);
   check_divides("model.ffn_hidden_size", shape.ffn_hidden, tp);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
-  const auto word_embedding = [&](SpecBuilder& build) -> ParameterSpec& {
-    return build.add(kWordEmbedding, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std);
-  };
-  const bool has_embedding = std::any_of(parts.begin(), parts.end(), [](const StagePart& p) { return p.embedding; });
-  const bool has_output = std::any_of(parts.begin(), parts.end(), [](const StagePart& p) { return p.output; });
   SpecBuilder build(tp, tp_rank);
+  Shared shared(shape, parts, build);
   for (const StagePart& part : parts) {
     build.begin_stage(part.stage);
     build.at_depth(0);
     if (part.embedding) {
-      ParameterSpec& words = word_embedding(build);
-      words.in_forward = shape.tied_output && shape.predicts_tokens() && has_output;
-      words.gradient_uses = words.in_forward ? 2 : 1;
-      if (shape.learned_positions)
-        build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
-                  shape.init_std);
-      if (shape.token_types > 0)
-        build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
-                  shape.init_std);
+      shared.use_words(/*in_forward=*/false);
+      add_other_embeddings(shape, build);
     }
+    if (begins_decoder(shape, part)) shared.use_words(/*in_forward=*/false);
+    shared.use_position_tables(part);
     for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
       build.at_depth(1 + layer);
       add_layer(shape, layer, build);
+      if (shape.is_t5() && layer + 1 == shape.encoder_layers) build.norm("encoder.final_layernorm", shape);
     }
     if (!part.output) continue;
     build.at_depth(1 + shape.num_layers);
@@ -192,13 +278,36 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     if (!shape.tied_output) {
       build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =
           true;
-    } else if (!has_embedding) {
-      ParameterSpec& copy = word_embedding(build);
-      copy.shared_copy = copy.in_forward = true;
+    } else {
+      shared.use_words(/*in_forward=*/true);
     }
     if (shape.is_bert()) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
   }
   return build.take();
+}
+
+std::vector<SharedCopies> shared_copies(const GptShape& shape, const std::vector<StagePart>& parts,
+                                        const schedule::Placement& placement) {
+  std::vector<SharedCopies> all = {{kWordEmbedding, {}}};
+  const auto hold = [&](SharedCopies& copies, const StagePart& part) {
+    copies.pipeline_ranks.push_back(placement.rank_of(part.stage));
+  };
+  for (const StagePart& part : parts)
+    if (part.embedding || begins_decoder(shape, part) || (part.output && shape.tied_output)) hold(all.front(), part);
+  if (shape.is_t5()) {
+    for (const bool encoder : {true, false}) {
+      all.push_back({GptShape::position_table(encoder), {}});
+      for (const StagePart& part : parts)
+        if (layers_of_stack(shape, part, encoder) > 0) hold(all.back(), part);
+    }
+  }
+  std::erase_if(all, [](SharedCopies& copies) {
+    std::vector<int>& ranks = copies.pipeline_ranks;
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks.size() < 2;
+  });
+  return all;
 }
 
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank) {

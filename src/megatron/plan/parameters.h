@@ -33,14 +33,15 @@ struct ParameterSpec {
   double init_std = 0;
   bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
   int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding, both uses on this rank)
-  int stage = 0;             ///< the pipeline stage it belongs to; a tied embedding to the first that has it
+  int stage = 0;             ///< the pipeline stage it belongs to; what several stages use to the first that does
   /// Backward passes write the gradients of a stage's greater depths first: 0 for embeddings, 1 + the layer's number,
   /// the most for what follows the layers.
   std::int64_t depth = 0;
   bool in_forward = false;  ///< (also) the forward pass writes its gradient: the output layer's, beside the loss
-  /// The tied word embedding of the output layer, where the embedding is on another rank: same name, same initial
-  /// values; gradients are summed over the embedding group. Norms over the model count the other copy alone.
+  /// A copy of what the rank of an earlier stage has too (shared_copies()): same name, same initial values; gradients
+  /// are summed over the ranks that hold one. Norms over the model count the other copy alone.
   bool shared_copy = false;
+  bool across_layers = false;  ///< layers of several depths write its gradient
   /// Replicated over the tensor-parallel group and applied to a part of the sequence by each of its ranks where
   /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
   bool sequence_partial = false;
@@ -55,19 +56,19 @@ struct ParameterSpec {
   bool has_copies() const;
 };
 
-/// What a network computes: a decoder that predicts the next token, or an encoder that sees a text whole and fills in
-/// what is masked (Devlin et al. 2018).
-enum class Architecture : std::uint8_t { Gpt, Bert };
+/// What a network computes: a decoder that predicts the next token, an encoder that sees a text whole and fills in
+/// what is masked (Devlin et al. 2018), or both, where the decoder sees what the encoder made (Raffel et al. 2020).
+enum class Architecture : std::uint8_t { Gpt, Bert, T5 };
 
 /// What follows the last layer: an output layer that gives tokens, or the head of a task. Classes: one number a class,
 /// of a sample; Options: one number, of each of a question's options; Span: two of each token, of an answer's first and
 /// last.
 enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
 
-/// The sizes that decide the parameters of a GPT or a BERT.
+/// The sizes that decide the parameters of a GPT, a BERT or a T5.
 struct GptShape {
-  std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;
-  std::int64_t vocab = 0;         ///< tokens of the vocabulary
+  std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;  ///< layers of a T5: of both stacks
+  std::int64_t vocab = 0;                                                  ///< tokens of the vocabulary
   std::int64_t padded_vocab = 0;  ///< rows of the embedding; those past `vocab` never take part
   std::int64_t max_positions = 0;
   bool tied_output = true;  ///< the output layer is the word embedding
@@ -94,15 +95,31 @@ struct GptShape {
   std::int64_t head_rows() const {
     return task_head == Head::Classes ? num_classes : task_head == Head::Options ? 1 : 2;
   }
+  // What a T5 has besides. Its layers are counted through both stacks: the decoder's first is number encoder_layers.
+  std::int64_t encoder_layers = 0;
+  std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases
+  std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
+
   bool is_bert() const { return architecture == Architecture::Bert; }
-  /// What the names of the layers begin with.
+  bool is_t5() const { return architecture == Architecture::T5; }
+  /// What the names of the stack that ends in the output begin with.
   std::string stack() const { return is_bert() ? "encoder." : "decoder."; }
+  bool in_encoder(std::int64_t layer) const { return is_bert() || layer < encoder_layers; }
+  /// What the names of a layer's parameters begin with: "decoder.layers.3.".
+  std::string layer_prefix(std::int64_t layer) const;
+  /// A T5's table of biases [position_buckets, num_heads] of a stack, shared by its layers.
+  static std::string position_table(bool encoder) {
+    return std::string(encoder ? "encoder" : "decoder") + "_relative_pos_emb.relative_attention_bias.weight";
+  }
   std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
   std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
   std::int64_t fc1_rows() const { return gated ? 2 * ffn_hidden : ffn_hidden; }
 };
+
+/// Whether a T5's decoder begins in this stage: then it has the word embedding too.
+bool begins_decoder(const GptShape& shape, const StagePart& part);
 
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
@@ -116,5 +133,17 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
 
 /// The same of the whole model as one stage.
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank);
+
+/// A parameter that several pipeline ranks use, and these, ascending.
+struct SharedCopies {
+  std::string name;
+  std::vector<int> pipeline_ranks;
+};
+
+/// Those of a model whose stages `parts` are placed so: the word embedding, of the first stage, of the one in which a
+/// T5's decoder begins and, where it is tied, of the output layer; a T5's tables of biases, each on every rank that has
+/// layers of its stack. Only what more than one rank has.
+std::vector<SharedCopies> shared_copies(const GptShape& shape, const std::vector<StagePart>& parts,
+                                        const schedule::Placement& placement);
 
 }  // namespace megatron::plan

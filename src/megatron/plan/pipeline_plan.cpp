@@ -99,7 +99,8 @@ void choose_schedule(ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
   std::vector<std::vector<StagePart>> cuts = {run.parts};
   // Where the options leave it open, two stages a rank as well: less bubble for more messages.
-  if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0)
+  if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0 &&
+      parallel.pipeline_split_rank == 0)
     if (auto two = parts_in(run.config, run.shape, 2)) cuts.push_back(std::move(*two));
   std::vector<schedule::Candidate> candidates;
   for (const std::vector<StagePart>& parts : cuts) {

@@ -66,9 +66,8 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
   const int dp = run.grid.size(Axis::Dp);
   if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, dp));
   BufferPadding padding = sharded_padding(dp);
-  const int last = run.placement.num_stages() - 1;
-  if (run.shape.tied_output && run.placement.rank_of(0) != run.placement.rank_of(last))
-    padding.alone = "embedding.word_embeddings.weight";
+  for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
+    padding.alone.push_back(std::move(shared.name));
   if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, dp), padding);
   return optimizer.bucket_size > 0 ? buffer_layout(specs, optimizer.bucket_size, padding)
                                    : layer_buckets(specs, padding);

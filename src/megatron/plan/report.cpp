@@ -16,14 +16,26 @@ namespace {
 
 using nlohmann::json;
 
+/// The ranks that hold the word embedding or an output layer, by pipeline.
+std::vector<std::vector<int>> embedding_groups(const ResolvedRun& run) {
+  for (const SharedCopies& copies : shared_copies(run.shape, run.parts, run.placement)) {
+    if (!run.shape.is_t5() || !copies.name.starts_with("embedding.")) continue;
+    std::vector<std::vector<int>> groups = run.grid.groups({Axis::Pp});
+    for (std::vector<int>& ranks : groups) {
+      std::vector<int> holders;
+      for (const int rank : copies.pipeline_ranks) holders.push_back(ranks.at(static_cast<std::size_t>(rank)));
+      ranks = std::move(holders);
+    }
+    return groups;
+  }
+  return run.grid.embedding_groups(run.placement);
+}
+
 json groups_of(const ResolvedRun& run) {
   const RankGrid& grid = run.grid;
-  return {{"tensor", grid.groups({Axis::Tp})},
-          {"pipeline", grid.groups({Axis::Pp})},
-          {"data", grid.groups({Axis::Dp})},
-          {"model", grid.groups({Axis::Tp, Axis::Pp})},
-          {"embedding", grid.embedding_groups(run.placement)},
-          {"position_embedding", grid.position_embedding_groups(run.placement)}};
+  return {{"tensor", grid.groups({Axis::Tp})},  {"pipeline", grid.groups({Axis::Pp})},
+          {"data", grid.groups({Axis::Dp})},    {"model", grid.groups({Axis::Tp, Axis::Pp})},
+          {"embedding", embedding_groups(run)}, {"position_embedding", grid.position_embedding_groups(run.placement)}};
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;
@@ -192,7 +204,7 @@ json report(const ResolvedRun& run, bool matrix_unit) {
           {"warnings", gradient_warnings(run)},
           {"first_step", first_step_of(run)},
           {"memory_bytes", memory_of(run, timeline, matrix_unit)},
-          {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length)},
+          {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
           {"parameters", parameter_count(run.shape)},
           {"padded_vocab", run.shape.padded_vocab},
           {"global_batch_size", batch},

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <numeric>
 #include <optional>
-#include <stdexcept>
 
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
@@ -19,151 +16,12 @@
 #include "megatron/plan/memory.h"
 #include "megatron/plan/parameter_groups.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/rule_list.h"
 
 namespace megatron::plan {
 namespace {
 
-// Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
-constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18, kLargestVocab = 1 << 24;
-constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28;
 const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
-constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
-constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48, kLargestBatch = 1 << 30;
-
-/// Gathers violations, so that the user sees all of them at once.
-class Rules {
- public:
-  Rules() : fields_(config::fields_of(defaults_)) {}
-  Rules(const Rules&) = delete;
-  Rules& operator=(const Rules&) = delete;
-
-  void require(bool ok, const std::string& rule, const std::string& got, const std::string& fix = "") {
-    if (!ok) add(rule_got_fix(rule, got, fix));
-  }
-  /// A rule that one option breaks by itself: its default is a fix.
-  void option(const char* option, bool ok, const std::string& rule, const std::string& got) {
-    if (!ok) add(rule_got_fix(concat(option, " ", rule), got, default_of(option)));
-  }
-  template <class T>
-  void range(const char* name, T value, T low, T high) {
-    const std::string rule = concat("must be from ", low, " to ", high, ".");
-    if (value > high)
-      add(rule_got_fix(concat(name, " ", rule), concat(value), concat("--", name, " ", high, " (the largest)")));
-    else
-      option(name, value >= low, rule, concat(value));
-  }
-  void at_least(const char* name, std::int64_t value, std::int64_t low) {
-    option(name, value >= low, concat("must be at least ", low, "."), concat(value));
-  }
-  void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
-    std::string list;
-    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
-    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
-    const std::string near = nearest_name(value, allowed);
-    add(rule_got_fix(concat(name, " must be one of ", list, "."), "'" + value + "'",
-                     near.empty() ? default_of(name) : concat("--", name, " ", near)));
-  }
-  /// Runs a function that throws ConfigError for a violation.
-  template <class F>
-  void attempt(F&& function) {
-    try {
-      function();
-    } catch (const ConfigError& error) {
-      add(error.what());
-    }
-  }
-  /// Whether all rules so far hold: what follows from wrong values need not be checked.
-  bool hold() const { return violations_.empty(); }
-  void finish() const {
-    if (!hold()) throw ConfigError(violations_);
-  }
-
- private:
-  void add(const std::string& violation) {
-    if (violations_.find(violation) != std::string::npos) return;  // a derived value ran into the same
-    violations_ += (violations_.empty() ? "" : "\n") + violation;
-  }
-  std::string default_of(const std::string& option) const {
-    for (const config::Field& field : fields_.fields)
-      if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
-    throw std::logic_error("no option is named " + option);
-  }
-
-  config::RunConfig defaults_;
-  config::Fields fields_;  ///< of defaults_
-  std::string violations_;
-};
-
-/// The next width above the model's that its heads divide.
-std::int64_t width_for_heads(const config::ModelConfig& model) {
-  const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
-  return std::clamp<std::int64_t>(model.hidden_size, 0, kLargestWidth) / heads * heads + heads;
-}
-
-void check_attention(const config::ModelConfig& model, Rules& rules) {
-  const std::int64_t heads = model.num_attention_heads;
-  rules.range<std::int64_t>("model.num_attention_heads", heads, 1, kLargestWidth);
-  rules.range<std::int64_t>("model.kv_channels", model.kv_channels, 0, kLargestWidth);
-  if (model.kv_channels == 0)
-    rules.require(heads < 1 || model.hidden_size % heads == 0,
-                  "model.hidden_size must divide by model.num_attention_heads.",
-                  concat(model.hidden_size, " and ", heads), concat("--model.hidden_size ", width_for_heads(model)));
-  rules.require(
-      heads > kLargestWidth || model.kv_channels > kLargestWidth || heads * model.kv_channels <= kLargestWidth,
-      concat("model.num_attention_heads x model.kv_channels must be at most ", kLargestWidth, "."),
-      concat(heads, " x ", model.kv_channels));
-  rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kLargestWidth);
-  if (model.num_query_groups > 0 && heads > 0)
-    rules.require(heads % model.num_query_groups == 0,
-                  "model.num_attention_heads must divide by model.num_query_groups.",
-                  concat(heads, " heads, ", model.num_query_groups, " groups"),
-                  concat("--model.num_query_groups ", std::gcd(heads, model.num_query_groups)));
-}
-
-void check_positions(const config::ModelConfig& model, Rules& rules) {
-  rules.one_of("model.position_embedding_type", model.position_embedding_type, {"learned_absolute", "rope", "none"});
-  rules.range("model.rotary_base", model.rotary_base, 1.0, 1e12);
-  rules.option("model.rotary_percent", model.rotary_percent > 0 && model.rotary_percent <= 1,
-               "must be above 0 and at most 1.", concat(model.rotary_percent));
-  rules.range("model.rope_scaling_factor", model.rope_scaling_factor, 1.0, 1e6);
-  rules.range("model.rope_low_freq_factor", model.rope_low_freq_factor, 1e-6, 1e6);
-  rules.require(model.rope_high_freq_factor > model.rope_low_freq_factor && model.rope_high_freq_factor <= 1e9,
-                "model.rope_high_freq_factor must be above model.rope_low_freq_factor.",
-                concat(model.rope_high_freq_factor, " and ", model.rope_low_freq_factor));
-  rules.range<std::int64_t>("model.rope_original_positions", model.rope_original_positions, 1, kMostPositions);
-  const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
-  const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
-  if (model.position_embedding_type != "rope" || head < 1 || model.rotary_percent > 1) return;
-  const std::int64_t rotated = rotary_features(head, model.rotary_percent);
-  rules.require(rotated >= 2 && rotated % 2 == 0,
-                "rope rotates pairs: model.rotary_percent of a head's features must be an even number.",
-                concat(rotated, " of ", head), "--model.rotary_percent 1 (the default) with heads of even size");
-}
-
-void check_model(const config::ModelConfig& model, Rules& rules) {
-  rules.range<std::int64_t>("model.num_layers", model.num_layers, 1, kMostLayers);
-  rules.range<std::int64_t>("model.hidden_size", model.hidden_size, 1, kLargestWidth);
-  rules.range<std::int64_t>("model.ffn_hidden_size", model.ffn_hidden_size, 0, kLargestFfn);
-  rules.range<std::int64_t>("model.max_position_embeddings", model.max_position_embeddings, 0, kMostPositions);
-  rules.range<std::int64_t>("model.vocab_size", model.vocab_size, 0, kLargestVocab);
-  rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
-  rules.one_of("model.architecture", model.architecture, {"gpt", "bert"});
-  rules.range<std::int64_t>("model.num_tokentypes", model.num_tokentypes, 0, kLargestWidth);
-  rules.one_of("model.head", model.head, kHeads);
-  rules.range<std::int64_t>("model.num_classes", model.num_classes, model.head == "classes" ? 2 : 0, kLargestWidth);
-  check_attention(model, rules);
-  check_positions(model, rules);
-  rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
-               concat(model.layernorm_epsilon));
-  rules.one_of("model.normalization", model.normalization, {"LayerNorm", "RMSNorm"});
-  rules.one_of("model.activation", model.activation, {"gelu_tanh", "gelu", "silu", "relu", "squared_relu"});
-  rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
-  const auto probability = [&](const char* option, double p) {
-    rules.option(option, p >= 0 && p < 1, "must be from 0 to below 1.", concat(p));
-  };
-  probability("model.hidden_dropout", model.hidden_dropout);
-  probability("model.attention_dropout", model.attention_dropout);
-}
 
 void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   constexpr int kMostRanks = 1 << 15;
@@ -172,6 +30,7 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
   rules.range("parallel.pp", parallel.pp, 1, kMostStages);
   rules.range("parallel.vpp", parallel.vpp, 1, kMostStages);
+  rules.range("parallel.pipeline_split_rank", parallel.pipeline_split_rank, 0, kMostStages);
   rules.range<std::int64_t>("parallel.layers_per_virtual_stage", parallel.layers_per_virtual_stage, 0, kMostLayers);
   rules.range<std::int64_t>("parallel.first_stage_layers", parallel.first_stage_layers, 0, kMostLayers);
   rules.range<std::int64_t>("parallel.last_stage_layers", parallel.last_stage_layers, 0, kMostLayers);
@@ -208,6 +67,7 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
+  rules.range<std::int64_t>("data.decoder_seq_length", data.decoder_seq_length, 0, kMostPositions);
   rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMostMicrobatchesAhead);
   rules.range("data.mask_prob", data.mask_prob, 0.0, 1.0);
   rules.range("data.short_seq_prob", data.short_seq_prob, 0.0, 1.0);
@@ -215,7 +75,7 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
   rules.require(
       !sentences ||
           !(whole || data.fim_data || data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
-      "model.architecture bert reads sentences (megatron data preprocess --split-sentences).",
+      "model.architecture bert and t5 read sentences (megatron data preprocess --split-sentences).",
       "data.packed, sft, fim_data, reset_position_ids, reset_attention_mask or eod_mask_loss", "leave these out");
   rules.require(!whole || !data.fim_data, "data.fim_data is for samples that are cut out of a stream of documents.",
                 "data.packed or data.sft", "--data.fim_data false");
@@ -322,9 +182,10 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
   rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
   rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
-  rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, data.seq_length),
+  const std::int64_t longest = std::max(data.seq_length, data.decoder_seq_length);
+  rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, longest),
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
-                concat(train.micro_batch_size, " x ", data.seq_length));
+                concat(train.micro_batch_size, " x ", longest));
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
@@ -368,6 +229,8 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
   if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth)
     model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(model.hidden_size * 8 / 3 / 64, 1) * 64
                                                     : 4 * model.hidden_size;
+  if (model.architecture == "t5" && config.data.decoder_seq_length == 0)
+    config.data.decoder_seq_length = std::max<std::int64_t>(config.data.seq_length / 4, 3);
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
   if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
   rules.require(model.max_position_embeddings >= config.data.seq_length,
@@ -383,6 +246,19 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
       !by_sequence || config.data.seq_length % tp == 0,
       "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
       concat(config.data.seq_length, " tokens, tp ", tp));
+  rules.require(!by_sequence || model.architecture != "t5" || config.data.decoder_seq_length % tp == 0,
+                "data.decoder_seq_length must divide by parallel.tp where parallel.sp or "
+                "train.distribute_saved_activations is on.",
+                concat(config.data.decoder_seq_length, " tokens, tp ", tp));
+  rules.require(model.architecture == "t5" || config.data.decoder_seq_length == 0,
+                "data.decoder_seq_length needs model.architecture t5.", concat(config.data.decoder_seq_length),
+                "--data.decoder_seq_length 0 (the default)");
+  rules.require(model.architecture == "t5" || config.parallel.pipeline_split_rank == 0,
+                "parallel.pipeline_split_rank needs model.architecture t5.",
+                concat(config.parallel.pipeline_split_rank), "--parallel.pipeline_split_rank 0 (the default)");
+  rules.require(model.architecture != "t5" || !config.parallel.variable_seq_lengths,
+                "model.architecture t5 sends messages of the lengths that the options say.",
+                "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
   const std::int64_t heads = model.num_attention_heads, groups = model.num_query_groups;
   if (heads >= 1 && heads <= kLargestWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
     rules.attempt([&] { check_heads(heads, groups > 0 ? groups : heads, tp); });
@@ -435,6 +311,12 @@ void check_pipeline_options(const config::ParallelConfig& parallel, Rules& rules
       "--parallel.variable_seq_lengths false (the default), or --pp 2");
 }
 
+/// Of a T5 those of both stacks.
+std::int64_t total_layers(const config::ModelConfig& model) {
+  if (model.architecture != "t5") return model.num_layers;
+  return model.num_layers + (model.decoder_num_layers > 0 ? model.decoder_num_layers : model.num_layers);
+}
+
 /// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
 struct Pipeline {
   std::vector<StagePart> parts;
@@ -451,15 +333,20 @@ Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
   if (!in_range(parallel.pp, 1, kMostStages) || !in_range(parallel.vpp, 1, kMostStages) ||
       !in_range(parallel.layers_per_virtual_stage, 0, kMostLayers) ||
       !in_range(parallel.first_stage_layers, 0, kMostLayers) || !in_range(parallel.last_stage_layers, 0, kMostLayers) ||
-      !in_range(config.model.num_layers, 1, kMostLayers) || !in_range(parallel.microbatch_group_size, 0, kMostGroup))
+      !in_range(config.model.num_layers, 1, kMostLayers) ||
+      !in_range(config.model.decoder_num_layers, 0, kMostLayers) ||
+      !in_range(parallel.microbatch_group_size, 0, kMostGroup))
     return pipeline;  // said already
   SplitCosts costs;
   if (rules.hold())
     costs = split_costs(
         config, gpt_shape(config),
-        static_cast<int>(std::min<std::int64_t>(std::int64_t{parallel.pp} * parallel.vpp, config.model.num_layers)));
+        static_cast<int>(std::min<std::int64_t>(std::int64_t{parallel.pp} * parallel.vpp, total_layers(config.model))));
   rules.attempt([&] {
-    pipeline.parts = stage_parts(parallel, config.model.num_layers, costs);
+    const std::int64_t layers = total_layers(config.model);
+    pipeline.parts = parallel.pipeline_split_rank > 0
+                         ? split_stage_parts(parallel, config.model.num_layers, layers - config.model.num_layers)
+                         : stage_parts(parallel, layers, costs);
     const int chunks = static_cast<int>(pipeline.parts.size()) / parallel.pp;
     pipeline.schedule = chunks > 1 ? schedule::Name::Interleaved : schedule::Name::OneFOneB;
     pipeline.placement = schedule::Placement::looped(parallel.pp, chunks);
@@ -532,9 +419,9 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
 
 GptShape gpt_shape(const config::RunConfig& config) {
   const config::ModelConfig& model = config.model;
-  const bool bert = model.architecture == "bert";
+  const bool bert = model.architecture == "bert", t5 = model.architecture == "t5";
   const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());
-  return {.num_layers = model.num_layers,
+  return {.num_layers = total_layers(model),
           .hidden = model.hidden_size,
           .num_heads = model.num_attention_heads,
           .ffn_hidden = model.ffn_hidden_size,
@@ -550,18 +437,23 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .linear_bias = model.add_bias_linear,
           .qkv_bias = model.add_qkv_bias,
           .learned_positions = model.position_embedding_type == "learned_absolute",
-          .architecture = bert ? Architecture::Bert : Architecture::Gpt,
+          .architecture = bert ? Architecture::Bert
+                          : t5 ? Architecture::T5
+                               : Architecture::Gpt,
           .token_types = bert ? model.num_tokentypes : 0,
           .sentence_head = bert && head == Head::Tokens && model.bert_binary_head,
           .task_head = head,
-          .num_classes = model.num_classes};
+          .num_classes = model.num_classes,
+          .encoder_layers = t5 ? model.num_layers : 0,
+          .position_buckets = t5 ? model.relative_attention_num_buckets : 0,
+          .position_max_distance = t5 ? model.relative_attention_max_distance : 0};
 }
 
 ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   Rules rules;
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
-  check_data(config.data, config.model.architecture == "bert", facts, rules);
+  check_data(config.data, config.model.architecture != "gpt", facts, rules);
   check_fim(config.fim, rules);
   check_optimizer(config.optimizer, rules);
   check_precision(config.optimizer, config.train.dtype, rules);

@@ -232,6 +232,27 @@ std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::
   return parts;
 }
 
+std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
+                                         std::int64_t decoder_layers) {
+  const int split = parallel.pipeline_split_rank;
+  if (split >= parallel.pp)
+    throw ConfigError(rule_got_fix("parallel.pipeline_split_rank must be below parallel.pp.",
+                                   concat("split rank ", split, ", pp ", parallel.pp), "--pp at least 2"));
+  const bool others = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0 || !parallel.pp_layout.empty() ||
+                      parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0 ||
+                      parallel.account_for_embedding || parallel.account_for_loss ||
+                      parallel.standalone_embedding_stage;
+  if (others)
+    throw ConfigError(rule_got_fix("layers must be split in one way.",
+                                   "parallel.pipeline_split_rank, and another option that shares out layers",
+                                   "--parallel.pipeline_split_rank 0 (the default)"));
+  std::vector<std::int64_t> layers;
+  for (int rank = 0; rank < parallel.pp; ++rank)
+    layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
+                                  : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
+  return parts_of_layers(layers);
+}
+
 EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int64_t decoder_layers, int num_stages,
                                           double encoder_cost, double decoder_cost) {
   const auto most = [](std::int64_t layers, int stages) { return (layers + stages - 1) / stages; };

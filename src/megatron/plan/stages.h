@@ -50,6 +50,11 @@ std::vector<StagePart> parse_layout(const std::string& layout);
 std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs);
 
+/// The stages of a T5 cut at `parallel.pipeline_split_rank`, one a rank: those before it share the encoder's layers
+/// evenly, the others the decoder's, which are numbered after them. Throws ConfigError.
+std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
+                                         std::int64_t decoder_layers);
+
 /// How an encoder–decoder model is cut: stages before `split` hold the encoder, the others the decoder.
 struct EncoderDecoderParts {
   int split = 0;

@@ -83,6 +83,27 @@ model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std:
   return on_device(std::move(batch), device);
 }
 
+model::Batch synthetic_t5_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length,
+                                std::int64_t decoder_length, std::int64_t vocab, std::uint64_t seed,
+                                at::ScalarType dtype, at::Device device) {
+  const auto samples = static_cast<std::int64_t>(sample_ids.size());
+  auto batch = synthetic_batch(sample_ids, decoder_length, vocab, seed, at::kCPU);
+  batch.decoder_tokens_bs = batch.tokens_bs;
+  batch.tokens_bs = synthetic_batch(sample_ids, seq_length, vocab, seed + 1, at::kCPU).tokens_bs;
+  const auto mask = at::zeros({samples, decoder_length}, at::kFloat), lengths = at::empty({samples}, at::kInt);
+  const std::uint64_t key = stream_key(seed, "synthetic lengths");
+  for (std::int64_t b = 0; b < samples; ++b) {
+    const auto sample = static_cast<std::uint64_t>(sample_ids[static_cast<std::size_t>(b)]);
+    const std::int64_t length = seq_length - random_word(key, sample, 0) % (seq_length / 2 + 1);
+    const std::int64_t written = decoder_length - random_word(key, sample, 1) % (decoder_length / 2 + 1);
+    lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(length);
+    std::ranges::fill(row<float>(mask, b).first(static_cast<std::size_t>(written)), 1.0f);
+  }
+  batch.loss_mask_bs = mask.to(dtype);
+  batch.key_lengths_b = lengths;
+  return on_device(std::move(batch), device);
+}
+
 DatasetBatches::DatasetBatches(std::unique_ptr<const data::Dataset> dataset, std::int64_t vocab, at::ScalarType dtype)
     : dataset_(std::move(dataset)), vocab_(vocab), dtype_(dtype) {}
 
@@ -95,13 +116,18 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   const auto samples = static_cast<std::int64_t>(sample_ids.size()), seq_length = dataset_->seq_length();
   const bool has_gaps = std::ranges::find(sample_ids, kNoSample) != sample_ids.end();
   const data::SampleFields fields = dataset_->fields();
-  const auto make = [&](bool wanted, at::ScalarType type) {
-    return wanted ? at::empty({samples, seq_length}, type) : at::Tensor();
+  const std::int64_t written = fields.decoder_length > 0 ? fields.decoder_length : seq_length;
+  const auto make = [&](bool wanted, at::ScalarType type, std::int64_t length) {
+    return wanted ? at::empty({samples, length}, type) : at::Tensor();
   };
-  const auto tokens = make(true, at::kLong), labels = make(true, at::kLong),
-             mask = make(fields.loss_mask || has_gaps, at::kFloat), positions = make(fields.position_ids, at::kLong),
-             first_key = make(fields.first_key, at::kInt), types = make(fields.pairs, at::kLong);
-  const auto lengths = fields.pairs ? at::empty({samples}, at::kInt) : at::Tensor();
+  const auto tokens = make(true, at::kLong, seq_length), labels = make(true, at::kLong, written),
+             mask = make(fields.loss_mask || has_gaps, at::kFloat, written),
+             decoder = make(fields.decoder_length > 0, at::kLong, written),
+             positions = make(fields.position_ids, at::kLong, seq_length),
+             first_key = make(fields.first_key, at::kInt, seq_length),
+             types = make(fields.pairs, at::kLong, seq_length);
+  const bool whole = fields.pairs || fields.decoder_length > 0;
+  const auto lengths = whole ? at::empty({samples}, at::kInt) : at::Tensor();
   const auto swapped = fields.pairs ? at::empty({samples}, at::kLong) : at::Tensor();
   for (std::int64_t b = 0; b < samples; ++b) {
     const std::int64_t id = sample_ids[static_cast<std::size_t>(b)];
@@ -113,12 +139,14 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
                            .position_ids = row<std::int64_t>(positions, b),
                            .first_key = row<std::int32_t>(first_key, b),
                            .types = row<std::int64_t>(types, b),
-                           .pair = &pair});
+                           .pair = &pair,
+                           .decoder_tokens = row<std::int64_t>(decoder, b)});
     check_tokens(sample, row<std::int64_t>(tokens, b));
     check_tokens(sample, row<std::int64_t>(labels, b));
+    check_tokens(sample, row<std::int64_t>(decoder, b));
     if (id == kNoSample) std::ranges::fill(row<float>(mask, b), 0.0f);
+    if (whole) lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(pair.length);
     if (!fields.pairs) continue;
-    lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(pair.length);
     swapped.mutable_data_ptr<std::int64_t>()[b] = id == kNoSample ? -1 : pair.swapped ? 1 : 0;
   }
   model::Batch batch;
@@ -130,14 +158,15 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   batch.token_types_bs = types;
   batch.key_lengths_b = lengths;
   batch.sentence_labels_b = swapped;
+  batch.decoder_tokens_bs = decoder;
   batch.sample_ids = id_tensor(sample_ids);
   return batch;
 }
 
 model::Batch on_device(model::Batch batch, at::Device device) {
-  for (at::Tensor* tensor :
-       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.first_key_bs,
-        &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b, &batch.targets})
+  for (at::Tensor* tensor : {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs,
+                             &batch.first_key_bs, &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b,
+                             &batch.targets, &batch.decoder_tokens_bs})
     if (tensor->defined()) *tensor = tensor->to(device);
   return batch;
 }

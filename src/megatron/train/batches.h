@@ -21,6 +21,12 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
 model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                                   std::uint64_t seed, at::ScalarType dtype, at::Device device);
 
+/// The same for a T5: tokens of both stacks and the encoder's lengths; of the decoder's tokens those that count begin
+/// each sample.
+model::Batch synthetic_t5_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length,
+                                std::int64_t decoder_length, std::int64_t vocab, std::uint64_t seed,
+                                at::ScalarType dtype, at::Device device);
+
 /// Throws the ConfigError of a token that lies outside the vocabulary of `vocab` ids. `place`: "PREFIX, sample 12".
 [[noreturn]] void fail_for_token(const std::string& place, std::int64_t token, std::int64_t vocab);
 

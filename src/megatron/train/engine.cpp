@@ -45,11 +45,11 @@ std::vector<plan::Shard> owned_shards(const plan::ResolvedRun& run, const parall
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                                              const parallel::ParameterStore& parameters,
                                              const std::vector<plan::Shard>& owned) {
-  const auto holders = optim::embedding_group(context.group(plan::Axis::Pp), run.placement.rank_of(0),
-                                              run.placement.rank_of(run.placement.num_stages() - 1));
   std::vector<optim::SharedParameter> shared;
-  if (run.shape.tied_output && holders.size() > 1)
-    shared.push_back({parameters.get("embedding.word_embeddings.weight"), holders});
+  for (const plan::SharedCopies& copies : plan::shared_copies(run.shape, run.parts, run.placement)) {
+    const auto holders = optim::holders_group(context.group(plan::Axis::Pp), copies.pipeline_ranks);
+    if (holders.size() > 1) shared.push_back({parameters.get(copies.name), holders});
+  }
   const comm::Group& tp = context.group(plan::Axis::Tp);
   return {parameters,
           owned,
@@ -119,7 +119,9 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
             .microbatch_tokens = run.config.train.micro_batch_size *
-                                 (run.shape.predicts_tokens() ? run.config.data.seq_length : 1) *
+                                 (run.shape.is_t5()             ? run.config.data.decoder_seq_length
+                                  : run.shape.predicts_tokens() ? run.config.data.seq_length
+                                                                : 1) *
                                  run.grid.size(plan::Axis::Dp),
             .sentence_head = run.shape.sentence_head,
             .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
@@ -133,6 +135,9 @@ StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int
       static_cast<int>(samples.size()),
       [&](std::size_t m) {
         const std::int64_t length = run.config.data.seq_length;
+        if (run.shape.is_t5())
+          return synthetic_t5_batch(samples[m], length, run.config.data.decoder_seq_length, run.shape.vocab, train.seed,
+                                    loss_type(run.config), engine.context.device());
         return run.shape.is_bert()
                    ? synthetic_bert_batch(samples[m], length, run.shape.vocab, train.seed, loss_type(run.config),
                                           engine.context.device())

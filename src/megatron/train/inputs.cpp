@@ -30,6 +30,9 @@ constexpr const char* kArchitecture[] = {"model.architecture",
                                          "model.num_classes",
                                          "model.apply_residual_connection_post_layernorm",
                                          "model.num_layers",
+                                         "model.decoder_num_layers",
+                                         "model.relative_attention_num_buckets",
+                                         "model.relative_attention_max_distance",
                                          "model.hidden_size",
                                          "model.num_attention_heads",
                                          "model.ffn_hidden_size",
@@ -63,6 +66,7 @@ constexpr const char* kOrderOfSamples[] = {"train.seed",
                                            "data.per_split_data_args_path",
                                            "data.split",
                                            "data.seq_length",
+                                           "data.decoder_seq_length",
                                            "data.mask_prob",
                                            "data.short_seq_prob",
                                            "data.packed",
@@ -123,10 +127,11 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
-    if (interchange::is_bert(folder) != run.shape.is_bert())
+    const std::string theirs = interchange::model_config_of(folder).architecture;
+    if (theirs != run.config.model.architecture)
       throw ConfigError(rule_got_fix("model.architecture must be that of the weights.",
-                                     concat(run.config.model.architecture, ", and another in ", folder.string()),
-                                     concat("--model.architecture ", run.shape.is_bert() ? "gpt" : "bert")));
+                                     concat(run.config.model.architecture, ", and ", theirs, " in ", folder.string()),
+                                     concat("--model.architecture ", theirs)));
     checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, run.config.checkpoint.load_strict);
     if (run.config.checkpoint.load_strict) interchange::check_same_network(run.config.model, folder);
     return;
@@ -153,7 +158,7 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
 
 SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
-  if (config.data.sft || config.data.fim_data || config.model.architecture == "bert")
+  if (config.data.sft || config.data.fim_data || config.model.architecture != "gpt")
     tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
@@ -197,6 +202,12 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
     spec.bert->source.short_probability = config.data.short_seq_prob;
     spec.bert->sentence_order = run.shape.sentence_head;
     spec.bert->masking.probability = config.data.mask_prob;
+  }
+  if (run.shape.is_t5()) {
+    spec.t5.emplace();
+    spec.t5->source.short_probability = config.data.short_seq_prob;
+    spec.t5->decoder_seq_length = config.data.decoder_seq_length;
+    spec.t5->masking.probability = config.data.mask_prob;
   }
   if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
   if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};

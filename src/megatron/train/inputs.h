@@ -12,7 +12,7 @@ namespace megatron::train {
 
 /// What samples are made with, as the options ask for it.
 struct SampleTools {
-  std::optional<text::Tokenizer> tokenizer = {};  ///< data.sft, data.fim_data, a BERT's masks
+  std::optional<text::Tokenizer> tokenizer = {};  ///< data.sft, data.fim_data, a BERT's or T5's masks
   std::optional<text::ChatTemplate> chat = {};    ///< data.sft
 };
 

@@ -39,6 +39,19 @@ std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t se
   return {seq_length / parts, micro_batch, run.shape.hidden};
 }
 
+// The same by stage, of a T5: from where the decoder has begun, the encoder's states and the decoder's stream.
+std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) {
+  std::vector<std::vector<std::int64_t>> shapes;
+  if (!run.shape.is_t5()) return shapes;
+  const config::DataConfig& data = run.config.data;
+  for (const plan::StagePart& part : run.parts) {
+    const bool both = part.first_layer + part.num_layers > run.shape.encoder_layers;
+    shapes.push_back(
+        boundary(run, data.seq_length + (both ? data.decoder_seq_length : 0), run.config.train.micro_batch_size));
+  }
+  return shapes;
+}
+
 class GptStage final : public pipeline::Stage {
  public:
   GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
@@ -89,6 +102,7 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
           pp,
           context.group(plan::Axis::Tp),
           {.shape = boundary(run, config.data.seq_length, config.train.micro_batch_size),
+           .shape_of_stage = boundaries(run),
            .tensor = parameters.values().options(),
            .shapes_vary = config.parallel.variable_seq_lengths,
            .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};

@@ -59,7 +59,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                   .high_matmul_precision = kernels::matmul_precision() == "high"});
   ++interval_.iterations;
   interval_.seconds += done.step_s;
-  interval_.flops += plan::training_flops(run_.shape, samples, tokens / samples);
+  interval_.flops += plan::training_flops(run_.shape, samples, tokens / samples, run_.config.data.decoder_seq_length);
   if (result.skipped) {
     ++interval_.skipped;
   } else {

@@ -134,6 +134,21 @@ struct DropoutRow {
   }
 };
 
+/// Where the biases of query `query` begin for keys from k0 on.
+inline std::size_t bias_at(const AttentionProblem& p, std::size_t query, std::size_t k0) {
+  return p.queries - 1 - query + k0;
+}
+
+/// Scores s of a query and keys [k0, …), of which `seen` matter, become the scaled ones with their biases.
+inline void add_bias(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0, KeyRange seen,
+                     float* s) {
+  const Floats d;
+  const float* bias = p.bias + p.number_of(head) * p.bias_stride + bias_at(p, query, k0);
+  const F factor = hn::Set(d, p.scale);
+  for (std::size_t j = seen.begin / hn::Lanes(d) * hn::Lanes(d); j < seen.end; j += hn::Lanes(d))
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, s + j), factor, hn::LoadU(d, bias + j)), d, s + j);
+}
+
 /// Scores [rows, kScoreStride] of queries [q0, q0 + rows) and keys [k0, k0 + count) become the weights of the values,
 /// dropout included; what `sum` [rows, stride] holds, unless it is the `first` block, is scaled to the new maxima.
 inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
@@ -143,7 +158,8 @@ inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_
   for (std::size_t i = 0; i < rows; ++i) {
     const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
     float* s = scores + i * kScoreStride;
-    const float rescale = softmax_row(s, count, seen, p.scale, running[i]);
+    if (p.bias != nullptr) add_bias(p, head, q0 + i, k0, seen, s);
+    const float rescale = softmax_row(s, count, seen, p.bias != nullptr ? 1.0f : p.scale, running[i]);
     if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
     if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
     dropout.draw(head, q0 + i, k0, count);
@@ -192,6 +208,23 @@ inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, 
   }
   std::fill(s + to, s + end, 0.0f);
   std::fill(ds + to, ds + end, 0.0f);
+}
+
+/// The same of query `query` and keys [k0, k0 + count), its biases with theirs.
+inline void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0,
+                         std::size_t count, KeyRange seen, float logsumexp, float delta, const DropoutRow* dropout,
+                         float* s, float* ds) {
+  if (p.bias == nullptr) return row_gradient(s, ds, count, seen, logsumexp, delta, p.scale, dropout);
+  const Floats d;
+  add_bias(p, head, query, k0, seen, s);
+  row_gradient(s, ds, count, seen, logsumexp, delta, 1.0f, dropout);
+  float* dbias = p.dbias + (head.b * p.heads() + p.number_of(head)) * p.bias_stride + bias_at(p, query, k0);
+  const F factor = hn::Set(d, p.scale);
+  for (std::size_t j = seen.begin / hn::Lanes(d) * hn::Lanes(d); j < seen.end; j += hn::Lanes(d)) {
+    const F g = hn::LoadU(d, ds + j);
+    hn::StoreU(hn::Add(hn::LoadU(d, dbias + j), g), d, dbias + j);
+    hn::StoreU(hn::Mul(g, factor), d, ds + j);
+  }
 }
 
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE

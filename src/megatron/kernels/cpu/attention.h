@@ -41,6 +41,11 @@ struct AttentionProblem {
   std::uint32_t dropout_threshold;
   float keep_scale;
   std::size_t head_offset;
+  /// [heads, bias_stride], what is added to scaled scores by distance (attention.h), 16 more than there are distances;
+  /// or null.
+  const float* bias;
+  std::size_t bias_stride;
+  float* dbias;  ///< [batch, heads, bias_stride]: backward adds each head's gradient of it
 
   std::size_t heads() const { return groups * sharing; }
   /// The i-th of all batch * heads() query heads, those of a group side by side.

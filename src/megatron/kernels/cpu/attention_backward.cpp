@@ -40,8 +40,9 @@ void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0,
   for (std::size_t i = 0; i < rows; ++i) {
     const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
     if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, count);
-    row_gradient(w.scores + i * kScoreStride, w.dscores + i * kScoreStride, count, seen, logsumexp[q0 + i], delta[i],
-                 p.scale, p.sample_ids != nullptr ? &dropout : nullptr);
+    row_gradient(p, head, q0 + i, k0, count, seen, logsumexp[q0 + i], delta[i],
+                 p.sample_ids != nullptr ? &dropout : nullptr, w.scores + i * kScoreStride,
+                 w.dscores + i * kScoreStride);
   }
   product({w.scores, 1, kScoreStride}, w.dout, w.stride, w.dv + k0 * w.stride, w.stride, count, rows, w.stride, true);
   product({w.dscores, 1, kScoreStride}, w.queries, w.stride, w.dk + k0 * w.stride, w.stride, count, rows, w.stride,

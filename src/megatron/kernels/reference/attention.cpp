@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
 #include <cmath>
 #include <limits>
 
@@ -34,10 +35,27 @@ double scale_of(const at::Tensor& q, const AttentionOptions& options) {
   return options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(q.size(-1)));
 }
 
+/// x [n, q + k - 1] as [n, q, k]: element (i, j) is the one at j - i + q - 1. A view.
+at::Tensor by_distance(const at::Tensor& x, std::int64_t queries, std::int64_t keys) {
+  const at::Tensor rows = x.contiguous();
+  return rows.as_strided({x.size(0), keys, queries}, {x.size(1), 1, 1}, rows.storage_offset()).flip(2).transpose(1, 2);
+}
+
+/// The sum of x [n, q, k] over the elements of each distance: [n, q + k - 1].
+at::Tensor sums_by_distance(const at::Tensor& x) {
+  const std::int64_t queries = x.size(1), distances = x.size(1) + x.size(2) - 1;
+  // Element (i, j) lies at j - i + queries - 1 of row i, so that each row begins one earlier in its own than the last.
+  const at::Tensor rows = at::zeros({x.size(0), queries, distances}, x.options());
+  rows.as_strided(x.sizes(), {queries * distances, distances - 1, 1}, queries - 1).copy_(x);
+  return rows.sum(1);
+}
+
 /// Scaled scores [b, g, n/g, q, k], minus infinity where a query must not see a key.
 at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options) {
   at::Tensor s_bgrqk = at::matmul(queries_first(q, k.size(2)), keys_first(k).transpose(3, 4)) * scale_of(q, options);
   const std::int64_t queries = q.size(0), keys = k.size(0);
+  if (options.bias.defined())
+    s_bgrqk.add_(by_distance(options.bias.to(s_bgrqk.scalar_type()), queries, keys).view(s_bgrqk.sizes().slice(1)));
   const at::Tensor key = at::arange(keys, q.options().dtype(at::kLong));
   if (options.causal) {
     const at::Tensor last = at::arange(queries, key.options()) + (keys - queries);
@@ -83,7 +101,7 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                        const at::Tensor& dk, const at::Tensor& dv) {
+                        const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
   const std::int64_t groups = k.size(2);
   const at::Tensor p_bgrqk = probabilities(scores(q, k, options), forward.logsumexp);
   const at::Tensor dout_bgrsd = queries_first(dout, groups);
@@ -94,7 +112,9 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
     dp_bgrqk = dp_bgrqk * mask;
   }
   const at::Tensor delta = (dout_bgrsd * queries_first(forward.out, groups)).sum(4, true);
-  const at::Tensor ds_bgrqk = p_bgrqk * (dp_bgrqk - delta) * scale_of(q, options);
+  at::Tensor ds_bgrqk = p_bgrqk * (dp_bgrqk - delta);
+  if (dbias.defined()) dbias.copy_(sums_by_distance(ds_bgrqk.sum(0).flatten(0, 1)));
+  ds_bgrqk = ds_bgrqk * scale_of(q, options);
   const at::Tensor dq_bgrsd = at::matmul(ds_bgrqk, keys_first(k));
   const at::Tensor dk_bgrkd = at::matmul(ds_bgrqk.transpose(3, 4), queries_first(q, groups));
   write_keys(dv, at::matmul(dropped.transpose(3, 4), dout_bgrsd));

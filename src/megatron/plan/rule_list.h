@@ -1,0 +1,92 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+#include "megatron/config/value.h"
+
+// What the rules over the options are made of (rules.h).
+namespace megatron::plan {
+
+// Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
+inline constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18,
+                              kLargestVocab = 1 << 24;
+inline constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28,
+                              kLargestBatch = 1 << 30;
+inline constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
+inline constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
+
+/// Gathers violations, so that the user sees all of them at once.
+class Rules {
+ public:
+  Rules() : fields_(config::fields_of(defaults_)) {}
+  Rules(const Rules&) = delete;
+  Rules& operator=(const Rules&) = delete;
+
+  void require(bool ok, const std::string& rule, const std::string& got, const std::string& fix = "") {
+    if (!ok) add(rule_got_fix(rule, got, fix));
+  }
+  /// A rule that one option breaks by itself: its default is a fix.
+  void option(const char* option, bool ok, const std::string& rule, const std::string& got) {
+    if (!ok) add(rule_got_fix(concat(option, " ", rule), got, default_of(option)));
+  }
+  template <class T>
+  void range(const char* name, T value, T low, T high) {
+    const std::string rule = concat("must be from ", low, " to ", high, ".");
+    if (value > high)
+      add(rule_got_fix(concat(name, " ", rule), concat(value), concat("--", name, " ", high, " (the largest)")));
+    else
+      option(name, value >= low, rule, concat(value));
+  }
+  void at_least(const char* name, std::int64_t value, std::int64_t low) {
+    option(name, value >= low, concat("must be at least ", low, "."), concat(value));
+  }
+  void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
+    std::string list;
+    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+    const std::string near = nearest_name(value, allowed);
+    add(rule_got_fix(concat(name, " must be one of ", list, "."), "'" + value + "'",
+                     near.empty() ? default_of(name) : concat("--", name, " ", near)));
+  }
+  /// Runs a function that throws ConfigError for a violation.
+  template <class F>
+  void attempt(F&& function) {
+    try {
+      function();
+    } catch (const ConfigError& error) {
+      add(error.what());
+    }
+  }
+  /// Whether all rules so far hold: what follows from wrong values need not be checked.
+  bool hold() const { return violations_.empty(); }
+  void finish() const {
+    if (!hold()) throw ConfigError(violations_);
+  }
+
+ private:
+  void add(const std::string& violation) {
+    if (violations_.find(violation) != std::string::npos) return;  // a derived value ran into the same
+    violations_ += (violations_.empty() ? "" : "\n") + violation;
+  }
+  std::string default_of(const std::string& option) const {
+    for (const config::Field& field : fields_.fields)
+      if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
+    throw std::logic_error("no option is named " + option);
+  }
+
+  config::RunConfig defaults_;
+  config::Fields fields_;  ///< of defaults_
+  std::string violations_;
+};
+
+/// The rules of the section model that need no other section.
+void check_model(const config::ModelConfig& model, Rules& rules);
+
+}  // namespace megatron::plan
