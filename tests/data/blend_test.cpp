@@ -17,14 +17,15 @@ using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::string kGolden = shared_folder() + "/golden/megatron/";
-
-class MegatronBlend : public testing::Test {
+/// The folder of goldens is the parameter.
+class MegatronBlend : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
+    if (!std::filesystem::exists(GetParam())) GTEST_SKIP() << "no " << GetParam();
   }
 };
+INSTANTIATE_TEST_SUITE_P(Goldens, MegatronBlend, testing::Values(kOwnGolden, kSharedGolden),
+                         [](const auto& test) { return test.param == kOwnGolden ? "own" : "shared"; });
 
 std::vector<std::int64_t> values_of(const NpyArray& array) {
   std::vector<std::int64_t> values;
@@ -39,9 +40,9 @@ struct Order {
   std::vector<std::int64_t> sample;
 };
 
-TEST_F(MegatronBlend, HasTheSameOrderForEveryWeightsAndExhaustively) {
-  for (const json& row : json::parse(read_bytes(kGolden + "blend/helper_cases.json"))) {
-    const std::string stem = kGolden + "blend/" + row["name"].get<std::string>();
+TEST_P(MegatronBlend, HasTheSameOrderForEveryWeightsAndExhaustively) {
+  for (const json& row : json::parse(read_bytes(GetParam() + "blend/helper_cases.json"))) {
+    const std::string stem = GetParam() + "blend/" + row["name"].get<std::string>();
     const auto sets = values_of(NpyArray(stem + ".dataset_index.npy"));
     Order order(sets.size());
     if (row.contains("sizes")) {
@@ -57,8 +58,8 @@ TEST_F(MegatronBlend, HasTheSameOrderForEveryWeightsAndExhaustively) {
   }
 }
 
-TEST_F(MegatronBlend, AsksEachSetForTheSameNumberOfSamples) {
-  for (const json& row : json::parse(read_bytes(kGolden + "blend/sizes.json"))) {
+TEST_P(MegatronBlend, AsksEachSetForTheSameNumberOfSamples) {
+  for (const json& row : json::parse(read_bytes(GetParam() + "blend/sizes.json"))) {
     const auto weights = normalize_weights(row["weights"].get<std::vector<double>>());
     for (std::size_t part = 0; part < row["sizes"].size(); ++part) {
       const BlendPlan plan = plan_weighted_blend(weights, row["sizes"][part]);

@@ -13,7 +13,6 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-const std::string kGolden = shared_folder() + "/golden/megatron/";
 constexpr std::int64_t kEod = 50256;
 
 struct Split {
@@ -22,13 +21,14 @@ struct Split {
   std::string name;
 };
 
-/// The splits of a golden case, with their settings.
-std::vector<Split> splits_of(const std::string& case_name, const json& settings, const std::string& cache) {
+/// The splits of a golden case in the folder `root`, with their settings.
+std::vector<Split> splits_of(const std::string& root, const std::string& case_name, const json& settings,
+                             const std::string& cache) {
   std::vector<Split> splits;
   for (const SplitPart part : {SplitPart::Train, SplitPart::Valid, SplitPart::Test}) {
     const json& info = settings["splits"][split_part_name(part)];
     if (info.is_null()) continue;
-    GptDatasetSpec spec{.prefix = kGolden + "indexed/" + settings["prefix"].get<std::string>(),
+    GptDatasetSpec spec{.prefix = root + "indexed/" + settings["prefix"].get<std::string>(),
                         .split = settings["split"],
                         .part = part,
                         .cache_folder = cache};
@@ -38,23 +38,31 @@ std::vector<Split> splits_of(const std::string& case_name, const json& settings,
     spec.index.extra_token = settings.value("add_extra_token_to_sequence", true);
     spec.index.keep_partial =
         part == SplitPart::Valid && !settings.value("drop_last_partial_validation_sequence", true);
-    splits.push_back({spec, info, kGolden + "gpt/" + case_name + "/" + split_part_name(part)});
+    splits.push_back({spec, info, root + "gpt/" + case_name + "/" + split_part_name(part)});
   }
   return splits;
 }
 
-class MegatronGpt : public testing::TestWithParam<const char*> {
+/// The folder of goldens and the case.
+class MegatronGpt : public testing::TestWithParam<std::pair<std::string, const char*>> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
-    settings_ = json::parse(read_bytes(kGolden + "gpt/" + GetParam() + "/case.json"));
+    const auto& [root, name] = GetParam();
+    if (!std::filesystem::exists(root)) GTEST_SKIP() << "no " << root;
+    settings_ = json::parse(read_bytes(root + "gpt/" + name + "/case.json"));
+    splits_ = splits_of(root, name, settings_, cache_.path());
   }
   json settings_;
+  std::vector<Split> splits_;
   TemporaryFolder cache_;
 };
 
 TEST_P(MegatronGpt, HasTheSameIndexFilesToTheByte) {
-  for (const Split& split : splits_of(GetParam(), settings_, cache_.path())) {
+  for (const Split& split : splits_) {
+    if (!std::filesystem::exists(split.name + ".document_index.npy")) {
+      EXPECT_EQ(GetParam().first, kOwnGolden) << split.name << ": only its samples are kept there";
+      continue;
+    }
     GptDataset::build(split.spec);
     const GptIndexFiles files = gpt_index_files(split.spec, IndexedDataset(split.spec.prefix));
     EXPECT_EQ(read_bytes(files.document_index), read_bytes(split.name + ".document_index.npy")) << split.name;
@@ -105,7 +113,7 @@ std::vector<std::uint8_t> hidden_of(const std::vector<std::int32_t>& first_key, 
 
 TEST_P(MegatronGpt, HasTheSameSamples) {
   const json plain = {{{"name", ""}}};
-  for (const Split& split : splits_of(GetParam(), settings_, cache_.path())) {
+  for (const Split& split : splits_) {
     GptDataset::build(split.spec);
     for (const json& variant : settings_.value("variants", plain)) {
       const std::string tag = split.name + (variant["name"] == "" ? "" : "." + variant["name"].get<std::string>());
@@ -133,18 +141,32 @@ TEST_P(MegatronGpt, HasTheSameSamples) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Cases, MegatronGpt,
-                         testing::Values("one_epoch", "masks", "three_epochs_separate", "three_epochs_joint",
-                                         "threshold_below", "threshold_above", "whole_epoch", "keep_partial",
-                                         "no_extra_token", "pad_in_text", "pad_is_eod", "int32_tokens", "sentences",
-                                         "long_sequence"),
-                         [](const auto& test) { return std::string(test.param); });
+std::vector<std::pair<std::string, const char*>> golden_cases() {
+  std::vector<std::pair<std::string, const char*>> cases = {{kOwnGolden, "sentences"}};
+  for (const char* name : {"one_epoch", "masks", "three_epochs_separate", "three_epochs_joint", "threshold_below",
+                           "threshold_above", "whole_epoch", "keep_partial", "no_extra_token", "pad_in_text",
+                           "pad_is_eod", "int32_tokens", "sentences", "long_sequence"})
+    cases.emplace_back(kSharedGolden, name);
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Cases, MegatronGpt, testing::ValuesIn(golden_cases()), [](const auto& test) {
+  return (test.param.first == kOwnGolden ? "own_" : "shared_") + std::string(test.param.second);
+});
 
-TEST(SampleIndex, IsMegatronsForDocumentsOfAnyLengthZeroIncluded) {
-  if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
-  const json cases = json::parse(read_bytes(kGolden + "gpt/sample_idx/cases.json"));
+/// The folder of goldens is the parameter.
+class MegatronHelpers : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(GetParam())) GTEST_SKIP() << "no " << GetParam();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Goldens, MegatronHelpers, testing::Values(kOwnGolden, kSharedGolden),
+                         [](const auto& test) { return test.param == kOwnGolden ? "own" : "shared"; });
+
+TEST_P(MegatronHelpers, HaveTheSameSampleIndexForDocumentsOfAnyLengthZeroIncluded) {
+  const json cases = json::parse(read_bytes(GetParam() + "gpt/sample_idx/cases.json"));
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    const std::string stem = kGolden + "gpt/sample_idx/" + std::to_string(i);
+    const std::string stem = GetParam() + "gpt/sample_idx/" + std::to_string(i);
     const GptIndexSpec spec{.seq_length = cases[i]["sequence_length"],
                             .extra_token = cases[i]["extra"],
                             .keep_partial = !cases[i]["drop_last"]};
@@ -158,9 +180,8 @@ TEST(SampleIndex, IsMegatronsForDocumentsOfAnyLengthZeroIncluded) {
   }
 }
 
-TEST(Split, GivesMegatronsRanges) {
-  if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
-  for (const json& row : json::parse(read_bytes(kGolden + "gpt/splits.json"))) {
+TEST_P(MegatronHelpers, HaveTheSameRangesForEverySplit) {
+  for (const json& row : json::parse(read_bytes(GetParam() + "gpt/splits.json"))) {
     const auto ranges = split_ranges(row["split"], row["count"]);
     for (std::size_t i = 0; i < 3; ++i) {
       const json& expected = row["ranges"][i];

@@ -13,9 +13,6 @@
 // Samples of BERT and T5 by megatron-core: a few in tests/golden/data, all in the shared folder.
 namespace megatron::data {
 
-inline const std::string kOwnGolden = std::string(MEGATRON_TEST_FOLDER) + "/golden/data/";
-inline const std::string kSharedGolden = shared_folder() + "/golden/megatron/";
-
 /// One part of one case.
 struct MaskedCase {
   std::string root, stem;  // stem: what its array files begin with

@@ -17,12 +17,10 @@ using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::string kGolden = shared_folder() + "/golden/megatron/";
-
 class MegatronBlends : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(kGolden)) GTEST_SKIP() << "no " << kGolden;
+    if (!std::filesystem::exists(kSharedGolden)) GTEST_SKIP() << "no " << kSharedGolden;
   }
 };
 
@@ -34,7 +32,7 @@ std::vector<std::int64_t> elements(const NpyArray& array) {
 
 Blend blend_of(const json& prefixes, const json& weights) {
   Blend blend;
-  for (const std::string prefix : prefixes) blend.prefixes.push_back(kGolden + "indexed/" + prefix);
+  for (const std::string prefix : prefixes) blend.prefixes.push_back(kSharedGolden + "indexed/" + prefix);
   if (!weights.is_null()) blend.weights = weights.get<std::vector<double>>();
   return blend;
 }
@@ -64,7 +62,7 @@ std::vector<std::pair<PartSpec, json>> parts_of(const json& settings, const std:
 }
 
 TEST_P(MegatronBlends, HaveTheSameOrderAndTheSameSamples) {
-  const std::string folder = kGolden + "blend/" + GetParam() + "/";
+  const std::string folder = kSharedGolden + "blend/" + GetParam() + "/";
   TemporaryFolder cache;
   for (const auto& [spec, info] : parts_of(json::parse(read_bytes(folder + "case.json")), cache.path())) {
     const auto dataset = open_part(spec, {});

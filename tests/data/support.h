@@ -16,6 +16,10 @@ namespace megatron::data {
 
 inline std::string shared_folder() { return MEGATRON_SHARED_FOLDER; }
 
+/// What megatron-core wrote: a little of it, and all of it, which not every machine has.
+inline const std::string kOwnGolden = std::string(MEGATRON_TEST_FOLDER) + "/golden/data/";
+inline const std::string kSharedGolden = shared_folder() + "/golden/megatron/";
+
 inline std::string read_bytes(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot open " + path);
