@@ -39,10 +39,9 @@ struct CacheStep {
 /// Scratch of attend_to_cache(): float32, one for all layers of the step.
 at::Tensor attention_scratch(const CacheStep& step);
 
-/// Attention of the new tokens over the cache's rows and themselves: out [b, n d] of the fused projection qkv [b, g
-/// (n/g
-/// + 2) d], rows a group: its queries, key, value. Queries and keys are rotated where they lie. keys, values:
-/// [capacity, b, g, d] with d side by side, whose row `length` is written.
+/// Attention of the new tokens over the cache's rows and themselves: out [b, n d] of the fused projection
+/// qkv [b, g (n/g + 2) d], rows a group: its queries, key, value. Queries and keys are rotated where they lie.
+/// keys, values: [capacity, b, g, d] with d side by side, whose row `length` is written.
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch);
 

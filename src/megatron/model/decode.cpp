@@ -61,6 +61,8 @@ struct CachedGpt::Impl {
         tp(std::move(group)),
         tensor(parameters.values().options()),
         modules(options, part, parameters, tp) {
+    if (options.shape.architecture != plan::Architecture::Gpt)
+      throw std::logic_error("a cache of keys and values alone serves no encoder");
     if (options.sequence_parallel) throw std::logic_error("decoding is not sequence parallel: one token cannot divide");
   }
 

@@ -87,6 +87,10 @@ struct Gpt::Impl {
   bool drops_after_norm(const Pass& pass) const {
     return options.residual_after_norm && pass.training && options.hidden_dropout > 0;
   }
+  /// Whether each rank keeps its part of the inputs of layers that are recomputed.
+  bool splits_inputs() const {
+    return options.recompute.distribute_inputs && !options.sequence_parallel && tp.size() > 1;
+  }
 
   /// The sum over tokens of what follows the last layer, and over samples.
   LossSum loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale, double sentence_weight) const;
@@ -142,11 +146,11 @@ Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
   if (encoder || !options.shape.is_t5()) form.options.key_lengths = pass.key_lengths_b;
   const auto& bias = encoder ? modules.encoder_bias : modules.decoder_bias;
   if (!bias) return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
-  return [form, &bias = *bias](const at::Tensor& qkv) {
+  return [form, bias = *bias](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0);
     AttentionForm own = form;
     own.options.bias = bias.values(s, s);
-    own.bias_gradient = [&bias, s](const at::Tensor& dbias) { bias.add_gradient(dbias, s); };
+    own.bias_gradient = [bias, s](const at::Tensor& dbias) { bias.add_gradient(dbias, s); };
     return self_attention(qkv, own);
   };
 }
@@ -217,11 +221,10 @@ at::Tensor Gpt::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, cons
     const auto end = run_blocks(std::move(x_sbh), states, group, next, pass);
     return next == nullptr ? end.residual : end.y;
   }
-  const bool split = options.recompute.distribute_inputs && !options.sequence_parallel;
   const auto compute = [this, group, pass](at::Tensor in, const at::Tensor& beside, parallel::Value value) {
     return run_blocks(std::move(in), beside, group, nullptr, pass, value).residual;
   };
-  const auto x = recomputed(x_sbh, compute, split ? tp : comm::Group(), states);
+  const auto x = recomputed(x_sbh, compute, splits_inputs() ? tp : comm::Group(), states);
   return next == nullptr ? x : normalized(x, *next).y;
 }
 
@@ -240,7 +243,7 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
   if (options.shape.is_t5() && cut < 0) {
     const std::int64_t rows = batch.tokens_bs.size(1) / (options.sequence_parallel ? tp.size() : 1);
     states = x.narrow(0, 0, rows);
-    if (options.recompute.distribute_inputs) states = states.clone();  // which is kept, and would keep all of x
+    if (splits_inputs()) states = states.clone();  // which is kept, and would keep all of x
     x = x.narrow(0, rows, x.size(0) - rows);
   }
   for (const LayerGroup& group : groups) {
