@@ -1,3 +1,5 @@
+#include <fcntl.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -6,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -16,9 +19,10 @@
 // A main() for fuzz targets where libFuzzer is not linked: runs each file of a corpus as it is, then mutations of them.
 // The same arguments give the same inputs, whatever the machine.
 //
-//   idx_fuzz --runs 100000 [--seed N] [--keep] CORPUS…
+//   idx_fuzz --runs 100000 [--seed N] [--keep FILE] CORPUS…
 //
-// An input that takes longer than 10 s ends the program. With --keep, what ends it is left in ./crash-input.
+// An input that takes more than 10 s of processor time ends the program by SIGPROF. With --keep the input at hand lies
+// in FILE, so that what ends the program can be run again: idx_fuzz FILE.
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -111,26 +115,66 @@ std::vector<Bytes> read_corpus(const std::vector<std::string>& paths) {
   return corpus;
 }
 
-/// Runs an input from memory of its exact size, so that a read past the end is seen. With `keep` it lies on disk
-/// meanwhile, which costs more than the run.
-void run(const Bytes& input, bool keep) {
-  if (keep)
-    std::ofstream("crash-input", std::ios::binary)
-        .write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
-  std::uint8_t* exact = new std::uint8_t[input.size()];
-  if (!input.empty()) std::memcpy(exact, input.data(), input.size());
-  constexpr unsigned kSeconds = 10;  // of one input; what takes longer hangs, and SIGALRM ends the program
-  ::alarm(kSeconds);
-  LLVMFuzzerTestOneInput(exact, input.size());
-  ::alarm(0);
-  delete[] exact;
-}
+double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+class Runner {
+ public:
+  /// `keep`: the file that holds the input at hand, or "".
+  explicit Runner(const std::string& keep) : keep_(keep) {
+    if (keep.empty()) return;
+    file_ = ::open(keep.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (file_ < 0) std::perror(keep.c_str()), std::exit(2);
+  }
+  ~Runner() {
+    if (file_ < 0) return;
+    ::close(file_);
+    ::unlink(keep_.c_str());
+  }
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  /// Runs an input from memory of its exact size, so that a read past the end is seen.
+  void run(const Bytes& input) {
+    if (file_ >= 0 && (::ftruncate(file_, 0) != 0 ||
+                       ::pwrite(file_, input.data(), input.size(), 0) != static_cast<ssize_t>(input.size())))
+      std::perror(keep_.c_str()), std::exit(2);
+    std::uint8_t* exact = new std::uint8_t[input.size()];
+    if (!input.empty()) std::memcpy(exact, input.data(), input.size());
+    const double begin = processor_seconds();
+    limit(kSeconds);
+    LLVMFuzzerTestOneInput(exact, input.size());
+    limit(0);
+    slowest_ = std::max(slowest_, processor_seconds() - begin);
+    delete[] exact;
+    ++count_;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - said_ < std::chrono::minutes(1)) return;
+    said_ = now;
+    std::fprintf(stderr, "%llu inputs, the slowest %.2f s\n", count_, slowest_);
+  }
+
+  /// Processor time of the input that took the longest.
+  double slowest() const { return slowest_; }
+
+ private:
+  static constexpr time_t kSeconds = 10;  // of processor time for one input: what takes longer hangs
+  static void limit(time_t seconds) {
+    const itimerval timer{.it_interval = {}, .it_value = {.tv_sec = seconds, .tv_usec = 0}};
+    ::setitimer(ITIMER_PROF, &timer, nullptr);
+  }
+
+  std::string keep_;
+  int file_ = -1;
+  double slowest_ = 0;
+  unsigned long long count_ = 0;
+  std::chrono::steady_clock::time_point said_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::uint64_t runs = 0, seed = 1;
-  bool keep = false;
+  std::string keep;
   std::vector<std::string> paths;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -138,23 +182,23 @@ int main(int argc, char** argv) {
       runs = std::strtoull(argv[++i], nullptr, 10);
     else if (word == "--seed" && i + 1 < argc)
       seed = std::strtoull(argv[++i], nullptr, 10);
-    else if (word == "--keep")
-      keep = true;
+    else if (word == "--keep" && i + 1 < argc)
+      keep = argv[++i];
     else
       paths.push_back(word);
   }
   const std::vector<Bytes> corpus = read_corpus(paths);
   if (corpus.empty()) {
-    std::fprintf(stderr, "usage: %s --runs N [--seed N] [--keep] CORPUS…\n", argv[0]);
+    std::fprintf(stderr, "usage: %s --runs N [--seed N] [--keep FILE] CORPUS…\n", argv[0]);
     return 2;
   }
   const auto begin = std::chrono::steady_clock::now();
-  for (const Bytes& input : corpus) run(input, keep);
+  Runner runner(keep);
+  for (const Bytes& input : corpus) runner.run(input);
   Mutator mutator(corpus, seed);
-  for (std::uint64_t i = 0; i < runs; ++i) run(mutator.next(), keep);
+  for (std::uint64_t i = 0; i < runs; ++i) runner.run(mutator.next());
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  if (keep) std::filesystem::remove("crash-input");
-  std::printf("%zu files and %llu mutations in %.1f s\n", corpus.size(), static_cast<unsigned long long>(runs),
-              seconds.count());
+  std::printf("%zu files and %llu mutations in %.1f s, the slowest %.2f s\n", corpus.size(),
+              static_cast<unsigned long long>(runs), seconds.count(), runner.slowest());
   return 0;
 }

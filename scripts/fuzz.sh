@@ -20,10 +20,8 @@ for name in "$@"; do
     sed -n 's/^stat::number_of_executed_units: */inputs: /p' "$build/fuzz-$name.log"
     continue
   fi
-  # Inputs follow from the seed: only a run that fails is made again to keep its last one.
-  (cd "$build" && UBSAN_OPTIONS=print_stacktrace=1 "./${name}_fuzz" --runs "$runs" "$corpus") || {
-    (cd "$build" && "./${name}_fuzz" --runs "$runs" --keep "$corpus" >/dev/null 2>&1) || true
-    echo "the input that failed: $build/crash-input" >&2
+  UBSAN_OPTIONS=print_stacktrace=1 "$build/${name}_fuzz" --runs "$runs" --keep "$build/$name-input" "$corpus" || {
+    echo "the input that failed: $build/$name-input" >&2
     exit 1
   }
 done
