@@ -36,11 +36,12 @@ nlohmann::json all_cases() { return nlohmann::json::parse(read_file(kinds_folder
 
 TEST(Kinds, GiveTheIdsOffsetsAndTextOfTheirPeers) {
   const nlohmann::json files = all_cases();
-  EXPECT_EQ(files.size(), 13u);
+  EXPECT_EQ(files.size(), 14u);
   for (const auto& [file, cases] : files.items()) {
     const Tokenizer tokenizer = Tokenizer::load(kinds_folder() / file);
-    // SentencePiece itself knows no special tokens in a text.
-    const Specials specials = file.ends_with(".model") ? Specials::AsText : Specials::Recognised;
+    // SentencePiece and Mistral's library know no special tokens in a text.
+    const bool as_text = file.ends_with(".model") || file == "tekken.json";
+    const Specials specials = as_text ? Specials::AsText : Specials::Recognised;
     Encoder encoder = tokenizer.encoder();
     for (const auto& golden : cases) {
       const std::string text = golden["text"];
@@ -186,6 +187,19 @@ TEST(Steps, AreRefusedWhereATextBecomesTooLong) {
   }
 }
 
+TEST(AddedTokens, AreRefusedWhereATextWouldCostTooManyStepsAByte) {
+  auto file = nlohmann::json::parse(read_file(kinds_folder() / "stripped.json"));
+  const auto with = [&](std::size_t size) {
+    file["model"]["vocab"][std::string(size, 'q')] = 14;
+    file["added_tokens"] = {{{"id", 14}, {"content", std::string(size, 'q')}}};
+    Tokenizer(parse_tokenizer_json(file.dump(), "f"));
+    file["model"]["vocab"].erase(std::string(size, 'q'));
+  };
+  EXPECT_NO_THROW(with(4096));
+  EXPECT_THAT([&] { with(4097); },
+              ThrowsMessage<ConfigError>(HasSubstr("an added token must have at most 4096 bytes")));
+}
+
 TEST(Steps, AreRefusedWhereTheyAreTooMany) {
   auto file = nlohmann::json::parse(read_file(kinds_folder() / "stripped.json"));
   const auto refused = [&](const char* message) {
@@ -224,6 +238,28 @@ TEST(NormalForms, OrderMarksByClassHoweverManyFollow) {
   }
 }
 
+/// What no piece goes on is cut out before merging, but not where unused pieces are: the ids must not show it.
+TEST(SentencePieceBpe, MergesTheSameInPartsAndAsAWhole) {
+  const Vocabulary parts = Tokenizer::load(kinds_folder() / "bpe.model").vocabulary();
+  Vocabulary whole = parts;
+  whole.tokens.push_back("\u2603\u2604");
+  whole.sentence_piece->types.push_back(SentencePiece::Type::Unused);
+  whole.sentence_piece->scores.push_back(-1e9F);
+  const Tokenizer in_parts(parts), as_whole(whole);
+  std::mt19937 random(11);
+  const std::vector<std::string> some = {"the ", "a",      "on't", "<mask>", "\u2603", "\u00e9",
+                                         "it",   "\u2581", "z",    "Q",      "\n"};
+  std::size_t unknown = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string text;
+    for (std::size_t n = random() % 60; n > 0; --n) text += some[random() % some.size()];
+    const std::vector<std::int32_t> ids = in_parts.encode(text);
+    ASSERT_EQ(ids, as_whole.encode(text)) << text;
+    unknown += text.find("\u2603") != std::string::npos;
+  }
+  EXPECT_GT(unknown, 100u);
+}
+
 TEST(SentencePieceFile, RefusesEveryTruncationAndWhatItDoesNotKnow) {
   const std::string model = read_file(kinds_folder() / "unigram.model");
   std::size_t refused = 0;
@@ -260,6 +296,46 @@ TEST(TiktokenFile, RefusesMoreWaysToJoinThanAVocabularyHas) {
       file += concat(to_base64(std::string(as, 'a') + std::string(size - as, 'b')), " ", rank++, "\n");
   EXPECT_THAT([&] { parse_tiktoken(file, "f", "f"); },
               ThrowsMessage<ConfigError>(HasSubstr("f: the ways to join two tokens to a third must be at most")));
+}
+
+TEST(TekkenFile, SetsSpecialTokensBeforeTheRanksThatHaveRoom) {
+  auto file = nlohmann::json::parse(read_file(kinds_folder() / "tekken.json"));
+  const auto load = [&] { return Tokenizer(parse_tokenizer_json(file.dump(), "f")); };
+  const Tokenizer tokenizer = load();
+  EXPECT_EQ(tokenizer.vocab_size(), 327);
+  EXPECT_EQ(tokenizer.id_to_bytes(5), "<SPECIAL_5>");
+  EXPECT_EQ(tokenizer.id_to_bytes(6 + 'a'), "a");
+  EXPECT_EQ(tokenizer.eod_id(), 2);
+  EXPECT_EQ(tokenizer.encode("a</s>", Specials::Recognised), (std::vector{6 + 'a', 2}));
+  EXPECT_EQ(tokenizer.frame(std::vector{9}, std::vector{10}).ids, (std::vector{1, 9, 1, 10}));
+  file.erase("special_tokens");
+  file["config"]["version"] = "v3";
+  file["config"]["default_num_special_tokens"] = 21;
+  EXPECT_EQ(load().id_to_bytes(3), "[INST]");
+  EXPECT_EQ(load().id_to_bytes(20), "<SPECIAL_20>");
+}
+
+TEST(TekkenFile, IsCheckedEntryByEntry) {
+  const auto good = nlohmann::json::parse(read_file(kinds_folder() / "tekken.json"));
+  const auto refused = [&](const char* place, const nlohmann::json& value, const char* message) {
+    auto file = good;
+    file[nlohmann::json::json_pointer(place)] = value;
+    EXPECT_THAT([&] { Tokenizer(parse_tokenizer_json(file.dump(), "f")); },
+                ThrowsMessage<ConfigError>(HasSubstr(message)))
+        << place;
+  };
+  refused("/config/default_vocab_size", 334, "f: config.default_vocab_size must be");
+  refused("/config/default_vocab_size", 261, "f: config.default_vocab_size must be");
+  refused("/config/default_num_special_tokens", 3, "at least those named");
+  refused("/config/default_num_special_tokens", 2000000000, "at most 65536");
+  refused("/config/pattern", "(", "must be a regular expression");
+  refused("/config/prefix", true, "f: config has a member that is not known");
+  refused("/merges", {}, "f: has a member that is not known");
+  refused("/special_tokens", nullptr, "from version 8 on");
+  refused("/special_tokens/1/rank", 2, "f: special_tokens[1].rank must be the token's place");
+  refused("/vocab/7/rank", 8, "f: vocab[7].rank must be the token's place");
+  refused("/vocab/300/token_bytes", "YQ=", "f: vocab[300].token_bytes must be");
+  refused("/vocab/7/token_bytes", "YQ==", "the bytes in order");
 }
 
 TEST(Charsmap, ATrieThatRunsInACircleEndsAKey) {

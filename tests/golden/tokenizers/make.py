@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Writes the small tokenizers beside this file and cases.json with what Hugging Face tokenizers 0.23.3 and sentencepiece
-0.2.3 from PyPI make of texts by them: ids, offsets in characters, decoded text. Each has other steps or another model."""
+0.2.3 from PyPI make of texts by them: ids, offsets in characters, decoded text. Each has other steps or another model.
+tekken.json is mistral-common 1.13.1's."""
+import base64
 import json
 import pathlib
 import sys
@@ -129,6 +131,31 @@ def hugging_face():
     yield "removed", whole([n.NFC()], [p.Split(Regex(r"\w+|[^\w\s]+"), "removed", invert=True), p.Punctuation("removed")], some)
 
 
+def tekken():
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    learned = json.loads(byte_level().to_str())["model"]["merges"]
+    as_bytes = dict(zip(byte_characters(), range(256)))
+    ranks = [bytes([b]) for b in range(256)] + [bytes(as_bytes[c] for c in left + right) for left, right in learned]
+    named = ["<unk>", "<s>", "</s>", "[INST]"]
+    file = {"config": {"pattern": SPLIT.replace("(?i:'s|'t)|", ""), "num_vocab_tokens": len(ranks), "version": "v11",
+                       "default_vocab_size": len(ranks), "default_num_special_tokens": 6},
+            "vocab": [{"rank": i, "token_bytes": base64.b64encode(token).decode(),
+                       "token_str": token.decode(errors="ignore") or None} for i, token in enumerate(ranks)],
+            "special_tokens": [{"rank": i, "token_str": token, "is_control": True} for i, token in enumerate(named)]}
+    (FOLDER / "tekken.json").write_text(json.dumps(file, separators=(",", ":")) + "\n")
+    tokenizer = Tekkenizer.from_file(FOLDER / "tekken.json")
+    rows = [(text, tokenizer.encode(text, bos=False, eos=False)) for text in TEXTS]
+    return [{"text": text, "ids": ids, "decoded": tokenizer.decode(ids, SpecialTokenPolicy.KEEP)} for text, ids in rows]
+
+
+def byte_characters():
+    """The character that stands for each byte in GPT-2's files."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in visible]
+    return [chr(b if b in visible else 256 + others.index(b)) for b in range(256)]
+
+
 def sentence_piece(kind, **options):
     text = FOLDER / "train.tmp"
     text.write_text(TRAIN[:12000] + MARKS * 20)
@@ -154,6 +181,7 @@ def main():
                                  treat_whitespace_as_suffix=True)):
         name = f"{'bpe' if model.vocab_size() > 300 else 'unigram'}.model"
         cases[name] = [{"text": text, "ids": model.encode(text), "decoded": model.decode(model.encode(text))} for text in TEXTS]
+    cases["tekken.json"] = tekken()
     lines = ",\n".join(f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
                        for name, rows in cases.items())
     (FOLDER / "cases.json").write_text("{" + lines + "}\n")

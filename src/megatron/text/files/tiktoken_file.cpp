@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <unordered_map>
 
 #include "megatron/base/error.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/base64.h"
+#include "megatron/text/files/ranks.h"
 
 namespace megatron::text {
 namespace {
-
-constexpr std::size_t kMaxTokenBytes = 1024;
 
 constexpr const char* kCl100k = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
                                 R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -22,15 +20,15 @@ constexpr const char* kO200k =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-using Specials = std::vector<std::pair<std::string, std::int32_t>>;
+using Specials = std::vector<SpecialToken>;
 
 /// Adds `names`, then `reserved` names that `name(number)` gives, at the ids that follow.
 void add_specials(Specials& specials, std::int32_t& next, std::initializer_list<const char*> names) {
-  for (const char* name : names) specials.emplace_back(name, next++);
+  for (const char* name : names) specials.push_back({.content = name, .id = next++});
 }
 void add_reserved(Specials& specials, std::int32_t& next, std::string_view prefix, int from, int count) {
   for (int i = from; i < from + count; ++i)
-    specials.emplace_back(concat("<|", prefix, "reserved_special_token_", i, "|>"), next++);
+    specials.push_back({.content = concat("<|", prefix, "reserved_special_token_", i, "|>"), .id = next++});
 }
 
 Specials llama3() {
@@ -72,7 +70,7 @@ Specials qwen() {
   Specials specials;
   std::int32_t next = 151643;
   add_specials(specials, next, {"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
-  for (int i = 0; i < 205; ++i) specials.emplace_back(concat("<|extra_", i, "|>"), next++);
+  for (int i = 0; i < 205; ++i) specials.push_back({.content = concat("<|extra_", i, "|>"), .id = next++});
   return specials;
 }
 
@@ -120,33 +118,6 @@ bool parse_line(std::string_view line, std::string& token, std::uint32_t& rank) 
   return error == std::errc() && after == end;
 }
 
-/// Every way to join two tokens to a third, the tokens in the order of their ranks. Throws ConfigError where there are
-/// more than any published vocabulary has by far: a file can have as many as the square of its tokens.
-void add_merges(Vocabulary& vocabulary, const std::string& name) {
-  constexpr std::size_t kMostJoins = 64;                     // a token; published vocabularies have 3 to 6
-  constexpr std::size_t kMostHashed = std::size_t{1} << 31;  // bytes, 100 times those of 200,000 tokens
-  const auto& tokens = vocabulary.tokens;
-  std::unordered_map<std::string_view, std::int32_t> ids;
-  ids.reserve(tokens.size());
-  for (std::size_t id = 0; id < tokens.size(); ++id)
-    if (!tokens[id].empty()) ids.emplace(tokens[id], static_cast<std::int32_t>(id));
-  const auto check = [&](const char* rule, std::size_t got, std::size_t most) {
-    if (got > most) throw ConfigError(rule_got_fix(concat(name, ": ", rule, " at most ", most), "more"));
-  };
-  std::size_t hashed = 0;
-  for (const std::string_view token : tokens) {
-    hashed += token.size() * token.size();
-    check("the squares of the tokens' bytes must sum up to", hashed, kMostHashed);
-    check("the ways to join two tokens to a third must be", vocabulary.merges.size(), kMostJoins * tokens.size());
-    for (std::size_t cut = 1; cut < token.size(); ++cut) {
-      const auto left = ids.find(token.substr(0, cut));
-      if (left == ids.end()) continue;
-      const auto right = ids.find(token.substr(cut));
-      if (right != ids.end()) vocabulary.merges.emplace_back(left->second, right->second);
-    }
-  }
-}
-
 }  // namespace
 
 bool looks_like_tiktoken(std::string_view text) {
@@ -154,12 +125,11 @@ bool looks_like_tiktoken(std::string_view text) {
   std::uint32_t rank = 0;
   std::string_view line = text.substr(0, std::min(text.find('\n'), text.size()));
   if (line.ends_with('\r')) line.remove_suffix(1);
-  return line.size() < 2 * kMaxTokenBytes && parse_line(line, token, rank);
+  return line.size() < 2 * kMaxRankBytes && parse_line(line, token, rank);
 }
 
 Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const std::string& file_name) {
-  Vocabulary vocabulary;
-  std::vector<std::string>& tokens = vocabulary.tokens;
+  std::vector<std::string> tokens;
   std::size_t ranks = 0;
   const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
   std::string token;
@@ -174,7 +144,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
     };
     std::uint32_t rank = 0;
     if (!parse_line(line, token, rank)) refuse("a line must be a token in base64 and its rank");
-    if (token.size() > kMaxTokenBytes) refuse(concat("a token must have at most ", kMaxTokenBytes, " bytes"));
+    if (token.size() > kMaxRankBytes) refuse(concat("a token must have at most ", kMaxRankBytes, " bytes"));
     if (rank > lines + 1024) refuse("a rank must be about the number of its line");
     if (tokens.size() <= rank) tokens.resize(rank + 1);
     if (!tokens[rank].empty()) refuse("no rank may come twice");
@@ -188,23 +158,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
                                           ": a file of ranks must be r50k_base, p50k_base, cl100k_base, o200k_base, "
                                           "Llama 3's, Llama 4's or Qwen's, which are known by the number of ranks"),
                                    concat(ranks, " ranks")));
-  add_merges(vocabulary, name);
-  for (auto& [content, id] : specials) {
-    if (tokens.size() <= static_cast<std::size_t>(id)) tokens.resize(static_cast<std::size_t>(id) + 1);
-    if (!tokens[static_cast<std::size_t>(id)].empty())
-      throw ConfigError(
-          rule_got_fix(concat(name, ": no rank may be that of a special token"), concat(id, " ", content)));
-    tokens[static_cast<std::size_t>(id)] = content;
-    vocabulary.specials.push_back({.content = std::move(content), .id = id});
-  }
-  vocabulary.equal_ranks = true;
-  vocabulary.ignore_merges = true;
-  if (!expression.empty()) {
-    vocabulary.pipeline.emplace();
-    vocabulary.pipeline->pre_tokenizers = {pretokenizer::Split{.pattern = {expression, true}},
-                                           pretokenizer::ByteLevel{.add_prefix_space = false, .use_regex = false}};
-    vocabulary.pipeline->decoders = {decoder::ByteLevel()};
-  }
+  Vocabulary vocabulary = vocabulary_of_ranks(std::move(tokens), std::move(specials), expression, name);
   vocabulary.source = SourceFile{file_name, std::string(text)};
   return vocabulary;
 }

@@ -86,8 +86,8 @@ fs::path file_of(const fs::path& path) {
   if (!fs::is_directory(path)) return path;
   if (const auto file = tokenizer_file(path)) return *file;
   throw ConfigError(rule_got_fix(
-      "tokenizer: a folder must hold tokenizer.json, encoder.json with vocab.bpe, vocab.json with merges.txt, "
-      "vocab.txt, tokenizer.model, spiece.model, or one *.tiktoken or *.model",
+      "tokenizer: a folder must hold tokenizer.json, tekken.json, encoder.json with vocab.bpe, vocab.json with "
+      "merges.txt, vocab.txt, tokenizer.model, spiece.model, or one *.tiktoken or *.model",
       path.string()));
 }
 
@@ -131,7 +131,8 @@ Vocabulary read_null(const std::string& number) {
 
 std::optional<fs::path> tokenizer_file(const fs::path& folder) {
   const auto has = [&](const char* name) { return fs::is_regular_file(folder / name); };
-  if (has("tokenizer.json")) return folder / "tokenizer.json";
+  for (const char* name : {"tokenizer.json", "tekken.json"})
+    if (has(name)) return folder / name;
   if (has("encoder.json") && has("vocab.bpe")) return folder / "encoder.json";
   if (has("vocab.json") && has("merges.txt")) return folder / "vocab.json";
   for (const char* name : {"vocab.txt", "tokenizer.model", "spiece.model"})

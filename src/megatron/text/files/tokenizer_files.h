@@ -17,16 +17,17 @@ namespace megatron::text {
 std::optional<std::filesystem::path> tokenizer_file(const std::filesystem::path& folder);
 
 /// Reads a folder or file as Tokenizer::load() describes. Of a folder the first of these that is there: tokenizer.json,
-/// encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the only
-/// *.tiktoken, the only *.model. A file is what its beginning says: JSON, ranks, or a SentencePiece model. Beside it,
-/// tokenizer_config.json names the end token, and how vocab.txt is normalized. For the type NullTokenizer `path` is a
-/// number.
+/// tekken.json, encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the
+/// only *.tiktoken, the only *.model. A file is what its beginning says: JSON, ranks, or a SentencePiece model. Beside
+/// it, tokenizer_config.json names the end token, and how vocab.txt is normalized. For the type NullTokenizer `path` is
+/// a number.
 Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view type = {});
 
 /// Hugging Face's tokenizer.json: models BPE (over bytes and over characters), WordPiece, Unigram, WordLevel; the steps
 /// of pipeline.h; added tokens of every kind; post-processors ByteLevel, TemplateProcessing, BertProcessing,
 /// RobertaProcessing. A part that is not known is refused by name. Truncation and padding are for the caller of a
-/// batch, not for a text: they are not applied. Ids may have holes.
+/// batch, not for a text: they are not applied. Ids may have holes. Mistral's tekken.json is known by its members
+/// (tekken_file.h).
 Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line

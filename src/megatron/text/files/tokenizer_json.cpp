@@ -5,6 +5,7 @@
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/pipeline_forms.h"
 #include "megatron/text/files/pipeline_json.h"
+#include "megatron/text/files/tekken_file.h"
 #include "megatron/text/files/token_spellings.h"
 #include "megatron/text/files/tokenizer_files.h"
 
@@ -195,15 +196,20 @@ Vocabulary read_any_bpe(const Component& model, std::vector<SpecialToken> specia
   return vocabulary;
 }
 
+/// The tokens of models that spell them as they are, and have no merges.
+Vocabulary read_plain_tokens(const json& tokens, std::vector<SpecialToken> specials, const std::string& name) {
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(tokens, std::move(specials));
+  return reader.take();
+}
+
 Vocabulary read_word_piece(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
   model.know({"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
   WordPiece piece;
   piece.unknown = model.text("unk_token");
   piece.prefix = model.text("continuing_subword_prefix");
   piece.max_word_characters = model.number("max_input_chars_per_word");
-  SpellingReader reader(name, SpellingReader::Spelling::Plain);
-  reader.read_tokens(model.get("vocab"), std::move(specials));
-  Vocabulary vocabulary = reader.take();
+  Vocabulary vocabulary = read_plain_tokens(model.get("vocab"), std::move(specials), name);
   vocabulary.word_piece = std::move(piece);
   return vocabulary;
 }
@@ -212,9 +218,7 @@ Vocabulary read_word_level(const Component& model, std::vector<SpecialToken> spe
   model.know({"type", "vocab", "unk_token"});
   WordLevel words;
   if (model.has("unk_token")) words.unknown = model.text("unk_token");
-  SpellingReader reader(name, SpellingReader::Spelling::Plain);
-  reader.read_tokens(model.get("vocab"), std::move(specials));
-  Vocabulary vocabulary = reader.take();
+  Vocabulary vocabulary = read_plain_tokens(model.get("vocab"), std::move(specials), name);
   vocabulary.word_level = std::move(words);
   return vocabulary;
 }
@@ -234,9 +238,7 @@ Vocabulary read_unigram(const Component& model, std::vector<SpecialToken> specia
   }
   if (model.has("unk_id")) unigram.unknown = model.number("unk_id");
   unigram.byte_fallback = model.boolean("byte_fallback", false);
-  SpellingReader reader(name, SpellingReader::Spelling::Plain);
-  reader.read_tokens(tokens, std::move(specials));
-  Vocabulary vocabulary = reader.take();
+  Vocabulary vocabulary = read_plain_tokens(tokens, std::move(specials), name);
   vocabulary.unigram = std::move(unigram);
   return vocabulary;
 }
@@ -290,6 +292,7 @@ void read_batching(const Component& root) {
 
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) {
   const json file = parse_json(text, name);
+  if (is_tekken(file)) return parse_tekken(file, name, {"tekken.json", std::string(text)});
   const Component root(file, name + ": ");
   root.know({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});

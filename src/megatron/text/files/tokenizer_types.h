@@ -13,7 +13,7 @@ namespace megatron::text {
 ///   SentencePieceTokenizer, GPTSentencePieceTokenizer   a `.model` file
 ///   Llama2Tokenizer                               the same, and <s> before a text that is framed
 ///   HuggingFaceTokenizer                          tokenizer.json, or any other file of a Hugging Face folder
-///   TikTokenizer                                  a file of ranks
+///   TikTokenizer                                  a file of ranks, or tekken.json
 ///   NullTokenizer                                 numbers; the path is how many
 ///
 /// Checks that a vocabulary is of that kind, and sets what it asks for: documents of GPT2BPETokenizer and TikTokenizer

@@ -34,13 +34,15 @@ class ByteTrie {
   }
 
   bool empty() const { return used_ == 0; }
+  /// Whether a string begins with the byte.
+  bool may_begin(char byte) const { return begins_[static_cast<unsigned char>(byte)]; }
 
   /// Calls `match(size, value)` for each string that `text` begins with, the shortest first.
   template <class OnMatch>
   void for_each_prefix(std::string_view text, const OnMatch& match) const {
     std::uint32_t node = 0;
     for (std::size_t i = 0; i < text.size(); ++i) {
-      if (i == 0 && !begins_[static_cast<unsigned char>(text[0])]) return;
+      if (i == 0 && !may_begin(text[0])) return;
       const Slot& slot = slots_[find(node, text[i])];
       if (slot.key == kFree) return;
       if (slot.value >= 0) match(i + 1, slot.value);
@@ -80,7 +82,7 @@ class ByteTrie {
         slots_[find(static_cast<std::uint32_t>(slot.key >> 8), static_cast<char>(slot.key & 0xFF))] = slot;
   }
 
-  std::array<bool, 256> begins_{};  // whether a string begins with the byte
+  std::array<bool, 256> begins_{};
   std::vector<Slot> slots_;
   std::uint32_t used_ = 0;
   std::size_t last_ = 0;

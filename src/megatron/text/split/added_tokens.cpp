@@ -41,6 +41,9 @@ AddedTokens::AddedTokens(const Vocabulary& vocabulary,
                                             " must have the id that the vocabulary gives it"),
                                      concat("id ", special.id)));
     std::string content = special.normalized ? normalize(special.content) : special.content;
+    if (content.size() > kMaxTokenBytes)
+      throw ConfigError(rule_got_fix(concat("tokenizer: an added token must have at most ", kMaxTokenBytes, " bytes"),
+                                     concat(content.size(), " bytes of id ", special.id)));
     if (!content.empty()) tables_[special.normalized ? 1 : 0].entries.push_back({std::move(content), special});
   }
   for (Table& table : tables_) index(table);
@@ -48,9 +51,7 @@ AddedTokens::AddedTokens(const Vocabulary& vocabulary,
 
 void AddedTokens::index(Table& table) {
   for (std::size_t i = table.entries.size(); i-- > 0;) {  // of equals the first stays
-    const std::string& content = table.entries[i].content;
-    table.begins[static_cast<unsigned char>(content[0])] = true;
-    table.contents.add(content, static_cast<std::int32_t>(i));
+    table.contents.add(table.entries[i].content, static_cast<std::int32_t>(i));
   }
 }
 
@@ -58,7 +59,7 @@ bool AddedTokens::find(Phase phase, std::string_view text, std::size_t& search, 
   const Table& table = tables_[static_cast<std::size_t>(phase)];
   if (table.entries.empty()) return false;
   for (; search < text.size(); ++search) {
-    if (!table.begins[static_cast<unsigned char>(text[search])]) continue;
+    if (!table.contents.may_begin(text[search])) continue;
     const auto [size, index] = table.contents.longest(text.substr(search));
     if (size == 0) continue;
     const Entry& entry = table.entries[static_cast<std::size_t>(index)];

@@ -21,8 +21,10 @@ class AddedTokens {
   enum class Phase : std::uint8_t { Raw, Normalized };
 
   AddedTokens() = default;
+  static constexpr std::size_t kMaxTokenBytes = 4096;  ///< So that a text costs at most so many steps a byte.
+
   /// `normalize` is what is done to text before normalized tokens are looked for in it. Throws ConfigError for a
-  /// special token that is no token of the vocabulary.
+  /// special token that is no token of the vocabulary, and for a longer one.
   AddedTokens(const Vocabulary& vocabulary, const std::unordered_map<std::string_view, std::int32_t>& token_ids,
               const std::function<std::string(std::string_view)>& normalize);
 
@@ -51,8 +53,7 @@ class AddedTokens {
   };
   struct Table {
     std::vector<Entry> entries;
-    std::array<bool, 256> begins{};  ///< whether one begins with the byte
-    ByteTrie contents;               ///< index of the entry
+    ByteTrie contents;  ///< index of the entry
   };
 
   void index(Table& table);
