@@ -18,17 +18,89 @@ std::size_t character_size(std::string_view text, std::size_t at) {
   return static_cast<std::size_t>(std::max(decode_utf8(text.data() + at, text.data() + text.size()).length, 1));
 }
 
+/// A piece that was looked up last; most come again soon.
+struct Known {
+  std::string_view piece;
+  std::int32_t id = -1;
+};
+
+}  // namespace
+
+template <class Put>
+void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room,
+                               const Put& put) const {
+  check_mergeable(text);
+  std::unordered_map<std::int32_t, std::uint32_t> unused;  // bytes of the left half that such a piece was made of
+  std::array<Known, 16> known;  // the last pieces by size: of a run of one character there are few
+  const auto pair = [&](const Symbol& left, const Symbol& right) -> SymbolPair {
+    const std::string_view piece = text.substr(left.begin, right.end - left.begin);
+    Known& last = known[piece.size() % known.size()];
+    if (last.piece != piece) last = {piece, usable(piece)};
+    const std::int32_t id = last.id;
+    if (id < 0) return {};
+    if (type(id) == Type::Unused) unused[id] = left.end - left.begin;
+    return {ranks_[static_cast<std::size_t>(id)], id};
+  };
+  Known alone;
+  const auto put_whole = [&](Part part) {
+    if (part.id < 0) {  // nothing was merged to it
+      const std::string_view piece = text.substr(part.begin, part.end - part.begin);
+      if (alone.piece != piece) {
+        const auto found = token_ids().find(piece);
+        alone = {piece, found == token_ids().end() ? unknown_ : found->second};
+      }
+      part.id = alone.id;
+    }
+    const auto halves = type(part.id) == Type::Unused ? unused.find(part.id) : unused.end();
+    if (halves == unused.end()) put(part);
+    return halves == unused.end() ? 0 : halves->second;
+  };
+  std::vector<Part> open;  // what may have to be cut again, the first last
+  const auto finish = [&] {
+    if (symbols.size() > 1) merge_symbols(symbols, room, ranks_.size(), pair);
+    for (const Symbol& symbol : symbols) {
+      open.push_back({symbol.begin, symbol.end, symbol.id});
+      while (!open.empty()) {
+        const Part part = open.back();
+        open.pop_back();
+        const std::uint32_t left = put_whole(part);
+        if (left == 0) continue;
+        open.push_back({part.begin + left, part.end});
+        open.push_back({part.begin, part.begin + left});
+      }
+    }
+    symbols.clear();
+  };
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end) {
+    const std::size_t user = user_symbols_.longest(text.substr(at)).first;
+    const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
+    end = at + (user > 0 ? user : static_cast<std::size_t>(std::max(c.length, 1)));
+    const Part part{static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(end)};
+    // What no piece goes on parts the symbols before it from those behind it. How an unused piece is cut again may
+    // depend on the whole text.
+    if (has_unused_ || (user == 0 && merging_.has(c.code_point))) {
+      symbols.push_back({.id = user > 0 ? Symbol::kFrozen : -1, .begin = part.begin, .end = part.end});
+    } else {
+      finish();
+      put_whole(part);
+    }
+  }
+  finish();
+}
+
+namespace {
+
 class SentencePieceEncoder : public TextEncoder {
  public:
   explicit SentencePieceEncoder(const SentencePieceModel& model) : model_(model) {}
 
   void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
+    bool after_unknown = false;
+    const auto put = [&](const SentencePieceModel::Part& part) { model_.write(piece, part, after_unknown, ids, ends); };
+    if (!model_.vocabulary().sentence_piece->unigram) return model_.merge(piece, symbols_, room_, put);
     parts_.clear();
-    if (model_.vocabulary().sentence_piece->unigram)
-      model_.unigram(piece, ways_, parts_);
-    else
-      model_.merge(piece, symbols_, room_, parts_);
-    model_.write(piece, parts_, ids, ends);
+    model_.unigram(piece, ways_, parts_);
+    for (const SentencePieceModel::Part& part : parts_) put(part);
   }
 
  private:
@@ -57,6 +129,11 @@ SentencePieceModel::SentencePieceModel(Vocabulary vocabulary) : TokenizerModel(s
     }
     if (type(id) == Type::UserDefined) user_symbols_.add(tokens[i], id);
     if (options().unigram && (type(id) == Type::Normal || type(id) == Type::UserDefined)) trie_.add(tokens[i], id);
+    has_unused_ = has_unused_ || type(id) == Type::Unused;
+    if (options().unigram || usable(tokens[i]) < 0) continue;
+    for_each_character(tokens[i], [&](const DecodedChar& c, std::size_t begin, std::size_t end) {
+      if (end - begin < tokens[i].size()) merging_.add(c.code_point);
+    });
   }
   rank_scores();
 }
@@ -132,75 +209,21 @@ void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vec
   std::reverse(parts.begin(), parts.end());
 }
 
-void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room,
-                               std::vector<Part>& parts) const {
-  check_mergeable(text);
-  symbols.clear();
-  symbols.reserve(static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; })));
-  for (std::size_t at = 0; at < text.size();) {
-    const auto [user_size, user_id] = user_symbols_.longest(text.substr(at));
-    const std::size_t end = at + (user_size > 0 ? user_size : character_size(text, at));
-    symbols.push_back({.id = user_size > 0 ? Symbol::kFrozen : -1,
-                       .begin = static_cast<std::uint32_t>(at),
-                       .end = static_cast<std::uint32_t>(end)});
-    at = end;
-  }
-  std::unordered_map<std::int32_t, std::uint32_t> unused;  // bytes of the left half that such a piece was made of
-  struct Known {
-    std::string_view piece;
-    std::int32_t id = -1;
-  };
-  std::array<Known, 16> known;  // the last pieces by size: of a run of one character there are few
-  merge_symbols(symbols, room, ranks_.size(), [&](const Symbol& left, const Symbol& right) -> SymbolPair {
-    const std::string_view piece = text.substr(left.begin, right.end - left.begin);
-    Known& last = known[piece.size() % known.size()];
-    if (last.piece != piece) last = {piece, usable(piece)};
-    const std::int32_t id = last.id;
-    if (id < 0) return {};
-    if (type(id) == Type::Unused) unused[id] = left.end - left.begin;
-    return {ranks_[static_cast<std::size_t>(id)], id};
-  });
-  parts.reserve(symbols.size());
-  std::vector<Part> open;  // what may have to be cut again, the first last
-  for (const Symbol& symbol : symbols) {
-    open.push_back({symbol.begin, symbol.end, symbol.id});
-    while (!open.empty()) {
-      Part part = open.back();
-      open.pop_back();
-      if (part.id < 0) {  // one that nothing was merged to
-        const auto found = token_ids().find(text.substr(part.begin, part.end - part.begin));
-        part.id = found == token_ids().end() ? unknown_ : found->second;
-      }
-      const auto halves = type(part.id) == Type::Unused ? unused.find(part.id) : unused.end();
-      if (halves == unused.end()) {
-        parts.push_back(part);
-        continue;
-      }
-      open.push_back({part.begin + halves->second, part.end});
-      open.push_back({part.begin, part.begin + halves->second});
+void SentencePieceModel::write(std::string_view text, const Part& part, bool& after_unknown,
+                               std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) const {
+  const bool is_unknown = part.id == unknown_;
+  if (is_unknown && options().byte_fallback) {
+    for (std::size_t i = part.begin; i < part.end; ++i) {
+      ids.push_back(byte_ids_[static_cast<unsigned char>(text[i])]);
+      if (ends != nullptr) ends->push_back(i + 1);
     }
+  } else if (is_unknown && after_unknown) {
+    if (ends != nullptr) ends->back() = part.end;
+  } else {
+    ids.push_back(part.id);
+    if (ends != nullptr) ends->push_back(part.end);
   }
-}
-
-void SentencePieceModel::write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,
-                               std::vector<std::size_t>* ends) const {
-  bool after_unknown = false;
-  for (const Part& part : parts) {
-    const bool is_unknown = part.id == unknown_;
-    if (is_unknown && options().byte_fallback) {
-      for (std::size_t i = part.begin; i < part.end; ++i) {
-        ids.push_back(byte_ids_[static_cast<unsigned char>(text[i])]);
-        if (ends != nullptr) ends->push_back(i + 1);
-      }
-    } else if (is_unknown && after_unknown) {
-      if (ends != nullptr) ends->back() = part.end;
-    } else {
-      ids.push_back(part.id);
-      if (ends != nullptr) ends->push_back(part.end);
-    }
-    after_unknown = is_unknown && !options().byte_fallback;
-  }
+  after_unknown = is_unknown && !options().byte_fallback;
 }
 
 }  // namespace megatron::text

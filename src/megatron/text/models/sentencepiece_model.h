@@ -2,6 +2,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/best_ways.h"
 #include "megatron/text/models/byte_trie.h"
 #include "megatron/text/models/symbol_merge.h"
@@ -24,9 +25,12 @@ class SentencePieceModel : public TokenizerModel {
     std::int32_t id = -1;
   };
   void unigram(std::string_view text, BestWays& ways, std::vector<Part>& parts) const;
-  void merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room, std::vector<Part>& parts) const;
-  /// Appends the ids of parts, unknown ones as bytes or together.
-  void write(std::string_view text, const std::vector<Part>& parts, std::vector<std::int32_t>& ids,
+  /// Calls `put(Part)` for each part in order; `symbols`, empty, and `room` to work in.
+  template <class Put>
+  void merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room, const Put& put) const;
+  /// Appends the ids of one part, an unknown one as bytes or with those before it: `after_unknown` says of the part
+  /// before that it was such a one.
+  void write(std::string_view text, const Part& part, bool& after_unknown, std::vector<std::int32_t>& ids,
              std::vector<std::size_t>* ends) const;
 
  private:
@@ -36,8 +40,10 @@ class SentencePieceModel : public TokenizerModel {
   void check() const;
   void rank_scores();
 
-  ByteTrie trie_;                     // Unigram: what text can become
-  ByteTrie user_symbols_;             // byte-pair encoding: what is taken as it is
+  ByteTrie trie_;             // Unigram: what text can become
+  ByteTrie user_symbols_;     // byte-pair encoding: what is taken as it is
+  CodePointSet merging_{{}};  // characters of pieces that have several
+  bool has_unused_ = false;
   std::vector<std::uint32_t> ranks_;  // of each id: smallest for the best score
   std::size_t longest_ = 0;           // bytes of a piece
   std::int32_t unknown_ = 0;

@@ -40,14 +40,14 @@ void merge_few(std::vector<Part>& parts, std::vector<std::uint32_t>& all_ranks, 
 
 /// Merges every pair of the lowest rank in one sweep from left to right, as long as that is an eighth of all pairs: a
 /// text that says the same again and again shrinks by this at the speed of memory. Stops where a merge makes one
-/// possible that goes before those to the right; merge_by_queue() finishes.
+/// possible that goes before those to the right; merge_by_queue() finishes. False: no pair is left that may be merged.
 template <class Part, class Rules>
-void merge_in_sweeps(std::vector<Part>& parts, std::vector<std::uint32_t>& ranks, const Rules& rules) {
+bool merge_in_sweeps(std::vector<Part>& parts, std::vector<std::uint32_t>& ranks, const Rules& rules) {
   for (bool in_order = true; in_order && parts.size() > 1;) {
     const std::size_t n = parts.size();
     const std::uint32_t lowest = *std::min_element(ranks.begin(), ranks.end());
-    if (lowest == PairQueue::kNone) return;
-    if (static_cast<std::size_t>(std::count(ranks.begin(), ranks.end(), lowest)) < n / 8) return;
+    if (lowest == PairQueue::kNone) return false;
+    if (static_cast<std::size_t>(std::count(ranks.begin(), ranks.end(), lowest)) < n / 8) return true;
     std::size_t size = 0, at = 0;  // of what is done, and what is next
     while (at < n && in_order) {
       ranks[size] = ranks[at];
@@ -70,6 +70,7 @@ void merge_in_sweeps(std::vector<Part>& parts, std::vector<std::uint32_t>& ranks
     move_rest(parts);
     move_rest(ranks);
   }
+  return parts.size() > 1;
 }
 
 /// A linked list of the parts, and their pairs by rank. A place is out of date where its part's rank changed.
@@ -113,8 +114,7 @@ template <class Part, class Rules>
 void merge_parts(std::vector<Part>& parts, MergeRoom& room, std::size_t ranks_below, const Rules& rules) {
   constexpr std::size_t kFew = 48;
   if (parts.size() <= kFew) return merge_few(parts, room.ranks, rules);
-  merge_in_sweeps(parts, room.ranks, rules);
-  merge_by_queue(parts, room, ranks_below, rules);
+  if (merge_in_sweeps(parts, room.ranks, rules)) merge_by_queue(parts, room, ranks_below, rules);
 }
 
 /// A part of a piece, bytes [begin, end) of it, with what its pair becomes.

@@ -1,11 +1,11 @@
 #include "megatron/text/normalize/bert_text.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "megatron/text/characters/bert_tables.h"
+#include "megatron/text/characters/block.h"
 #include "megatron/text/characters/unicode_classes.h"
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -289,16 +289,7 @@ void BertWordScanner::classify_wide(std::uint64_t high, Masks& masks) {
 
 bool BertWordScanner::next(std::uint64_t& begins, std::uint64_t& ends) {
   if (position_ >= size_) return false;
-  const std::size_t left = size_ - position_;
-  AsciiMasks ascii;
-  if (left >= 64) {
-    ascii = classify_ascii(begin_ + position_);
-  } else {
-    char padded[64];
-    std::memset(padded, ' ', sizeof padded);
-    std::memcpy(padded, begin_ + position_, left);
-    ascii = classify_ascii(padded);
-  }
+  const AsciiMasks ascii = classify_block(begin_ + position_, size_ - position_, classify_ascii);
   Masks m{.space = ascii.space, .mark = ascii.mark, .first_mark = ascii.mark, .last_mark = ascii.mark};
   if ((ascii.high | spill_high_) != 0) classify_wide(ascii.high, m);
   const std::uint64_t word = ~(m.space | m.mark), word_before = word << 1 | last_word_;

@@ -57,6 +57,16 @@ SentencePieceText::Part SentencePieceText::next(std::string_view text) const {
   return {size, text.substr(0, size)};
 }
 
+/// The end of the characters from `at` on that stay what they are.
+std::size_t SentencePieceText::plain_end(std::string_view text, std::size_t at) const {
+  if (!map_.empty()) return at;
+  for (; at < text.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte == ' ' || ((byte & 0xC0) != 0x80 && user_symbols_.may_begin(text[at]))) break;
+  }
+  return at;
+}
+
 void SentencePieceText::apply(AlignedText& text) const {
   const std::string_view old = text.bytes();
   AlignedText result = AlignedText::like(text);
@@ -69,6 +79,12 @@ void SentencePieceText::apply(AlignedText& text) const {
   if (dummy && !options_.space_is_suffix) result.append_over(text, at, at, space);
   bool after_space = options_.remove_extra_spaces;
   while (at < old.size()) {
+    if (const std::size_t end = plain_end(old, at); end > at) {
+      result.append_kept(text, at, end);
+      at = end;
+      after_space = false;
+      continue;
+    }
     const Part part = next(old.substr(at));
     std::string_view put = part.text;
     while (after_space && put.starts_with(' ')) put.remove_prefix(1);

@@ -22,6 +22,7 @@ class SentencePieceText {
     std::string_view text;
   };
   Part next(std::string_view text) const;
+  std::size_t plain_end(std::string_view text, std::size_t at) const;
 
   normalizer::SentencePiece options_;
   Charsmap map_;

@@ -1,7 +1,6 @@
 #include "megatron/text/split/pretokenize.h"
 
-#include <cstring>
-
+#include "megatron/text/characters/block.h"
 #include "megatron/text/characters/unicode_classes.h"
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -133,16 +132,7 @@ PieceScanner::Masks PieceScanner::classify(std::size_t offset) {
     masks.space = ~std::uint64_t{0};  // the end of the text follows a space as a space would
     return masks;
   }
-  const std::size_t left = size_ - offset;
-  AsciiMasks ascii;
-  if (left >= 64) {
-    ascii = classify_ascii(begin_ + offset);
-  } else {
-    char padded[64];
-    std::memset(padded, '\n', sizeof padded);
-    std::memcpy(padded, begin_ + offset, left);
-    ascii = classify_ascii(padded);
-  }
+  const AsciiMasks ascii = classify_block(begin_ + offset, size_ - offset, classify_ascii);
   masks.letter = ascii.letter;
   masks.number = ascii.number;
   masks.space = ascii.space;
