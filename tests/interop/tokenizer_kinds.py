@@ -1,5 +1,6 @@
 """The tokenizers that test_tokenizer.py compares with the libraries that made their files: one line each in kinds().
 A peer takes a list of texts and gives their lists of ids, special tokens of the text recognised and none added."""
+import base64
 import dataclasses
 import functools
 import json
@@ -79,6 +80,27 @@ def of_tiktoken(folder, name, ranks):
     return Kind(name, path, [by_tiktoken(encoding)], not_utf8="kept", variant=True)
 
 
+def tekken(folder, ranks, specials=1000):
+    """Mistral's kind of file, and tiktoken by its expression, which Mistral's library encodes with."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    first = r"[^\r\n\p{L}\p{N}]?"
+    pattern = "|".join((f"{first}{upper}*{lower}+", f"{first}{upper}+{lower}*", r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+                        r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"))
+    tokens = [bytes([byte]) for byte in range(256)] + [token for token in ranks if len(token) > 1]
+    path = folder / "tekken.json"
+    path.write_text(json.dumps({
+        "config": {"pattern": pattern, "num_vocab_tokens": len(tokens), "version": "v3",
+                   "default_vocab_size": len(tokens) + specials, "default_num_special_tokens": specials},
+        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+                  for rank, token in enumerate(tokens)]}))
+    encoding = tiktoken.Encoding("tekken", pat_str=pattern, special_tokens={},
+                                 mergeable_ranks={token: rank for rank, token in enumerate(tokens)})
+
+    def peer(texts):
+        return [[specials + rank for rank in row] for row in encoding.encode_ordinary_batch(texts, num_threads=2)]
+    return Kind("tekken", path, [peer], not_utf8="kept", variant=True, options=("--special-tokens", "text"))
+
+
 def byte_level(model):
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -141,12 +163,13 @@ def kinds():
             Kind("bert with accents", accents, [from_file(accents)], not_utf8="cleaned", variant=True),
             Kind("bert as it is", as_is, [from_file(as_is)], variant=True),
             of_tiktoken(folder, "cl100k_base", rank_files.joined(ranks, 100256)),
-            of_tiktoken(folder, "o200k_base", rank_files.joined(ranks, 199998))]
+            of_tiktoken(folder, "o200k_base", rank_files.joined(ranks, 199998)),
+            tekken(folder, ranks)]
     for name, variant in (("smollm2-135m-instruct", False), ("minilm-l6", True)):
         path = MODELS / name / "tokenizer.json"
         if path.exists():
             rows.append(Kind(name, path.parent, [from_file(path)], variant=variant))
     rows += [Kind(path.stem, path, [from_file(path)], variant=True)
-             for path in sorted(SMALL.glob("*.json")) if path.stem != "cases"]
+             for path in sorted(SMALL.glob("*.json")) if path.stem not in ("cases", "tekken")]
     rows += [*map(sentence_piece, sorted(SMALL.glob("*.model"))), learned_sentence_piece(folder)]
     return rows
