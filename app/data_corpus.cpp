@@ -29,6 +29,7 @@ struct RunFlags {
   bool json = false;
 
   void visit(auto& v) {
+    v.title("how it is done");
     v("workers", workers, "Threads; 0: one a core. The result is the same with any number.");
     v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
     v("progress", progress, "Progress with rate and ETA: auto, on, off.");
@@ -49,6 +50,7 @@ struct InputFlags {
   std::string format = "auto", json_key = "text";
 
   void visit(auto& v) {
+    v.title("what is read");
     v("input", input, "JSONL or plain text, also compressed; - is standard input, for jobs that read once.");
     v("format", format,
       "auto (JSONL by name or content), jsonl, lines (one document a line) or paragraphs (blank lines separate "
@@ -100,8 +102,9 @@ struct FilterFlags {
 
   void visit(auto& v) {
     input.visit(v);
-    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
-    v("rejected", rejected, "File for those that go: JSON lines with \"rejected\": reason.");
+    v("url_key", url_key, "Key of a JSON line that holds its URL.");
+    v("on_error", on_error, "What a bad line does: stop, or skip (it goes, and is counted).");
+    v.title("what goes");
     v("min_tokens", min_tokens, "Shorter documents go; 0: none for that.");
     v("tokenizer", tokenizer, "Tokenizer whose tokens --min-tokens counts; without one it counts words.");
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
@@ -110,8 +113,9 @@ struct FilterFlags {
       "thai, kana, hangul, han. None: all.");
     v("block_domains", block_domains, "Files of domains, one a line, whose pages and subdomains' go.");
     v("block_urls", block_urls, "Files of URLs, one a line, that go.");
-    v("url_key", url_key, "Key of a JSON line that holds its URL.");
-    v("on_error", on_error, "What a bad line does: stop, or skip (it goes, and is counted).");
+    v.title("what is written");
+    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
+    v("rejected", rejected, "File for those that go: JSON lines with \"rejected\": reason.");
     run.visit(v);
   }
 };
@@ -158,19 +162,22 @@ struct DedupFlags {
 
   void visit(auto& v) {
     input.visit(v);
-    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
-    v("report", report, "File with a JSON line for each document that goes: which one stays for it, how similar.");
+    v.title("what goes");
     v("threshold", threshold, "Jaccard similarity from which on two documents are duplicates.");
     v("shingles", shingles, "What is compared: runs of words or of characters.");
     v("shingle_size", shingle_size, "Words or characters of a shingle.");
     v("keep", keep, "Which document of a cluster stays: first or longest.");
+    v.title("what is written");
+    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
+    v("report", report, "File with a JSON line for each document that goes: which one stays for it, how similar.");
+    v.title("how pairs are found");
     v("hashes", hashes, "Places of a MinHash signature, shared out to bands; 0: 128, or --bands times --rows.");
     v("bands", bands, "Bands of a signature; 0: by --hashes and --threshold.");
     v("rows", rows, "Places of a band; given with --bands.");
     v("seed", seed, "Seed of the signatures.");
+    run.visit(v);
     v("memory_mb", memory_mb, "Memory for keys and shingles, in 2^20 bytes; what is more goes to temporary files.");
     v("temporary_folder", temporary_folder, "Folder of those; empty: that of the output, else this one.");
-    run.visit(v);
   }
 };
 
@@ -245,16 +252,19 @@ struct OverlapFlags {
     v("test", test, "Files of the test set.");
     v("test_format", test_format, "auto, jsonl, lines, paragraphs, file, wikitext (articles) or squad (its JSON).");
     v("test_key", test_key, "Key of the test set's texts; empty: text, or question for squad.");
+    v.title("what is compared");
     v("ngram", ngram, "Words of an n-gram; 0: 8, and 13 with --output.");
     v("min_ngram", min_ngram, "A test document of fewer words than that, and at least these, is one n-gram.");
+    v("common", common, "N-grams that the training text has at least as often are left alone; 0: none.",
+      "key-threshold");
+    v.title("what is written");
     v("report", report, "File with a JSON line for each test document: its n-grams and those found.");
     v("output", output, "File for the training text without what it shares with the test set.");
+    v.title("with --output: what is taken out");
     v("remove_chars", remove_chars, "Characters to remove on either side of a match, and on to the end of a sentence.",
       "remove-char-each-side");
     v("min_chars", min_chars, "Pieces of a cut document that have no more characters go.", "filter-text-char-len");
     v("max_pieces", max_pieces, "Documents cut into more pieces go.", "splits-count");
-    v("common", common, "N-grams that the training text has at least as often are left alone; 0: none.",
-      "key-threshold");
     run.visit(v);
   }
 };

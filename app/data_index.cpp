@@ -28,6 +28,7 @@ struct IndexFlags {
   bool json = false;
 
   void visit(auto& v) {
+    v.title("which samples");
     v("kind", kind, "Samples of gpt, bert or t5; the last two of sentences (data preprocess --split-sentences).");
     v("seq_length", seq_length, "Tokens of a sample.");
     v("seed", seed, "Seed of the order.");
@@ -35,6 +36,7 @@ struct IndexFlags {
     v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.");
     v("short_seq_prob", short_seq_prob, "Share of the samples of bert and t5 that aim at a random shorter length.");
     v("one_segment", one_segment, "Samples of bert without a second segment.");
+    v.title("what is written");
     v("output", output, "Folder to write.");
     v("json", json, "Print what was written as a JSON object.");
   }

@@ -40,24 +40,28 @@ struct PreprocessFlags {
   bool json = false;
 
   void visit(auto& v) {
+    v.title("what is read");
     v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
-    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
-    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
-    v("output_prefix", output_prefix, "Beginning of the names to write.");
     v("json_keys", json_keys, "Keys of a JSON line that hold its texts; a pair of files each.", "json-key");
     v("format", format,
       "auto (JSONL by name or content, else file), jsonl, lines (one document a line), paragraphs (blank lines "
       "separate documents), file (one document a file) or pieces (each file is cut).");
     v("piece_bytes", piece_bytes, "Longest document with --format pieces.");
+    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes; a longer one is a bad line.");
+    v("on_error", on_error, "What a bad line does: stop, or skip (counted and reported).");
+    v.title("what becomes of it");
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("append_eod", append_eod, "End every document with the end-of-text token.");
     v("split_sentences", split_sentences, "Make each sentence a sequence: P_KEY_sentence.");
     v("keep_newlines", keep_newlines, "With --split-sentences: keep the white space between sentences.");
     v("lang", lang, "Language whose abbreviations --split-sentences knows: en, de, fr, es.");
-    v("on_error", on_error, "What a bad line does: stop, or skip (counted and reported).");
+    v.title("how it is done");
     v("workers", workers, "Threads that tokenize; 0: one a core.");
-    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes; a longer one is a bad line.");
     v("note_mb", note_mb, "Text between places from which an interrupted run can go on, in 2^20 bytes.");
     v("restart", restart, "Begin anew where an interrupted run could go on.");
+    v.title("what is written");
+    v("output_prefix", output_prefix, "Beginning of the names to write.");
     v("progress", progress, "Progress with rate and ETA: auto, on, off.");
     v("json", json, "Print the result as a JSON object.");
   }

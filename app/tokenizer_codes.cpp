@@ -32,9 +32,11 @@ struct DecodeFlags {
   bool json = false;
 
   void visit(auto& v) {
+    v.title("what is read");
     v("tokenizer", tokenizer, kTokenizerHelp);
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("input", input, "Files to read, also .gz, .zst and .xz; - reads standard input.");
+    v.title("what is written");
     v("output", output, "File to write; empty: standard output.");
     v("json", json, "Write JSON: encode one object for each input, decode one for each line.");
   }
@@ -47,6 +49,7 @@ struct EncodeFlags : DecodeFlags {
 
   void visit(auto& v) {
     DecodeFlags::visit(v);
+    v.title("how text becomes ids");
     v("special_tokens", special_tokens,
       "Special tokens that are written in the text: recognised, or text like any other.");
     v("add_special_tokens", add_special_tokens,

@@ -41,10 +41,13 @@ struct Flags {
   bool json = false;
 
   void visit(auto& v) {
-    v("kind", kind, "bpe (byte-level), wordpiece or unigram (SentencePiece's).");
+    v.title("what is read");
     v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
+    v("json_key", json_key, "Key of a JSON line that holds its text.");
+    v("format", format, "auto, jsonl, lines, paragraphs, file or pieces, as in `megatron data preprocess`.");
+    v.title("what is learned");
+    v("kind", kind, "bpe (byte-level), wordpiece or unigram (SentencePiece's).");
     v("vocab_size", vocab_size, "Tokens to learn, the alphabet and special tokens included.");
-    v("output", output, "Folder to write the tokenizer into.");
     v("min_frequency", min_frequency, "bpe and wordpiece: pairs of tokens that occur less often are not merged; 0: 2.");
     v("special_tokens", special_tokens,
       "Tokens that stand for something outside the text; they get the first ids. None: <|endoftext|>, and for "
@@ -52,9 +55,10 @@ struct Flags {
       "[PAD] [UNK] [CLS] [SEP] [MASK].");
     v("limit_alphabet", limit_alphabet, "wordpiece: characters to keep, the most frequent; 0: 1000.");
     v("cased", cased, "wordpiece: keep capitals and accents.");
+    v.title("how it is done");
     v("threads", threads, "Threads that count; 0: one a core. The result does not depend on it.");
-    v("json_key", json_key, "Key of a JSON line that holds its text.");
-    v("format", format, "auto, jsonl, lines, paragraphs, file or pieces, as in `megatron data preprocess`.");
+    v.title("what is written");
+    v("output", output, "Folder to write the tokenizer into.");
     v("progress", progress, "Progress with rate and ETA: auto, on, off.");
     v("json", json, "Print the result as a JSON object.");
   }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 
 #include "megatron/config/options.h"
@@ -55,11 +56,18 @@ void for_each(const Fields& fields, const std::function<void(const Fields::Secti
 
 std::string help_text(const Fields& fields, const std::string& usage) {
   std::string out = usage.empty() ? "" : usage + "\n";
-  if (fields.sections.empty() && !fields.fields.empty()) out += "\noptions\n";
+  bool in_section = false;
+  std::string title;
   for_each(
-      fields, [&](const Fields::Section& section) { out += "\n[" + section.name + "] " + section.help + "\n"; },
+      fields,
+      [&](const Fields::Section& section) {
+        out += "\n[" + section.name + "] " + section.help + "\n";
+        in_section = true;
+      },
       [&](const Field& field) {
+        if (!in_section && field.title != title) out += "\n" + (title = field.title) + "\n";
         std::string names = "  --" + field.path;
+        if (!in_section) std::replace(names.begin(), names.end(), '_', '-');  // in sections as a recipe has it
         for (const std::string& alias : field.aliases)
           if (normalized(alias) != normalized(field.path)) names += ", --" + alias;
         out += names + wrapped(field.help + " (" + type_name(field.value) + "; default " + default_text(field) + ")",

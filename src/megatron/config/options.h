@@ -16,6 +16,7 @@
 //     int vocab_size = 0;
 //     void visit(auto& v) {
 //       v("input", input, "Text files.");                                     // --input a.txt b.txt
+//       v.title("what is learned");                                           // of a long list in --help
 //       v("vocab_size", vocab_size, "Tokens to learn.", "num-tokens");        // --vocab-size 4096, --num-tokens=4096
 //     }
 //   };
@@ -41,6 +42,7 @@ struct Field {
   std::string help;
   std::vector<std::string> aliases;  ///< flags it also answers to, without "--"
   FieldValue value;
+  std::string title = {};  ///< what it stands under in --help, where the struct has no sections
 };
 
 /// A struct's options in the order of declaration, its sections flattened. The pointers are into the struct.
@@ -63,14 +65,17 @@ class FieldCollector {
       member.visit(*this);
       prefix_ = outer;
     } else {
-      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {std::string(aliases)...}, &member});
+      result_.fields.push_back(
+          {prefix_ + std::string(name), std::string(help), {std::string(aliases)...}, &member, title_});
     }
   }
+  /// The options that are declared next stand under `text` in --help.
+  void title(std::string_view text) { title_ = text; }
   Fields take() { return std::move(result_); }
 
  private:
   Fields result_;
-  std::string prefix_;
+  std::string prefix_, title_ = "options";
 };
 
 template <class Options>
