@@ -206,6 +206,13 @@ TEST_F(TokenizerFiles, NamesTheByteOfASyntaxErrorAndADoubledKey) {
               ThrowsMessage<ConfigError>(HasSubstr("twice \"version\"")));
 }
 
+TEST_F(TokenizerFiles, ReadsAnArrayOfManyObjectsInOnePass) {
+  std::string text = "{\"added_tokens\": [{\"id\": 0}";
+  for (int i = 0; i < 300'000; ++i) text += ",{}";  // 4.5e10 steps where each is compared with those before it
+  EXPECT_THAT([&] { parse_tokenizer_json(text + "]}", "f"); },
+              ThrowsMessage<ConfigError>(HasSubstr("added_tokens[0].content must be a string")));
+}
+
 TEST_F(TokenizerFiles, RefusesEveryTruncationOfAFile) {
   const std::string text = read_file(golden_folder() / "tokenizer.json");
   for (std::size_t size = 0; size < text.size(); size += 997)
