@@ -4,10 +4,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "app/answer.h"
 #include "app/jobs.h"
 #include "app/ranks.h"
 #include "app/trained_model.h"
@@ -15,6 +19,7 @@
 #include "megatron/config/options.h"
 #include "megatron/generate/texts.h"
 #include "megatron/interchange/companions.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/chat_template.h"
 
@@ -26,7 +31,9 @@ constexpr const char* kUsage =
     "Writes on from each prompt with the model in DIR: a run's folder, its checkpoints' or one checkpoint, or a "
     "Hugging\n"
     "Face folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. One prompt is\n"
-    "answered on the terminal token by token.";
+    "answered on the terminal token by token.\n\n"
+    "A T5 reads each prompt and writes its answer alone: by beam search, or with one beam the likeliest token each\n"
+    "time.";
 
 struct GenerateFlags : ModelFlags {
   std::vector<std::string> prompt;
@@ -38,6 +45,9 @@ struct GenerateFlags : ModelFlags {
   int top_k = 0;
   double top_p = 1;
   std::uint64_t seed = 1234;
+  std::int64_t num_beams = 1;
+  double length_penalty = 1;
+  std::string early_stopping = "likely";
   bool ignore_eos = false;
   bool json = false;
 
@@ -52,9 +62,16 @@ struct GenerateFlags : ModelFlags {
     v("top_k", top_k, "Draw from the k likeliest tokens; 0: from all.");
     v("top_p", top_p, "Draw from the likeliest tokens that together reach this probability.");
     v("seed", seed, "Seed of the draws.");
+    v("num_beams", num_beams, "T5: texts that go on side by side; 1: always the likeliest token.");
+    v("length_penalty", length_penalty,
+      "T5: texts are compared by the sum of their logarithms / (their tokens ^ this); above 0 favours long ones.");
+    v("early_stopping", early_stopping,
+      "T5: once num_beams texts have ended, search on while the best that goes on is better than the worst of them as "
+      "it stands (likely; transformers' false), not at all (full; true), or while it may become better (never).");
     v("ignore_eos", ignore_eos, "Go on past the end-of-text token.");
     v("json", json,
-      "Print one JSON object: prompt_ids, new_ids, text; with several prompts a list of them as `texts`.");
+      "Print one JSON object: prompt_ids, new_ids, text, of a T5 score; with several prompts a list of them as "
+      "`texts`.");
   }
 };
 
@@ -91,10 +108,44 @@ struct Request {
   generate::GenerateOptions options;
 };
 
-Request prepare(const Args& args) {
-  GenerateFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (!rest.empty()) throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], kUsage));
+/// Throws ConfigError for the first option of `given` that is not as it is where nothing is said.
+void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose, const char* fix) {
+  for (const auto& [option, changed] : given)
+    if (changed)
+      throw ConfigError(rule_got_fix(concat("generate: --", option, " is an option of ", whose, " alone."),
+                                     concat("--", option), fix));
+}
+
+/// What a T5 does with the flags; none where the model is no T5.
+std::optional<int> answer_of_t5(const GenerateFlags& flags) {
+  const GenerateFlags none;
+  const auto changed = [&](auto member) { return flags.*member != none.*member; };
+  using F = GenerateFlags;
+  if (flags.load.empty() || interchange::model_config_of(flags.load).architecture != "t5") {
+    need_defaults({{"num-beams", changed(&F::num_beams)},
+                   {"length-penalty", changed(&F::length_penalty)},
+                   {"early-stopping", changed(&F::early_stopping)}},
+                  "a T5", "leave it out; --temperature 0 takes always the likeliest token");
+    return std::nullopt;
+  }
+  // Greedy is what one beam is.
+  need_defaults({{"temperature", changed(&F::temperature) && flags.temperature != 0},
+                 {"top-k", changed(&F::top_k) && flags.top_k != 1},
+                 {"top-p", changed(&F::top_p)},
+                 {"seed", changed(&F::seed)},
+                 {"chat", changed(&F::chat)},
+                 {"system", changed(&F::system)}},
+                "a GPT", "leave it out; a T5 has --num-beams, --length-penalty and --early-stopping");
+  return answer(open_trained_model(flags, "generate", /*or_t5=*/true), prompts_of(flags),
+                {.max_new_tokens = flags.max_new_tokens,
+                 .num_beams = flags.num_beams,
+                 .length_penalty = flags.length_penalty,
+                 .early_stopping = flags.early_stopping,
+                 .ignore_eos = flags.ignore_eos,
+                 .json = flags.json});
+}
+
+Request prepare(GenerateFlags flags) {
   if (!flags.system.empty() && !flags.chat)
     throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
@@ -175,7 +226,11 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
 }  // namespace
 
 int generate(const Args& args) {
-  const Request request = prepare(args);
+  GenerateFlags flags;
+  const auto rest = config::parse_command_line(flags, args, kUsage);
+  if (!rest.empty()) throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], kUsage));
+  if (const auto code = answer_of_t5(flags)) return *code;
+  const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
   return run_on_ranks(request.model.run, comm::place_from(environment()),
                       [&](const comm::Group& world, at::Device device) {

@@ -6,6 +6,7 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/generate/load.h"
 #include "megatron/interchange/companions.h"
+#include "megatron/interchange/hf_config.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
@@ -31,6 +32,7 @@ plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, con
   config.parallel.dp = flags.dp;
   config.parallel.world_size = flags.tp * flags.pp * flags.dp;
   config.parallel.pp_schedule = flags.pp > 1 ? "1f1b" : "";
+  if (interchange::shape_of(config.model).num_layers % flags.pp != 0) config.parallel.pp_layout = "balanced";
   config.parallel.threads_per_rank = flags.threads_per_rank;
   config.parallel.device = flags.device;
   config.train.micro_batch_size = 1;
@@ -41,13 +43,13 @@ plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, con
 
 }  // namespace
 
-TrainedModel open_trained_model(const ModelFlags& flags, const char* job) {
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5) {
   if (flags.load.empty())
     throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load runs/default"));
   for (const auto& [name, size] : {std::pair{"tp", flags.tp}, {"pp", flags.pp}, {"dp", flags.dp}})
     if (size < 1 || size > 65536)
       throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be 1 or above."), concat(size)));
-  interchange::check_is_gpt(flags.load, job);
+  interchange::check_is_gpt(flags.load, job, or_t5);
   config::RunConfig config, recipe;
   if (interchange::kind_of(flags.load) == interchange::FolderKind::Native) {
     recipe = checkpoint::saved_recipe(flags.load);

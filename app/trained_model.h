@@ -43,8 +43,8 @@ struct TrainedModel {
 };
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
-/// whatever is wrong with the folder or the layout.
-TrainedModel open_trained_model(const ModelFlags& flags, const char* job);
+/// whatever is wrong with the folder or the layout. The job is for GPTs; `or_t5`: and for T5s.
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5 = false);
 
 /// This rank's part of it, its weights read.
 struct RankModel {

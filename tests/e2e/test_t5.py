@@ -48,7 +48,7 @@ class T5(unittest.TestCase):
         text = self.path / "text.jsonl"
         text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
         run("tokenizer", "train", "--kind", "wordpiece", "--input", text, "--vocab-size", 150, "--special-tokens",
-            ",".join(SPECIAL), "--output", self.path / "tokenizer")
+            *SPECIAL, "--output", self.path / "tokenizer")
         run("data", "preprocess", "--input", text, "--tokenizer", self.path / "tokenizer", "--output-prefix",
             self.path / "tokens", "--split-sentences")
         (self.path / "recipe.toml").write_text(RECIPE)
@@ -60,6 +60,26 @@ class T5(unittest.TestCase):
     def metrics(self, name, key="loss"):
         lines = (self.path / name / "metrics.jsonl").read_text().splitlines()
         return [entry for entry in map(json.loads, lines) if key in entry]
+
+    def answer(self, name, *options):
+        prompt = "The cat <extra_id_0> the old man on friday."
+        return json.loads(run("generate", "--load", self.path / name, "--prompt", prompt, "--max-new-tokens", 12,
+                              "--json", *options))
+
+    def check_answers(self, name):
+        """The same in every layout, and with GPT's options none."""
+        greedy = self.answer(name)
+        self.assertTrue(greedy["text"].startswith("<extra_id_0>"), greedy)
+        for layout in (["--tp", 2], ["--pp", 2], ["--tp", 2, "--pp", 3]):
+            self.assertEqual(self.answer(name, *layout)["new_ids"], greedy["new_ids"], layout)
+        beams = self.answer(name, "--num-beams", 4)
+        self.assertEqual(self.answer(name, "--num-beams", 4, "--pp", 4)["new_ids"], beams["new_ids"])
+        self.assertGreater(beams["score"], greedy["score"] - 1e-5)
+        load = ["generate", "--load", self.path / name, "--prompt", "One"]
+        for word, *options in (("--temperature", "--temperature", 0.5), ("--chat", "--chat"),
+                               ("num-beams", "--num-beams", 0), ("early-stopping", "--early-stopping", "soon")):
+            self.assertIn(word, run(*load, *options, code=2))
+        return greedy, beams
 
     def test_learns_spans_goes_on_in_another_layout_and_to_a_hugging_face_folder_and_back(self):
         self.train("run", "--save-interval", 20, "--world-size", 2, "--tp", 2, "--sequence-parallel")
@@ -73,9 +93,14 @@ class T5(unittest.TestCase):
         for one, other in zip(again, steps[20:]):
             self.assertAlmostEqual(one["loss"], other["loss"], delta=2e-3 * other["loss"])
 
+        greedy, beams = self.check_answers("run")
         run("checkpoint", "export", "--load", self.path / "run", "--output", self.path / "hf")
         config = json.loads((self.path / "hf/config.json").read_text())
         self.assertEqual((config["model_type"], config["feed_forward_proj"], config["d_kv"]), ("t5", "gated-gelu", 12))
+        self.assertEqual([config[f"{name}_token_id"] for name in ("decoder_start", "pad", "eos")],
+                         [SPECIAL.index(token) for token in ("[PAD]", "[PAD]", "[EOS]")])
+        self.assertEqual(self.answer("hf"), greedy)
+        self.assertEqual(self.answer("hf", "--num-beams", 4), beams)
         self.train("back", "--load", self.path / "hf", "--train-iters", 1, "--lr", 0)
         last, first = steps[-1]["loss"], self.metrics("back")[0]["loss"]
         self.assertLess(abs(last - first), 0.7)
@@ -85,7 +110,7 @@ class T5(unittest.TestCase):
 
     def test_jobs_that_are_for_gpts_say_so(self):
         self.train("run", "--train-iters", 1, "--eval-interval", 0)
-        said = run("generate", "--load", self.path / "run", "--prompt", "One", code=2)
+        said = run("eval", "loss", "--load", self.path / "run", "--data", self.path / "text.jsonl", code=2)
         self.assertIn("T5", said)
 
 

@@ -172,6 +172,34 @@ TEST(Import, ABertIsNoModelThatWrites) {
   EXPECT_NO_THROW(check_is_gpt(llama, "generate"));
 }
 
+TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
+  const Companions theirs(
+      {{"vocab.txt", "[PAD]\n</s>\n[UNK]\n<extra_id_0>\na\n"},
+       {"generation_config.json", R"({"eos_token_id": [4, 1], "pad_token_id": 0, "decoder_start_token_id": 2})"}},
+      "tiny_t5");
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_t5 is not there";
+  const fs::path ours = theirs.place.path() / "ours";
+  import_weights(theirs.folder(), ours, {});
+  const auto tokenizer = text::Tokenizer::load(companion_folder(ours));
+  for (const fs::path& folder : {theirs.folder(), ours}) {
+    EXPECT_NO_THROW(check_is_gpt(folder, "generate", /*or_t5=*/true));
+    expect_refused([&] { check_is_gpt(folder, "eval"); }, {"eval", "T5"});
+    const AnswerFrame frame = answer_frame(folder, tokenizer);
+    EXPECT_EQ(frame.start, 2);
+    EXPECT_EQ(frame.ends, (std::vector<std::int64_t>{4, 1}));
+    EXPECT_EQ(frame.text_end, 1);
+  }
+  const fs::path run = run_of(theirs);
+  const AnswerFrame frame = answer_frame(run, tokenizer);
+  EXPECT_EQ(frame.start, 0);
+  EXPECT_EQ(frame.ends, std::vector<std::int64_t>{1});
+  EXPECT_EQ(frame.text_end, std::nullopt);
+  EXPECT_EQ(export_config(run).token_ids.at("decoder_start_token_id"), "2");
+  fs::remove(run / "generation_config.json");
+  EXPECT_EQ(export_config(run).token_ids,
+            (TokenIds{{"decoder_start_token_id", "0"}, {"eos_token_id", "1"}, {"pad_token_id", "0"}}));
+}
+
 TEST(Import, AFolderWithCheckpointsIsLeftAlone) {
   const fs::path folder = fs::path(MEGATRON_TEST_FOLDER) / "golden/interchange/llama";
   TemporaryFolder place;

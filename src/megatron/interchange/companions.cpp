@@ -52,7 +52,7 @@ TokenIds read_token_ids(const fs::path& folder) {
   for (const char* file : {kGeneration, "config.json"}) {
     if (!fs::is_regular_file(folder / file)) continue;
     const json object = read_object(folder / file);
-    for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}) {
       const json value = object.value(name, json());
       if (!are_tokens(value))
         throw ConfigError(

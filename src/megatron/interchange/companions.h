@@ -9,7 +9,7 @@
 // checkpoint keep them beside the checkpoints, so that generation and export find them. No torch here.
 namespace megatron::interchange {
 
-/// bos_token_id, eos_token_id and pad_token_id as JSON values; of those that a folder names.
+/// bos_token_id, eos_token_id, pad_token_id and decoder_start_token_id as JSON values; of those that a folder names.
 using TokenIds = std::map<std::string, std::string>;
 
 /// Whether a tokenizer's files, of any kind that text::Tokenizer::load() reads, lie in `folder`.

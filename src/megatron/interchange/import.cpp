@@ -15,6 +15,7 @@
 #include "megatron/checkpoint/streamed.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/data/masking_vocabulary.h"
 #include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/megatron_torch.h"
@@ -40,14 +41,22 @@ config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType typ
   return recipe;
 }
 
-/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text.
-TokenIds token_ids_beside(const fs::path& folder) {
+/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text or,
+/// of a T5, those of its samples.
+TokenIds token_ids_beside(const fs::path& folder, bool t5) {
   const fs::path companions = companion_folder(folder);
   if (companions.empty()) return {};
   TokenIds ids = read_token_ids(companions);
   if (!ids.empty()) return ids;
-  if (const auto id = text::Tokenizer::load(companions).token_to_id("<|endoftext|>"))
+  const auto tokenizer = text::Tokenizer::load(companions);
+  if (t5 && tokenizer.token_to_id("<extra_id_0>")) {
+    const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
+    ids["pad_token_id"] = std::to_string(vocabulary.pad);
+    ids["eos_token_id"] = std::to_string(vocabulary.end);
+    ids["decoder_start_token_id"] = std::to_string(vocabulary.begin);
+  } else if (const auto id = tokenizer.token_to_id("<|endoftext|>")) {
     ids["bos_token_id"] = ids["eos_token_id"] = std::to_string(*id);
+  }
   return ids;
 }
 
@@ -60,6 +69,23 @@ std::optional<FolderConfig> imported_config(const fs::path& found) {
   if (!text.is_string())
     throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
   return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
+}
+
+/// The ids that belong to the weights in `folder`: of the files beside them, else of the config.json that they were
+/// imported from.
+struct KnownIds {
+  TokenIds ids;
+  bool trained_here = false;
+};
+
+KnownIds known_ids(const fs::path& folder) {
+  const bool native = kind_of(folder) == FolderKind::Native;
+  const fs::path companions = native ? companion_folder(folder) : folder;
+  TokenIds ids = companions.empty() ? TokenIds() : read_token_ids(companions);
+  std::optional<FolderConfig> imported;
+  if (native) imported = imported_config(checkpoint::find_checkpoint(folder));
+  if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
+  return {std::move(ids), native && !imported};
 }
 
 /// The tensors of another program's folder.
@@ -101,32 +127,39 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
 }
 
-void check_is_gpt(const fs::path& folder, const std::string& job) {
+void check_is_gpt(const fs::path& folder, const std::string& job, bool or_t5) {
   const config::ModelConfig model = model_config_of(folder);
   if (model.head != "tokens")
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
                                    concat(folder.string(), ", model.head ", model.head),
                                    "megatron finetune predicts with such a model"));
-  if (model.architecture == "t5")
+  if (model.architecture == "t5" && !or_t5)
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
-                                   folder.string(), "a T5 can be imported, exported and trained"));
+                                   folder.string(), "a T5 can be trained, imported, exported and asked (generate)"));
   if (model.architecture == "bert")
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
                                    folder.string(), "a BERT can be imported, exported and trained"));
 }
 
 std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokenizer& tokenizer) {
-  const bool native = kind_of(folder) == FolderKind::Native;
-  const fs::path companions = native ? companion_folder(folder) : folder;
-  TokenIds ids = companions.empty() ? TokenIds() : read_token_ids(companions);
-  std::optional<FolderConfig> imported;
-  if (native) imported = imported_config(checkpoint::find_checkpoint(folder));
-  if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
+  const auto [ids, trained_here] = known_ids(folder);
   std::vector<std::int64_t> ends = ids_of(ids, "eos_token_id");
-  if (!ends.empty() && (!native || imported)) return ends;
+  if (!ends.empty() && !trained_here) return ends;
   const auto eod = tokenizer.token_to_id("<|endoftext|>");
   if (eod && std::count(ends.begin(), ends.end(), *eod) == 0) ends.push_back(*eod);
   return ends;
+}
+
+AnswerFrame answer_frame(const fs::path& folder, const text::Tokenizer& tokenizer) {
+  const auto [ids, trained_here] = known_ids(folder);
+  const auto starts = ids_of(ids, "decoder_start_token_id"), ends = ids_of(ids, "eos_token_id");
+  if (trained_here || starts.empty() || ends.empty()) {
+    const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
+    return {.start = vocabulary.begin, .ends = {vocabulary.end}, .text_end = std::nullopt};
+  }
+  AnswerFrame frame{.start = starts.front(), .ends = ends, .text_end = std::nullopt};
+  if (const auto end = tokenizer.token_to_id("</s>"); end && std::ranges::count(ends, *end) > 0) frame.text_end = *end;
+  return frame;
 }
 
 FolderConfig export_config(const fs::path& folder) {
@@ -147,7 +180,7 @@ FolderConfig export_config(const fs::path& folder) {
     config.model.vocab_size = shape->at(0);
   config.family = family_of(config.model);
   if (config.family == Family::Bert) config.token_types = config.model.num_tokentypes;
-  config.token_ids = token_ids_beside(folder);
+  config.token_ids = token_ids_beside(folder, config.family == Family::T5);
   return config;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,24 @@ void import_weights(const std::filesystem::path& folder, const std::filesystem::
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.
 FolderConfig export_config(const std::filesystem::path& folder);
 
-/// Throws ConfigError that begins with `job`, which is for GPTs, where they are.
-void check_is_gpt(const std::filesystem::path& folder, const std::string& job);
+/// Throws ConfigError that begins with `job`, which is for GPTs, for any other model; `or_t5`: but for a T5.
+void check_is_gpt(const std::filesystem::path& folder, const std::string& job, bool or_t5 = false);
 
 /// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the
 /// config.json that they were imported from. A model that was trained here ends at "<|endoftext|>" of `tokenizer` too,
 /// as its documents did; and so does one whose folder names no end.
 std::vector<std::int64_t> end_tokens(const std::filesystem::path& folder, const text::Tokenizer& tokenizer);
+
+/// The tokens that frame what the T5 in `folder` reads and writes.
+struct AnswerFrame {
+  std::int64_t start = 0;                ///< with which its decoder begins
+  std::vector<std::int64_t> ends;        ///< that end an answer
+  std::optional<std::int64_t> text_end;  ///< with which a text that it reads ends; none: with its last word
+};
+
+/// As the folder's files, or those that the weights were imported from, name them; a text ends with the published
+/// models' </s> where that is one of the ends. Of a model that was trained here those of its samples, whose texts end
+/// with their last word. Throws ConfigError where `tokenizer` has not what the latter need.
+AnswerFrame answer_frame(const std::filesystem::path& folder, const text::Tokenizer& tokenizer);
 
 }  // namespace megatron::interchange

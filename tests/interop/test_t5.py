@@ -1,0 +1,98 @@
+"""What a T5 answers is what transformers generates. Needs torch, transformers."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+from peers import peers
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import run  # noqa: E402
+
+torch, transformers, MISSING = peers("torch", "transformers")
+if not MISSING:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+# The tokens of a tokenizer, most of them whole words.
+WORDS = ["[PAD]", "</s>", "[UNK]", "<extra_id_0>", "<extra_id_1>"] + [f"w{i}" for i in range(91)]
+PROMPTS = [" ".join(f"w{(7 * i * i + 3 * p) % 91}" for i in range(length)) for p, length in enumerate((18, 5, 11))]
+SIZES = dict(vocab_size=len(WORDS), d_model=32, d_kv=6, d_ff=48, num_layers=3, num_decoder_layers=2, num_heads=4,
+             decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
+
+
+def first_end(ids, ends):
+    """`ids` up to the first end; what follows is padding."""
+    for i, token in enumerate(ids):
+        if token in ends:
+            return ids[:i + 1]
+    return ids
+
+
+@unittest.skipIf(MISSING, MISSING)
+class T5(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+
+    def models(self):
+        """T5 v1.0 and v1.1, drawn so that their answers end early, late and never."""
+        for name, more in (("first", dict(feed_forward_proj="relu")),
+                           ("second", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False))):
+            torch.manual_seed(2)
+            model = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES, **more)).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.copy_(torch.randn(parameter.shape) * (1.0 if parameter.shape[0] == 96 else 0.3))
+                if name == "second":  # a head of its own
+                    model.lm_head.weight = torch.nn.Parameter(torch.randn(96, 32) * 0.3)
+                model.lm_head.weight[1] *= 1.5
+            model.save_pretrained(self.path / name)
+            (self.path / name / "vocab.txt").write_text("".join(word + "\n" for word in WORDS))
+            (self.path / name / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+            yield name, model
+
+    def answers(self, folder, *options):
+        words = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+        return json.loads(run("generate", "--load", folder, *words, "--json", *options))["texts"]
+
+    def expect_the_peers(self, model, answers, tokens, what, **options):
+        for answer in answers:
+            ids = answer["prompt_ids"]
+            self.assertEqual(ids[-1], 1, what)
+            beams = options.get("num_beams", 1)
+            made = model.generate(input_ids=torch.tensor([ids]), max_new_tokens=tokens, do_sample=False,
+                                  return_dict_in_generate=True, output_scores=True, **options)
+            self.assertEqual(answer["new_ids"], first_end(made.sequences[0, 1:].tolist(), [1]), what)
+            if beams > 1:
+                score = made.sequences_scores[0].item()
+                self.assertLess(abs(answer["score"] - score), 1e-4 * (1 + abs(score)), what)
+
+    def test_greedy_and_beam_search_in_every_layout(self):
+        lengths = set()
+        for name, model in self.models():
+            folder = self.path / name
+            greedy = self.answers(folder, "--max-new-tokens", 40)
+            self.expect_the_peers(model, greedy, 40, name)
+            for beams, penalty, stop, theirs in ((2, 1, "likely", False), (4, 1, "full", True), (4, 0.3, "likely", False),
+                                                 (4, 2, "never", "never"), (3, -0.5, "likely", False)):
+                options = ["--num-beams", beams, "--length-penalty", penalty, "--early-stopping", stop,
+                           "--max-new-tokens", 20]
+                answers = self.answers(folder, *options)
+                self.expect_the_peers(model, answers, 20, (name, options), num_beams=beams,
+                                      length_penalty=float(penalty), early_stopping=theirs)
+                lengths.update(len(answer["new_ids"]) for answer in answers)
+            for layout in (["--tp", 2], ["--tp", 4], ["--pp", 2], ["--pp", 5], ["--tp", 2, "--pp", 3]):
+                for one, other in zip(answers, self.answers(folder, *options, *layout)):
+                    self.assertEqual(one["new_ids"], other["new_ids"], layout)
+            run("checkpoint", "import", "--from", folder, "--output", self.path / f"{name}-ours")
+            self.assertEqual([answer["new_ids"] for answer in self.answers(self.path / f"{name}-ours", *options)],
+                             [answer["new_ids"] for answer in answers])
+        self.assertGreater(len(lengths), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
