@@ -9,6 +9,7 @@
 #include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/import.h"
+#include "megatron/interchange/labels.h"
 #include "megatron/interchange/weights.h"
 
 namespace megatron::app {
@@ -17,7 +18,8 @@ namespace {
 constexpr const char* kImportUsage =
     "megatron checkpoint import --from DIR --output DIR [--dtype fp32|bf16|fp16]\n\n"
     "Makes a checkpoint of this program from a Hugging Face folder (GPT-2, Llama, Mistral and Qwen2 without sliding\n"
-    "windows, BERT) or from Megatron-LM's checkpoint of format torch (GPT; any tensor and pipeline parallelism).";
+    "windows, T5, BERT also with the head of a task) or from Megatron-LM's checkpoint of format torch (GPT; any\n"
+    "tensor and pipeline parallelism).";
 constexpr const char* kExportUsage =
     "megatron checkpoint export --load DIR --output DIR [--dtype fp32|bf16|fp16]\n\n"
     "Writes the weights of a run, of a checkpoint or of any folder that can be imported as a Hugging Face folder.";
@@ -72,8 +74,9 @@ int checkpoint_export(const Args& args) {
   interchange::ExportOptions options;
   options.dtype = dtype_of(flags.dtype);
   options.tokenizer = interchange::companion_folder(flags.load);
-  interchange::export_hugging_face(*interchange::open_weights(flags.load), interchange::export_config(flags.load),
-                                   flags.output, options);
+  interchange::FolderConfig config = interchange::export_config(flags.load);
+  if (config.labels.empty()) config.labels = interchange::labels_of(flags.load);
+  interchange::export_hugging_face(*interchange::open_weights(flags.load), config, flags.output, options);
   std::printf("%s: exported from %s\n", flags.output.c_str(), flags.load.c_str());
   return kDone;
 }

@@ -31,8 +31,9 @@ namespace fs = std::filesystem;
 constexpr const char* kUsage =
     "megatron finetune RECIPE.toml [--section.name value]…\n"
     "Teaches a pretrained BERT or GPT (--load) a task (--task, --train-data, --valid-data), once for each seed; keeps\n"
-    "the best weights and what they predict, and reports the median and the ensemble. A seed whose result is there is\n"
-    "not run again. The network is that of --load: the recipe need not say it. docs/finetune.md.";
+    "the best weights and what they predict, and reports the median and the ensemble. The same command again goes on\n"
+    "where it was interrupted (--save-interval). The network is that of --load: the recipe need not say it. "
+    "docs/finetune.md.";
 
 struct FinetuneOptions {
   config::FinetuneRecipe recipe;
@@ -62,7 +63,6 @@ constexpr const char* kUnread[] = {"data.data_path",
                                    "checkpoint.no_load_optim",
                                    "checkpoint.load_strict",
                                    "checkpoint.save",
-                                   "checkpoint.save_interval",
                                    "train.label_smoothing",
                                    "log.trace"};
 
@@ -77,7 +77,7 @@ void refuse_unread(config::FinetuneRecipe recipe) {
   }
   if (!names.empty())
     throw ConfigError(
-        rule_got_fix("megatron finetune takes no options of text and of going on.", names, "leave them out"));
+        rule_got_fix("megatron finetune takes no options of text and of its folders.", names, "leave them out"));
 }
 
 void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
@@ -145,6 +145,15 @@ FinetuneOptions parse(const Args& args) {
 
 /// What a seed's result depends on: the layout of ranks, the log and the other seeds are not among it.
 std::string result_recipe(config::FinetuneRecipe recipe) {
+  const config::OptimizerConfig usual;
+  recipe.optimizer.bucket_size = usual.bucket_size;
+  recipe.optimizer.overlap_grad_reduce = usual.overlap_grad_reduce;
+  recipe.optimizer.use_distributed_optimizer = usual.use_distributed_optimizer;
+  recipe.optimizer.data_parallel_sharding_strategy = usual.data_parallel_sharding_strategy;
+  recipe.optimizer.overlap_param_gather = usual.overlap_param_gather;
+  const std::string load = recipe.checkpoint.load;
+  recipe.checkpoint = {};
+  recipe.checkpoint.load = load;
   recipe.parallel = {};
   recipe.log = {};
   recipe.train.out = {};
@@ -192,6 +201,13 @@ finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::T
   return data;
 }
 
+/// What the user should know of the weights that the run begins with.
+std::vector<std::string> check_loaded(const config::FinetuneRecipe& recipe, const plan::ResolvedRun& run) {
+  if (recipe.checkpoint.load.empty()) return {"new weights: checkpoint.load names none"};
+  finetune::check_labels(recipe.checkpoint.load, tasks::task_labels(tasks::task_kind_of(recipe.task.name)));
+  return finetune::check_weights(recipe.checkpoint.load, run);
+}
+
 Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   FinetuneOptions options = parse(args);
   config::FinetuneRecipe& recipe = options.recipe;
@@ -208,11 +224,7 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   resolved = plan::resolve(
       recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
   check_device(resolved, place);
-  std::vector<std::string> messages;
-  if (recipe.checkpoint.load.empty())
-    messages.push_back("new weights: checkpoint.load names none");
-  else
-    messages = finetune::check_weights(recipe.checkpoint.load, resolved);
+  std::vector<std::string> messages = check_loaded(recipe, resolved);
   std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
   if (seeds.empty()) seeds.push_back(recipe.train.seed);
   static_cast<config::RunConfig&>(recipe) = resolved.config;
@@ -226,13 +238,14 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
           .messages = std::move(messages)};
 }
 
-/// The result that a seed has left; nothing where it is to be run.
+/// The result that a seed has left; nothing where it is to be run, from its beginning or from where it stopped.
 std::optional<finetune::SeedResult> finished(const Work& job, std::uint64_t seed) {
   const fs::path folder = finetune::seed_folder(job.out(), seed);
   auto result = finetune::read_result(folder);
   if (result && result->recipe != job.recipe)
     throw ConfigError(rule_got_fix(concat(folder.string(), " has the result of another recipe."), "other options",
                                    "name another --train.out"));
+  if (!result) finetune::check_state(folder, job.recipe);
   return result;
 }
 

@@ -2,12 +2,14 @@
 import json
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run  # noqa: E402
+from program import MEGATRON, run  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "may", "cat", "dog", "old", "new", "sees", "the"]
 LABELS = {"yes": "entailment", "no": "contradiction", "may": "neutral"}
@@ -21,11 +23,11 @@ hidden_dropout = 0.0
 attention_dropout = 0.0
 [task]
 name = "mnli"
-epochs = 12
+epochs = 4
 [data]
 seq_length = 24
 [schedule]
-lr = 1e-2
+lr = 3e-3
 lr_decay_style = "linear"
 [train]
 dtype = "fp64"
@@ -58,36 +60,64 @@ class Finetune(unittest.TestCase):
         (self.path / "test.tsv").write_text(table(10, 3, labelled=False))
         (self.path / "recipe.toml").write_text(RECIPE)
 
+    def words(self, out, *options):
+        return ["finetune", self.path / "recipe.toml", "--train-data", self.path / "train.tsv", "--valid-data",
+                self.path / "valid.tsv", "--tokenizer", self.path / "vocab.txt", "--train.out", self.path / out,
+                *options]
+
     def finetune(self, out, *options, code=0):
-        return run("finetune", self.path / "recipe.toml", "--train-data", self.path / "train.tsv", "--valid-data",
-                   self.path / "valid.tsv", "--tokenizer", self.path / "vocab.txt", "--train.out", self.path / out,
-                   *options, code=code)
+        return run(*self.words(out, *options), code=code)
+
+    def losses(self, folder):
+        lines = (self.path / folder / "metrics.jsonl").read_text().splitlines()
+        return [object.get("loss", object.get("valid_loss")) for object in map(json.loads, lines)]
+
+    def kill_in_seed(self, seed, words):
+        """Ends the program, as a power cut does, when the seed has saved what it can go on from."""
+        state = self.path / f"out/seed_{seed}/state/latest"
+        process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not state.exists() and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        self.assertFalse((self.path / f"out/seed_{seed}/result.json").exists())
+        self.assertTrue(state.exists())
 
     def test_seeds_an_ensemble_and_going_on(self):
-        options = ["--seeds", "1,2", "--ensemble", "--task.test", self.path / "test.tsv", "--eval-interval", 100]
-        report = json.loads(self.finetune("out", *options, "--json"))
-        self.assertEqual((report["task"], report["metric"], list(report["seeds"])), ("mnli", "accuracy", ["1", "2"]))
-        self.assertGreater(report["median"]["accuracy"], 55)
-        self.assertGreater(report["ensemble"]["accuracy"], 55)
-        self.assertEqual(json.loads((self.path / "out/results.json").read_text()), report)
-        self.assertIn("| median of 2 |", (self.path / "out/results.md").read_text())
-        predictions = (self.path / "out/seed_1/predictions.tsv").read_text().splitlines()
+        own = ["--task.test", self.path / "test.tsv", "--eval-interval", 20, "--save-interval", 5]
+        options = [*own, "--seeds", "1,2,3", "--ensemble"]
+        report = json.loads(self.finetune("whole", *options, "--json"))
+        self.assertEqual((report["task"], report["metric"], list(report["seeds"])),
+                         ("mnli", "accuracy", ["1", "2", "3"]))
+        self.assertGreater(report["median"]["accuracy"], 95)
+        self.assertGreater(report["ensemble"]["accuracy"], 95)
+        self.assertEqual(json.loads((self.path / "whole/results.json").read_text()), report)
+        self.assertIn("| median of 3 |", (self.path / "whole/results.md").read_text())
+        predictions = (self.path / "whole/seed_1/predictions.tsv").read_text().splitlines()
         truth = [line.split("\t")[-1] for line in (self.path / "valid.tsv").read_text().splitlines()[1:]]
         right = sum(line.split("\t")[1] == label for line, label in zip(predictions[1:], truth))
         self.assertAlmostEqual(100 * right / 60, report["seeds"]["1"]["accuracy"])
-        self.assertEqual(len((self.path / "out/seed_2/test/predictions.tsv").read_text().splitlines()), 11)
+        self.assertEqual(len((self.path / "whole/seed_2/test/predictions.tsv").read_text().splitlines()), 11)
 
-        # What is done stays done; what is not is run; with other options it is another result.
+        # Killed in the second of three seeds and called again: what is done stays, the rest is the same to the bit.
+        self.kill_in_seed(2, self.words("out", *options))
         before = (self.path / "out/seed_1/result.json").stat().st_mtime_ns
-        (self.path / "out/seed_2/result.json").unlink()
+        self.assertIn("by a run of this recipe", self.finetune("out", *own, "--lr", 1e-3, "--seeds", 2, code=2))
         self.assertEqual(json.loads(self.finetune("out", *options, "--json")), report)
         self.assertEqual((self.path / "out/seed_1/result.json").stat().st_mtime_ns, before)
+        for seed in (2, 3):
+            self.assertEqual(self.losses(f"out/seed_{seed}"), self.losses(f"whole/seed_{seed}"))
+            for name in ("valid_logits.f32", "predictions.tsv", "test/predictions.tsv"):
+                self.assertEqual((self.path / f"out/seed_{seed}" / name).read_bytes(),
+                                 (self.path / f"whole/seed_{seed}" / name).read_bytes())
         self.assertIn("another recipe", self.finetune("out", *options, "--lr", 1e-3, code=2))
 
-        # From the folder, without training and on other ranks: the same.
-        again = json.loads(self.finetune("again", "--load", self.path / "out/seed_1", "--epochs", 0, "--world-size", 4,
-                                         "--tp", 2, "--sp", "--micro-batch-size", 4, "--json"))
-        self.assertEqual(again["median"], report["seeds"]["1"])
+        # From the folder, without training and on other ranks, threads and processes: the same.
+        for name, layout in (("threads", ["--world-size", 4, "--tp", 2, "--sp"]),
+                             ("processes", ["--world-size", 2, "--launch", "processes"])):
+            again = json.loads(self.finetune(name, "--load", self.path / "out/seed_1", "--epochs", 0,
+                                             "--micro-batch-size", 4, *layout, "--json"))
+            self.assertEqual(again["median"], report["seeds"]["1"])
 
     def test_wrong_input_ends_before_it_begins(self):
         self.assertIn("must name the task's file", run("finetune", self.path / "recipe.toml", code=2))

@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -270,13 +273,86 @@ TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
   EXPECT_EQ(evaluated->metrics, result->metrics);
 }
 
-TEST(SeedRun, LeavesNoResultWhereItIsStopped) {
+/// What a seed has left; the losses of metrics.jsonl in their order.
+struct Left {
+  std::string result, logits, predictions;
+  std::vector<std::pair<std::int64_t, double>> losses;
+};
+
+Left left_in(const std::filesystem::path& folder) {
+  Left left{.result = read_file(folder / "result.json"),
+            .logits = read_file(folder / "valid_logits.f32"),
+            .predictions = read_file(folder / "test/predictions.tsv"),
+            .losses = {}};
+  std::istringstream lines(read_file(folder / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto object = nlohmann::json::parse(line);
+    left.losses.emplace_back(object.at("iteration"), object.at(object.contains("loss") ? "loss" : "valid_loss"));
+  }
+  return left;
+}
+
+/// Stops, or kills, a run at each of `steps` and lets it go on; expects what it leaves where nothing happens.
+void expect_going_on(const char* dtype, std::initializer_list<int> steps) {
+  plan::ResolvedRun run = run_of({.micro_batch = 4}, tasks::task_form(tasks::TaskKind::Mnli), true, dtype);
+  run.config.checkpoint.save_interval = 5;
+  run.config.checkpoint.async_save = false;  // what was saved before the end is there
+  const TemporaryFolder whole;
+  ASSERT_TRUE(learn(whole.path(), run, 1));
+  const Left expected = left_in(whole.path());
+  EXPECT_EQ(expected.losses.size(), 20u + 3u);
+  for (const int step : steps) {
+    for (const bool killed : {false, true}) {
+      SCOPED_TRACE(concat(dtype, killed ? " killed at step " : " stopped at step ", step));
+      const TemporaryFolder folder;
+      int asked = 0, again = 0;
+      const auto stop = [&] {
+        if (++asked == step && killed) throw std::runtime_error("killed");
+        return asked == step;
+      };
+      if (killed)
+        EXPECT_THROW(learn(folder.path(), run, 1, stop), std::runtime_error);
+      else
+        EXPECT_FALSE(learn(folder.path(), run, 1, stop));
+      EXPECT_FALSE(read_result(folder.path()));
+      ASSERT_TRUE(learn(folder.path(), run, 1, [&] { return ++again < 0; }));
+      EXPECT_EQ(again, 20 - (killed ? (step - 1) / 5 * 5 : step)) << "no step that was saved is done again";
+      const Left left = left_in(folder.path());
+      EXPECT_EQ(left.losses, expected.losses);
+      EXPECT_EQ(left.result, expected.result);
+      EXPECT_EQ(left.logits, expected.logits);
+      EXPECT_EQ(left.predictions, expected.predictions);
+      EXPECT_FALSE(std::filesystem::exists(folder.path() / "state"));
+    }
+  }
+}
+
+TEST(SeedRun, GoesOnFromWhereItWasStoppedOrKilledToTheSameBits) {
+  kernels::configure_thread(1);
+  expect_going_on("fp32", {3, 13, 16, 20});  // before the first state, between, where a validation is due, at the end
+  expect_going_on("bf16", {13});
+}
+
+TEST(SeedRun, DoesNotGoOnFromAnotherRecipe) {
   const TemporaryFolder folder;
   kernels::configure_thread(1);
   const auto run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
   int asked = 0;
   EXPECT_FALSE(learn(folder.path(), run, 1, [&] { return ++asked > 3; }));
-  EXPECT_FALSE(read_result(folder.path()));
+  EXPECT_NO_THROW(check_state(folder.path(), "the recipe"));
+  EXPECT_THROW(check_state(folder.path(), "another"), ConfigError);
+  EXPECT_NO_THROW(check_state(folder.path() / "nowhere", "another"));
+}
+
+TEST(Weights, ClassesInAnotherOrderAreRefused) {
+  const TemporaryFolder folder;
+  kernels::configure_thread(1);
+  const auto run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
+  ASSERT_TRUE(learn(folder.path(), run, 0));
+  const std::vector<std::string> labels = tasks::task_labels(tasks::TaskKind::Mnli);
+  EXPECT_NO_THROW(check_labels(folder.path(), labels));
+  EXPECT_THROW(check_labels(folder.path(), {labels[1], labels[0], labels[2]}), ConfigError);
+  EXPECT_NO_THROW(check_labels(folder.path(), {"a", "b", "c"})) << "other classes";
 }
 
 TEST(Weights, OthersThanThoseOfTheHeadMustBeThere) {

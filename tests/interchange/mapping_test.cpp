@@ -38,9 +38,28 @@ plan::GptShape t5(bool second) {
   return shape;
 }
 
+/// A BERT with the head of a task.
+plan::GptShape bert(plan::Head head) {
+  plan::GptShape shape = kGpt2;
+  shape.architecture = plan::Architecture::Bert;
+  shape.token_types = 2;
+  shape.tied_output = false;
+  shape.task_head = head;
+  shape.num_classes = head == plan::Head::Classes ? 3 : 0;
+  return shape;
+}
+
+Mapping table_of(const plan::GptShape& shape) {
+  return bert_mapping(shape,
+                      {.pooler = shape.task_head != plan::Head::Span, .token_head = false, .sentence_head = false});
+}
+
 std::vector<Mapping> all_tables() {
-  return {gpt2_mapping(kGpt2), llama_mapping(llama()), bert_mapping(kGpt2, {}), t5_mapping(t5(false)),
-          t5_mapping(t5(true))};
+  std::vector<Mapping> tables = {gpt2_mapping(kGpt2), llama_mapping(llama()), bert_mapping(kGpt2, {}),
+                                 t5_mapping(t5(false)), t5_mapping(t5(true))};
+  for (const plan::Head head : {plan::Head::Classes, plan::Head::Options, plan::Head::Span})
+    tables.push_back(table_of(bert(head)));
+  return tables;
 }
 
 std::int64_t elements(const std::vector<std::int64_t>& shape) {
@@ -88,7 +107,10 @@ TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
   for (const auto& [shape, table] : {std::pair{kGpt2, gpt2_mapping(kGpt2)},
                                      {llama(), llama_mapping(llama())},
                                      {t5(false), t5_mapping(t5(false))},
-                                     {t5(true), t5_mapping(t5(true))}}) {
+                                     {t5(true), t5_mapping(t5(true))},
+                                     {bert(plan::Head::Classes), table_of(bert(plan::Head::Classes))},
+                                     {bert(plan::Head::Options), table_of(bert(plan::Head::Options))},
+                                     {bert(plan::Head::Span), table_of(bert(plan::Head::Span))}}) {
     const auto specs = plan::gpt_parameters(shape, 1, 0);
     EXPECT_EQ(specs.size(), table.size());
     for (const auto& spec : specs) {

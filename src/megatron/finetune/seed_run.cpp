@@ -1,24 +1,24 @@
 #include "megatron/finetune/seed_run.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
-#include "megatron/base/timer.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/saver.h"
 #include "megatron/config/options.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/weights.h"
-#include "megatron/plan/batch_plan.h"
+#include "megatron/interchange/labels.h"
 #include "megatron/plan/counts.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/iteration.h"
 #include "megatron/train/prefetch.h"
+#include "megatron/train/resume.h"
 #include "megatron/train/run_log.h"
 #include "megatron/train/run_state.h"
 
@@ -35,15 +35,30 @@ BatchOptions batch_options(const plan::ResolvedRun& run, const config::TaskConfi
           .vocab = run.shape.vocab};
 }
 
-/// Only weights are kept: nobody goes on from the optimizer of the best ones.
+/// In the metadata of what a seed goes on from: SeedResult::recipe, as JSON.
+constexpr const char* kRecipe = "finetune_recipe";
+
+/// What an interrupted seed goes on from: beside the best weights, of another iteration and with the optimizer.
+fs::path state_folder(const fs::path& seed_folder) { return seed_folder / "state"; }
+
+/// Of the best weights nobody goes on from the optimizer.
 std::vector<checkpoint::ShardedTensor> weights_of(const train::Engine& engine) {
   auto tensors = train::sharded_tensors(engine);
   std::erase_if(tensors, [](const auto& tensor) { return tensor.name.starts_with("optimizer."); });
   return tensors;
 }
 
-checkpoint::Saver::Options saver_options(const config::CheckpointConfig& checkpoint) {
-  return {.keep = {.last = 1, .every = 0}, .asynchronous = checkpoint.async_save};
+/// They are on the disk before the run goes on: what is saved later may count on them.
+checkpoint::Saver::Options best_options(const config::RunConfig& config) {
+  return {.keep = {.last = 1, .every = 0}, .asynchronous = false, .beat = train::beat_of(config)};
+}
+
+/// As train::start_run() reads it: the seed goes on from its own state, or begins with the weights of checkpoint.load.
+plan::ResolvedRun with_state(plan::ResolvedRun run) {
+  run.config.checkpoint.save = state_folder(run.config.train.out).string();
+  run.config.checkpoint.finetune = true;
+  run.config.checkpoint.load_strict = false;  // check_weights() has looked
+  return run;
 }
 
 std::string text_of(const std::vector<tasks::Metric>& metrics) {
@@ -70,42 +85,68 @@ class SeedRun {
         engine_(run, world, device),
         train_(*data.train, data.form(), batch_options(run, task)),
         valid_(*data.valid, data.form(), batch_options(run, task)),
-        saver_(train::save_folder(config_), world, saver_options(config_.checkpoint)) {
+        best_saver_(train::save_folder(config_), world, best_options(config_)),
+        saver_(state_folder(out_), world, train::saver_options(config_)) {
     best_ = {.seed = config_.train.seed, .task = task.name, .recipe = recipe, .metrics = {}};
+    const bool goes_on = first_ && checkpoint::has_checkpoint(state_folder(out_));
+    if (world.all_reduce_scalars({goes_on ? 1.0 : 0.0}, comm::ReduceOp::Max)[0] > 0) find_best();
+    start_ = train::start_run(with_state(run), engine_);
+    state_ = start_.state;
     engine_.step.before_update([this] { saver_.before_change(); });
-    if (!config_.checkpoint.load.empty()) load_weights(config_.checkpoint.load, engine_, run);
-    engine_.shared.check_copies();
+    world.barrier();  // nobody writes before everybody has read
     if (first_) open_folder(quiet ? stderr : stdout);
     world.barrier();  // the folder is there
   }
 
   std::optional<SeedResult> go() {
     bool stop = false;
+    if (validation_is_due()) validate();  // a stop came in between
     {
       train::Prefetcher reader(
-          next_places(), [this](const std::vector<std::int64_t>& places) { return batch_of(places); },
+          train::coming_microbatches(run_, engine_.context, state_),
+          [this](const std::vector<std::int64_t>& places) { return batch_of(places); },
           static_cast<std::size_t>(config_.data.prefetch));
-      while (!stop && state_.iteration < config_.train.train_iters) {
-        stop = iterate(reader);
-        const std::int64_t interval = config_.train.eval_interval;
-        const bool last = state_.iteration == config_.train.train_iters;
-        if (!stop && !last && interval > 0 && state_.iteration % interval == 0) validate();
+      while (!stop && !is_done()) {
+        const std::int64_t tokens = first_ ? tokens_of(state_.consumed_samples) : 0;
+        stop = train::run_iteration({run_, engine_, reader, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_(),
+                                    tokens);
+        if (!stop && validation_is_due()) validate();
+        const std::int64_t save_interval = config_.checkpoint.save_interval;
+        if (stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
       }
     }
-    if (!stop) validate();
     saver_.finish();
     if (stop) return std::nullopt;
+    if (best_.metrics.empty()) validate();  // there was nothing to learn
     if (data_.test) predict_test();
-    if (first_) {
-      write_result(out_, best_, best_logits_);
-      log_->message(concat(" > best at iteration ", best_.iteration, ": ", text_of(best_.metrics)));
-    }
+    if (first_) finish();
     return best_;
   }
 
  private:
+  bool is_done() const { return state_.iteration >= config_.train.train_iters; }
+
+  /// After the iteration that was done last, and not done yet.
+  bool validation_is_due() const {
+    const std::int64_t interval = config_.train.eval_interval;
+    return state_.iteration > state_.validated_iteration &&
+           (is_done() || (interval > 0 && state_.iteration % interval == 0));
+  }
+
+  /// What the run that goes on had found: scored again, as its weights are all that is left of it. They may be of a
+  /// later iteration than the one from which it goes on: then it comes to the same again. Collective over the world.
+  void find_best() {
+    const fs::path folder = train::save_folder(config_);
+    if (!checkpoint::has_checkpoint(folder)) return;
+    load_weights(folder, engine_, run_);
+    TaskLogits logits = logits_of(valid_);
+    const tasks::TaskScores scores = data_.valid->scores(logits.values);
+    keep_scores(std::move(logits), scores, checkpoint::read_manifest(checkpoint::find_checkpoint(folder)).iteration);
+  }
+
   void open_folder(std::FILE* console) {
-    fs::remove_all(train::save_folder(config_));  // of a run of this seed that did not end
+    if (start_.weights_only || !start_.from)
+      fs::remove_all(train::save_folder(config_));  // of a run that left no state
     fs::create_directories(out_);
     log_.emplace(run_, state_, console);
     const plan::RankGrid& grid = run_.grid;
@@ -114,25 +155,9 @@ class SeedRun {
                          human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
                          grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
                          grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
-  }
-
-  /// Places in the run of this rank's microbatches in the step that begins at place `first`.
-  std::vector<std::vector<std::int64_t>> microbatches(std::int64_t first) const {
-    return plan::batch_plan(first, config_.train.global_batch_size, config_.train.micro_batch_size,
-                            run_.grid.size(plan::Axis::Dp), engine_.context.index(plan::Axis::Dp))
-        .microbatches;
-  }
-
-  train::Prefetcher::NextIds next_places() const {
-    return [this, iteration = std::int64_t{0}, of_step = std::vector<std::vector<std::int64_t>>(),
-            m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
-      if (m == of_step.size()) {
-        if (iteration >= config_.train.train_iters) return {};
-        of_step = microbatches(iteration++ * config_.train.global_batch_size);
-        m = 0;
-      }
-      return of_step[m++];
-    };
+    if (start_.weights_only || !start_.from) return;
+    for (const std::string& message : start_.messages) log_->message(" > " + message);
+    log_->message(concat(" > resumed from ", start_.from->string(), " at iteration ", state_.iteration));
   }
 
   /// Called by the thread that reads alone.
@@ -160,36 +185,11 @@ class SeedRun {
     return tokens;
   }
 
-  /// One step; whether some rank was asked to stop. Collective over the world.
-  bool iterate(train::Prefetcher& reader) {
-    const Stopwatch watch;
-    const std::int64_t global_batch = config_.train.global_batch_size;
-    const double learning_rate = run_.learning_rate.at(state_.schedule_samples);
-    const auto count = static_cast<std::size_t>(run_.microbatches_per_step);
-    train::StepBatches batches(reader, count, engine_.context.device());
-    const train::StepResult result =
-        engine_.step(static_cast<int>(count), std::ref(batches), learning_rate, stop_requested_());
-    batches.finish();
-    saver_.poll();
-    const std::int64_t tokens = first_ ? tokens_of(state_.consumed_samples) : 0;
-    ++state_.iteration;
-    state_.consumed_samples += global_batch;
-    if (result.skipped)
-      ++state_.skipped_iterations;
-    else
-      state_.schedule_samples += global_batch;
-    if (log_)
-      log_->iteration(state_, {.result = result,
-                               .step_s = watch.seconds(),
-                               .data_wait_s = reader.take_waited_s(),
-                               .global_batch = global_batch,
-                               .learning_rate = learning_rate,
-                               .next_learning_rate = run_.learning_rate.at(state_.schedule_samples),
-                               .tokens = tokens});
-    if (result.skipped && config_.train.exit_on_nan && !result.harmless)
-      throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
-                                      result.grad_norm, " must be finite (train.exit_on_nan)."));
-    return result.stop;
+  /// Collective over the world.
+  void save() {
+    checkpoint::Metadata metadata = train::run_metadata(state_, engine_, config::save_toml(config_));
+    metadata[kRecipe] = nlohmann::json(best_.recipe).dump();
+    saver_.begin(state_.iteration, train::sharded_tensors(engine_), std::move(metadata));
   }
 
   TaskLogits logits_of(const TaskBatches& batches) {
@@ -201,17 +201,24 @@ class SeedRun {
   /// Evaluates, and keeps what is better than all before. Every rank decides alike. Collective over the world.
   void validate() {
     TaskLogits logits = logits_of(valid_);
-    tasks::TaskScores scores = data_.valid->scores(logits.values);
+    const tasks::TaskScores scores = data_.valid->scores(logits.values);
     if (log_) log_->scores(state_, logits.loss, scores.metrics);
+    state_.validated_iteration = state_.iteration;
     if (!best_.metrics.empty() && !(scores.metrics[0].value > best_.metrics[0].value)) return;
-    best_.iteration = state_.iteration;
+    keep_scores(std::move(logits), scores, state_.iteration);
+    checkpoint::Metadata metadata = train::run_metadata(state_, engine_, config::save_toml(config_));
+    if (const auto labels = tasks::task_labels(data_.kind); !labels.empty())
+      metadata[interchange::kLabels] = interchange::labels_text(labels);
+    best_saver_.begin(state_.iteration, weights_of(engine_), std::move(metadata));
+  }
+
+  void keep_scores(TaskLogits logits, const tasks::TaskScores& scores, std::int64_t iteration) {
+    best_.iteration = iteration;
     best_.loss = logits.loss;
     best_.null_threshold = scores.null_threshold;
     best_.metrics = scores.metrics;
     best_logits_ = std::move(logits.values);
-    saver_.begin(state_.iteration, weights_of(engine_),
-                 train::run_metadata(state_, engine_, config::save_toml(config_)));
-    if (first_) write_predictions(out_, *data_.valid, best_logits_, best_.null_threshold, scores.report);
+    best_report_ = scores.report;
   }
 
   /// With the best weights. Collective over the world.
@@ -227,6 +234,13 @@ class SeedRun {
                          text_of(scores.metrics)));
   }
 
+  void finish() {
+    write_predictions(out_, *data_.valid, best_logits_, best_.null_threshold, best_report_);
+    write_result(out_, best_, best_logits_);
+    fs::remove_all(state_folder(out_));
+    log_->message(concat(" > best at iteration ", best_.iteration, ": ", text_of(best_.metrics)));
+  }
+
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const config::TaskConfig& task_;
@@ -236,13 +250,15 @@ class SeedRun {
   const fs::path out_;
   train::Engine engine_;
   TaskBatches train_, valid_;
-  checkpoint::Saver saver_;
+  checkpoint::Saver best_saver_, saver_;  // of the best weights, and of what the run goes on from
+  train::Start start_;
   train::RunState state_;
   SampleOrder order_{static_cast<std::int64_t>(data_.train->size()), task_.epochs, config_.train.seed};
   std::int64_t read_step_ = -1, row_length_ = 0;  // of the thread that reads, as is order_
   SampleOrder logged_order_ = order_;             // of the thread that trains
   SeedResult best_;
   std::vector<float> best_logits_;
+  std::string best_report_;
   std::optional<train::RunLog> log_;  // of the first rank
 };
 
@@ -251,6 +267,22 @@ class SeedRun {
 std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_batch) {
   const std::int64_t total = SampleOrder(samples, epochs, 0).total();
   return (total + global_batch - 1) / global_batch;
+}
+
+void check_state(const fs::path& seed_folder, const std::string& recipe) {
+  const fs::path folder = state_folder(seed_folder);
+  if (!checkpoint::has_checkpoint(folder)) return;
+  for (const fs::path& candidate : checkpoint::candidates(folder)) {
+    try {
+      const auto metadata = checkpoint::read_manifest(candidate).metadata;
+      const auto saved = metadata.find(kRecipe);
+      if (saved == metadata.end() || saved->second != nlohmann::json(recipe).dump())
+        throw ConfigError(rule_got_fix(concat(folder.string(), " must have been saved by a run of this recipe."),
+                                       "other options", "name another --train.out, or remove the folder"));
+      return;
+    } catch (const checkpoint::Unreadable&) {  // for train::start_run(), which passes it over
+    }
+  }
 }
 
 std::optional<SeedResult> run_seed(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data,

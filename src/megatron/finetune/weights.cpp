@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "megatron/base/error.h"
+#include "megatron/interchange/labels.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/train/run_state.h"
 
@@ -39,6 +40,20 @@ std::vector<std::string> check_weights(const std::filesystem::path& folder, cons
   if (!report.missing.empty()) messages.push_back("begin anew: " + joined(report.missing));
   if (!report.unexpected.empty()) messages.push_back("without a place here: " + joined(report.unexpected));
   return messages;
+}
+
+void check_labels(const std::filesystem::path& folder, const std::vector<std::string>& labels) {
+  std::vector<std::string> theirs = interchange::labels_of(folder);
+  for (std::string& label : theirs)
+    std::ranges::transform(label, label.begin(),
+                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  std::vector<std::string> ours = labels, sorted = theirs;
+  std::ranges::sort(ours);
+  std::ranges::sort(sorted);
+  if (sorted != ours || theirs == labels) return;
+  throw ConfigError(rule_got_fix(
+      concat("The classes of the model in ", folder.string(), " must be ", joined(labels), ", in this order."),
+      joined(theirs), "put the rows of its classifier and its id2label into it"));
 }
 
 void load_weights(const std::filesystem::path& folder, train::Engine& engine, const plan::ResolvedRun& run) {

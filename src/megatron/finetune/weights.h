@@ -14,6 +14,10 @@ namespace megatron::finetune {
 /// place. Throws ConfigError where anything else is missing or does not fit, or the network is another.
 std::vector<std::string> check_weights(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
+/// Throws ConfigError where the model in `folder` names the classes of the task in another order than `labels`: its
+/// logits would be taken for each other's. Names that are others altogether say nothing.
+void check_labels(const std::filesystem::path& folder, const std::vector<std::string>& labels);
+
 /// Fills the engine with them. Parameters that the folder does not have stay as they were drawn from the seed. Not
 /// collective.
 void load_weights(const std::filesystem::path& folder, train::Engine& engine, const plan::ResolvedRun& run);

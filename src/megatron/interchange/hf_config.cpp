@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/interchange/bert_config.h"
 #include "megatron/interchange/json.h"
 #include "megatron/interchange/json_fields.h"
 #include "megatron/interchange/t5_config.h"
@@ -15,9 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-// Bounds of what is computed with before the weights are there to be compared with.
-constexpr std::int64_t kMaxLayers = 1 << 14, kMaxWidth = 1 << 24, kMaxVocab = std::int64_t{1} << 31;
-constexpr std::int64_t kMaxPositions = 1 << 22;  // as options have at most
 constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
 
 constexpr const char* kDecoderStart = "decoder_start_token_id";
@@ -131,12 +129,12 @@ config::ModelConfig gpt2_model(const json& object, JsonFields& fields) {
   fields.must_be("scale_attn_weights", true);
   fields.must_be("scale_attn_by_inverse_layer_idx", false);
   config::ModelConfig model;
-  model.num_layers = fields.size("n_layer", kMaxLayers);
-  model.hidden_size = fields.size("n_embd", kMaxWidth);
-  model.num_attention_heads = fields.size("n_head", kMaxWidth);
-  model.ffn_hidden_size = fields.size("n_inner", kMaxWidth, 4 * model.hidden_size);
-  model.max_position_embeddings = fields.size("n_positions", kMaxPositions);
-  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.num_layers = fields.size("n_layer", kMostLayers);
+  model.hidden_size = fields.size("n_embd", kMostWidth);
+  model.num_attention_heads = fields.size("n_head", kMostWidth);
+  model.ffn_hidden_size = fields.size("n_inner", kMostWidth, 4 * model.hidden_size);
+  model.max_position_embeddings = fields.size("n_positions", kMostPositions);
+  model.vocab_size = fields.size("vocab_size", kMostVocab);
   model.activation = our_activation(fields, "activation_function", "gelu_new");
   model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-5);
   model.init_method_std = fields.number("initializer_range", 0.02);
@@ -169,7 +167,7 @@ void read_rope(const json& object, JsonFields& fields, config::ModelConfig& mode
       model.rope_scaling_factor = rope.number("factor", 0);
       model.rope_low_freq_factor = rope.number("low_freq_factor", 0);
       model.rope_high_freq_factor = rope.number("high_freq_factor", 0);
-      model.rope_original_positions = rope.size("original_max_position_embeddings", kMaxPositions);
+      model.rope_original_positions = rope.size("original_max_position_embeddings", kMostPositions);
       if (!(model.rope_scaling_factor >= 1)) rope.refuse("factor", "at least 1");
       if (!(model.rope_low_freq_factor > 0)) rope.refuse("low_freq_factor", "above 0");
       if (!(model.rope_high_freq_factor > model.rope_low_freq_factor))
@@ -198,14 +196,14 @@ config::ModelConfig llama_model(const json& object, JsonFields& fields, const st
   check_architecture(object, fields, {name + "ForCausalLM", name + "Model"});
   check_windows(object, fields, type);
   config::ModelConfig model;
-  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
-  model.hidden_size = fields.size("hidden_size", kMaxWidth);
-  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
-  model.num_query_groups = fields.size("num_key_value_heads", kMaxWidth, model.num_attention_heads);
-  model.kv_channels = fields.size("head_dim", kMaxWidth, 0);
-  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
-  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
-  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.num_layers = fields.size("num_hidden_layers", kMostLayers);
+  model.hidden_size = fields.size("hidden_size", kMostWidth);
+  model.num_attention_heads = fields.size("num_attention_heads", kMostWidth);
+  model.num_query_groups = fields.size("num_key_value_heads", kMostWidth, model.num_attention_heads);
+  model.kv_channels = fields.size("head_dim", kMostWidth, 0);
+  model.ffn_hidden_size = fields.size("intermediate_size", kMostWidth);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMostPositions);
+  model.vocab_size = fields.size("vocab_size", kMostVocab);
   model.normalization = "RMSNorm";
   model.layernorm_epsilon = fields.number("rms_norm_eps", 1e-6);
   model.activation = our_activation(fields, "hidden_act", "silu");
@@ -220,29 +218,6 @@ config::ModelConfig llama_model(const json& object, JsonFields& fields, const st
   model.add_bias_linear = attention_bias;
   model.add_qkv_bias = type == "qwen2";
   read_rope(object, fields, model);
-  return model;
-}
-
-config::ModelConfig bert_model(const json& object, JsonFields& fields) {
-  check_architecture(object, fields, {"BertModel", "BertForPreTraining", "BertForMaskedLM"});
-  fields.must_be("position_embedding_type", "absolute");
-  fields.must_be("tie_word_embeddings", true);
-  config::ModelConfig model;
-  model.architecture = "bert";
-  model.apply_residual_connection_post_layernorm = true;
-  model.bert_binary_head = object.value("architectures", json()) != json::array({"BertForMaskedLM"});
-  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
-  model.hidden_size = fields.size("hidden_size", kMaxWidth);
-  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
-  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
-  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
-  model.vocab_size = fields.size("vocab_size", kMaxVocab);
-  model.activation = our_activation(fields, "hidden_act", "gelu");
-  if (model.activation != "gelu") fields.refuse("hidden_act", "gelu");  // which the head of ours always has
-  model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);
-  model.init_method_std = fields.number("initializer_range", 0.02);
-  model.hidden_dropout = fields.number("hidden_dropout_prob", 0.1);
-  model.attention_dropout = fields.number("attention_probs_dropout_prob", 0.1);
   return model;
 }
 
@@ -310,23 +285,6 @@ void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, 
   if (!qwen2) object.update({{"attention_bias", model.add_bias_linear}, {"mlp_bias", model.add_bias_linear}});
 }
 
-void write_bert(const FolderConfig& folder, const plan::GptShape& shape, const std::string& architecture,
-                json& object) {
-  const config::ModelConfig& model = folder.model;
-  object.update({{"model_type", "bert"},
-                 {"architectures", {architecture}},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"num_hidden_layers", model.num_layers},
-                 {"hidden_size", model.hidden_size},
-                 {"num_attention_heads", model.num_attention_heads},
-                 {"intermediate_size", shape.ffn_hidden},
-                 {"max_position_embeddings", model.max_position_embeddings},
-                 {"type_vocab_size", folder.token_types},
-                 {"layer_norm_eps", model.layernorm_epsilon},
-                 {"hidden_dropout_prob", model.hidden_dropout},
-                 {"attention_probs_dropout_prob", model.attention_dropout}});
-}
-
 }  // namespace
 
 FolderConfig parse_config(std::string_view text, const std::string& file) {
@@ -341,8 +299,7 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
     folder.model = llama_model(object, fields, type);
   } else if (type == "bert") {
     folder.family = Family::Bert;
-    folder.model = bert_model(object, fields);
-    folder.token_types = folder.model.num_tokentypes = fields.size("type_vocab_size", kMaxWidth, 2);
+    read_bert(object, fields, folder);
   } else if (type == "t5") {
     folder.family = Family::T5;
     folder.model = t5_model(object, fields);
@@ -402,12 +359,16 @@ plan::GptShape shape_of(const config::ModelConfig& model) {
   shape.architecture = plan::Architecture::Bert;
   shape.token_types = model.num_tokentypes;
   shape.sentence_head = model.bert_binary_head;
+  if (model.head == "classes") shape.task_head = plan::Head::Classes;
+  if (model.head == "options") shape.task_head = plan::Head::Options;
+  if (model.head == "span") shape.task_head = plan::Head::Span;
+  shape.num_classes = model.num_classes;
   return shape;
 }
 
 Family family_of(const config::ModelConfig& model) {
-  if (model.head != "tokens")
-    throw ConfigError(rule_got_fix("A model that is exported must have its output layer, not the head of a task.",
+  if (model.head != "tokens" && model.architecture != "bert")
+    throw ConfigError(rule_got_fix("A GPT that is exported must have its output layer, not the head of a task.",
                                    concat("model.head ", model.head)));
   const plan::GptShape shape = shape_of(model);
   const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
@@ -454,7 +415,7 @@ std::string config_json(const FolderConfig& folder, const std::string& dtype, co
   if (folder.family == Family::Gpt2) write_gpt2(folder.model, shape, object);
   if (folder.family == Family::Llama) write_llama(folder.model, shape, object);
   if (folder.family == Family::T5) write_t5(folder.model, object);
-  if (folder.family == Family::Bert) write_bert(folder, shape, bert_architecture, object);
+  if (folder.family == Family::Bert) write_bert(folder, bert_architecture, object);
   return object.dump(2) + "\n";
 }
 

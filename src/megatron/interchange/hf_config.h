@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "megatron/config/model_config.h"
 #include "megatron/interchange/mapping.h"
@@ -16,7 +17,8 @@ enum class Family : std::uint8_t { Gpt2, Llama, Bert, T5 };
 struct FolderConfig {
   Family family = Family::Gpt2;
   config::ModelConfig model;
-  std::int64_t token_types = 0;  ///< BERT's
+  std::int64_t token_types = 0;          ///< BERT's
+  std::vector<std::string> labels = {};  ///< the names of a classifier's classes, if they are known
   /// bos_token_id, eos_token_id, pad_token_id, decoder_start_token_id as the file has them (JSON values): nothing here
   /// uses them, they are handed on when the model is exported again.
   std::map<std::string, std::string> token_ids;
@@ -39,7 +41,7 @@ void check_heads(const config::ModelConfig& model, const std::string& file);
 Family family_of(const config::ModelConfig& model);
 
 /// The text of config.json, for transformers 4 and 5. `dtype`: "float32", "bfloat16", …; `bert_architecture`: the class
-/// that has the parts a BERT has.
+/// that has the parts of a BERT without the head of a task.
 std::string config_json(const FolderConfig& folder, const std::string& dtype,
                         const std::string& bert_architecture = "BertModel");
 

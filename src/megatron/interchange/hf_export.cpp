@@ -41,10 +41,11 @@ Mapping export_mapping(const checkpoint::WeightSource& weights, const FolderConf
                         .pooler = has("pooler.dense.weight"),
                         .token_head = has("output_layer.bias"),
                         .sentence_head = has("binary_head.weight")};
-  return inverted(bert_mapping(shape, parts, parts.token_head || parts.sentence_head ? "bert." : ""));
+  const bool has_head = parts.token_head || parts.sentence_head || !shape.predicts_tokens();
+  return inverted(bert_mapping(shape, parts, has_head ? "bert." : ""));
 }
 
-/// The class of transformers that has just the parts that a BERT's tensors are of.
+/// The class of transformers that has just the parts that the tensors of a BERT are of, the heads of tasks aside.
 const char* bert_architecture(const checkpoint::WeightSource& theirs) {
   if (theirs.shape("cls.seq_relationship.weight") != nullptr) return "BertForPreTraining";
   return theirs.shape("cls.predictions.bias") != nullptr ? "BertForMaskedLM" : "BertModel";

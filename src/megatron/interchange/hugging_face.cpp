@@ -28,7 +28,8 @@ bool needs_no_reading(Family family, const FolderConfig& config, const std::stri
       break;
     case Family::Bert:
       return ends("embeddings.position_ids") || name == "cls.predictions.decoder.weight" ||
-             name == "cls.predictions.decoder.bias";
+             name == "cls.predictions.decoder.bias" ||
+             (config.model.head == "span" && name.starts_with("bert.pooler.dense."));  // where answers need none
     case Family::T5:  // the last: of the first T5s, whose cross attention has none
       if (name == "encoder.embed_tokens.weight" || name == "decoder.embed_tokens.weight" ||
           ends("EncDecAttention.relative_attention_bias.weight"))
@@ -60,7 +61,7 @@ Mapping mapping_of(const FolderConfig& config, const SafetensorsFolder& raw) {
   const std::string bert = prefix("bert.", "embeddings.word_embeddings.weight");
   Mapping mapping = bert_mapping(shape,
                                  {.token_types = config.token_types,
-                                  .pooler = has(bert + "pooler.dense.weight"),
+                                  .pooler = has(bert + "pooler.dense.weight") && config.model.head != "span",
                                   .token_head = has("cls.predictions.bias"),
                                   .sentence_head = has("cls.seq_relationship.weight")},
                                  bert);

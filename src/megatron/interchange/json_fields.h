@@ -7,6 +7,10 @@
 
 namespace megatron::interchange {
 
+// Bounds of what is computed with before the weights are there to be compared with.
+constexpr std::int64_t kMostLayers = 1 << 14, kMostWidth = 1 << 24, kMostVocab = std::int64_t{1} << 31;
+constexpr std::int64_t kMostPositions = 1 << 22;  ///< as options have at most
+
 /// The fields of a JSON object, each of which must be asked for: what nobody asked for is unknown. A null counts as
 /// absent. Errors are ConfigErrors that name the file and the field.
 class JsonFields {

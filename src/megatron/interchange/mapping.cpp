@@ -235,6 +235,9 @@ Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const 
     build.whole("output_layer.bias", "cls.predictions.bias", {shape.vocab});
   }
   if (parts.sentence_head) build.linear("binary_head", "cls.seq_relationship", 2, h, true);
+  if (!shape.predicts_tokens())
+    build.linear("task_head", shape.task_head == plan::Head::Span ? "qa_outputs" : "classifier", shape.head_rows(), h,
+                 true);
   return build.take();
 }
 

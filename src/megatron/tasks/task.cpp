@@ -259,6 +259,11 @@ TaskForm task_form(TaskKind kind) {
   return {"span", 0, 1, 2, "f1"};
 }
 
+std::vector<std::string> task_labels(TaskKind kind) {
+  if (kind == TaskKind::Mnli) return glue_labels(GlueTask::Mnli);
+  return kind == TaskKind::Qqp ? glue_labels(GlueTask::Qqp) : std::vector<std::string>();
+}
+
 std::unique_ptr<const Task> open_task(const std::filesystem::path& path, const text::Tokenizer& tokenizer,
                                       const TaskOptions& options) {
   auto task = open_unchecked(path, tokenizer, options);

@@ -30,6 +30,9 @@ struct TaskForm {
 };
 TaskForm task_form(TaskKind kind);
 
+/// The names of its classes, in the order of their numbers; of other tasks none.
+std::vector<std::string> task_labels(TaskKind kind);
+
 struct TaskOptions {
   TaskKind kind = TaskKind::Mnli;
   bool bert = true;  ///< rows are [CLS] first [SEP] second [SEP]; of a GPT the end of a text stands for each of these

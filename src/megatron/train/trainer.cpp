@@ -1,10 +1,6 @@
 #include "megatron/train/trainer.h"
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,17 +9,16 @@
 #include "megatron/base/file.h"
 #include "megatron/base/log.h"
 #include "megatron/base/progress.h"
-#include "megatron/base/timer.h"
 #include "megatron/checkpoint/saver.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
-#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/rank_buffers.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/iteration.h"
 #include "megatron/train/prefetch.h"
 #include "megatron/train/resume.h"
 #include "megatron/train/run_log.h"
@@ -33,18 +28,6 @@ namespace megatron::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// How often ranks that wait for another one's work meet: well before they would give it up.
-std::chrono::milliseconds beat_of(const config::RunConfig& config) {
-  return std::chrono::milliseconds(
-      static_cast<std::int64_t>(std::clamp(config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0)));
-}
-
-checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
-  return {.keep = {.last = config.checkpoint.keep_last, .every = config.checkpoint.keep_every},
-          .asynchronous = config.checkpoint.async_save,
-          .beat = beat_of(config)};
-}
 
 // A dataset and what its figures are called; one of several has a name.
 struct NamedData {
@@ -108,7 +91,10 @@ class Run {
         saver_(save_folder(config_), world, saver_options(config_)) {
     start_ = start_run(run, engine_);
     state_ = start_.state;
-    start_reading();
+    reader_.emplace(
+        coming_microbatches(run, engine_.context, state_),
+        [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
+        static_cast<std::size_t>(config_.data.prefetch));
     engine_.step.before_update([this] { saver_.before_change(); });
     world.barrier();  // nobody writes before everybody has read
     if (world.rank() == 0) open_folder();
@@ -121,7 +107,7 @@ class Run {
       save();
     }
     while (!stop && !is_done()) {
-      stop = iterate();
+      stop = run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
       if (!stop && validation_is_due()) stop = validate();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
@@ -183,70 +169,10 @@ class Run {
                            state_.skipped_iterations, " of them skipped"));
   }
 
-  // The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.
-  std::vector<std::vector<std::int64_t>> microbatches(std::int64_t first, std::int64_t global_batch) const {
-    return plan::batch_plan(first, global_batch, config_.train.micro_batch_size, run_.grid.size(plan::Axis::Dp),
-                            engine_.context.index(plan::Axis::Dp))
-        .microbatches;
-  }
-
-  // Begins to make the microbatches of this rank, from the state on to the end of the run.
-  void start_reading() {
-    // Iterations end the run, whatever number of samples those before took: batches may have had another size.
-    auto next = [this, iteration = state_.iteration, consumed = state_.consumed_samples,
-                 of_step = std::vector<std::vector<std::int64_t>>(),
-                 m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
-      if (m == of_step.size()) {
-        if (iteration >= config_.train.train_iters) return {};
-        const std::int64_t global_batch = run_.batch_schedule.global_batch(consumed);
-        of_step = microbatches(consumed, global_batch);
-        consumed += global_batch;
-        ++iteration;
-        m = 0;
-      }
-      return of_step[m++];
-    };
-    reader_.emplace(
-        std::move(next), [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
-        static_cast<std::size_t>(config_.data.prefetch));
-  }
-
-  // One iteration; whether some rank was asked to stop. Collective over the world.
-  bool iterate() {
-    const Stopwatch watch;
-    const std::int64_t global_batch = run_.batch_schedule.global_batch(state_.consumed_samples);
-    const double learning_rate = run_.learning_rate.at(state_.schedule_samples);
-    const auto num_microbatches = microbatches(state_.consumed_samples, global_batch).size();
-    StepBatches batches(*reader_, num_microbatches, engine_.context.device());
-    const StepResult result =
-        engine_.step(static_cast<int>(num_microbatches), std::ref(batches), learning_rate, stop_requested_());
-    batches.finish();
-    saver_.poll();
-    ++state_.iteration;
-    state_.consumed_samples += global_batch;
-    if (result.skipped)
-      ++state_.skipped_iterations;
-    else
-      state_.schedule_samples += global_batch;
-    if (log_)
-      log_->iteration(state_, {.result = result,
-                               .step_s = watch.seconds(),
-                               .data_wait_s = reader_->take_waited_s(),
-                               .global_batch = global_batch,
-                               .learning_rate = learning_rate,
-                               .next_learning_rate = run_.learning_rate.at(state_.schedule_samples)});
-    const bool ends = result.skipped && config_.train.exit_on_nan && !result.harmless;
-    if (ends) saver_.finish();
-    if (ends)
-      throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
-                                      result.grad_norm, " must be finite (train.exit_on_nan)."));
-    return result.stop;
-  }
-
   // The mean loss over `count` samples from number `first` on; those beyond the set's end count as none where
   // `once`. Collective over the world.
   Evaluation evaluate_on(const DatasetBatches& set, std::int64_t first, std::int64_t count, bool once) {
-    auto samples = microbatches(first, count);
+    auto samples = microbatches(run_, engine_.context, first, count);
     if (once)
       for (auto& ids : samples)
         for (std::int64_t& id : ids) id = id < set.size() ? id : DatasetBatches::kNoSample;

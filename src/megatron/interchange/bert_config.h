@@ -1,0 +1,19 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/json_fields.h"
+
+// config.json of a BERT folder: with the heads of its pretraining, or with that of a task.
+namespace megatron::interchange {
+
+/// Fills the network, the token types and the labels that the fields describe. Throws ConfigError for what none of
+/// these has.
+void read_bert(const nlohmann::json& object, JsonFields& fields, FolderConfig& folder);
+
+/// Adds the fields of folder.model, whose family_of() is Bert. `pretrained`: the class of transformers that has the
+/// parts of a model without the head of a task.
+void write_bert(const FolderConfig& folder, const std::string& pretrained, nlohmann::json& object);
+
+}  // namespace megatron::interchange

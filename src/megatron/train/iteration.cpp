@@ -1,0 +1,81 @@
+#include "megatron/train/iteration.h"
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+#include "megatron/base/error.h"
+#include "megatron/base/timer.h"
+#include "megatron/plan/batch_plan.h"
+
+namespace megatron::train {
+
+std::chrono::milliseconds beat_of(const config::RunConfig& config) {
+  return std::chrono::milliseconds(
+      static_cast<std::int64_t>(std::clamp(config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0)));
+}
+
+checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
+  return {.keep = {.last = config.checkpoint.keep_last, .every = config.checkpoint.keep_every},
+          .asynchronous = config.checkpoint.async_save,
+          .beat = beat_of(config)};
+}
+
+std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,
+                                                    const parallel::ParallelContext& context, std::int64_t first,
+                                                    std::int64_t global_batch) {
+  return plan::batch_plan(first, global_batch, run.config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
+                          context.index(plan::Axis::Dp))
+      .microbatches;
+}
+
+Prefetcher::NextIds coming_microbatches(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                        const RunState& state) {
+  // Iterations end the run, whatever number of samples those before took: batches may have had another size.
+  return
+      [&run, &context, iteration = state.iteration, consumed = state.consumed_samples,
+       of_step = std::vector<std::vector<std::int64_t>>(), m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
+        if (m == of_step.size()) {
+          if (iteration >= run.config.train.train_iters) return {};
+          const std::int64_t global_batch = run.batch_schedule.global_batch(consumed);
+          of_step = microbatches(run, context, consumed, global_batch);
+          consumed += global_batch;
+          ++iteration;
+          m = 0;
+        }
+        return of_step[m++];
+      };
+}
+
+bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
+  const Stopwatch watch;
+  const plan::ResolvedRun& run = parts.run;
+  Engine& engine = parts.engine;
+  const std::int64_t global_batch = run.batch_schedule.global_batch(state.consumed_samples);
+  const double learning_rate = run.learning_rate.at(state.schedule_samples);
+  const auto count = microbatches(run, engine.context, state.consumed_samples, global_batch).size();
+  StepBatches batches(parts.reader, count, engine.context.device());
+  const StepResult result = engine.step(static_cast<int>(count), std::ref(batches), learning_rate, stop);
+  batches.finish();
+  parts.saver.poll();
+  ++state.iteration;
+  state.consumed_samples += global_batch;
+  if (result.skipped)
+    ++state.skipped_iterations;
+  else
+    state.schedule_samples += global_batch;
+  if (parts.log)
+    parts.log->iteration(state, {.result = result,
+                                 .step_s = watch.seconds(),
+                                 .data_wait_s = parts.reader.take_waited_s(),
+                                 .global_batch = global_batch,
+                                 .learning_rate = learning_rate,
+                                 .next_learning_rate = run.learning_rate.at(state.schedule_samples),
+                                 .tokens = tokens});
+  if (!result.skipped || !run.config.train.exit_on_nan || result.harmless) return result.stop;
+  parts.saver.finish();
+  throw std::runtime_error(concat("iteration ", state.iteration, ": loss ", result.loss, " and gradient norm ",
+                                  result.grad_norm, " must be finite (train.exit_on_nan)."));
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,47 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "megatron/checkpoint/saver.h"
+#include "megatron/plan/rules.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/prefetch.h"
+#include "megatron/train/run_log.h"
+#include "megatron/train/run_state.h"
+
+// What every run does from its start to its end, whatever it learns.
+namespace megatron::train {
+
+/// How often ranks that wait for another one's work meet: well before they would give it up.
+std::chrono::milliseconds beat_of(const config::RunConfig& config);
+
+/// How a run saves what it goes on from.
+checkpoint::Saver::Options saver_options(const config::RunConfig& config);
+
+/// The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.
+std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,
+                                                    const parallel::ParallelContext& context, std::int64_t first,
+                                                    std::int64_t global_batch);
+
+/// Those of all iterations from `state` to the end of the run, one microbatch a call. Keeps references to `run` and
+/// `context`.
+Prefetcher::NextIds coming_microbatches(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                        const RunState& state);
+
+/// What an iteration goes through.
+struct IterationParts {
+  const plan::ResolvedRun& run;
+  Engine& engine;
+  Prefetcher& reader;  ///< of coming_microbatches()
+  checkpoint::Saver& saver;
+  RunLog* log;  ///< null: of another rank
+};
+
+/// One optimizer step on what `reader` has next, and what it entails: a save under way goes on, `state` advances, the
+/// log is written. `stop`: this rank was asked to stop. Returns whether some rank was. `tokens`: of the step, where
+/// samples have other lengths than data.seq_length (RunLog::Iteration). Collective over the world. Throws
+/// std::runtime_error where, with train.exit_on_nan, a loss or gradient is not finite; what was being saved then is.
+bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
+
+}  // namespace megatron::train
