@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
@@ -16,6 +17,7 @@
 #include "megatron/config/options.h"
 #include "megatron/generate/sampler.h"
 #include "megatron/generate/staged_gpt.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::app {
@@ -41,13 +43,19 @@ struct Options : ModelFlags {
   }
 };
 
-/// Bytes a second at which the rank's threads read memory: the best of a few sums over 512 MB.
+/// Bytes a second at which the rank's threads read memory: the best of a few sums over 512 MB and of as many products
+/// with a vector, which ask for lines ahead.
 double read_bandwidth() {
-  const auto data = at::ones({std::int64_t{1} << 27}, at::kFloat);
+  constexpr std::int64_t kRows = 1 << 18, kColumns = 512;
+  const auto data = at::ones({kRows, kColumns}, at::kFloat), x = at::ones({1, kColumns}, at::kFloat);
+  const auto y = at::empty({1, kRows}, at::kFloat);
   double best = 0;
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 10; ++i) {
     const Stopwatch watch;
-    data.sum().item<float>();
+    if (i % 2 == 0)
+      data.sum().item<float>();
+    else
+      kernels::few_rows_linear(y, x, data, {});
     best = std::max(best, static_cast<double>(data.nbytes()) / watch.seconds());
   }
   return best;

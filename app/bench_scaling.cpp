@@ -45,7 +45,10 @@ struct PredictOptions {
 
   void visit(auto& v) {
     v("hardware", hardware, "Cluster: a path, or the name of a file in configs/hardware/ without .toml.", "hardware");
-    v("recipes", recipes, "Recipes to predict: paths, or names of files in configs/ without .toml.", "recipes");
+    v("recipes", recipes,
+      "Recipes to predict: paths, or names of files in configs/ without .toml. One that leaves its vocabulary to a "
+      "tokenizer has GPT-2's, 50257.",
+      "recipes");
     v("world_size", world_size, "Ranks of each recipe; 0: its own.", "world-size");
     v("dtype", dtype, "Of each recipe's parameters and activations: bf16, fp16, fp32 or fp64.", "dtype");
   }
