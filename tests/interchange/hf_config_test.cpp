@@ -241,6 +241,52 @@ TEST(HuggingFaceConfig, ReadsT5) {
     expect_field_refused(t5(), field, value);
 }
 
+json bert(const char* architecture) {
+  return {{"model_type", "bert"},
+          {"architectures", {architecture}},
+          {"num_hidden_layers", 2},
+          {"hidden_size", 64},
+          {"num_attention_heads", 4},
+          {"intermediate_size", 128},
+          {"vocab_size", 257},
+          {"max_position_embeddings", 48},
+          {"id2label", {{"0", "no"}, {"1", "yes"}}},
+          {"label2id", {{"no", 0}, {"yes", 1}}}};
+}
+
+TEST(HuggingFaceConfig, ReadsTheHeadOfATask) {
+  FolderConfig folder = parse_config(bert("BertForSequenceClassification").dump(), "config.json");
+  EXPECT_EQ(folder.model.head, "classes");
+  EXPECT_EQ(folder.model.num_classes, 2);
+  EXPECT_EQ(folder.labels, (std::vector<std::string>{"no", "yes"}));
+  EXPECT_EQ(shape_of(folder.model).head_rows(), 2);
+  EXPECT_EQ(model_of(bert("BertForMultipleChoice")).head, "options");
+  EXPECT_EQ(model_of(bert("BertForQuestionAnswering")).head, "span");
+  EXPECT_EQ(model_of(bert("BertForPreTraining")).head, "tokens");
+  for (const char* name : {"BertForSequenceClassification", "BertForMultipleChoice", "BertForQuestionAnswering"}) {
+    const std::string text = config_json(parse_config(bert(name).dump(), "first"), "float32");
+    EXPECT_EQ(json::parse(text)["architectures"], json({name}));
+    EXPECT_EQ(config_json(parse_config(text, "again"), "float32"), text);
+  }
+  folder.labels.clear();
+  EXPECT_EQ(json::parse(config_json(folder, "float32"))["id2label"], json({{"0", "LABEL_0"}, {"1", "LABEL_1"}}));
+  json unnamed = bert("BertForSequenceClassification");
+  unnamed.erase("id2label");
+  unnamed["num_labels"] = 3;
+  EXPECT_EQ(model_of(unnamed).num_classes, 3);
+}
+
+TEST(HuggingFaceConfig, AHeadThatIsNotComputedHereIsRefused) {
+  const json classes = bert("BertForSequenceClassification");
+  for (const auto& labels : {json({{"0", "score"}}), json({{"0", "no"}, {"2", "yes"}}), json({{"0", 1}, {"1", 2}}),
+                             json({"no", "yes"}), json("no")})
+    expect_field_refused(classes, "id2label", labels);
+  expect_field_refused(classes, "problem_type", "multi_label_classification");
+  expect_field_refused(bert("BertForQuestionAnswering"), "id2label", {{"0", "a"}, {"1", "b"}, {"2", "c"}});
+  expect_field_refused(classes, "architectures", {"BertForTokenClassification"});
+  expect_field_refused(classes, "hidden_act", "relu");
+}
+
 TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
   config::ModelConfig model = model_of(llama());
   model.rotary_percent = 0.5;
