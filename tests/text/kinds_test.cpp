@@ -238,12 +238,13 @@ TEST(NormalForms, OrderMarksByClassHoweverManyFollow) {
   }
 }
 
-/// What no piece goes on is cut out before merging, but not where unused pieces are: the ids must not show it.
+/// Characters of no longer piece are cut out before merging. A piece that no text has makes one stay: the ids are the
+/// same.
 TEST(SentencePieceBpe, MergesTheSameInPartsAndAsAWhole) {
   const Vocabulary parts = Tokenizer::load(kinds_folder() / "bpe.model").vocabulary();
   Vocabulary whole = parts;
   whole.tokens.push_back("\u2603\u2604");
-  whole.sentence_piece->types.push_back(SentencePiece::Type::Unused);
+  whole.sentence_piece->types.push_back(SentencePiece::Type::Normal);
   whole.sentence_piece->scores.push_back(-1e9F);
   const Tokenizer in_parts(parts), as_whole(whole);
   std::mt19937 random(11);

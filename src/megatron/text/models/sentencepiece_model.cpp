@@ -76,10 +76,9 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
     end = at + (user > 0 ? user : static_cast<std::size_t>(std::max(c.length, 1)));
     const Part part{static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(end)};
-    // What no piece goes on parts the symbols before it from those behind it. How an unused piece is cut again may
-    // depend on the whole text.
-    if (has_unused_ || (user == 0 && merging_.has(c.code_point))) {
-      symbols.push_back({.id = user > 0 ? Symbol::kFrozen : -1, .begin = part.begin, .end = part.end});
+    // What nothing is merged with parts the symbols before it from those behind it.
+    if (user == 0 && merging_.has(c.code_point)) {
+      symbols.push_back({.begin = part.begin, .end = part.end});
     } else {
       finish();
       put_whole(part);
@@ -129,7 +128,6 @@ SentencePieceModel::SentencePieceModel(Vocabulary vocabulary) : TokenizerModel(s
     }
     if (type(id) == Type::UserDefined) user_symbols_.add(tokens[i], id);
     if (options().unigram && (type(id) == Type::Normal || type(id) == Type::UserDefined)) trie_.add(tokens[i], id);
-    has_unused_ = has_unused_ || type(id) == Type::Unused;
     if (options().unigram || usable(tokens[i]) < 0) continue;
     for_each_character(tokens[i], [&](const DecodedChar& c, std::size_t begin, std::size_t end) {
       if (end - begin < tokens[i].size()) merging_.add(c.code_point);

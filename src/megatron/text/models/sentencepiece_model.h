@@ -40,10 +40,9 @@ class SentencePieceModel : public TokenizerModel {
   void check() const;
   void rank_scores();
 
-  ByteTrie trie_;             // Unigram: what text can become
-  ByteTrie user_symbols_;     // byte-pair encoding: what is taken as it is
-  CodePointSet merging_{{}};  // characters of pieces that have several
-  bool has_unused_ = false;
+  ByteTrie trie_;                     // Unigram: what text can become
+  ByteTrie user_symbols_;             // byte-pair encoding: what is taken as it is
+  CodePointSet merging_{{}};          // characters of pieces that have several
   std::vector<std::uint32_t> ranks_;  // of each id: smallest for the best score
   std::size_t longest_ = 0;           // bytes of a piece
   std::int32_t unknown_ = 0;

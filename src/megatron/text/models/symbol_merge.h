@@ -119,8 +119,6 @@ void merge_parts(std::vector<Part>& parts, MergeRoom& room, std::size_t ranks_be
 
 /// A part of a piece, bytes [begin, end) of it, with what its pair becomes.
 struct Symbol {
-  static constexpr std::int32_t kFrozen = -2;  ///< an id: never merged
-
   std::int32_t id = -1;
   std::uint32_t begin = 0, end = 0;
   std::int32_t merged = -1;  ///< set by merge_symbols()
@@ -145,7 +143,6 @@ void merge_symbols(std::vector<Symbol>& symbols, MergeRoom& room, std::size_t ra
   struct Rules {
     const Pair& pair;
     std::uint32_t rank(Symbol& left, const Symbol& right) const {
-      if (left.id == Symbol::kFrozen || right.id == Symbol::kFrozen) return PairQueue::kNone;
       const SymbolPair found = pair(left, right);
       left.merged = found.id;
       return found.id < 0 ? PairQueue::kNone : found.rank;
