@@ -301,6 +301,8 @@ void expect_going_on(const char* dtype, std::initializer_list<int> steps) {
   ASSERT_TRUE(learn(whole.path(), run, 1));
   const Left expected = left_in(whole.path());
   EXPECT_EQ(expected.losses.size(), 20u + 3u);
+  EXPECT_LT(read_result(whole.path())->iteration, 20);  // the test set, which is the validation set, by the best ones
+  EXPECT_EQ(expected.predictions, read_file(whole.path() / "predictions.tsv"));
   for (const int step : steps) {
     for (const bool killed : {false, true}) {
       SCOPED_TRACE(concat(dtype, killed ? " killed at step " : " stopped at step ", step));
