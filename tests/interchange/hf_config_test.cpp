@@ -229,6 +229,8 @@ TEST(HuggingFaceConfig, ReadsT5) {
   EXPECT_EQ(model_of(first).activation, "relu");
   EXPECT_EQ(shape_of(model_of(first)).num_layers, 4);
   EXPECT_FALSE(model_of(first).untie_embeddings_and_output_weights);
+  first["scale_decoder_outputs"] = false;  // which is how transformers 5 says that a head is not tied
+  EXPECT_TRUE(model_of(first).untie_embeddings_and_output_weights);
   for (const auto& [field, value] : std::map<std::string, json>{{"is_encoder_decoder", false},
                                                                 {"scale_decoder_outputs", true},
                                                                 {"feed_forward_proj", "gated-tanh"},

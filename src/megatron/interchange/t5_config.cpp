@@ -70,9 +70,10 @@ config::ModelConfig t5_model(const json& object, JsonFields& fields) {
   model.add_bias_linear = false;
   model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-6);
   model.hidden_dropout = model.attention_dropout = fields.number("dropout_rate", 0.1);
-  const bool tied = fields.flag("tie_word_embeddings", true);
-  model.untie_embeddings_and_output_weights = !tied;
-  fields.must_be("scale_decoder_outputs", tied);  // by d_model^-1/2, as ours with a tied head
+  // A tied head is scaled, by d_model^-1/2, and one of its own is not. transformers 5 says of both that they are tied.
+  const bool tied = fields.flag("tie_word_embeddings", true), scaled = fields.flag("scale_decoder_outputs", tied);
+  if (scaled && !tied) fields.refuse("scale_decoder_outputs", "false where tie_word_embeddings is");
+  model.untie_embeddings_and_output_weights = !scaled;
   return model;
 }
 
