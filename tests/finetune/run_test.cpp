@@ -227,10 +227,10 @@ TEST(TaskBatches, AnIdThatTheModelDoesNotKnowIsRefused) {
   EXPECT_THROW(batches.get(items, 24), ConfigError);
 }
 
-/// One seed on one rank, from scratch in `folder`.
+/// One seed, from scratch in `folder`; on one rank, or on this one of `world`.
 std::optional<SeedResult> learn(
     const std::filesystem::path& folder, const plan::ResolvedRun& base, double epochs,
-    const train::StopRequested& stop = [] { return false; }) {
+    const train::StopRequested& stop = [] { return false; }, const comm::Group& world = {}) {
   plan::ResolvedRun run = base;
   run.config.train.out = folder.string();
   run.config.train.eval_interval = 8;
@@ -244,7 +244,7 @@ std::optional<SeedResult> learn(
   data.test = std::make_unique<ToyTask>(data.form(), 60, 6);
   run.config.train.train_iters = steps_of(160, epochs, 8);
   run.learning_rate.decay = plan::LrDecay::Constant;
-  return run_seed(run, task, data, "the recipe", comm::Group(), at::kCPU, stop, /*quiet=*/true);
+  return run_seed(run, task, data, "the recipe", world, at::kCPU, stop, /*quiet=*/true);
 }
 
 TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
@@ -333,6 +333,24 @@ TEST(SeedRun, GoesOnFromWhereItWasStoppedOrKilledToTheSameBits) {
   kernels::configure_thread(1);
   expect_going_on("fp32", {3, 13, 16, 20});  // before the first state, between, where a validation is due, at the end
   expect_going_on("bf16", {13});
+}
+
+TEST(SeedRun, NoLayoutShowsInIt) {  // with dropout, whose numbers depend on the length of rows
+  std::vector<Left> left;
+  for (const Layout& layout : {Layout{.micro_batch = 8}, Layout{.micro_batch = 2}, Layout{.dp = 2, .sharded = true}}) {
+    const TemporaryFolder folder;
+    const auto run = run_of(layout, tasks::task_form(tasks::TaskKind::Mnli), true);
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      EXPECT_TRUE(learn(
+          folder.path(), run, 1.3, [] { return false; }, world));
+    });
+    left.push_back(left_in(folder.path()));
+    EXPECT_EQ(left.back().predictions, left.front().predictions);
+    ASSERT_EQ(left.back().losses.size(), 26u + 4u);
+    for (std::size_t i = 0; i < left.front().losses.size(); ++i)
+      EXPECT_NEAR(left.back().losses[i].second, left.front().losses[i].second, 1e-10) << i;
+  }
 }
 
 TEST(SeedRun, DoesNotGoOnFromAnotherRecipe) {
