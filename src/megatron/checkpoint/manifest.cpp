@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/json_faults.h"
 #include "megatron/checkpoint/safetensors.h"
 
 namespace megatron::checkpoint {
@@ -16,7 +17,7 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "megatron-cpp checkpoint";
 constexpr std::uint64_t kVersion = 1;
-constexpr int kMaxDepth = 16;  // a manifest needs 7; what follows parsing may use the stack for each level
+constexpr std::size_t kMaxDepth = 16;  // a manifest needs 7
 
 [[noreturn]] void damaged(const std::string& file, const std::string& got) {
   throw Damage(
@@ -101,11 +102,10 @@ Manifest read_body(const json& body) {
 }
 
 json parse_json(std::string_view text, const std::string& file) {
-  const json::parser_callback_t limit_depth = [&](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) damaged(file, concat("JSON nested deeper than ", kMaxDepth, " levels"));
-    return true;
-  };
-  return json::parse(text, limit_depth);
+  const JsonFaults faults = json_faults(text, kMaxDepth);
+  if (faults.too_deep) damaged(file, concat("JSON nested deeper than ", kMaxDepth, " levels"));
+  if (faults.key_twice) damaged(file, concat("JSON that names \"", *faults.key_twice, "\" twice in one object"));
+  return json::parse(text);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "megatron/base/error.h"
+#include "megatron/base/json_faults.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors and its t
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::uint64_t kAlignment = 64;
-constexpr int kMaxDepth = 16;  // a header needs 3
+constexpr std::size_t kMaxDepth = 16;  // a header needs 3
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
 
 [[noreturn]] void damaged(const std::string& file, std::uint64_t offset, const std::string& got) {
@@ -29,18 +29,12 @@ constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
 /// Parses the header's JSON, which may not be nested deeply; a name given twice is an error, because the second would
 /// hide the first.
 json parse_json(const std::string& text, const std::string& file) {
-  std::set<std::string> names;
-  std::string twice;
-  const json::parser_callback_t note_name = [&](int depth, json::parse_event_t event, json& value) {
-    if (depth > kMaxDepth) damaged(file, kLengthBytes, concat("a header nested deeper than ", kMaxDepth, " levels"));
-    if (depth == 1 && event == json::parse_event_t::key && !names.insert(value.get<std::string>()).second)
-      twice = value.get<std::string>();
-    return true;
-  };
+  const JsonFaults faults = json_faults(text, kMaxDepth);
+  if (faults.too_deep) damaged(file, kLengthBytes, concat("a header nested deeper than ", kMaxDepth, " levels"));
+  if (faults.key_twice) damaged(file, kLengthBytes, concat("a header that names \"", *faults.key_twice, "\" twice"));
   try {
-    json header = json::parse(text, note_name);
+    json header = json::parse(text);
     if (!header.is_object()) damaged(file, kLengthBytes, "a header that is not a JSON object");
-    if (!twice.empty()) damaged(file, kLengthBytes, concat("a header that names \"", twice, "\" twice"));
     return header;
   } catch (const json::parse_error& e) {
     damaged(file, kLengthBytes + e.byte, "a header that is not JSON");

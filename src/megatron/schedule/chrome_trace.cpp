@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/base/json_faults.h"
 #include "megatron/schedule/draw.h"
 #include "megatron/schedule/picture.h"
 
@@ -14,9 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 8;         // a trace needs 4
-constexpr double kLongest_s = 1e9;   // of a time
-constexpr double kOverlap_s = 2e-9;  // what rounding to nanoseconds makes of slots that touch
+constexpr std::size_t kMaxDepth = 8;  // a trace needs 4
+constexpr double kLongest_s = 1e9;    // of a time
+constexpr double kOverlap_s = 2e-9;   // what rounding to nanoseconds makes of slots that touch
 
 /// Seconds as microseconds, to the nanosecond.
 double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
@@ -66,13 +67,8 @@ class TraceReader {
   }
 
   json parse(const std::string& text) const {
-    bool deep = false;
-    const auto shallow = [&deep](int depth, json::parse_event_t, json&) {
-      deep = deep || depth > kMaxDepth;
-      return !deep;
-    };
-    json root = json::parse(text, shallow, false);
-    if (deep) wrong("values nested too deep");
+    if (json_faults(text, kMaxDepth).too_deep) wrong("values nested too deep");
+    json root = json::parse(text, nullptr, false);
     if (root.is_discarded()) wrong("no JSON");
     if (!root.is_object() || !root.contains("traceEvents") || !root["traceEvents"].is_array())
       wrong("no \"traceEvents\"");

@@ -1,52 +1,20 @@
 #include "megatron/text/files/token_spellings.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
 
 #include "megatron/base/error.h"
+#include "megatron/base/json_faults.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {
 
 using nlohmann::json;
 
-namespace {
-
-/// Goes over a text before it is parsed. Not as the parser's callback: with one, each end of an object is searched
-/// among all that its parent has so far, so that an array of 100,000 objects takes minutes.
-class KeyCheck : public nlohmann::json_sax<json> {
- public:
-  explicit KeyCheck(const std::string& name) : name_(name) {}
-
-  bool key(string_t& key) override {
-    if (!keys_.back().insert(key).second)
-      throw ConfigError(rule_got_fix(name_ + ": no key may come twice in one object", "twice " + shortened(key)));
-    return true;
-  }
-  bool start_object(std::size_t) override { return keys_.emplace_back(), true; }
-  bool end_object() override { return keys_.pop_back(), true; }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool parse_error(std::size_t, const std::string&, const json::exception&) override { return false; }
-
- private:
-  const std::string& name_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
-};
-
-}  // namespace
-
 json parse_json(std::string_view text, const std::string& name) {
-  KeyCheck check(name);
-  json::sax_parse(text, &check);  // where it stops, parsing does, and says why
+  if (const auto twice = json_faults(text, std::numeric_limits<std::size_t>::max()).key_twice)
+    throw ConfigError(rule_got_fix(name + ": no key may come twice in one object", "twice " + shortened(*twice)));
   try {
     return json::parse(text);
   } catch (const json::parse_error& error) {
