@@ -77,8 +77,9 @@ class T5(unittest.TestCase):
             folder = self.path / name
             greedy = self.answers(folder, "--max-new-tokens", 40)
             self.expect_the_peers(model, greedy, 40, name)
-            for beams, penalty, stop, theirs in ((2, 1, "likely", False), (4, 1, "full", True), (4, 0.3, "likely", False),
-                                                 (4, 2, "never", "never"), (3, -0.5, "likely", False)):
+            searches = ((2, 1, "likely", False), (4, 1, "full", True), (4, 0.3, "likely", False),
+                        (4, 2, "never", "never"), (3, -0.5, "likely", False))
+            for beams, penalty, stop, theirs in searches:
                 options = ["--num-beams", beams, "--length-penalty", penalty, "--early-stopping", stop,
                            "--max-new-tokens", 20]
                 answers = self.answers(folder, *options)
