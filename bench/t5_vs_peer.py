@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""A T5 of the shape of v1.1-base (h 768, gated GELU, 32128 tokens) with 4 + 4 layers, ours against transformers in
+PyTorch eager, in turns so that a busy machine slows both:
+
+    bench/t5_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--beams 1 4]
+
+Needs torch and transformers. A training step: 4 samples, 512 tokens read and 128 written, AdamW and clipping, no
+dropout; the peer's bf16 is autocast. Generation in float32: what 64 tokens more take, greedily and with beams, after a
+prompt of 256. Prints one JSON object for each: tokens/s of both (medians) and their ratio."""
+import argparse
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from bert_step_vs_peer import PROGRAM, last_line
+
+LAYERS, HIDDEN, HEADS, INNER, VOCAB, LENGTH, WRITTEN, BATCH = 4, 768, 12, 2048, 32128, 512, 128, 4
+FEW, MANY, PROMPT = 16, 80, 256
+RECIPE = f"""[model]
+architecture = "t5"
+num_layers = {LAYERS}
+hidden_size = {HIDDEN}
+num_attention_heads = {HEADS}
+ffn_hidden_size = {INNER}
+vocab_size = {VOCAB}
+normalization = "RMSNorm"
+activation = "gelu_tanh"
+gated_linear_unit = true
+add_bias_linear = false
+position_embedding_type = "relative"
+untie_embeddings_and_output_weights = true
+[data]
+seq_length = {LENGTH}
+decoder_seq_length = {WRITTEN}
+"""
+
+
+def peer_model():
+    import torch
+    import transformers
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(1)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=VOCAB, d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=0))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN) * 0.05)  # one of its own
+    return torch, model
+
+
+def peer_steps(arguments):
+    """Prints what the steps of PyTorch took. A process of its own, so that its peak memory is its own."""
+    torch, model = peer_model()
+    torch.set_num_threads(arguments.threads)
+    model.train()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
+    tokens, labels = torch.randint(0, VOCAB, (BATCH, LENGTH)), torch.randint(0, VOCAB, (BATCH, WRITTEN))
+    times = []
+    for _ in range(1 + arguments.steps):
+        begin = time.perf_counter()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=arguments.dtypes[0] == "bf16"):
+            loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        times.append(time.perf_counter() - begin)
+    print(json.dumps({"samples_per_s": BATCH / statistics.median(times[1:]),
+                      "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+
+
+def step(arguments, folder, dtype):
+    recipe = folder / "t5.toml"
+    recipe.write_text(RECIPE)
+    pairs = []
+    for _ in range(arguments.rounds):
+        ours = last_line([PROGRAM, "bench", "step", "--model", recipe, "--micro-batch-size", BATCH, "--seq-length", LENGTH,
+                          "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads, "--json", "--steps",
+                          arguments.steps, "--dropout", 0])
+        theirs = last_line([sys.executable, __file__, "--peer", "--dtypes", dtype, "--threads", arguments.threads,
+                            "--steps", arguments.steps])
+        pairs.append((ours["tokens_per_s"] / LENGTH, theirs["samples_per_s"],
+                      ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]))
+    return {"what": "step", "dtype": dtype, "samples_per_s": statistics.median(pair[0] for pair in pairs),
+            "peer_samples_per_s": statistics.median(pair[1] for pair in pairs),
+            "ratio": statistics.median(pair[0] / pair[1] for pair in pairs),
+            "memory_ratio": statistics.median(pair[2] for pair in pairs)}
+
+
+def generation(arguments, folder):
+    torch, model = peer_model()
+    torch.set_num_threads(arguments.threads)
+    model.eval().save_pretrained(folder / "model")
+    words = ["[PAD]", "</s>", "[UNK]"] + [f"w{i}" for i in range(VOCAB - 3)]
+    (folder / "model/vocab.txt").write_text("".join(word + "\n" for word in words))
+    numbers = [(i * i + 7) % 32000 for i in range(PROMPT - 1)]
+    prompt, ids = " ".join(f"w{i}" for i in numbers), torch.tensor([[i + 3 for i in numbers] + [1]])
+
+    def ours(beams, tokens):
+        begin = time.perf_counter()
+        result = subprocess.run([PROGRAM, "generate", "--load", folder / "model", "--prompt", prompt, "--json",
+                                 "--ignore-eos", "--num-beams", str(beams), "--max-new-tokens", str(tokens),
+                                 "--threads-per-rank", str(arguments.threads)], stdout=subprocess.PIPE, check=True)
+        return time.perf_counter() - begin, json.loads(result.stdout)["new_ids"]
+
+    def theirs(beams, tokens):
+        with torch.inference_mode():
+            begin = time.perf_counter()
+            made = model.generate(ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False,
+                                  max_new_tokens=tokens, eos_token_id=None)
+        return time.perf_counter() - begin, made[0, 1:].tolist()
+
+    ours(1, FEW)  # the first, which reads files that are not in memory, is not counted
+    theirs(1, FEW)
+    for beams in arguments.beams:
+        pairs, same = [], True
+        for _ in range(arguments.rounds):
+            (few, _), (many, text) = ours(beams, FEW), ours(beams, MANY)
+            (peer_few, _), (peer_many, peer_text) = theirs(beams, FEW), theirs(beams, MANY)
+            pairs.append(((MANY - FEW) / (many - few), (MANY - FEW) / (peer_many - peer_few)))
+            same = same and text == peer_text
+        print(json.dumps({"what": "generation", "beams": beams, "same_tokens": same,
+                          "tokens_per_s": statistics.median(pair[0] for pair in pairs),
+                          "peer_tokens_per_s": statistics.median(pair[1] for pair in pairs),
+                          "ratio": statistics.median(pair[0] / pair[1] for pair in pairs)}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--beams", nargs="*", type=int, default=[1, 4])
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peer:
+        peer_steps(arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in arguments.dtypes:
+            print(json.dumps(step(arguments, pathlib.Path(folder), dtype)), flush=True)
+        if arguments.beams:
+            generation(arguments, pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main()
