@@ -54,18 +54,26 @@ def peer(arguments):
     present = torch.ones(BATCH, LENGTH, dtype=torch.long)
     present[:BATCH // 4, 3 * LENGTH // 4:] = 0
     labels[present == 0] = -100
+    print_steps(arguments, parameters, optimizer, BATCH * LENGTH, "tokens_per_s",
+                lambda: model(tokens, attention_mask=present, token_type_ids=types, labels=labels,
+                              next_sentence_label=order).loss)
+
+
+def print_steps(arguments, parameters, optimizer, units, name, loss_of):
+    """Trains for a step that is not counted and arguments.steps more; prints how many `units` of a step a second went
+    through, as `name`, and the peak memory."""
+    import torch
     times = []
     for _ in range(1 + arguments.steps):
         begin = time.perf_counter()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=arguments.dtypes[0] == "bf16"):
-            loss = model(tokens, attention_mask=present, token_type_ids=types, labels=labels,
-                         next_sentence_label=order).loss
+            loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append(time.perf_counter() - begin)
-    print(json.dumps({"tokens_per_s": BATCH * LENGTH / statistics.median(times[1:]),
+    print(json.dumps({name: units / statistics.median(times[1:]),
                       "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 

@@ -10,14 +10,13 @@ prompt of 256. Prints one JSON object for each: tokens/s of both (medians) and t
 import argparse
 import json
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from bert_step_vs_peer import PROGRAM, last_line
+from bert_step_vs_peer import PROGRAM, last_line, print_steps
 
 LAYERS, HIDDEN, HEADS, INNER, VOCAB, LENGTH, WRITTEN, BATCH = 4, 768, 12, 2048, 32128, 512, 128, 4
 FEW, MANY, PROMPT = 16, 80, 256
@@ -60,18 +59,8 @@ def peer_steps(arguments):
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
     tokens, labels = torch.randint(0, VOCAB, (BATCH, LENGTH)), torch.randint(0, VOCAB, (BATCH, WRITTEN))
-    times = []
-    for _ in range(1 + arguments.steps):
-        begin = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=arguments.dtypes[0] == "bf16"):
-            loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        times.append(time.perf_counter() - begin)
-    print(json.dumps({"samples_per_s": BATCH / statistics.median(times[1:]),
-                      "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    print_steps(arguments, parameters, optimizer, BATCH, "samples_per_s",
+                lambda: model(input_ids=tokens, labels=labels).loss)
 
 
 def step(arguments, folder, dtype):
