@@ -69,8 +69,8 @@ def step(arguments, folder, dtype):
     pairs = []
     for _ in range(arguments.rounds):
         ours = last_line([PROGRAM, "bench", "step", "--model", recipe, "--micro-batch-size", BATCH, "--seq-length",
-                          LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads, "--json", "--steps",
-                          arguments.steps, "--dropout", 0])
+                          LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads, "--json",
+                          "--steps", arguments.steps, "--dropout", 0])
         theirs = last_line([sys.executable, __file__, "--peer", "--dtypes", dtype, "--threads", arguments.threads,
                             "--steps", arguments.steps])
         pairs.append((ours["tokens_per_s"] / LENGTH, theirs["samples_per_s"],
