@@ -132,6 +132,47 @@ class FineTuned(unittest.TestCase):
         self.assertEqual(json.loads((self.path / "mnli-again/config.json").read_text())["id2label"],
                          exported["id2label"])
 
+    def test_learns_as_torch_does(self):
+        """Without dropout and with all examples in each step, every step's loss is that of a loop in torch."""
+        self.config.hidden_dropout_prob = self.config.attention_probs_dropout_prob = 0.0
+        pairs = [(text(self.draw, 2, 9), text(self.draw, 2, 9), self.draw.randrange(3)) for _ in range(8)]
+        data = self.path / "mnli.tsv"
+        data.write_text("index\tsentence1\tsentence2\tgold_label\n" +
+                        "".join(f"{i}\t{a}\t{b}\t{LABELS[label]}\n" for i, (a, b, label) in enumerate(pairs)))
+        self.config.id2label = dict(enumerate(LABELS))
+        self.config.label2id = {label: i for i, label in enumerate(LABELS)}
+        model = transformers.BertForSequenceClassification(self.config)
+        folder = self.save("start", model)
+        steps, rate, warm, decay = 20, 2e-3, 4, 0.1
+        self.finetune("mnli", data, folder, "out", "--epochs", steps, "--global-batch-size", 8, "--lr", rate,
+                      "--lr-decay-style", "linear", "--lr-warmup-fraction", warm / steps, "--weight-decay", decay,
+                      "--log-interval", 1)
+        metrics = (self.path / "out/seed_1234/metrics.jsonl").read_text().splitlines()
+        ours = [step["loss"] for step in map(json.loads, metrics) if "step_ms" in step]
+
+        ids = [self.ids(a, b) for a, b, _ in pairs]
+        longest = max(len(row) for row, _ in ids)
+        inputs = {name: torch.tensor([row + [0] * (longest - len(row)) for row in rows]) for name, rows in
+                  (("input_ids", [i for i, _ in ids]), ("token_type_ids", [t for _, t in ids]),
+                   ("attention_mask", [[1] * len(i) for i, _ in ids]))}
+        labels = torch.tensor([label for _, _, label in pairs])
+        optimizer = torch.optim.AdamW([
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}], lr=rate)
+        theirs = []
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (step / warm if step <= warm else (steps - step) / (steps - warm))
+            loss = model(**inputs, labels=labels).loss
+            theirs.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        self.assertLess(theirs[-1], 0.5 * theirs[0])
+        for step, (mine, wanted) in enumerate(zip(ours, theirs, strict=True)):
+            self.assertLess(abs(mine - wanted), 2e-4 * wanted, f"step {step + 1}: {ours}, torch {theirs}")
+
     def test_options(self):
         articles = [{"id": f"a{i}", "article": text(self.draw, 8, 14), "questions": [text(self.draw, 2, 5) + " who"],
                      "options": [[text(self.draw, 1, 4) for _ in range(4)]], "answers": [self.draw.choice("ABCD")]}
