@@ -46,17 +46,22 @@ void check_ids(const EvalWork& work) {
                                  "the model's own tokenizer, and data made with it"));
 }
 
-void print(nlohmann::ordered_json fields, const EvalFlags& flags, const EvalWork& work, double seconds) {
-  std::int64_t read = 0;
-  for (const tasks::Window& window : work.windows) read += window.size;
-  fields["dtype"] = work.model.run.config.train.dtype;
-  fields["seconds"] = seconds;
-  fields["tokens_per_s"] = static_cast<double>(read) / seconds;
-  if (flags.json) return print_json(fields);
-  for (const auto& [name, value] : fields.items()) std::printf("%-20s %s\n", name.c_str(), value.dump().c_str());
+std::int64_t tokens_of(const EvalWork& work) {
+  std::int64_t tokens = 0;
+  for (const tasks::Window& window : work.windows) tokens += window.size;
+  return tokens;
 }
 
 }  // namespace
+
+void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const plan::ResolvedRun& run,
+                  std::int64_t tokens, double seconds) {
+  fields["dtype"] = run.config.train.dtype;
+  fields["seconds"] = seconds;
+  fields["tokens_per_s"] = static_cast<double>(tokens) / seconds;
+  if (flags.json) return print_json(fields);
+  for (const auto& [name, value] : fields.items()) std::printf("%-20s %s\n", name.c_str(), value.dump().c_str());
+}
 
 void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage) {
   if (!rest.empty()) throw ConfigError(rule_got_fix("eval takes options alone.", rest[0], usage));
@@ -73,19 +78,30 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
   return run_on_ranks(work.model.run, comm::place_from(environment()),
                       [&](const comm::Group& world, at::Device device) {
                         const auto [scores, seconds] = score_on_rank(flags, work, world, device);
-                        if (world.rank() == 0) print(report(scores), flags, work, seconds);
+                        if (world.rank() == 0)
+                          print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);
                         return kDone;
                       });
 }
 
 int eval(const Args& args) {
-  return dispatch("megatron eval",
-                  {{"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
-                   {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
-                   {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
-                   {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
-                   {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}},
-                  args);
+  return dispatch(
+      "megatron eval",
+      {{"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
+       {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
+       {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
+       {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
+       {"mnli", "What a fine-tuned model scores: does one sentence follow from another?",
+        [](const Args& words) { return eval_task("mnli", words); }},
+       {"qqp", "… do two questions ask the same?", [](const Args& words) { return eval_task("qqp", words); }},
+       {"race", "… questions on a text, each with four options.",
+        [](const Args& words) { return eval_task("race", words); }},
+       {"squad", "… questions on a paragraph, of version 1.1 or 2.0, as the file is.",
+        [](const Args& words) { return eval_task("squad", words); }},
+       {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
+       {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
+       {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}},
+      args);
 }
 
 }  // namespace megatron::app

@@ -18,6 +18,8 @@ int eval_wikitext(const Args& args);
 int eval_lambada(const Args& args);
 int eval_choice(const Args& args);
 int eval_predictions(const Args& args);
+/// `task`: of tasks::task_kind_of(), or "squad", whose version the file tells.
+int eval_task(const std::string& task, const Args& args);
 
 struct EvalFlags : ModelFlags {
   std::string data;
@@ -52,6 +54,10 @@ struct EvalWork {
 
 /// The job's own fields of the report.
 using EvalReport = std::function<nlohmann::ordered_json(const std::vector<tasks::WindowScore>& scores)>;
+
+/// Prints `fields` and what all reports have: the dtype, seconds, and how fast `tokens` were read.
+void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const plan::ResolvedRun& run,
+                  std::int64_t tokens, double seconds);
 
 /// Scores `work` on the ranks that its model's run has, and prints `report` with what all reports have. Throws
 /// ConfigError for an id outside the model's vocabulary before a rank starts.

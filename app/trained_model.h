@@ -46,6 +46,19 @@ struct TrainedModel {
 /// whatever is wrong with the folder or the layout. The job is for GPTs; `or_t5`: and for T5s.
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5 = false);
 
+/// The head that a task needs, and its rows.
+struct TaskModelOptions {
+  const char* head;              ///< model.head
+  std::int64_t num_classes;      ///< model.num_classes
+  std::int64_t seq_length;       ///< of a row; 0: that of the fine-tuning, or as follows
+  std::int64_t usual_length;     ///< of a folder that does not say, as far as the model has positions
+  std::int64_t microbatch_size;  ///< 0: as many samples as hold 4096 tokens
+};
+
+/// The same of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the caller asks.
+/// The run is for train::Engine, which keeps nothing for an optimizer.
+TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task);
+
 /// This rank's part of it, its weights read.
 struct RankModel {
   parallel::ParallelContext context;

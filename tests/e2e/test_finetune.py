@@ -118,6 +118,24 @@ class Finetune(unittest.TestCase):
             again = json.loads(self.finetune(name, "--load", self.path / "out/seed_1", "--epochs", 0,
                                              "--micro-batch-size", 4, *layout, "--json"))
             self.assertEqual(again["median"], report["seeds"]["1"])
+        self.evaluate_again(report["seeds"]["1"]["accuracy"])
+
+    def evaluate_again(self, accuracy):
+        """`megatron eval mnli` of a finished seed finds what the seed itself found."""
+        seed = self.path / "out/seed_1"
+        words = ["eval", "mnli", "--load", seed, "--json", "--threads-per-rank", 1, "--data"]
+        for name, file, beside, layout in (("valid", "valid.tsv", seed, []),
+                                           ("test", "test.tsv", seed / "test", ["--tp", 2, "--dp", 2])):
+            output = self.path / f"again_{name}"
+            again = json.loads(run(*words, self.path / file, "--output", output, *layout))
+            self.assertEqual(again.get("accuracy"), accuracy if name == "valid" else None)
+            self.assertEqual((output / "predictions.tsv").read_bytes(), (beside / "predictions.tsv").read_bytes())
+        self.assertEqual(json.loads(run(*words, self.path / "valid.tsv", "--limit", 7))["examples"], 7)
+        self.assertIn("not there yet", run(*words, self.path / "valid.tsv", "--output", output, code=2))
+        self.assertIn("a label for each", run(*words, self.path / "test.tsv", code=2))
+        qqp = self.path / "qqp.tsv"
+        qqp.write_text("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\told cat\tnew cat\t0\n")
+        self.assertIn("task_head", run("eval", "qqp", "--load", seed, "--data", qqp, code=2))
 
     def test_wrong_input_ends_before_it_begins(self):
         self.assertIn("must name the task's file", run("finetune", self.path / "recipe.toml", code=2))

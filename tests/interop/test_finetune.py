@@ -103,6 +103,9 @@ class FineTuned(unittest.TestCase):
         own = self.save(f"{task}-theirs", head)
         for folder, mine in ((self.path / f"{task}-hf", logits), (own, None)):
             again, read = self.finetune(task, data, folder, folder.name + "-read", "--epochs", 0)
+            scores = json.loads(run("eval", task.rstrip("1"), "--load", folder, "--data", data, "--seq-length", LENGTH,
+                                    "--max-query-length", 10, "--json"))
+            self.assertEqual({name: scores[name] for name in again}, again)
             if mine is not None:
                 self.assertEqual(again, metrics)
                 self.assertTrue(torch.equal(read, mine))

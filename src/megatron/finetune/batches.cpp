@@ -14,6 +14,14 @@
 
 namespace megatron::finetune {
 
+BatchOptions batch_options(const plan::ResolvedRun& run, bool pad_to_longest) {
+  return {.seq_length = run.config.data.seq_length,
+          .pad_to_longest = pad_to_longest,
+          .unit = run.config.parallel.sp ? std::lcm(std::int64_t{8}, std::int64_t{run.config.parallel.tp}) : 8,
+          .token_types = run.shape.token_types > 0,
+          .vocab = run.shape.vocab};
+}
+
 SampleOrder::SampleOrder(std::int64_t samples, double epochs, std::uint64_t seed)
     : samples_(samples),
       total_(static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(samples)))),

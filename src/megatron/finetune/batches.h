@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "megatron/model/gpt.h"
+#include "megatron/plan/rules.h"
 #include "megatron/tasks/task.h"
 
 namespace megatron::finetune {
@@ -41,6 +42,9 @@ struct BatchOptions {
   bool token_types = true;        ///< the model has them
   std::int64_t vocab = 0;         ///< ids that the model knows
 };
+
+/// Of the rows of a run.
+BatchOptions batch_options(const plan::ResolvedRun& run, bool pad_to_longest);
 
 /// Makes microbatches of a task's samples, on the CPU: key lengths, targets, and of a sample with several rows
 /// (options) these beside one another. Safe to call from several threads.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -26,14 +25,6 @@ namespace megatron::finetune {
 namespace {
 
 namespace fs = std::filesystem;
-
-BatchOptions batch_options(const plan::ResolvedRun& run, const config::TaskConfig& task) {
-  return {.seq_length = run.config.data.seq_length,
-          .pad_to_longest = task.pad_to_longest,
-          .unit = run.config.parallel.sp ? std::lcm(std::int64_t{8}, std::int64_t{run.config.parallel.tp}) : 8,
-          .token_types = run.shape.token_types > 0,
-          .vocab = run.shape.vocab};
-}
 
 /// In the metadata of what a seed goes on from: SeedResult::recipe, as JSON.
 constexpr const char* kRecipe = "finetune_recipe";
@@ -83,8 +74,8 @@ class SeedRun {
         first_(world.rank() == 0),
         out_(config_.train.out),
         engine_(run, world, device),
-        train_(*data.train, data.form(), batch_options(run, task)),
-        valid_(*data.valid, data.form(), batch_options(run, task)),
+        train_(*data.train, data.form(), batch_options(run, task.pad_to_longest)),
+        valid_(*data.valid, data.form(), batch_options(run, task.pad_to_longest)),
         best_saver_(train::save_folder(config_), world, best_options(config_)),
         saver_(state_folder(out_), world, train::saver_options(config_)) {
     best_ = {.seed = config_.train.seed, .task = task.name, .recipe = recipe, .metrics = {}};
@@ -224,7 +215,7 @@ class SeedRun {
   /// With the best weights. Collective over the world.
   void predict_test() {
     if (best_.iteration != state_.iteration) load_weights(train::save_folder(config_), engine_, run_);
-    const TaskBatches test(*data_.test, data_.form(), batch_options(run_, task_));
+    const TaskBatches test(*data_.test, data_.form(), batch_options(run_, task_.pad_to_longest));
     const TaskLogits logits = logits_of(test);
     if (!first_) return;
     fs::create_directories(out_ / "test");

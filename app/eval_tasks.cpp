@@ -1,0 +1,176 @@
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "app/eval_jobs.h"
+#include "app/json_line.h"
+#include "app/ranks.h"
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/finetune/evaluate.h"
+#include "megatron/finetune/results.h"
+#include "megatron/finetune/weights.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+
+// `megatron eval mnli` and the other tasks of `megatron finetune`: what a fine-tuned model scores on a file.
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kUsage =
+    "megatron eval mnli|qqp|race|squad|squad1|squad2 --load DIR --data F [OPTION]…\n\n"
+    "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
+    "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. docs/finetune.md.";
+
+struct TaskFlags : EvalFlags {
+  std::string output;
+  std::int64_t seq_length = 0, doc_stride = 128, max_query_length = 0, n_best = 20, max_answer_length = 30;
+
+  void visit(auto& v) {
+    EvalFlags::visit(v);
+    v("output", output, "Folder for the predictions; it must not be there yet. Empty: none are written.");
+    v("seq_length", seq_length,
+      "Tokens that a row is cut to; 0: as in the fine-tuning, else 128, squad 384, race 512.");
+    v("doc_stride", doc_stride, "squad: tokens from the beginning of one window of a context to that of the next.");
+    v("max_query_length", max_query_length, "Tokens that a question is cut to; 0: 64 of squad, 128 of race.");
+    v("n_best", n_best, "squad: answers in nbest_predictions.json, and starts and ends looked at in a window.");
+    v("max_answer_length", max_answer_length, "squad: tokens that an answer may have.");
+  }
+};
+
+struct TaskWork {
+  std::string name;
+  TrainedModel model;
+  std::unique_ptr<const tasks::Task> task;
+  tasks::TaskForm form;
+  double null_threshold = 0;  ///< of SQuAD 2.0 without labels: the fine-tuning's
+};
+
+void check(const TaskFlags& flags) {
+  const auto range = [](const char* name, std::int64_t value, std::int64_t low) {
+    if (value < low || value > 1 << 24)
+      throw ConfigError(rule_got_fix(concat("--", name, " must be from ", low, " to ", 1 << 24, "."), concat(value)));
+  };
+  range("batch-size", flags.batch_size, 0);
+  range("seq-length", flags.seq_length, 0);
+  range("doc-stride", flags.doc_stride, 1);
+  range("max-query-length", flags.max_query_length, 0);
+  range("n-best", flags.n_best, 1);
+  range("max-answer-length", flags.max_answer_length, 1);
+  if (!flags.output.empty() && fs::exists(flags.output))
+    throw ConfigError(rule_got_fix("--output must name a folder that is not there yet.", flags.output));
+}
+
+/// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
+/// answered.
+std::string task_name(const std::string& job, const std::string& data) {
+  if (job != "squad") return job;
+  return read_file(data).find("\"is_impossible\"") == std::string::npos ? "squad1" : "squad2";
+}
+
+std::int64_t usual_length(tasks::TaskKind kind) {
+  const bool pair = kind == tasks::TaskKind::Mnli || kind == tasks::TaskKind::Qqp;
+  return pair ? 128 : kind == tasks::TaskKind::Race ? 512 : 384;
+}
+
+tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const TrainedModel& model) {
+  return {.kind = kind,
+          .bert = model.run.config.model.architecture == "bert",
+          .seq_length = static_cast<int>(model.run.config.data.seq_length),
+          .doc_stride = static_cast<int>(flags.doc_stride),
+          .max_query_length = static_cast<int>(flags.max_query_length),
+          .n_best = static_cast<int>(flags.n_best),
+          .max_answer_tokens = static_cast<int>(flags.max_answer_length),
+          .limit = flags.limit,
+          .to_learn = false,
+          .threads = usable_cores()};
+}
+
+/// The model's head must be there and be the task's.
+void check_head(const std::string& folder, const std::string& task, tasks::TaskKind kind,
+                const plan::ResolvedRun& run) {
+  finetune::check_labels(folder, tasks::task_labels(kind));
+  finetune::check_weights(folder, run);
+  const auto missing = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, false).missing;
+  if (!missing.empty())
+    throw ConfigError(rule_got_fix(concat("The model in ", folder, " must have the head of ", task, "."),
+                                   concat("no ", missing[0]), "megatron finetune --task " + task));
+}
+
+TaskWork open_work(const TaskFlags& flags, const std::string& job) {
+  const std::string name = task_name(job, flags.data);
+  const tasks::TaskKind kind = tasks::task_kind_of(name);
+  const tasks::TaskForm form = tasks::task_form(kind);
+  TrainedModel model = open_task_model(flags, "eval",
+                                       {.head = form.head,
+                                        .num_classes = form.num_classes,
+                                        .seq_length = flags.seq_length,
+                                        .usual_length = usual_length(kind),
+                                        .microbatch_size = flags.batch_size});
+  check_head(flags.load, name, kind, model.run);
+  auto task = tasks::open_task(flags.data, model.tokenizer, task_options(flags, kind, model));
+  if (!task->labelled() && flags.output.empty())
+    throw ConfigError(rule_got_fix(flags.data + " must have a label for each example.", "some have none",
+                                   "--output DIR writes predictions, which need none"));
+  const auto trained = finetune::read_result(flags.load);
+  return {.name = name,
+          .model = std::move(model),
+          .task = std::move(task),
+          .form = form,
+          .null_threshold = trained ? trained->null_threshold : 0};
+}
+
+void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLogits& logits, double seconds) {
+  const tasks::Task& task = *work.task;
+  const tasks::TaskScores scores =
+      task.labelled() ? task.scores(logits.values) : tasks::TaskScores{.null_threshold = work.null_threshold};
+  if (!flags.output.empty()) {
+    const fs::path unfinished = flags.output + ".unfinished";
+    fs::remove_all(unfinished);
+    fs::create_directories(unfinished);
+    finetune::write_predictions(unfinished, task, logits.values, scores.null_threshold, scores.report);
+    fs::rename(unfinished, flags.output);
+  }
+  nlohmann::ordered_json fields = {{"task", work.name}, {"examples", task.examples()}};
+  for (const tasks::Metric& metric : scores.metrics) fields[metric.name] = metric.value;
+  if (task.labelled()) fields["loss"] = logits.loss;
+  if (work.name == "squad2") fields["null_threshold"] = scores.null_threshold;
+  std::int64_t tokens = 0;
+  for (std::size_t sample = 0; sample < task.size(); ++sample)
+    tokens += std::int64_t{work.form.rows} * task.length(sample);
+  print_report(std::move(fields), flags, work.model.run, tokens, seconds);
+}
+
+}  // namespace
+
+int eval_task(const std::string& job, const Args& args) {
+  TaskFlags flags;
+  check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
+  check(flags);
+  const TaskWork work = open_work(flags, job);
+  const auto place = comm::place_from(environment());
+  check_device(work.model.run, place);
+  kernels::install_caching_allocator();
+  return run_on_ranks(work.model.run, place, [&](const comm::Group& world, at::Device device) {
+    train::Engine engine(work.model.run, world, device);
+    finetune::load_weights(flags.load, engine, work.model.run);
+    world.barrier();  // all have read their weights
+    const Stopwatch since_start;
+    const finetune::TaskBatches batches(*work.task, work.form, finetune::batch_options(work.model.run, true));
+    Progress progress("eval", "samples", static_cast<std::int64_t>(work.task->size()),
+                      world.rank() == 0 ? Progress::mode_of(flags.progress) : Progress::Mode::Off);
+    const auto logits =
+        finetune::evaluate(engine, work.model.run, batches, [&](std::int64_t done) { progress.update(done); });
+    if (world.rank() == 0) report(flags, work, logits, since_start.seconds());
+    return kDone;
+  });
+}
+
+}  // namespace megatron::app
