@@ -31,10 +31,11 @@ function(megatron_library folder)
   endif()
 endfunction()
 
-# megatron_precompile(TARGET [LIBRARY|TORCH]): what a file includes from elsewhere is half of the time that it takes to
-# compile: such headers are compiled once. LIBRARY: libtorch's, for a library; TORCH: GoogleTest's beside them, for
-# tests; neither: GoogleTest's alone. They have a small target of their own: a precompiled header belongs to one, and
-# whoever uses it must be compiled with OpenMP as it is, or without as it is, and both as libraries or as programs.
+# megatron_precompile(TARGET [LIBRARY|TORCH|PROGRAM]): what a file includes from elsewhere is half of the time that it
+# takes to compile: such headers are compiled once. LIBRARY: libtorch's, for a library; TORCH: GoogleTest's beside them,
+# for tests; PROGRAM: what the jobs of the command line include; none: GoogleTest's alone. They have a small target of
+# their own, but for PROGRAM: a precompiled header belongs to one, and whoever uses it must be compiled with OpenMP as
+# it is, or without as it is, and both as libraries or as programs.
 function(megatron_precompile target)
   set(owner tests_headers)
   set(headers <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp> <filesystem> <functional> <map> <span> <string> <thread> <vector>)
@@ -51,6 +52,12 @@ function(megatron_precompile target)
       <filesystem> <functional> <map> <memory> <optional> <span> <string> <utility> <vector>)
     set(libraries megatron_options torch_cpu nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX)
   endif()
+  if(ARGV1 STREQUAL PROGRAM)
+    set(owner ${target})  # the only one
+    target_precompile_headers(${target} PRIVATE <ATen/core/Tensor.h> <nlohmann/json.hpp> <algorithm> <filesystem> <fstream>
+      <functional> <map> <memory> <optional> <span> <string> <utility> <vector> <megatron/config/options.h>
+      <megatron/plan/rules.h> <megatron/text/tokenizer.h> <app/recipe.h> <app/trained_model.h>)
+  endif()
   if(NOT TARGET ${owner} AND owner STREQUAL library_headers)
     add_library(${owner} STATIC EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/cmake/headers.cpp)
     target_link_libraries(${owner} PRIVATE ${libraries})
@@ -62,9 +69,11 @@ function(megatron_precompile target)
     target_precompile_headers(${owner} PRIVATE ${headers})
   endif()
   if(NOT owner STREQUAL library_headers)
-    target_compile_options(${target} PRIVATE -O1)  # tests wait for the libraries; -O3 takes half as long again to compile
+    target_compile_options(${target} PRIVATE -O1)  # they wait for the libraries; -O2 takes half as long again to compile
   endif()
-  target_precompile_headers(${target} REUSE_FROM ${owner})
+  if(NOT owner STREQUAL target)
+    target_precompile_headers(${target} REUSE_FROM ${owner})
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # The first for ccache. In strings that are added up, g++ 12 sees bounds exceeded where none are, and says so where
     # the strings' header is a precompiled one.

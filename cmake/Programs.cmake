@@ -5,6 +5,7 @@ file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/app/*.cpp)
 add_executable(megatron ${app_sources})
 target_include_directories(megatron PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(megatron PRIVATE megatron_generate megatron_finetune megatron_train megatron_checkpoint megatron_corpus megatron_data megatron_text megatron_config)
+megatron_precompile(megatron PROGRAM)
 if(TARGET megatron_cuda)
   add_dependencies(megatron megatron_cuda)  # loaded at run time from the program's folder
 endif()
