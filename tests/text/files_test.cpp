@@ -63,6 +63,45 @@ TEST_F(TokenizerFiles, TakesTheEndThatTheConfigurationNamesAndKeepsItWhereSaved)
   EXPECT_THAT(read_file(folder_ / "tokenizer_config.json"), HasSubstr("more"));
 }
 
+TEST_F(TokenizerFiles, EndDocumentsOfBertAsMegatronDoes) {
+  put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n[EOS]\n");
+  EXPECT_EQ(Tokenizer::load(folder_, "BertWordPieceLowerCase").eod_id(), 5);
+  put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n<sep>\n");
+  EXPECT_EQ(Tokenizer::load(folder_, "BertWordPieceLowerCase").eod_id(), 3);
+  put("tokenizer_config.json", R"({"eos_token": null, "sep_token": "<sep>"})");
+  EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 5);
+  put("tokenizer_config.json", R"({"sep_token": "<sep>", "eos_token": "a"})");
+  EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 4);
+}
+
+TEST_F(TokenizerFiles, AVocabularyAloneHasTheCaseThatMegatronsNameSays) {
+  put("vocab.txt", "[UNK]\na\nA\n\u00e4\n");
+  const std::string text = "a A \u00e4";
+  const auto ids = [&](const char* type) { return Tokenizer::load(folder_, type).encode(text); };
+  const std::vector<std::int32_t> cased = {1, 2, 3}, lower = {1, 1, 1};
+  EXPECT_EQ(ids("BertWordPieceCase"), cased);
+  EXPECT_EQ(ids("BertWordPieceLowerCase"), lower);
+  EXPECT_EQ(ids(""), lower);
+  put("tokenizer_config.json", R"({"sep_token": "A"})");  // says nothing of it
+  EXPECT_EQ(ids("BertWordPieceCase"), cased);
+  put("tokenizer_config.json", R"({"do_lower_case": true})");
+  EXPECT_THROW(ids("BertWordPieceCase"), ConfigError);
+  put("tokenizer_config.json", R"({"do_lower_case": false})");
+  EXPECT_EQ(ids(""), cased);
+  EXPECT_THROW(ids("BertWordPieceLowerCase"), ConfigError);
+}
+
+TEST_F(TokenizerFiles, NamesWhatAFileSaysOfBatches) {
+  golden_["truncation"] = nullptr;
+  EXPECT_TRUE(parse_tokenizer_json(golden_.dump(), "f").not_applied.empty());
+  golden_["truncation"] = {{"max_length", 2}, {"strategy", "LongestFirst"}, {"stride", 0}, {"direction", "Right"}};
+  golden_["padding"] = {{"strategy", {{"Fixed", 9}}}, {"pad_id", 0}, {"pad_type_id", 0}, {"pad_token", "!"}};
+  const Vocabulary vocabulary = parse_tokenizer_json(golden_.dump(), "f");
+  EXPECT_EQ(vocabulary.not_applied, (std::vector<std::string>{"truncation", "padding"}));
+  EXPECT_EQ(Tokenizer(vocabulary).encode("a text of some length"),
+            Tokenizer::load(golden_folder()).encode("a text of some length"));
+}
+
 TEST_F(TokenizerFiles, KeepsSpecialTokensOutsideTheByteSpelling) {
   Vocabulary vocabulary = Tokenizer::load(golden_folder()).vocabulary();
   vocabulary.tokens.push_back("▁é \n");
@@ -121,6 +160,8 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
   refuse("/surprise", 1, "surprise");
   refuse("/pre_tokenizer", nullptr, "decoder must not be ByteLevel here");
   refuse("/pre_tokenizer", {{"type", "UnicodeScripts"}}, "pre_tokenizer.type is no pre-tokenizer that is supported");
+  refuse("/pre_tokenizer", {{"type", "CharDelimiterSplit"}, {"delimiter", "-"}},
+         "pre_tokenizer.type is no pre-tokenizer that is supported\n  got:  \"CharDelimiterSplit\"");
   refuse("/pre_tokenizer",
          {{"type", "Sequence"}, {"pretokenizers", {golden_["pre_tokenizer"], golden_["pre_tokenizer"]}}},
          "must have ByteLevel once, as the last step");
@@ -139,7 +180,8 @@ TEST_F(TokenizerFiles, RefusesByNameWhatItCannotReproduce) {
   refuse("/pre_tokenizer", split({{"Regex", "[a[b]]"}}), "a set within a set");
   refuse("/pre_tokenizer", split({{"Regex", "\\h"}}), "\\h must not be used");
   refuse("/pre_tokenizer", split({{"Text", "a"}}), "has a member that is not known");
-  refuse("/decoder", {{"type", "CTC"}}, "decoder.type is no decoder");
+  refuse("/decoder", {{"type", "CTC"}, {"pad_token", "<pad>"}, {"word_delimiter_token", "|"}, {"cleanup", true}},
+         "decoder.type is no decoder that is supported\n  got:  \"CTC\"");
   refuse("/decoder", {{"type", "Fuse"}}, "decoder must be ByteLevel");
   refuse("/post_processor", {{"type", "SpaceProcessing"}}, "post_processor.type is no post-processor");
   refuse("/post_processor",

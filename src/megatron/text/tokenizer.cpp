@@ -67,10 +67,11 @@ std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view bytes) const
 
 std::int32_t Tokenizer::eod_id() const {
   if (const auto id = model_->vocabulary().end_of_text) return *id;
-  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"})
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]", "[SEP]"})
     if (const auto id = token_to_id(name)) return *id;
-  throw ConfigError(rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>, <|end_of_text|> or </s>",
-                                 concat("a vocabulary of ", vocab_size(), " tokens without them")));
+  throw ConfigError(
+      rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>, <|end_of_text|>, </s>, [EOS] or [SEP]",
+                   concat("a vocabulary of ", vocab_size(), " tokens without them")));
 }
 
 const std::string& Tokenizer::fingerprint() const { return model_->fingerprint(); }

@@ -89,8 +89,8 @@ class Tokenizer {
   std::optional<std::int32_t> token_to_id(std::string_view bytes) const;
 
   /// Id of the token that ends documents and generation: the one that the files name as end (eos_token of
-  /// tokenizer_config.json, as Megatron-Core's HuggingFaceTokenizer has it), else "<|endoftext|>", "<|end_of_text|>" or
-  /// "</s>". Throws ConfigError where the vocabulary has none.
+  /// tokenizer_config.json, without one sep_token, as Megatron-Core's HuggingFaceTokenizer has it), else
+  /// "<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]" or "[SEP]". Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
 
   /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.

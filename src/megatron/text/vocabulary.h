@@ -104,6 +104,7 @@ struct Vocabulary {
   std::optional<TrimOffsets> trim_offsets;
   Template frame;
   std::optional<std::int32_t> end_of_text;  ///< The end token that the files name.
+  std::vector<std::string> not_applied;     ///< What the file says of batches, not of a text: truncation, padding.
   std::optional<SourceFile> source;
 };
 

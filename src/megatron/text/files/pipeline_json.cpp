@@ -130,11 +130,12 @@ PreTokenizer read_pre_tokenizer(const Component& component) {
     return pretokenizer::Punctuation{read_name<SplitBehavior>(component, "behavior", kBehaviors)};
   }
   if (type == "Metaspace") return read_metaspace(component);
+  if (type != "Whitespace" && type != "WhitespaceSplit" && type != "BertPreTokenizer")
+    component.refuse(".type is no pre-tokenizer that is supported", printable(type));
   component.know({"type"});
   if (type == "Whitespace") return pretokenizer::Whitespace();
   if (type == "WhitespaceSplit") return pretokenizer::WhitespaceSplit();
-  if (type == "BertPreTokenizer") return pretokenizer::BertWords();
-  component.refuse(".type is no pre-tokenizer that is supported", printable(type));
+  return pretokenizer::BertWords();
 }
 
 Decoder read_decoder(const Component& component) {
@@ -166,10 +167,11 @@ Decoder read_decoder(const Component& component) {
     component.know({"type", "suffix"});
     return decoder::BpeSuffix{component.text("suffix")};
   }
+  if (type != "ByteFallback" && type != "Fuse")
+    component.refuse(".type is no decoder that is supported", printable(type));
   component.know({"type"});
-  if (type == "ByteFallback") return decoder::ByteFallback();
   if (type == "Fuse") return decoder::Fuse();
-  component.refuse(".type is no decoder that is supported", printable(type));
+  return decoder::ByteFallback();
 }
 
 Json pattern_json(const Pattern& pattern) { return {{pattern.is_regex ? "Regex" : "String", pattern.text}}; }

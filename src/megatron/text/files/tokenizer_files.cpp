@@ -26,14 +26,16 @@ Vocabulary read_pair(const fs::path& vocab, const fs::path& merges) {
                                 merges.string());
 }
 
-/// What tokenizer_config.json beside a vocab.txt says of normalization; lower case where there is none.
-BertNormalization normalization_beside(const fs::path& folder) {
+/// What tokenizer_config.json beside a vocab.txt says of normalization; of what it does not say, what the type asked
+/// for does, and lower case where that says nothing either.
+BertNormalization normalization_beside(const fs::path& folder, std::string_view type) {
   const fs::path path = folder / "tokenizer_config.json";
   BertNormalization bert;
+  bert.lower_case = bert.strip_accents = type != "BertWordPieceCase";
   if (!fs::exists(path)) return bert;
   const nlohmann::json file = parse_json(read_file(path, kMaxFileBytes), path.string());
   const Component config(file, path.string() + ": ");
-  bert.lower_case = config.boolean("do_lower_case", true);
+  bert.lower_case = config.boolean("do_lower_case", bert.lower_case);
   bert.space_chinese = config.boolean("tokenize_chinese_chars", true);
   bert.strip_accents = config.boolean("strip_accents", bert.lower_case);
   return bert;
@@ -91,31 +93,36 @@ fs::path file_of(const fs::path& path) {
       path.string()));
 }
 
-Vocabulary read_one_file(const fs::path& path) {
+Vocabulary read_one_file(const fs::path& path, std::string_view type) {
   const fs::path folder = path.parent_path();
   const std::string file = path.filename().string();
   if (file == "encoder.json" || file == "vocab.bpe") return read_pair(folder / "encoder.json", folder / "vocab.bpe");
   if (file == "vocab.json" || file == "merges.txt") return read_pair(folder / "vocab.json", folder / "merges.txt");
   const std::string bytes = read_file(path, kMaxFileBytes);
-  if (path.extension() == ".txt") return parse_vocab_txt(bytes, path.string(), normalization_beside(folder));
+  if (path.extension() == ".txt") return parse_vocab_txt(bytes, path.string(), normalization_beside(folder, type));
   if (path.extension() == ".json") return parse_tokenizer_json(bytes, path.string());
   if (looks_like_tiktoken(bytes)) return parse_tiktoken(bytes, path.string(), file);
   return parse_sentencepiece_model(bytes, path.string(), file);
 }
 
-/// The id of the end token that tokenizer_config.json beside the file names, if it names one.
+/// The id of the end token that tokenizer_config.json beside the file names, if it names one: eos_token, without one
+/// sep_token.
 std::optional<std::int32_t> end_token_beside(const fs::path& folder, const Vocabulary& vocabulary) {
   const fs::path path = folder / "tokenizer_config.json";
   if (!fs::exists(path)) return std::nullopt;
   const nlohmann::json config = parse_json(read_file(path, kMaxFileBytes), path.string());
-  if (!config.is_object() || !config.contains("eos_token")) return std::nullopt;
-  const nlohmann::json& token = config["eos_token"];
-  const nlohmann::json& content = token.is_object() && token.contains("content") ? token["content"] : token;
-  if (!content.is_string()) return std::nullopt;
-  const auto found =
-      std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), content.get_ref<const std::string&>());
-  if (found == vocabulary.tokens.end()) return std::nullopt;
-  return static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+  if (!config.is_object()) return std::nullopt;
+  for (const char* key : {"eos_token", "sep_token"}) {
+    if (!config.contains(key)) continue;
+    const nlohmann::json& token = config[key];
+    const nlohmann::json& content = token.is_object() && token.contains("content") ? token["content"] : token;
+    if (!content.is_string()) continue;
+    const auto found =
+        std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), content.get_ref<const std::string&>());
+    if (found == vocabulary.tokens.end()) return std::nullopt;
+    return static_cast<std::int32_t>(found - vocabulary.tokens.begin());
+  }
+  return std::nullopt;
 }
 
 Vocabulary read_null(const std::string& number) {
@@ -147,7 +154,7 @@ Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   if (!fs::exists(path))
     throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
   const fs::path file = file_of(path);
-  Vocabulary vocabulary = read_one_file(file);
+  Vocabulary vocabulary = read_one_file(file, type);
   vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
   apply_type(type, file.string(), vocabulary);
   return vocabulary;

@@ -26,8 +26,8 @@ Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view t
 /// Hugging Face's tokenizer.json: models BPE (over bytes and over characters), WordPiece, Unigram, WordLevel; the steps
 /// of pipeline.h; added tokens of every kind; post-processors ByteLevel, TemplateProcessing, BertProcessing,
 /// RobertaProcessing. A part that is not known is refused by name. Truncation and padding are for the caller of a
-/// batch, not for a text: they are not applied. Ids may have holes. Mistral's tekken.json is known by its members
-/// (tekken_file.h).
+/// batch, not for a text: Vocabulary::not_applied names them. Ids may have holes. Mistral's tekken.json is known by its
+/// members (tekken_file.h).
 Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line

@@ -281,11 +281,18 @@ void check_decoders(const Component& root, const Pipeline& pipeline, bool bytes)
                 concat(pipeline.decoders.size(), " decoders, ", count, " of them ByteLevel"));
 }
 
-/// How a caller would cut and fill batches: no part of the tokens of a text.
-void read_batching(const Component& root) {
-  if (root.has("truncation")) root.at("truncation").know({"max_length", "strategy", "stride", "direction"});
-  if (root.has("padding"))
+/// How a caller would cut and fill batches: no part of the tokens of a text. Gives those parts that are there.
+std::vector<std::string> read_batching(const Component& root) {
+  std::vector<std::string> parts;
+  if (root.has("truncation")) {
+    root.at("truncation").know({"max_length", "strategy", "stride", "direction"});
+    parts.emplace_back("truncation");
+  }
+  if (root.has("padding")) {
     root.at("padding").know({"strategy", "direction", "pad_to_multiple_of", "pad_id", "pad_type_id", "pad_token"});
+    parts.emplace_back("padding");
+  }
+  return parts;
 }
 
 }  // namespace
@@ -297,7 +304,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   root.know({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
   root.must_be_neutral("version", "1.0");
-  read_batching(root);
+  std::vector<std::string> not_applied = read_batching(root);
   std::vector<SpecialToken> specials;
   for (std::size_t i = 0; i < root.array_size("added_tokens"); ++i)
     specials.push_back(read_added_token(root.at("added_tokens", i)));
@@ -312,6 +319,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   vocabulary.pipeline = std::move(pipeline);
   use_scanners(vocabulary);
   if (root.has("post_processor")) read_post_processor(root.at("post_processor"), vocabulary);
+  vocabulary.not_applied = std::move(not_applied);
   return vocabulary;
 }
 
