@@ -48,7 +48,8 @@ TEST_F(OutputsTest, MustNotBeOneFileByWhateverName) {
     EXPECT_THAT(said({out_, folder_ / same}, {"-", other_, in_}), HasSubstr(kInput)) << same;
   EXPECT_THAT(said({out_, folder_ / "./folder/out"}, {}), HasSubstr(kOwn));
   EXPECT_THAT(said({"none/../new", "./new"}, {}), HasSubstr(kOwn));
-  EXPECT_EQ(said({out_, "", "", out_ + "2", "-"}, {in_, in_, "-", "/nowhere"}), "");
+  EXPECT_EQ(said({out_, "", "", out_ + "2"}, {in_, in_, "-", "/nowhere"}), "");
+  EXPECT_THAT(said({out_, "-"}, {in_}), HasSubstr("an output must be a file"));
 }
 
 TEST_F(OutputsTest, OfTheJobsAreRefusedWhereOneWouldReplaceAnotherOrAnInput) {

@@ -45,6 +45,13 @@ class CorpusJobs(unittest.TestCase):
         self.assertEqual((report["ngram"], report["cut"]["matched"], report["cut"]["emptied"]), (13, 1, 1))
         self.assertEqual(clean.read_text(), "".join(lines[:7] + lines[8:]))
 
+    def test_standard_output_is_no_file_to_write(self):
+        self.raw.write_text(line("a b c"))
+        for words in (["filter", "--output", "-"], ["filter", "--output", self.out, "--rejected", "-"],
+                      ["dedup", "--output", "-"], ["overlap", "--test", self.raw, "--report", "-"]):
+            self.assertIn("an output must be a file", run("data", *words, "--input", self.raw, code=2))
+        self.assertFalse(pathlib.Path("-").exists())
+
     def test_overlap_counts_what_python_counts_in_many_alphabets(self):
         source = random.Random(1)
         alphabets = ["abcdefgXYZ", "äöüßéÉÑç", "αβγΔΕΖ", "абвгдЕЖЗ", "אבגד", "ابتث", "कखगघ", "한국어", "0123٣٤", "_",

@@ -35,6 +35,9 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
   const std::size_t num_inputs = places.size();
   for (const std::string& output : outputs) {
     if (output.empty()) continue;
+    if (output == "-")
+      throw ConfigError(rule_got_fix("an output must be a file, which is there whole or not at all.",
+                                     "-, standard output", "name a file"));
     const Place place(output);
     for (std::size_t i = 0; i < places.size(); ++i)
       if (place == places[i])

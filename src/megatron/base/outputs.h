@@ -5,8 +5,8 @@
 namespace megatron {
 
 /// Throws ConfigError where an output of a job is one of its inputs or another of its outputs, also by another name
-/// (links, "./"): one would replace the other. Called before work. Empty names, and "-" among the inputs, stand for no
-/// file.
+/// (links, "./"): one would replace the other; or is "-", for what is written must be there whole or not at all. Called
+/// before work. Empty names, and "-" among the inputs, stand for no file.
 void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
 
 }  // namespace megatron
