@@ -8,6 +8,7 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
+#include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -336,7 +337,7 @@ int data_filter(const Args& args) {
     throw ConfigError(rule_got_fix("--on-error must be stop or skip.", flags.on_error));
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
-  if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
+  if (!flags.tokenizer.empty()) tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
   corpus::FilterOptions options{.output = flags.output, .rejected = flags.rejected, .min_tokens = flags.min_tokens};
   options.text = flags.input.text(flags.run);
   options.tokenizer = tokenizer ? &*tokenizer : nullptr;

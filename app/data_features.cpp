@@ -12,8 +12,10 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
+#include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/outputs.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -179,7 +181,8 @@ int data_features(const Args& args) {
                                    concat(flags.seq_length, " and ", flags.max_query_length)));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
-  const auto tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  check_outputs({flags.output}, {flags.input});
   std::optional<AtomicFile> output;
   if (!flags.output.empty()) output.emplace(flags.output);
   const std::clock_t begin = std::clock();

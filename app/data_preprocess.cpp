@@ -6,6 +6,7 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
+#include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
@@ -28,6 +29,8 @@ struct PreprocessFlags {
   std::string format = "auto";
   std::int64_t piece_bytes = 4096;
   bool append_eod = false;
+  std::string special_tokens = "text";
+  bool add_special_tokens = false;
   bool split_sentences = false;
   bool keep_newlines = false;
   std::string lang = "en";
@@ -53,6 +56,8 @@ struct PreprocessFlags {
     v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("append_eod", append_eod, "End every document with the end-of-text token.");
+    v("special_tokens", special_tokens, kSpecialTokensHelp);
+    v("add_special_tokens", add_special_tokens, kAddSpecialTokensHelp);
     v("split_sentences", split_sentences, "Make each sentence a sequence: P_KEY_sentence.");
     v("keep_newlines", keep_newlines, "With --split-sentences: keep the white space between sentences.");
     v("lang", lang, "Language whose abbreviations --split-sentences knows: en, de, fr, es.");
@@ -119,6 +124,9 @@ void print_report(const data::PreprocessResult& result, double seconds) {
               human_bytes(done / seconds).c_str());
   if (result.kept_bytes > 0) std::printf(", %s before", human_bytes(static_cast<double>(result.kept_bytes)).c_str());
   if (result.bad_lines > 0) std::printf("; %lld bad lines passed over", static_cast<long long>(result.bad_lines));
+  if (result.blank_lines > 0) std::printf("; %lld blank lines passed over", static_cast<long long>(result.blank_lines));
+  if (result.empty_documents > 0)
+    std::printf("; %lld documents without a token", static_cast<long long>(result.empty_documents));
   if (result.not_utf8 > 0)
     std::printf("; %lld documents with bytes that are not UTF-8", static_cast<long long>(result.not_utf8));
   if (result.replaced_bytes > 0)
@@ -138,6 +146,8 @@ nlohmann::ordered_json json_report(const data::PreprocessResult& result, double 
           {"text_bytes", result.text_bytes},
           {"kept_bytes", result.kept_bytes},
           {"bad_lines", result.bad_lines},
+          {"blank_lines", result.blank_lines},
+          {"empty_documents", result.empty_documents},
           {"not_utf8", result.not_utf8},
           {"replaced_bytes", result.replaced_bytes},
           {"peak_text_bytes", result.peak_bytes},
@@ -153,10 +163,12 @@ int data_preprocess(const Args& args) {
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   need_option(!flags.output_prefix.empty(), "--output-prefix");
   const auto mode = Progress::mode_of(flags.progress);
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
+  const text::Specials specials = specials_of(flags.special_tokens);
+  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
   data::PreprocessOptions options = preprocess_options(flags, tokenizer);
   options.on_bad_line = bad_line_log();
-  const data::TextEncoder encoder = data::encoder_of(tokenizer);
+  const data::TextEncoder encoder =
+      data::encoder_of(tokenizer, flags.add_special_tokens ? data::Around::Template : data::Around::Nothing, specials);
 
   const Stopwatch since_start;
   std::unique_ptr<Progress> progress;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
+#include "app/load_tokenizer.h"
 #include "app/tokenizer_jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
@@ -37,7 +38,7 @@ struct DecodeFlags {
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("input", input, "Files to read, also .gz, .zst and .xz; - reads standard input.");
     v.title("what is written");
-    v("output", output, "File to write; empty: standard output.");
+    v("output", output, "File to write; - or empty: standard output.");
     v("json", json, "Write JSON: encode one object for each input, decode one for each line.");
   }
 };
@@ -50,16 +51,9 @@ struct EncodeFlags : DecodeFlags {
   void visit(auto& v) {
     DecodeFlags::visit(v);
     v.title("how text becomes ids");
-    v("special_tokens", special_tokens,
-      "Special tokens that are written in the text: recognised, or text like any other.");
-    v("add_special_tokens", add_special_tokens,
-      "Set what the tokenizer's template sets around each text: [CLS] … [SEP].");
+    v("special_tokens", special_tokens, kSpecialTokensHelp);
+    v("add_special_tokens", add_special_tokens, kAddSpecialTokensHelp);
     v("threads", threads, "Threads that encode lines; 0: one a core.");
-  }
-  text::Specials specials() const {
-    if (special_tokens == "recognised") return text::Specials::Recognised;
-    if (special_tokens == "text") return text::Specials::AsText;
-    throw ConfigError(rule_got_fix("--special-tokens must be recognised or text.", special_tokens));
   }
 };
 
@@ -105,7 +99,7 @@ class LineReader {
 class Output {
  public:
   explicit Output(const std::string& path) {
-    if (!path.empty()) file_ = std::make_unique<AtomicFile>(path);
+    if (!path.empty() && path != "-") file_ = std::make_unique<AtomicFile>(path);
   }
   void write(std::string_view text) {
     if (file_)
@@ -129,7 +123,10 @@ class Output {
 class LineEncoder {
  public:
   LineEncoder(const text::Tokenizer& tokenizer, const EncodeFlags& flags)
-      : tokenizer_(tokenizer), flags_(flags), threads_(threads_of(flags.threads)), specials_(flags.specials()) {}
+      : tokenizer_(tokenizer),
+        flags_(flags),
+        threads_(threads_of(flags.threads)),
+        specials_(specials_of(flags.special_tokens)) {}
 
   void encode(LineReader& reader, Output& output) {
     while (read_lines(reader)) {
@@ -196,8 +193,8 @@ int tokenizer_encode(const Args& args) {
   no_words(config::parse_command_line(flags, args, kEncodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   threads_of(flags.threads);
-  flags.specials();
-  const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
+  const text::Specials specials = specials_of(flags.special_tokens);
+  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   LineEncoder lines(tokenizer, flags);
   for (const std::string& input : flags.input) {
@@ -207,7 +204,7 @@ int tokenizer_encode(const Args& args) {
       continue;
     }
     std::vector<std::int32_t> ids;
-    tokenizer.encoder().encode_append(reader.rest(), ids, flags.specials());
+    tokenizer.encoder().encode_append(reader.rest(), ids, specials);
     if (flags.add_special_tokens) ids = tokenizer.frame(ids).ids;
     output.write(json_line(nlohmann::ordered_json{{"input", input}, {"ids", ids}}));
   }

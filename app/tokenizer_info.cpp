@@ -71,6 +71,7 @@ int tokenizer_info(const Args& args) {
                     {"merges", tokenizer.vocabulary().merges.size()},
                     {"fingerprint", fingerprint},
                     {"components", components(tokenizer.vocabulary())},
+                    {"not_applied", tokenizer.vocabulary().not_applied},
                     {"special_tokens", special_tokens(tokenizer.vocabulary())}};
   if (flags.json) {
     print_json(report);
@@ -81,6 +82,7 @@ int tokenizer_info(const Args& args) {
                 (report[name].is_string() ? report[name].get<std::string>() : report[name].dump()).c_str());
   for (const auto& [name, part] : report["components"].items())
     std::printf("%-15s %s\n", name.c_str(), part.dump().c_str());
+  if (!report["not_applied"].empty()) std::printf("%-15s %s\n", "not applied", report["not_applied"].dump().c_str());
   std::printf("%-15s %zu\n", "special_tokens", report["special_tokens"].size());
   for (const Json& token : report["special_tokens"]) std::printf("  %s\n", token.dump().c_str());
   return kDone;

@@ -33,11 +33,11 @@ def write_text(path, megabytes):
 
 
 class Place:
-    def __init__(self, folder):
+    def __init__(self, folder, megabytes=48):
         self.folder = folder
         run("tokenizer", "train", "--input", self.text(1, "small.jsonl"), "--vocab-size", 400, "--output",
             folder / "tok")
-        self.long = self.text(48, "text.jsonl")
+        self.long = self.text(megabytes, "text.jsonl")
 
     def text(self, megabytes, name):
         write_text(self.folder / name, megabytes)

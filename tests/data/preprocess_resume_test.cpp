@@ -236,6 +236,17 @@ TEST_F(PreprocessResume, StopsAtABadLineAndGoesOnPastItWhenAsked) {
   EXPECT_EQ(outputs("cut"), wanted_);
 }
 
+TEST_F(PreprocessResume, CountsWhatWasBlankOrEmptyBeforeAndAfterTheNote) {
+  const std::string lines = read_bytes(folder_ / "in.jsonl"), empty = "{\"text\": \"\", \"title\": \"\"}\n";
+  write_bytes(folder_ / "in.jsonl", "\n \n" + empty + lines + "\n" + empty + "\n\n");
+  interrupt(options("cut"));
+  CountingEncoder encoder;
+  const auto result = preprocess(options("cut"), encoder.encoder());
+  EXPECT_GT(result.kept_bytes, 0);
+  EXPECT_EQ(result.blank_lines, 5);
+  EXPECT_EQ(result.empty_documents, 4);  // of two pairs
+}
+
 TEST_F(PreprocessResume, DoesNotStopAtBadLinesOfARunThatPassedOverSome) {
   write_bytes(folder_ / "in.jsonl", "bad\n" + read_bytes(folder_ / "in.jsonl"));
   PreprocessOptions skip = options("cut");

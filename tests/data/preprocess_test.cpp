@@ -9,6 +9,8 @@
 
 #include "megatron/data/indexed_dataset.h"
 #include "megatron/text/tokenizer.h"
+#include "megatron/text/vocabulary.h"
+#include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -59,6 +61,7 @@ TEST_F(PreprocessTest, CountsEmptyDocumentsAndGivesTheEndTokenToTheLastSequence)
       options("{\"text\": \"ab\"}\n{\"text\": \" \"}\n{\"text\": [\"c\", \"\", \"de\", \" \"]}\n"), byte_encoder());
   EXPECT_EQ(result.pairs[0].prefix, folder_ / "out_text_document");
   EXPECT_EQ(result.pairs[0].documents, 3);
+  EXPECT_EQ(result.empty_documents, 1);
   EXPECT_EQ(result.pairs[0].sequences, 3);
   EXPECT_EQ(result.pairs[0].tokens, 7);
   const IndexedDataset pair(result.pairs[0].prefix);
@@ -108,6 +111,24 @@ TEST_F(PreprocessTest, PassesOnWhatAnEncoderThrows) {
   };
   EXPECT_EQ(error_of(options("{\"text\": \"a\"}\n"), encoder), "the encoder broke");
   EXPECT_TRUE(nothing_written());
+}
+
+TEST_F(PreprocessTest, CountsBlankLinesAndEmptyFiles) {
+  PreprocessOptions wanted = options("\na\n\n  \nb\n" + std::string(5000, '\n'));  // blocks without a record at the end
+  wanted.text.format = TextFormat::Lines;
+  wanted.text.block_bytes = 2;
+  auto result = preprocess(wanted, byte_encoder());
+  EXPECT_EQ(result.blank_lines, 5003);
+  EXPECT_EQ(result.empty_documents, 0);
+  EXPECT_EQ(result.pairs[0].documents, 2);
+  write_bytes(folder_ / "empty", "");
+  wanted.text.inputs.insert(wanted.text.inputs.begin(), folder_ / "empty");
+  wanted.text.format = TextFormat::File;
+  result = preprocess(wanted, byte_encoder());
+  EXPECT_EQ(result.blank_lines, 0);
+  EXPECT_EQ(result.empty_documents, 1);
+  EXPECT_EQ(result.pairs[0].documents, 2);
+  EXPECT_EQ(result.pairs[0].sequences, 1);
 }
 
 TEST_F(PreprocessTest, RefusesAnInputWithoutText) {
@@ -262,6 +283,31 @@ TEST_F(PreprocessTest, CountsTheBytesThatTheTokenizerReplaces) {
   const auto result = preprocess(wanted, encoder_of(tokenizer));
   EXPECT_EQ(result.replaced_bytes, 3);
   EXPECT_EQ(result.not_utf8, 2);
+}
+
+TEST_F(PreprocessTest, SetsWhatTheTemplateSetsAroundEachTextWhereAsked) {
+  text::Vocabulary vocabulary;
+  vocabulary.tokens = {"<s>", "</s>", "a", "b"};
+  vocabulary.word_level.emplace();
+  vocabulary.pipeline.emplace();
+  using Kind = text::Template::Kind;
+  vocabulary.frame.single = {{Kind::Token, 0, 0}, {Kind::First, 0, 0}, {Kind::Token, 1, 0}};
+  const text::Tokenizer tokenizer(vocabulary);
+  PreprocessOptions wanted = options("{\"text\": [\"a\", \"b\"]}\n{\"text\": \"b\"}\n");
+  wanted.append_eod = false;
+  const TextEncoder alone = encoder_of(tokenizer), framed = encoder_of(tokenizer, Around::Template);
+  EXPECT_EQ(preprocess(wanted, alone).pairs[0].tokens, 3);
+  EXPECT_EQ(preprocess(wanted, framed).pairs[0].tokens, 9);
+  EXPECT_EQ(read_bytes(folder_ / "out_text_document.bin"), std::string("\0\0\2\0\1\0\0\0\3\0\1\0\0\0\3\0\1\0", 18));
+  EXPECT_NE(alone.fingerprint, framed.fingerprint);
+  const text::Tokenizer with_special = byte_tokenizer({"<|x|>"});
+  const TextEncoder known = encoder_of(with_special, Around::Nothing, text::Specials::Recognised);
+  std::vector<std::int32_t> ids;
+  known.make()("a<|x|>", ids);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{'a', 256}));
+  EXPECT_NE(known.fingerprint, encoder_of(with_special).fingerprint);
+  vocabulary.frame.single.pop_back();
+  EXPECT_NE(encoder_of(text::Tokenizer(vocabulary), Around::Template).fingerprint, framed.fingerprint);
 }
 
 TEST_F(PreprocessTest, RefusesSeveralKeysOfPlainTextAtOnceAlsoWhereBadLinesArePassedOver) {

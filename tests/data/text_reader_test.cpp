@@ -112,7 +112,32 @@ TEST_F(TextReaderTest, CutsPlainTextAsAsked) {
   EXPECT_THAT(documents_of(path, {.format = TextFormat::Lines}), ElementsAre("{a", "b", "c", "d"));
   EXPECT_THAT(documents_of(path, {.format = TextFormat::Paragraphs}), ElementsAre("{a\nb", "c", "d"));
   EXPECT_THAT(documents_of(file("unnamed", "  {\"text\": \"json by content\"}")), ElementsAre("json by content"));
-  EXPECT_THAT(documents_of(file("empty.txt", "")), ElementsAre());
+  EXPECT_THAT(documents_of(file("empty.txt", ""), {.format = TextFormat::Lines}), ElementsAre());
+  EXPECT_THAT(documents_of(file("empty.jsonl", "")), ElementsAre());
+}
+
+TEST_F(TextReaderTest, TakesEachFileForADocumentAlsoAnEmptyOne) {
+  TextReaderOptions options{.inputs = {file("a.txt", ""), file("b.txt", " \n"), file("c", gzip("")), file("d", "d")}};
+  std::vector<std::string> documents;
+  TextReader reader(options);
+  for (std::string document; reader.next(document);) documents.push_back(document);
+  EXPECT_THAT(documents, ElementsAre("", " \n", "", "d"));
+}
+
+TEST_F(TextReaderTest, CountsBlankLinesAndPiecesThatItPassesOverForAnyBlockSize) {
+  const std::string text = "\n{}\n \n{}\n\n\t\n", pieces = std::string(17, ' ') + "x" + std::string(9, '\n');
+  for (const std::size_t block : {1, 5, 1000}) {
+    const auto counted = [&](const char* name, std::string_view content, TextFormat format) {
+      BlockReader reader({.inputs = {file(name, content)}, .format = format, .piece_bytes = 8, .block_bytes = block});
+      for (TextBlock records; reader.next(records);) EXPECT_FALSE(records.records.empty());
+      return reader.blank_records();
+    };
+    EXPECT_EQ(counted("a.jsonl", text, TextFormat::Auto), 4);
+    EXPECT_EQ(counted("b", text, TextFormat::Lines), 4);
+    EXPECT_EQ(counted("c", text, TextFormat::Paragraphs), 0);
+    EXPECT_EQ(counted("d", text, TextFormat::File), 0);
+    EXPECT_EQ(counted("e", pieces, TextFormat::Pieces), 3);  // 8 blanks twice; "\n" after " x" and 7 others
+  }
 }
 
 TEST_F(TextReaderTest, GivesTheSameDocumentsForAnyBlockSize) {
@@ -289,6 +314,7 @@ TEST_F(TextReaderTest, GoesOnFromTheEndOfAnyBlock) {
 TEST_F(TextReaderTest, SaysWhichInputIsMissingBeforeItReadsAny) {
   EXPECT_THROW(BlockReader({.inputs = {}}), ConfigError);
   EXPECT_THROW(BlockReader({.inputs = {file("there", "x"), folder_ / "absent"}}), ConfigError);
+  EXPECT_THROW(BlockReader({.inputs = {file("there", "x"), folder_.path()}}), ConfigError);
   EXPECT_THAT(error_of(folder_.path()), HasSubstr("is a folder"));
 }
 

@@ -6,9 +6,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+sys.path += [str(pathlib.Path(__file__).resolve().parents[up] / name) for up, name in ((1, "testing"), (2, "scripts"))]
+import kill_preprocess_test  # noqa: E402
 from program import MEGATRON, run, text_of_sentences  # noqa: E402
 
 
@@ -140,6 +142,38 @@ class DataJobs(unittest.TestCase):
         for alone in (["--keep-newlines"], ["--lang", "de"], ["--piece-bytes", 100]):
             self.assertIn(f"{alone[0]} needs", self.preprocess(*alone, code=2))
         self.assertIn("sentences", self.preprocess("--split-sentences", "--lang", "xx", code=2))
+
+    def test_killed_at_any_moment_the_files_come_out_the_same(self):
+        seed = time.time_ns()
+        kill_preprocess_test.kill_at_random_moments(kill_preprocess_test.Place(self.path, megabytes=10), 3, seed)
+
+    def test_blank_lines_and_empty_documents_are_counted(self):
+        self.train()
+        lines = '{"text": "one"}\n\n{"text": ""}\n \n'
+        words = ["data", "preprocess", "--input", "-", "--format", "jsonl", "--tokenizer", self.path / "tokenizer",
+                 "--output-prefix", self.path / "piped"]
+        report = json.loads(run(*words, "--json", stdin=lines))
+        self.assertEqual((report["blank_lines"], report["empty_documents"]), (2, 1))
+        self.assertIn("2 blank lines passed over; 1 documents without a token", run(*words, stdin=lines))
+
+    def test_a_folder_is_no_input(self):
+        self.train()
+        self.assertIn(f"{self.path}/*", self.preprocess("--input", self.path, code=2))
+
+    def test_documents_of_bert_end_with_sep_and_texts_are_framed_where_asked(self):
+        vocabulary = self.path / "vocab.txt"
+        vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "."]))
+        self.text.write_text('{"text": ["The cat.", "the"]}\n{"text": "cat"}\n')
+
+        def ids(*options):
+            run("data", "preprocess", "--input", self.text, "--format", "jsonl", "--tokenizer", vocabulary,
+                "--tokenizer-type", "BertWordPieceLowerCase", "--output-prefix", self.path / "bert", *options)
+            printed = run("data", "cat", self.path / "bert_text_document", "--range", "0:2", "--json")
+            return [row["ids"] for line in printed.splitlines() for row in json.loads(line)["sequences"]]
+        self.assertEqual(ids(), [[5, 6, 7], [5], [6]])
+        self.assertEqual(ids("--append-eod"), [[5, 6, 7], [5, 3], [6, 3]])
+        self.assertEqual(ids("--add-special-tokens", "--append-eod"),
+                         [[2, 5, 6, 7, 3], [2, 5, 3, 3], [2, 6, 3, 3]])
 
     def test_the_data_benchmark_measures_every_part(self):
         self.train()

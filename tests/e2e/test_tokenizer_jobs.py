@@ -55,6 +55,20 @@ class TokenizerJobs(unittest.TestCase):
         self.assertEqual(json.loads(run(*encode, "--add-special-tokens", stdin="<x>"))["ids"], [1, 3, 2])
         self.assertNotIn(3, json.loads(run(*encode, "--special-tokens", "text", stdin="<x>"))["ids"])
 
+    def test_what_a_file_says_of_batches_is_named_once_and_changes_nothing(self):
+        self.train("bpe")
+        path = self.path / "bpe/tokenizer.json"
+        words = ["tokenizer", "encode", "--tokenizer", path, "--input", self.text]
+        plain = run(*words)
+        file = json.loads(path.read_text())
+        file["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+        path.write_text(json.dumps(file))
+        result = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, check=True)
+        self.assertEqual(result.stdout, plain)
+        self.assertEqual(result.stderr.count("its truncation does not apply"), 1)
+        self.assertEqual(json.loads(run("tokenizer", "info", path, "--json"))["not_applied"], ["truncation"])
+        self.assertEqual(run(*words, "--output", "-"), plain)
+
     def test_several_inputs_are_one_object_each(self):
         self.train("bpe")
         other = self.path / "other.txt"

@@ -43,7 +43,7 @@ struct Job {
   };
   TextBlock block;
   std::vector<Tokens> keys;
-  std::int64_t text_bytes = 0, not_utf8 = 0, replaced_bytes = 0;
+  std::int64_t text_bytes = 0, blank_lines = 0, not_utf8 = 0, replaced_bytes = 0;
   BadLines bad;
   std::exception_ptr error;
   bool done = false;
@@ -122,16 +122,23 @@ class JobQueue {
 
 void read_all(BlockReader& reader, JobQueue& queue) {
   bool more = true, failed = false;
+  std::int64_t blank_before = 0;
   while (more && !failed) {
     auto job = std::make_shared<Job>();
     try {
       more = reader.next(job->block);
+      if (!more) {  // blank lines after the last record have no block
+        job->block.input_position = reader.position();
+        job->done = true;
+      }
+      const std::int64_t blank = reader.blank_records();
+      job->blank_lines = blank - std::exchange(blank_before, blank);
     } catch (...) {  // takes its place in the order, after all that came before it in the input
       job->block.bytes.clear();
       job->error = std::current_exception();
       job->done = failed = true;
     }
-    if (more && !queue.put(std::move(job))) break;  // from here on it is a worker's
+    if (!queue.put(std::move(job))) break;  // from here on it is a worker's
   }
   queue.close();
 }
@@ -282,7 +289,7 @@ nlohmann::ordered_json identity_of(const PreprocessOptions& options, const TextE
                       {"bytes", info.st_size},
                       {"modified_ns", info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec}});
   }
-  return {{"version", 1},
+  return {{"version", 2},
           {"tokenizer", encoder.fingerprint},
           {"vocab_size", encoder.vocab_size},
           {"json_keys", options.json_keys},
@@ -335,10 +342,14 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
     crew.add([&] { encode_all(queue, options, encoder, splitter ? &*splitter : nullptr); });
   while (const auto job = queue.next_done()) {
     if (job->error) std::rethrow_exception(job->error);
-    for (std::size_t key = 0; key < job->keys.size(); ++key)
-      parts.add(key, job->keys[key].bytes, job->keys[key].sequence_lengths, job->keys[key].document_sequences);
+    for (std::size_t key = 0; key < job->keys.size(); ++key) {
+      const std::vector<std::int32_t>& sequences = job->keys[key].document_sequences;
+      parts.add(key, job->keys[key].bytes, job->keys[key].sequence_lengths, sequences);
+      state.empty_documents += std::count(sequences.begin(), sequences.end(), 0);
+    }
     state.text_bytes += job->text_bytes;
     state.bad_lines += job->bad.count;
+    state.blank_lines += job->blank_lines;
     state.not_utf8 += job->not_utf8;
     state.replaced_bytes += job->replaced_bytes;
     if (options.on_bad_line)
@@ -359,16 +370,29 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
 
 }  // namespace
 
-TextEncoder encoder_of(const text::Tokenizer& tokenizer) {
-  const auto make = [&tokenizer]() -> TextEncoder::Encode {
-    return [worker = std::make_shared<text::Encoder>(tokenizer.encoder())](std::string_view text,
-                                                                           std::vector<std::int32_t>& ids) {
+TextEncoder encoder_of(const text::Tokenizer& tokenizer, Around around, text::Specials specials) {
+  const auto make = [&tokenizer, around, specials]() -> TextEncoder::Encode {
+    return [&tokenizer, around, specials, worker = std::make_shared<text::Encoder>(tokenizer.encoder()),
+            text_ids = std::vector<std::int32_t>()](std::string_view text, std::vector<std::int32_t>& ids) mutable {
       const std::size_t before = worker->replaced();
-      worker->encode_append(text, ids);
+      if (around == Around::Nothing) {
+        worker->encode_append(text, ids, specials);
+      } else {
+        text_ids.clear();
+        worker->encode_append(text, text_ids, specials);
+        const std::vector<std::int32_t> framed = tokenizer.frame(text_ids).ids;
+        ids.insert(ids.end(), framed.begin(), framed.end());
+      }
       return static_cast<std::int64_t>(worker->replaced() - before);
     };
   };
-  return {.make = make, .vocab_size = tokenizer.vocab_size(), .fingerprint = tokenizer.fingerprint()};
+  TextEncoder encoder{.make = make, .vocab_size = tokenizer.vocab_size(), .fingerprint = tokenizer.fingerprint()};
+  if (specials == text::Specials::Recognised) encoder.fingerprint += " specials";
+  if (around == Around::Template) {
+    encoder.fingerprint += " around";  // a tokenizer's own says nothing of its template
+    for (const std::int32_t id : tokenizer.frame({}).ids) encoder.fingerprint += concat(' ', id);
+  }
+  return encoder;
 }
 
 OnError on_error_of(std::string_view name) {
@@ -412,6 +436,8 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
         {options.json_keys[key], where.prefixes[key], parts.documents(key), parts.sequences(key), parts.tokens(key)});
   result.text_bytes = state.text_bytes;
   result.bad_lines = state.bad_lines;
+  result.blank_lines = state.blank_lines;
+  result.empty_documents = state.empty_documents;
   result.not_utf8 = state.not_utf8;
   result.replaced_bytes = state.replaced_bytes;
   parts.publish();

@@ -20,8 +20,12 @@ struct TextEncoder {
   std::string fingerprint = "";  ///< equal for encoders that give equal ids
 };
 
-/// The encoder of `tokenizer`, which must outlive it. Special tokens written in the text are text.
-TextEncoder encoder_of(const text::Tokenizer& tokenizer);
+/// What stands around the tokens of a text: nothing, or what the tokenizer's template sets there (Tokenizer::frame()).
+enum class Around : std::uint8_t { Nothing, Template };
+
+/// The encoder of `tokenizer`, which must outlive it. `specials`: what special tokens are that stand in a text.
+TextEncoder encoder_of(const text::Tokenizer& tokenizer, Around around = Around::Nothing,
+                       text::Specials specials = text::Specials::AsText);
 
 enum class OnError : std::uint8_t { Stop, Skip };
 /// "stop" or "skip"; anything else is a ConfigError.
@@ -50,11 +54,13 @@ struct PreprocessResult {
   };
   std::vector<Pair> pairs;  ///< one a key
   std::int64_t text_bytes = 0;
-  std::int64_t kept_bytes = 0;      ///< of text_bytes, what an interrupted run had done
-  std::int64_t bad_lines = 0;       ///< passed over
-  std::int64_t not_utf8 = 0;        ///< documents of plain text with bytes that are not UTF-8
-  std::int64_t replaced_bytes = 0;  ///< bytes in place of which the tokenizer read U+FFFD
-  std::int64_t peak_bytes = 0;      ///< most input text that was under way at once
+  std::int64_t kept_bytes = 0;       ///< of text_bytes, what an interrupted run had done
+  std::int64_t bad_lines = 0;        ///< passed over
+  std::int64_t blank_lines = 0;      ///< lines and pieces of blanks, passed over
+  std::int64_t empty_documents = 0;  ///< documents without a token, of all pairs
+  std::int64_t not_utf8 = 0;         ///< documents of plain text with bytes that are not UTF-8
+  std::int64_t replaced_bytes = 0;   ///< bytes in place of which the tokenizer read U+FFFD
+  std::int64_t peak_bytes = 0;       ///< most input text that was under way at once
 };
 
 /// Called now and then from the calling thread: input bytes read, all input bytes (0: not known), documents written.

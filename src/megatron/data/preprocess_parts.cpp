@@ -43,6 +43,18 @@ std::optional<T> number_of(const Json& note, const char* key) {
   return found->get<T>();
 }
 
+using State = PreprocessParts::State;
+
+/// What is counted, as notes call it.
+constexpr std::array<std::pair<const char*, std::int64_t State::*>, 6> kCounts = {{
+    {"text_bytes", &State::text_bytes},
+    {"bad_lines", &State::bad_lines},
+    {"blank_lines", &State::blank_lines},
+    {"empty_documents", &State::empty_documents},
+    {"not_utf8", &State::not_utf8},
+    {"replaced_bytes", &State::replaced_bytes},
+}};
+
 /// What two identities differ in, in words: "append_eod: false there, true here".
 std::string difference_of(const Json& there, const Json& here) {
   for (const auto& [key, value] : here.items()) {
@@ -187,7 +199,9 @@ void PreprocessParts::resume(const Json& identity) {
 
 /// Whether the files have what a note says they got since the note before.
 bool PreprocessParts::files_hold(const Json& note) const {
-  for (const char* key : {"input", "offset", "line", "text_bytes", "bad_lines", "not_utf8", "replaced_bytes"})
+  for (const char* key : {"input", "offset", "line"})
+    if (!number_of(note, key)) return false;
+  for (const auto& [key, count] : kCounts)
     if (!number_of(note, key)) return false;
   const auto found = note.find("files");
   if (found == note.end() || !found->is_array() || found->size() != sizes_.size()) return false;
@@ -211,10 +225,7 @@ void PreprocessParts::read_note(const Json& note) {
   for (std::size_t i = 0; i < sizes_.size(); ++i) sizes_[i] = number_of((*found)[i], "size").value_or(0);
   state_.at = {number_of<std::size_t>(note, "input").value_or(0), number_of(note, "offset").value_or(0),
                number_of(note, "line").value_or(1)};
-  state_.text_bytes = number_of(note, "text_bytes").value_or(0);
-  state_.bad_lines = number_of(note, "bad_lines").value_or(0);
-  state_.not_utf8 = number_of(note, "not_utf8").value_or(0);
-  state_.replaced_bytes = number_of(note, "replaced_bytes").value_or(0);
+  for (const auto& [key, count] : kCounts) state_.*count = number_of(note, key).value_or(0);
 }
 
 void PreprocessParts::open_files() {
@@ -241,14 +252,10 @@ void PreprocessParts::note(const State& state) {
   Json files = Json::array();
   for (std::size_t i = 0; i < files_.size(); ++i)
     files.push_back({{"size", sizes_[i]}, {"xxh3", files_[i]->take_checksum()}});
-  journal_->add({{"input", state.at.input},
-                 {"offset", state.at.offset},
-                 {"line", state.at.line},
-                 {"text_bytes", state.text_bytes},
-                 {"bad_lines", state.bad_lines},
-                 {"not_utf8", state.not_utf8},
-                 {"replaced_bytes", state.replaced_bytes},
-                 {"files", std::move(files)}});
+  Json line{{"input", state.at.input}, {"offset", state.at.offset}, {"line", state.at.line}};
+  for (const auto& [key, count] : kCounts) line[key] = state.*count;
+  line["files"] = std::move(files);
+  journal_->add(line);
   has_notes_ = true;
 }
 

@@ -35,8 +35,10 @@ class PreprocessParts {
     TextPosition at = {};
     std::int64_t text_bytes = 0;
     std::int64_t bad_lines = 0;
-    std::int64_t not_utf8 = 0;        ///< documents with other bytes
-    std::int64_t replaced_bytes = 0;  ///< of them, those that the tokenizer could not read
+    std::int64_t blank_lines = 0;      ///< passed over
+    std::int64_t empty_documents = 0;  ///< without a token, of all pairs
+    std::int64_t not_utf8 = 0;         ///< documents with other bytes
+    std::int64_t replaced_bytes = 0;   ///< of them, those that the tokenizer could not read
   };
 
   /// `identity`: an object that says all that the outputs depend on. Throws ConfigError where another process has the

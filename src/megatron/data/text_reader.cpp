@@ -64,6 +64,9 @@ BlockReader::BlockReader(TextReaderOptions options) : options_(std::move(options
     struct stat info {};
     if (path != "-" && ::stat(path.c_str(), &info) != 0)
       throw ConfigError(rule_got_fix("an input must be a readable file.", concat(path, ": ", std::strerror(errno))));
+    if (path != "-" && S_ISDIR(info.st_mode))
+      throw ConfigError(
+          rule_got_fix("an input must be a file.", path + " is a folder", concat("name its files: ", path, "/*")));
     if (path == "-" || !S_ISREG(info.st_mode)) total_bytes_.reset();
     if (total_bytes_) *total_bytes_ += info.st_size;
   }
@@ -130,6 +133,8 @@ void BlockReader::add_record(TextBlock& block, std::size_t end) {
   if (!is_blank(text) || format_ == TextFormat::File)
     block.records.push_back(
         {record_begin_, text.size(), record_line_, block_offset_ + static_cast<std::int64_t>(record_begin_)});
+  else if (format_ != TextFormat::Paragraphs)  // there they separate
+    ++blank_records_;
 }
 
 /// Reports the open record as too long.
@@ -174,7 +179,7 @@ void BlockReader::split(TextBlock& block, bool at_end) {
     ++line_;
   }
   if (!at_end) return;
-  if (bytes.size() > record_begin_) add_record(block, bytes.size());
+  if (bytes.size() > record_begin_ || format_ == TextFormat::File) add_record(block, bytes.size());
   record_begin_ = scanned_ = bytes.size();
 }
 

@@ -24,7 +24,7 @@ enum class TextFormat : std::uint8_t {
   Jsonl,  ///< each line is a JSON object; lines of blanks are passed over
   Lines,  ///< each line is a document; lines of blanks are passed over
   Paragraphs,  ///< lines of blanks separate documents
-  File,        ///< each file is a document
+  File,        ///< each file is a document, also an empty one
   Pieces,  ///< each file is cut into documents of at most piece_bytes: after a line, else after a blank, else between
            ///< characters; pieces of blanks are passed over
 };
@@ -71,7 +71,7 @@ std::string place_of(const TextBlock& block, const TextBlock::Record& record);
 /// Cuts the inputs into blocks of whole records. One thread at a time.
 class BlockReader {
  public:
-  /// Throws ConfigError when there are no inputs, one does not exist, or pieces are asked for whose
+  /// Throws ConfigError when there are no inputs, one does not exist or is a folder, or pieces are asked for whose
   /// piece_bytes is not 4 to max_document_bytes.
   explicit BlockReader(TextReaderOptions options);
   /// The same over memory, which the caller keeps alive.
@@ -86,6 +86,9 @@ class BlockReader {
 
   /// Bytes of all inputs read so far, before decompression.
   std::int64_t position() const { return closed_bytes_ + (stream_ ? stream_->position() : 0); }
+
+  /// Lines and pieces of blanks that were passed over so far.
+  std::int64_t blank_records() const { return blank_records_; }
 
   /// Size of all inputs as they lie on disk; nothing when one of them is a pipe.
   std::optional<std::int64_t> total_bytes() const { return total_bytes_; }
@@ -106,6 +109,7 @@ class BlockReader {
   std::optional<ByteStream> stream_;
   std::size_t next_input_ = 0;
   std::int64_t closed_bytes_ = 0;  // of the inputs that are done
+  std::int64_t blank_records_ = 0;
   std::string file_;
   TextFormat format_ = TextFormat::File;  // of the open file
   std::string carry_;                     // the record that the last block broke off

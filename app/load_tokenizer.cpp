@@ -1,0 +1,27 @@
+#include "app/load_tokenizer.h"
+
+#include <cstdio>
+
+#include "megatron/base/error.h"
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::app {
+
+text::Tokenizer load_tokenizer(const std::string& path, const std::string& type) {
+  text::Tokenizer tokenizer = text::Tokenizer::load(path, type);
+  std::string parts;
+  for (const std::string& part : tokenizer.vocabulary().not_applied)
+    parts += concat(parts.empty() ? "" : " and ", part);
+  if (!parts.empty())
+    std::fprintf(stderr, "warning: %s: its %s does not apply: each job cuts and pads its own samples\n", path.c_str(),
+                 parts.c_str());
+  return tokenizer;
+}
+
+text::Specials specials_of(const std::string& flag) {
+  if (flag == "recognised") return text::Specials::Recognised;
+  if (flag == "text") return text::Specials::AsText;
+  throw ConfigError(rule_got_fix("--special-tokens must be recognised or text.", flag));
+}
+
+}  // namespace megatron::app
