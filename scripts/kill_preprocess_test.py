@@ -52,6 +52,24 @@ class Place:
         return [path.read_bytes() if path.exists() else None for path in paths]
 
 
+def kill_after_notes(place, times):
+    """Kills each run once it has noted more than the runs before; the last one goes on from there."""
+    subprocess.run(place.words("whole"), check=True, stdout=subprocess.DEVNULL)
+    journal, noted = place.folder / "cut.parts/journal", 1  # its first line is no note
+    for _ in range(times):
+        process = subprocess.Popen(place.words("cut"), stdout=subprocess.DEVNULL)
+        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") <= noted):
+            pass
+        process.kill()
+        process.wait()
+        assert journal.exists(), "a run ended before it could be killed"
+        noted = journal.read_bytes().count(b"\n")
+        assert place.outputs("cut") == [None] * len(OUTPUTS)
+    out = subprocess.run(place.words("cut"), check=True, stdout=subprocess.PIPE).stdout
+    assert json.loads(out)["kept_bytes"] > 0
+    assert place.outputs("cut") == place.outputs("whole")
+
+
 def kill_at_random_moments(place, times, seed):
     chance = random.Random(seed)
     start = time.monotonic()
