@@ -17,8 +17,11 @@ import unicodedata
 import unittest
 
 sys.path += glob.glob(str(pathlib.Path(__file__).resolve().parents[2] / ".venv/lib/python3*/site-packages"))
-from tokenizer_kinds import DATA, MISSING, byte_level, kinds, megatron, ours  # noqa: E402
-from program import GOLDEN_MODELS, MODELS  # noqa: E402
+from peers import peers  # noqa: E402
+from tokenizer_kinds import DATA, MISSING, SMALL, byte_level, kinds, megatron, ours  # noqa: E402
+from program import GOLDEN_MODELS, MODELS, run  # noqa: E402
+
+transformers, NO_TRANSFORMERS = peers("transformers")
 
 if not MISSING:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -54,10 +57,15 @@ def windows(text, size=1000, count=30):
     return [text[at:at + size] for at in range(0, len(text) - size, len(text) // count)]
 
 
-def novels():
+def whole_novels():
     packed = DATA / "text/english_novels_98.jsonl.zst"
     for line in subprocess.run(["zstd", "-dc", packed], stdout=subprocess.PIPE, check=True).stdout.splitlines():
-        yield from windows(json.loads(line)["text"], 1000, 2)
+        yield json.loads(line)["text"]
+
+
+def novels():
+    for text in whole_novels():
+        yield from windows(text, 1000, 2)
 
 
 def shared_lines():
@@ -173,6 +181,66 @@ class EveryTokenizer(unittest.TestCase):
         self.assertEqual([json.loads(line)["ids"] for line in lines], [row["ids"] for row in rows])
 
 
+@unittest.skipIf(MISSING or NO_TRANSFORMERS, MISSING or NO_TRANSFORMERS)
+class Transformers(unittest.TestCase):
+    """What transformers gives for a folder, as Megatron-LM's HuggingFaceTokenizer calls it: with what the template sets
+    around a text, and never cut or padded, whatever the file says."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+
+    def folders(self):
+        """Folders as models are published: with a template, and with truncation and padding set."""
+        for name in ("llama", "qwen", "roberta", "bert", "t5"):
+            file = json.loads((SMALL / f"{name}.json").read_text(encoding="utf-8"))
+            file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+            file["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                               "pad_type_id": 0, "pad_token": file["added_tokens"][0]["content"]}
+            (self.path / name).mkdir()
+            (self.path / name / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+            yield self.path / name
+        for name in ("smollm2-135m-instruct", "minilm-l6"):
+            if (MODELS / name / "tokenizer.json").exists():
+                yield MODELS / name
+
+    def test_pairs_of_files_have_the_ids_that_megatron_lm_writes(self):
+        sources = (itertools.islice(shared_lines(), 0, None, 2000), itertools.islice(random_texts(), 300),
+                   windows(next(whole_novels()), 20000, 3))
+        texts = [text for text in itertools.chain(*sources) if text]
+        (self.path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        count = 0
+        for folder in self.folders():
+            theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+            for framed in (False, True):
+                expected = [theirs(text, add_special_tokens=framed).input_ids for text in texts]
+                run("data", "preprocess", "--input", self.path / "text.jsonl", "--output-prefix", self.path / "out",
+                    "--tokenizer", folder, "--tokenizer-type", "HuggingFaceTokenizer", "--special-tokens", "recognised",
+                    *(["--add-special-tokens"] if framed else []))
+                printed = run("data", "cat", self.path / "out_text_document", "--range", f"0:{len(texts)}", "--json")
+                written = [[i for row in json.loads(line)["sequences"] for i in row["ids"]]
+                           for line in printed.splitlines()]
+                for mine, ids in zip(written, expected, strict=True):
+                    self.assertEqual(mine[:200], ids[:200], f"{folder.name}, framed {framed}")
+                    self.assertTrue(mine == ids)
+                count += 1
+        self.assertGreaterEqual(count, 6)
+
+    def test_the_case_of_a_vocabulary_is_that_of_megatrons_name(self):
+        text = "Ünder the Old Bridge, I'M naïve."
+        for name, lower in (("BertWordPieceCase", False), ("BertWordPieceLowerCase", True)):
+            folder = self.path / name
+            folder.mkdir()
+            (folder / "vocab.txt").write_bytes((DATA / "bert/vocab.txt").read_bytes())
+            (folder / "tokenizer_config.json").write_text(json.dumps(
+                {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}))
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            mine = ours(text.encode(), DATA / "bert/vocab.txt", "--tokenizer-type", name, "--add-special-tokens")
+            self.assertEqual(mine, theirs(text).input_ids, name)
+            self.assertEqual(theirs.sep_token_id, mine[-1])
+
+
 @unittest.skipIf(MISSING, MISSING)
 class Training(unittest.TestCase):
     @classmethod
@@ -186,11 +254,11 @@ class Training(unittest.TestCase):
             cls.sources.append(pathlib.Path(folder.name, f"{len(cls.sources)}.txt"))
             cls.sources[-1].write_text(cls.texts[-1], encoding="utf-8", newline="")
 
-    def train(self, folder, kind, vocab_size, *options, sources=(), counts=(1, 3)):
+    def train(self, folder, kind, vocab_size, *options, sources=(), counts=(1, 3), form="file"):
         """What is written, the same by any number of threads."""
         written = []
         for threads in counts:
-            megatron("train", "--kind", kind, "--input", *(sources or self.sources), "--format", "file", "--vocab-size",
+            megatron("train", "--kind", kind, "--input", *(sources or self.sources), "--format", form, "--vocab-size",
                      vocab_size, "--output", folder, "--threads", threads, *options)
             written.append(pathlib.Path(folder, "tokenizer.json").read_text(encoding="utf-8"))
         self.assertEqual(written[0], written[-1])
@@ -220,6 +288,16 @@ class Training(unittest.TestCase):
             self.assertTrue(read_back.decode(ids) == texts[0])
             theirs.save(f"{folder}/tokenizer.json")
             self.assertTrue(ours(texts[1].encode(), folder) == theirs.encode(texts[1]).ids)
+
+    def test_byte_level_bpe_learns_the_same_of_novels(self):
+        """Of one, or with MEGATRON_ALL_TEXT=1 of all, and then as many tokens as GPT-2 has."""
+        texts = list(itertools.islice(whole_novels(), None if ALL else 1))
+        size = 50257 if ALL else 5000
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder, "novels.jsonl")
+            source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+            learned = self.train(folder, "bpe", size, sources=[source], counts=(2,), form="jsonl")
+            self.equal_bpe(learned, self.learn_bpe(texts, size, 2, ["<|endoftext|>"]))
 
     def test_byte_level_bpe_learns_the_same_to_the_last_tie(self):
         """Few words, so that most pairs are as frequent as others; pairs that occur once; specials in the text."""
