@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "app/jobs.h"
 #include "app/json_line.h"
 #include "app/ranks.h"
+#include "app/text_stream.h"
 #include "megatron/base/error.h"
 #include "megatron/generate/texts.h"
 #include "megatron/interchange/import.h"
@@ -64,6 +66,8 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
                                                   .length_penalty = flags.length_penalty,
                                                   .early_stopping = early_stopping_of(flags.early_stopping),
                                                   .ends = flags.ignore_eos ? std::vector<std::int64_t>() : frame.ends},
+                                        .sampling = flags.sampling,
+                                        .seed = flags.seed,
                                         .start = frame.start};
   const Texts texts = texts_of(model, prompts, frame);
   generate::check(texts, model.run.shape.vocab, options);
@@ -73,8 +77,16 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
     const generate::StagedT5 t5(
         model::CachedT5(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)), model.run.parts,
         rank.context.group(plan::Axis::Pp), rank.tensor());
-    const auto found = generate::answers(t5, texts, options);
-    if (world.rank() == 0) report(model, texts, found, frame.ends, flags.json);
+    std::optional<TextStream> stream;
+    if (world.rank() == 0 && texts.size() == 1 && flags.num_beams == 1 && !flags.json)
+      stream.emplace(model.tokenizer, frame.ends);
+    const auto found = generate::answers(t5, texts, options, [&](std::size_t, std::int64_t token) {
+      if (stream) stream->push({token});
+    });
+    if (stream)
+      stream->finish();
+    else if (world.rank() == 0)
+      report(model, texts, found, frame.ends, flags.json);
     return kDone;
   });
 }

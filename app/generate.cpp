@@ -14,6 +14,7 @@
 #include "app/answer.h"
 #include "app/jobs.h"
 #include "app/ranks.h"
+#include "app/text_stream.h"
 #include "app/trained_model.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
@@ -32,8 +33,10 @@ constexpr const char* kUsage =
     "Hugging\n"
     "Face folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. One prompt is\n"
     "answered on the terminal token by token.\n\n"
-    "A T5 reads each prompt and writes its answer alone: by beam search, or with one beam the likeliest token each\n"
-    "time.";
+    "A T5 reads each prompt and writes its answer alone: the likeliest token each time, by beam search, or with\n"
+    "--temperature drawn.";
+
+constexpr double kUsualTemperature = -1;
 
 struct GenerateFlags : ModelFlags {
   std::vector<std::string> prompt;
@@ -41,7 +44,7 @@ struct GenerateFlags : ModelFlags {
   bool chat = false;
   std::string system;
   std::int64_t max_new_tokens = 64;
-  double temperature = 1;
+  double temperature = kUsualTemperature;
   int top_k = 0;
   double top_p = 1;
   std::uint64_t seed = 1234;
@@ -58,11 +61,11 @@ struct GenerateFlags : ModelFlags {
     v("chat", chat, "Each prompt is what a user says to a chat model, written by the template in its folder.");
     v("system", system, "With --chat, the system message.");
     v("max_new_tokens", max_new_tokens, "Tokens to write at most; a full context ends a text sooner.");
-    v("temperature", temperature, "Divides the logits; 0: always the likeliest token.");
+    v("temperature", temperature, "Divides the logits; 0: always the likeliest token; -1: 1, but of a T5 0.");
     v("top_k", top_k, "Draw from the k likeliest tokens; 0: from all.");
     v("top_p", top_p, "Draw from the likeliest tokens that together reach this probability.");
     v("seed", seed, "Seed of the draws.");
-    v("num_beams", num_beams, "T5: texts that go on side by side; 1: always the likeliest token.");
+    v("num_beams", num_beams, "T5: texts that go on side by side.");
     v("length_penalty", length_penalty,
       "T5: texts are compared by the sum of their logarithms / (their tokens ^ this); above 0 favours long ones.");
     v("early_stopping", early_stopping,
@@ -116,6 +119,12 @@ void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, co
                                      concat("--", option), fix));
 }
 
+generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_temperature) {
+  return {.temperature = flags.temperature == kUsualTemperature ? usual_temperature : flags.temperature,
+          .top_k = flags.top_k,
+          .top_p = flags.top_p};
+}
+
 /// What a T5 does with the flags; none where the model is no T5.
 std::optional<int> answer_of_t5(const GenerateFlags& flags) {
   const GenerateFlags none;
@@ -128,17 +137,16 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
                   "a T5", "leave it out; --temperature 0 takes always the likeliest token");
     return std::nullopt;
   }
-  // Greedy is what one beam is.
-  need_defaults({{"temperature", changed(&F::temperature) && flags.temperature != 0},
-                 {"top-k", changed(&F::top_k) && flags.top_k != 1},
-                 {"top-p", changed(&F::top_p)},
-                 {"seed", changed(&F::seed)},
-                 {"chat", changed(&F::chat)},
-                 {"system", changed(&F::system)}},
-                "a GPT", "leave it out; a T5 has --num-beams, --length-penalty and --early-stopping");
+  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}}, "a GPT", "leave it out");
+  const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
+  if (draws && !changed(&F::temperature))
+    throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
+                                   "--top-k, --top-p or --seed without it", "--temperature 1"));
   return answer(open_trained_model(flags, "generate", /*or_t5=*/true), prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,
                  .num_beams = flags.num_beams,
+                 .sampling = sampling_of(flags, 0),
+                 .seed = flags.seed,
                  .length_penalty = flags.length_penalty,
                  .early_stopping = flags.early_stopping,
                  .ignore_eos = flags.ignore_eos,
@@ -150,11 +158,10 @@ Request prepare(GenerateFlags flags) {
     throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
   TrainedModel model = open_trained_model(flags, "generate");
-  generate::GenerateOptions options{
-      .max_new_tokens = flags.max_new_tokens,
-      .sampling = {.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p},
-      .seed = flags.seed,
-      .ends = flags.ignore_eos ? std::vector<std::int64_t>() : model.ends};
+  generate::GenerateOptions options{.max_new_tokens = flags.max_new_tokens,
+                                    .sampling = sampling_of(flags, 1),
+                                    .seed = flags.seed,
+                                    .ends = flags.ignore_eos ? std::vector<std::int64_t>() : model.ends};
   std::vector<std::vector<std::int64_t>> prompts;
   for (const std::string& text : texts) {
     const auto ids = model.tokenizer.encode(text, text::Specials::Recognised);
@@ -201,26 +208,17 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
       model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
       rank.context.group(plan::Axis::Pp), rank.tensor());
 
-  const bool stream = request.prompts.size() == 1 && !request.flags.json && world.rank() == 0;
-  text::StreamDecoder decoder(request.model.tokenizer);
-  const auto print = [](const std::string& text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-  };
-  const auto push = [&](const std::vector<std::int64_t>& ids) {
-    std::string text;
-    for (const std::int32_t id : ids_with_text(request, ids)) text += decoder.push(id);
-    print(text);
-  };
-  if (stream) push(request.prompts[0]);
+  std::optional<TextStream> stream;
+  if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)
+    stream.emplace(request.model.tokenizer, request.options.ends);
+  if (stream) stream->push(request.prompts[0]);
   const auto texts = generate::generate(model, request.prompts, request.options, [&](std::size_t, std::int64_t token) {
-    if (stream) push({token});
+    if (stream) stream->push({token});
   });
-  if (stream) {
-    print(decoder.finish() + "\n");
-  } else if (world.rank() == 0) {
+  if (stream)
+    stream->finish();
+  else if (world.rank() == 0)
     report(request, texts);
-  }
 }
 
 }  // namespace

@@ -75,8 +75,14 @@ class T5(unittest.TestCase):
         beams = self.answer(name, "--num-beams", 4)
         self.assertEqual(self.answer(name, "--num-beams", 4, "--pp", 4)["new_ids"], beams["new_ids"])
         self.assertGreater(beams["score"], greedy["score"] - 1e-5)
+        draw = ["--temperature", 1.5, "--top-p", 0.9, "--seed", 3]
+        drawn = self.answer(name, *draw)
+        self.assertEqual(self.answer(name, *draw, "--tp", 2, "--pp", 2)["new_ids"], drawn["new_ids"])
+        self.assertNotEqual(self.answer(name, *draw[:-1], 4)["new_ids"], drawn["new_ids"])
         load = ["generate", "--load", self.path / name, "--prompt", "One"]
-        for word, *options in (("--temperature", "--temperature", 0.5), ("--chat", "--chat"),
+        self.assertEqual(run(*load, *draw), json.loads(run(*load, *draw, "--json"))["text"] + "\n")
+        for word, *options in (("--temperature 1", "--top-k", 5), ("--chat", "--chat"),
+                               ("num-beams", "--temperature", 1, "--num-beams", 2),
                                ("num-beams", "--num-beams", 0), ("early-stopping", "--early-stopping", "soon")):
             self.assertIn(word, run(*load, *options, code=2))
         return greedy, beams

@@ -5,9 +5,11 @@
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -180,10 +182,71 @@ TEST(Answers, AreThoseOfTransformersInEveryLayoutAlsoOneByOne) {
   }
 }
 
+/// A text of the whole model drawn token by token, each from the logits of all before it.
+Ids drawn(const model::Gpt& gpt, const Ids& text, const AnswerOptions& options, std::int64_t copy) {
+  const Draws draws(options.seed, text, copy);
+  Ids tokens = {options.start};
+  while (std::ssize(tokens) <= options.beams.max_new_tokens) {
+    model::Batch batch;
+    batch.tokens_bs = row(text).unsqueeze(0);
+    batch.decoder_tokens_bs = row(tokens).unsqueeze(0);
+    const auto logits = gpt.logits(batch)[0][std::ssize(tokens) - 1].contiguous();
+    const std::span<const double> values(logits.const_data_ptr<double>(), static_cast<std::size_t>(logits.numel()));
+    const auto position = std::ssize(text) + std::ssize(tokens) - 1;
+    tokens.push_back(sample(values, options.sampling, draws.at(position)));
+    if (std::ranges::count(options.beams.ends, tokens.back()) > 0) break;
+  }
+  return {tokens.begin() + 1, tokens.end()};
+}
+
+TEST(Answers, ThatAreDrawnAreThoseOfTheWholeModelInEveryLayout) {
+  const std::vector<Ids> texts = {{1, 2, 3, 4, 5, 6}, {7, 8, 9}, {1, 2, 3, 4, 5, 6}};  // two alike, drawn apart
+  AnswerOptions options{.beams = {.max_new_tokens = 9, .ends = {3}},
+                        .sampling = {.temperature = 0.8, .top_k = 8, .top_p = 0.95},
+                        .seed = 7,
+                        .start = 2};
+  for (const auto& [name, model_options] : testing::variants(4)) {
+    if (!model_options.shape.is_t5()) continue;
+    SCOPED_TRACE(name);
+    const auto weights = testing::random_weights(model_options.shape, 9);
+    const auto store = testing::make_store(model_options.shape, 1, 0, weights);
+    const model::Gpt gpt(model_options, store, {});
+    const std::vector<Ids> expected = {drawn(gpt, texts[0], options, 0), drawn(gpt, texts[1], options, 0),
+                                       drawn(gpt, texts[2], options, 1)};
+    EXPECT_NE(expected[0], expected[2]);
+    for (const Layout& layout : kLayouts) {
+      on_ranks(layout, model_options, weights, at::kDouble, {}, [&](const StagedT5& t5) {
+        for (const std::int64_t bytes : {std::int64_t{1} << 30, std::int64_t{1}}) {  // together, one by one
+          options.group_bytes = bytes;
+          std::vector<Ids> heard(texts.size());
+          const auto found = answers(t5, texts, options,
+                                     [&](std::size_t text, std::int64_t token) { heard.at(text).push_back(token); });
+          EXPECT_EQ(heard, expected);
+          for (std::size_t t = 0; t < texts.size(); ++t) EXPECT_EQ(found.at(t).at(0).tokens, expected[t]) << t;
+        }
+      });
+    }
+  }
+}
+
+TEST(BeamSearch, ScoresWhatWasDrawn) {
+  const BeamOptions options{.max_new_tokens = 3, .length_penalty = 2, .ends = {5}};
+  BeamSearch search(options);
+  for (const std::int64_t token : {4, 1, 4}) search.take(token, -0.5 * static_cast<double>(token));
+  EXPECT_TRUE(search.going_on().empty());
+  EXPECT_EQ(search.ended().at(0).tokens, (Ids{4, 1, 4}));
+  EXPECT_DOUBLE_EQ(search.ended().at(0).score, -4.5 / 9);
+  BeamSearch shorter(options);
+  shorter.take(5, -3);
+  EXPECT_TRUE(shorter.going_on().empty());
+  EXPECT_EQ(shorter.last_token(), 5);
+}
+
 TEST(Answers, RefuseWhatDoesNotFitBeforeAModelIsLoaded) {
-  const auto message_of = [](const std::vector<Ids>& texts, const BeamOptions& options) -> std::string {
+  const auto message_of = [](const std::vector<Ids>& texts, const BeamOptions& options,
+                             const SamplingOptions& sampling = {.temperature = 0}) -> std::string {
     try {
-      check(texts, 20, AnswerOptions{.beams = options});
+      check(texts, 20, AnswerOptions{.beams = options, .sampling = sampling});
     } catch (const ConfigError& e) {
       return e.what();
     }
@@ -196,6 +259,8 @@ TEST(Answers, RefuseWhatDoesNotFitBeforeAModelIsLoaded) {
               ::testing::AllOf(HasSubstr("num-beams"), HasSubstr("max-new-tokens")));
   EXPECT_THAT(message_of({{1}}, {.length_penalty = std::nan("")}), HasSubstr("length-penalty"));
   EXPECT_THAT(message_of({{1}}, {.num_beams = 11}), HasSubstr("20 tokens, and 22 continuations"));
+  EXPECT_THAT(message_of({{1}}, {.num_beams = 2}, {.temperature = 1}), HasSubstr("num-beams 2, temperature 1"));
+  EXPECT_THAT(message_of({{1}}, {}, {.temperature = 1, .top_p = 0}), HasSubstr("top-p"));
   EXPECT_THAT(message_of({{1}}, {.num_beams = 7, .ends = {1, 2}}), HasSubstr("20 tokens, and 21 continuations"));
 }
 

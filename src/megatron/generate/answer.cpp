@@ -43,27 +43,38 @@ std::vector<std::vector<std::size_t>> groups_of(const Texts& texts, const Answer
 /// The texts of one group whose answers are under way.
 class Batch {
  public:
-  /// The references must outlive this.
-  Batch(const StagedT5& model, const Texts& texts, std::vector<std::size_t> group, const AnswerOptions& options);
+  /// The references must outlive this. `draws`: of each text.
+  Batch(const StagedT5& model, const Texts& texts, const std::vector<Draws>& draws, std::vector<std::size_t> group,
+        const AnswerOptions& options);
 
   bool empty() const { return group_.empty(); }
   /// Writes one token of every answer; texts whose search is over put theirs into `found`.
-  void step(std::vector<std::vector<Beam>>& found);
+  void step(std::vector<std::vector<Beam>>& found, const OnToken& on_token);
 
  private:
+  bool draws_tokens() const { return options_.sampling.temperature > 0; }
+  /// Lets the search of text `t` of the batch go on by a token. logarithms: [its answers, vocab].
+  void choose(std::size_t t, const at::Tensor& logarithms);
   at::Tensor row(const std::vector<std::int64_t>& ids) const {
     return at::tensor(ids, at::kLong).to(model_.tensor().device());
   }
 
   const StagedT5& model_;
+  const Texts& texts_;
+  const std::vector<Draws>& draws_;
+  const AnswerOptions& options_;
   std::vector<std::size_t> group_;    ///< which texts
   std::vector<BeamSearch> searches_;  ///< of each of them
   model::T5Cache cache_;
   std::vector<std::int64_t> next_;  ///< the token of each answer with which the next step begins
 };
 
-Batch::Batch(const StagedT5& model, const Texts& texts, std::vector<std::size_t> group, const AnswerOptions& options)
+Batch::Batch(const StagedT5& model, const Texts& texts, const std::vector<Draws>& draws, std::vector<std::size_t> group,
+             const AnswerOptions& options)
     : model_(model),
+      texts_(texts),
+      draws_(draws),
+      options_(options),
       group_(std::move(group)),
       searches_(group_.size(), BeamSearch(options.beams)),
       next_(group_.size(), options.start) {
@@ -83,18 +94,28 @@ Batch::Batch(const StagedT5& model, const Texts& texts, std::vector<std::size_t>
   cache_ = model.read(tokens.to(device), shortest < longest ? lengths.to(device) : at::Tensor());
 }
 
-void Batch::step(std::vector<std::vector<Beam>>& found) {
-  const auto logits = model_.write(row(next_), cache_).to(at::kCPU, at::kFloat);
+void Batch::choose(std::size_t t, const at::Tensor& logarithms) {
+  BeamSearch& search = searches_[t];
+  const auto count = static_cast<std::size_t>(logarithms.numel());
+  if (!draws_tokens()) return search.step({logarithms.const_data_ptr<float>(), count});
+  const std::span<const double> row(logarithms.const_data_ptr<double>(), count);
+  const std::int64_t position = std::ssize(texts_[group_[t]]) + search.length();
+  require_finite(row, position);
+  const std::int64_t token = sample(row, options_.sampling, draws_[group_[t]].at(position));
+  search.take(token, row[static_cast<std::size_t>(token)]);
+}
+
+void Batch::step(std::vector<std::vector<Beam>>& found, const OnToken& on_token) {
+  const auto logits = model_.write(row(next_), cache_).to(at::kCPU, draws_tokens() ? at::kDouble : at::kFloat);
   const auto logarithms = at::log_softmax(logits, -1).contiguous();
-  const auto vocab = static_cast<std::size_t>(logarithms.size(1));
-  const float* data = logarithms.const_data_ptr<float>();
   std::vector<std::int64_t> rows, kept;
   std::size_t first = 0;  // row of the first answer to a text
   next_.clear();
   for (std::size_t t = 0; t < group_.size(); ++t) {
     BeamSearch& search = searches_[t];
     const std::size_t answers = search.going_on().size();
-    search.step({data + first * vocab, answers * vocab});
+    choose(t, logarithms.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(answers)));
+    if (on_token && options_.beams.num_beams == 1) on_token(group_[t], search.last_token());
     for (const BeamSearch::Step& next : search.going_on()) {
       rows.push_back(static_cast<std::int64_t>(first + next.from));
       next_.push_back(next.token);
@@ -122,19 +143,27 @@ void Batch::step(std::vector<std::vector<Beam>>& found) {
 
 void check(const Texts& texts, std::int64_t vocab, const AnswerOptions& options) {
   check(options.beams, vocab);
+  check(options.sampling);
+  if (options.sampling.temperature > 0 && options.beams.num_beams > 1)
+    throw ConfigError(
+        rule_got_fix("num-beams above 1 looks for the likeliest text, where temperature must be 0.",
+                     concat("num-beams ", options.beams.num_beams, ", temperature ", options.sampling.temperature),
+                     "leave one of them out"));
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (texts[i].empty() || std::ssize(texts[i]) > kMostTokens)
       throw ConfigError(rule_got_fix(concat("a prompt must have 1 … ", kMostTokens, " tokens."),
                                      concat(texts[i].size(), " in prompt ", i)));
 }
 
-std::vector<std::vector<Beam>> answers(const StagedT5& model, const Texts& texts, const AnswerOptions& options) {
+std::vector<std::vector<Beam>> answers(const StagedT5& model, const Texts& texts, const AnswerOptions& options,
+                                       const OnToken& on_token) {
   const plan::GptShape& shape = model.options().shape;
   check(texts, shape.vocab, options);
   std::vector<std::vector<Beam>> found(texts.size());
+  const std::vector<Draws> draws = draws_of(texts, options.seed);
   for (auto& group : groups_of(texts, options, shape)) {
-    Batch batch(model, texts, std::move(group), options);
-    while (!batch.empty()) batch.step(found);
+    Batch batch(model, texts, draws, std::move(group), options);
+    while (!batch.empty()) batch.step(found, on_token);
   }
   return found;
 }

@@ -88,22 +88,38 @@ double BeamSearch::divided(double score, std::int64_t tokens) const {
 void BeamSearch::step(std::span<const float> logarithms) {
   const auto width = static_cast<std::size_t>(options_->num_beams);
   const auto candidates = best_continuations(running_, logarithms, static_cast<std::size_t>(looked_at(*options_)));
-  const bool full_length = ++length_ == options_->max_new_tokens;
+  ++length_;
   std::vector<Beam> going_on;
   steps_.clear();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const auto& [score, beam, token] = candidates[i];
-    const bool ends = full_length || std::ranges::find(options_->ends, token) != options_->ends.end();
+    const bool end = ends(token);
     // Of those that end only the best count: the others are looked at so that enough go on.
-    if (ends ? i >= width : going_on.size() == width) continue;
-    Beam longer{running_[beam].tokens, ends ? divided(score, length_) : score};
+    if (end ? i >= width : going_on.size() == width) continue;
+    Beam longer{running_[beam].tokens, end ? divided(score, length_) : score};
     longer.tokens.push_back(token);
-    if (!ends) steps_.push_back({beam, token});
-    (ends ? ended_ : going_on).push_back(std::move(longer));
+    if (!end) steps_.push_back({beam, token});
+    (end ? ended_ : going_on).push_back(std::move(longer));
   }
   running_ = std::move(going_on);
   keep_best(ended_, width);
   if (over()) steps_.clear();
+}
+
+void BeamSearch::take(std::int64_t token, double logarithm) {
+  ++length_;
+  Beam& text = running_.front();
+  text.tokens.push_back(token);
+  text.score += logarithm;
+  steps_ = {{0, token}};
+  if (!ends(token)) return;
+  steps_.clear();
+  text.score = divided(text.score, length_);
+  ended_ = std::exchange(running_, {});
+}
+
+bool BeamSearch::ends(std::int64_t token) const {
+  return length_ == options_->max_new_tokens || std::ranges::find(options_->ends, token) != options_->ends.end();
 }
 
 bool BeamSearch::over() const {

@@ -51,12 +51,21 @@ class BeamSearch {
   /// they are not finite numbers.
   void step(std::span<const float> logarithms);
 
+  /// Of one beam: goes on with `token`, whose logarithm is given, however likely others are.
+  void take(std::int64_t token, double logarithm);
+
+  /// Tokens of each text that goes on.
+  std::int64_t length() const { return length_; }
+  /// Of one beam, after a step: the token that it took.
+  std::int64_t last_token() const { return steps_.empty() ? ended_.front().tokens.back() : steps_.front().token; }
+
   /// The texts that have ended, best first, at most num_beams.
   const std::vector<Beam>& ended() const { return ended_; }
 
  private:
   double divided(double score, std::int64_t tokens) const;
   bool over() const;
+  bool ends(std::int64_t token) const;  ///< a text of length_ tokens, whose last this is
 
   const BeamOptions* options_;
   std::vector<Beam> running_;  ///< their scores: sums

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <map>
 #include <span>
 #include <utility>
 
@@ -53,14 +52,6 @@ std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const Ge
     room = more;
   }
   return groups;
-}
-
-/// The draws of each prompt.
-std::vector<Draws> draws_of(const Prompts& prompts, std::uint64_t seed) {
-  std::map<std::vector<std::int64_t>, std::int64_t> copies;
-  std::vector<Draws> draws;
-  for (const auto& prompt : prompts) draws.emplace_back(seed, prompt, copies[prompt]++);
-  return draws;
 }
 
 /// The texts of one group that are under way: row r of the batch is text rows[r].

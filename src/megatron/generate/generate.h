@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "megatron/generate/sampler.h"
@@ -17,9 +16,6 @@ struct GenerateOptions {
   /// ranks, in float32 and float64); a single prompt may take more.
   std::int64_t group_bytes = std::int64_t{1} << 30;
 };
-
-/// Told of each new token as it is drawn; those of one prompt come in their order.
-using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
 
 /// Throws ConfigError for an empty prompt, one longer than `context` tokens (naming both numbers) or options that do
 /// not hold: what generate() would throw, before any model is loaded.

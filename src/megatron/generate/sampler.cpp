@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -91,6 +92,13 @@ double Draws::at(std::int64_t position) const {
   const auto words = philox(key_, static_cast<std::uint64_t>(position), copy_);
   const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
+}
+
+std::vector<Draws> draws_of(const std::vector<std::vector<std::int64_t>>& prompts, std::uint64_t seed) {
+  std::map<std::vector<std::int64_t>, std::int64_t> copies;
+  std::vector<Draws> draws;
+  for (const auto& prompt : prompts) draws.emplace_back(seed, prompt, copies[prompt]++);
+  return draws;
 }
 
 }  // namespace megatron::generate

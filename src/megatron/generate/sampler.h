@@ -1,6 +1,9 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <vector>
 
 namespace megatron::generate {
 
@@ -33,5 +36,11 @@ class Draws {
  private:
   std::uint64_t key_, copy_;
 };
+
+/// The draws of each prompt of a batch.
+std::vector<Draws> draws_of(const std::vector<std::vector<std::int64_t>>& prompts, std::uint64_t seed);
+
+/// Told of each new token as it is drawn; those of one prompt come in their order.
+using OnToken = std::function<void(std::size_t prompt, std::int64_t token)>;
 
 }  // namespace megatron::generate
