@@ -57,7 +57,7 @@ struct PredictOptions {
 struct MeasureOptions {
   bool measured = false;
   int most_ranks = 4;
-  std::int64_t steps = 5, warmup = 2, rounds = 2, seq_length = 256, samples = 4;
+  std::int64_t steps = 3, warmup = 1, rounds = 2, width = 256, seq_length = 128, samples = 4;
 
   void visit(auto& v) {
     v("measured", measured, "Train small models on this machine, one thread a rank.", "measured");
@@ -65,6 +65,7 @@ struct MeasureOptions {
     v("steps", steps, "Steps that are timed in each round.", "steps");
     v("warmup", warmup, "Steps before them.", "warmup");
     v("rounds", rounds, "Rounds over all runs: what the machine does meanwhile meets each of them.", "rounds");
+    v("width", width, "Hidden size of the model on one rank, a multiple of 16; others are 5/4 and 3/2 of it.", "width");
     v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
     v("samples", samples, "Samples of a step on each model copy.", "samples");
   }
@@ -193,7 +194,7 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
   return kDone;
 }
 
-/// A small run: the sizes of `layers`, `hidden` and `heads` keep the parameters of a rank the same over 1, 2 and 4.
+/// A small run: the numbers of layers and columns keep the parameters of a rank the same over 1, 2 and 4.
 struct SmallRun {
   const char* table;
   std::string label;
@@ -204,19 +205,21 @@ struct SmallRun {
   int ranks() const { return tp * dp; }
 };
 
-std::vector<SmallRun> small_runs(int most_ranks) {
+/// `width`: columns on one rank.
+std::vector<SmallRun> small_runs(int most_ranks, std::int64_t width) {
   using plan::Figure;
+  const std::int64_t wider = width / 4 * 5, widest = width / 2 * 3;
   const std::vector<SmallRun> all = {
-      {"Weak, tensor-parallel", "1 rank", 4, 256, 8},
-      {"Weak, tensor-parallel", "2 ranks", 5, 320, 10, 2},
-      {"Weak, tensor-parallel", "4 ranks", 7, 384, 12, 4},
-      {"Weak, data-parallel", "2 ranks", 4, 256, 8, 1, 2},
-      {"Weak, data-parallel", "4 ranks", 4, 256, 8, 1, 4},
-      {"Heads, tensor-parallel", "4 heads, 4 ranks", 7, 384, 4, 4},
-      {"Heads, tensor-parallel", "8 heads, 4 ranks", 7, 384, 8, 4},
-      {"Heads, tensor-parallel", "12 heads, 4 ranks", 7, 384, 12, 4},
-      {"Strong", "2 ranks", 4, 256, 8, 2, 1, Figure::Speedup},
-      {"Strong", "4 ranks", 4, 256, 8, 4, 1, Figure::Speedup},
+      {"Weak, tensor-parallel", "1 rank", 4, width, 8},
+      {"Weak, tensor-parallel", "2 ranks", 5, wider, 10, 2},
+      {"Weak, tensor-parallel", "4 ranks", 7, widest, 12, 4},
+      {"Weak, data-parallel", "2 ranks", 4, width, 8, 1, 2},
+      {"Weak, data-parallel", "4 ranks", 4, width, 8, 1, 4},
+      {"Heads, tensor-parallel", "4 heads, 4 ranks", 7, widest, 4, 4},
+      {"Heads, tensor-parallel", "8 heads, 4 ranks", 7, widest, 8, 4},
+      {"Heads, tensor-parallel", "12 heads, 4 ranks", 7, widest, 12, 4},
+      {"Strong", "2 ranks", 4, width, 8, 2, 1, Figure::Speedup},
+      {"Strong", "4 ranks", 4, width, 8, 4, 1, Figure::Speedup},
   };
   std::vector<SmallRun> runs;
   std::copy_if(all.begin(), all.end(), std::back_inserter(runs),
@@ -281,12 +284,14 @@ void check(const MeasureOptions& options) {
   need(options.steps >= 1 && options.steps <= 10000, "--steps must be from 1 to 10000.", options.steps);
   need(options.warmup >= 0 && options.warmup <= 10000, "--warmup must be from 0 to 10000.", options.warmup);
   need(options.rounds >= 1 && options.rounds <= 1000, "--rounds must be from 1 to 1000.", options.rounds);
+  need(options.width >= 16 && options.width <= 16384 && options.width % 16 == 0,
+       "--width must be a multiple of 16, from 16 to 16384.", options.width);
   need(options.samples >= 1 && options.samples <= 1024, "--samples must be from 1 to 1024.", options.samples);
 }
 
 int measure(const Options& options) {
   check(options.measure);
-  const std::vector<SmallRun> small = small_runs(options.measure.most_ranks);
+  const std::vector<SmallRun> small = small_runs(options.measure.most_ranks, options.measure.width);
   std::vector<plan::ResolvedRun> runs;
   for (const SmallRun& run : small) runs.push_back(resolve_small(run, options.measure));
   kernels::install_caching_allocator();

@@ -1,0 +1,37 @@
+"""The measured scaling study from its first run to its last, on models as small as they can be."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import run  # noqa: E402
+
+SMALL = ["bench", "scaling", "--measured", "--width", 32, "--seq-length", 16, "--samples", 1, "--steps", 1, "--warmup", 0,
+         "--rounds", 1]
+
+
+class MeasuredScaling(unittest.TestCase):
+    def test_every_study_is_measured_on_as_many_ranks_as_it_names(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-scaling-") as folder:
+            picture = pathlib.Path(folder) / "scaling.svg"
+            rows = json.loads(run(*SMALL, "--json", "--svg", picture))["rows"]
+            self.assertEqual([(row["study"], row["tp"], row["dp"]) for row in rows],
+                             [("Weak, tensor-parallel", 1, 1), ("Weak, tensor-parallel", 2, 1),
+                              ("Weak, tensor-parallel", 4, 1), ("Weak, data-parallel", 1, 2),
+                              ("Weak, data-parallel", 1, 4), *[("Heads, tensor-parallel", 4, 1)] * 3, ("Strong", 2, 1),
+                              ("Strong", 4, 1)])
+            self.assertEqual(rows[0]["measured"], 100)
+            for row in rows:
+                self.assertGreater(row["measured"], 0)
+                self.assertAlmostEqual(row["num_layers"] * row["hidden_size"] ** 2 / row["tp"],
+                                       4 * 32 ** 2 / (row["tp"] if row["study"] == "Strong" else 1), delta=128)
+            texts = [node.text for node in xml.etree.ElementTree.parse(picture).iter() if node.tag.endswith("text")]
+            self.assertIn("Strong", texts)
+        self.assertIn("--width", run(*SMALL, "--width", 40, code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
