@@ -124,11 +124,11 @@ struct Loaded {
   model::Gpt bert;
 
   /// Sequences of `length` tokens.
-  Loaded(const fs::path& folder, std::int64_t length)
+  Loaded(const fs::path& folder, std::int64_t length, bool strict = true)
       : run(resolved(folder, length)),
         store(testing::make_store(run.shape, 1, 0, {}, at::kFloat)),
         bert(model::gpt_options(run.config, run.shape), store, {}) {
-    checkpoint::load_weights(*interchange::open_hugging_face(folder), store, run.shape);
+    checkpoint::load_weights(*interchange::open_hugging_face(folder), store, run.shape, strict);
   }
 
   static plan::ResolvedRun resolved(const fs::path& folder, std::int64_t length) {
@@ -137,6 +137,8 @@ struct Loaded {
     config.data.seq_length = length;
     return plan::resolve(config);
   }
+  /// [b, s, h]
+  at::Tensor states(const model::Batch& batch) const { return bert.states({}, batch, false).detach().transpose(0, 1); }
   at::Tensor sentence_logits(const model::Batch& batch) const {
     return bert.heads().sentence_logits(bert.heads().pooled(bert.states({}, batch, false))).detach();
   }
@@ -222,6 +224,40 @@ TEST(TrainedBert, WithBothHeadsHasTheReferenceLossAndGradients) {
   double square = 0;
   for (const auto& p : loaded.store.all()) square += std::pow((p->grad / losses.tokens).norm().item<double>(), 2);
   EXPECT_NEAR(std::sqrt(square) / report["grad_norm"].get<double>(), 1, 1e-5);
+}
+
+TEST(TrainedBert, WithoutHeadsHasTheReferenceStatesOfPaddedSentencesAndOfAPair) {
+  const fs::path folder = trained("minilm-l6");
+  if (!fs::exists(folder) || !fs::exists(kGolden)) GTEST_SKIP() << folder << " or " << kGolden << " is not there";
+  const Tensors expected = read_safetensors(kGolden / "minilm_hidden.safetensors");
+  const auto report = nlohmann::json::parse(read_file(kGolden / "minilm.json"));
+  const Loaded loaded(folder, 512, /*strict=*/false);
+  const auto pooled = [&](const at::Tensor& states) {
+    return loaded.bert.heads().pooled(states.transpose(0, 1)).detach();
+  };
+
+  const auto mask = expected.at("attention_mask").unsqueeze(2).to(at::kFloat);
+  model::Batch sentences;
+  sentences.tokens_bs = expected.at("input_ids");
+  sentences.token_types_bs = expected.at("token_type_ids");
+  sentences.key_lengths_b = expected.at("attention_mask").sum(1).to(at::kInt);
+  const auto states = loaded.states(sentences);
+  expect_close(states * mask, expected.at("last_hidden_state") * mask, "states");
+  expect_close(pooled(states), expected.at("pooler_output"), "pooled");
+  const auto mean = (states * mask).sum(1) / mask.sum(1);
+  const auto embedding = mean / mean.norm(2, 1, true);
+  expect_close(embedding, expected.at("sentence_embedding"), "embeddings");
+  const auto cosines = embedding.matmul(embedding.t());
+  for (std::int64_t i = 0; i < 3; ++i)
+    for (std::int64_t j = 0; j < 3; ++j)
+      EXPECT_NEAR(cosines[i][j].item<double>(), report["cosines"][i][j].get<double>(), 2e-6) << i << ", " << j;
+
+  model::Batch pair;
+  pair.tokens_bs = expected.at("pair.input_ids");
+  pair.token_types_bs = expected.at("pair.token_type_ids");
+  const auto pair_states = loaded.states(pair);
+  expect_close(pair_states, expected.at("pair.last_hidden_state"), "states of the pair");
+  expect_close(pooled(pair_states), expected.at("pair.pooler_output"), "pooled pair");
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, BertGolden, ::testing::Values(Layout{1, false}, Layout{2, false}, Layout{2, true}),
