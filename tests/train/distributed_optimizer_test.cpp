@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
@@ -226,6 +230,148 @@ TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
         EXPECT_NEAR(static_cast<double>(counter->bytes()), want, 0.02 * want) << strategy << " dp " << layout.dp;
       });
     }
+}
+
+/// What a rank asks of its groups, as far as the tests below look at it.
+struct Event {
+  enum class Kind : std::uint8_t { Gathers, HasGathered, Adds } kind;
+  const void* place;  ///< of what is gathered
+};
+using Events = std::vector<Event>;
+
+/// Writes events down; groups that are split off write into the same list.
+class EventWriter final : public comm::Backend {
+ public:
+  EventWriter(std::shared_ptr<comm::Backend> inner, std::shared_ptr<Events> events)
+      : inner_(std::move(inner)), events_(std::move(events)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string name() const override { return inner_->name(); }
+  comm::WorkHandle all_reduce(at::Tensor inout, comm::ReduceOp op) override {
+    events_->push_back({Event::Kind::Adds, nullptr});
+    return inner_->all_reduce(std::move(inout), op);
+  }
+  comm::WorkHandle all_gather(at::Tensor out, at::Tensor in) override {
+    events_->push_back({Event::Kind::Gathers, out.const_data_ptr()});
+    auto gather = std::make_shared<Gather>();
+    gather->place = out.const_data_ptr();
+    gather->events = events_;
+    gather->inner = inner_->all_gather(std::move(out), std::move(in));
+    return gather;
+  }
+  comm::WorkHandle reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp op) override {
+    return inner_->reduce_scatter(std::move(out), std::move(in), op);
+  }
+  comm::WorkHandle broadcast(at::Tensor inout, int root) override { return inner_->broadcast(std::move(inout), root); }
+  comm::WorkHandle all_to_all(at::Tensor out, at::Tensor in) override {
+    return inner_->all_to_all(std::move(out), std::move(in));
+  }
+  comm::WorkHandle send(at::Tensor tensor, int to, int tag) override {
+    return inner_->send(std::move(tensor), to, tag);
+  }
+  comm::WorkHandle recv(at::Tensor tensor, int from, int tag) override {
+    return inner_->recv(std::move(tensor), from, tag);
+  }
+  comm::WorkHandle barrier() override { return inner_->barrier(); }
+  std::shared_ptr<comm::Backend> split(const std::vector<int>& ranks) override {
+    auto part = inner_->split(ranks);
+    return part ? std::make_shared<EventWriter>(std::move(part), events_) : nullptr;
+  }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  struct Gather final : comm::Work {
+    comm::WorkHandle inner;
+    const void* place = nullptr;
+    std::shared_ptr<Events> events;
+    void wait() override {
+      inner->wait();
+      events->push_back({Event::Kind::HasGathered, place});
+    }
+  };
+  std::shared_ptr<comm::Backend> inner_;
+  std::shared_ptr<Events> events_;
+};
+
+using Buckets = std::set<std::size_t>;
+
+/// The buckets that hold a parameter whose name begins as one of `prefixes`.
+Buckets buckets_with(const parallel::ParameterStore& store, const std::vector<std::string>& prefixes) {
+  Buckets found;
+  for (std::size_t b = 0; b < store.layout().buckets.size(); ++b)
+    for (const int parameter : store.layout().buckets[b].parameters)
+      for (const std::string& prefix : prefixes)
+        if (store.all()[static_cast<std::size_t>(parameter)]->spec.name.starts_with(prefix)) found.insert(b);
+  return found;
+}
+
+/// The bucket whose values begin at `place`; none of anything else that is gathered.
+std::optional<std::size_t> bucket_at(const parallel::ParameterStore& store, const at::Tensor& values,
+                                     const void* place) {
+  for (std::size_t b = 0; b < store.layout().buckets.size(); ++b)
+    if (values.const_data_ptr<float>() + store.layout().buckets[b].begin == place) return b;
+  return std::nullopt;
+}
+
+Buckets of_kind(Event::Kind kind, const Events& events, const parallel::ParameterStore& store,
+                const at::Tensor& values) {
+  Buckets found;
+  for (const Event& event : events)
+    if (const auto bucket = bucket_at(store, values, event.place); bucket && event.kind == kind) found.insert(*bucket);
+  return found;
+}
+
+/// The modules of a forward pass as far as sum number `n` over tp: the embedding ends with one, each layer has one
+/// behind its attention and one behind its MLP.
+std::vector<std::string> modules_until(int n) {
+  std::vector<std::string> modules = {"embedding."};
+  for (int layer = 0; 2 * layer < n; ++layer) modules.push_back(concat("decoder.layers.", layer, "."));
+  return modules;
+}
+
+// Two ranks of tp, so that each module's end shows as a sum among the events.
+TEST(ParameterGathering, WaitsForABucketWhenItsFirstModuleRunsAndForNoLaterOne) {
+  for (const bool overlap : {true, false}) {
+    auto config = config_of({.tp = 2, .dp = 2}, true);
+    config.optimizer.bucket_size = 700;
+    config.optimizer.overlap_param_gather = overlap;
+    const plan::ResolvedRun run = plan::resolve(config);
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      const auto events = std::make_shared<Events>();
+      Engine engine(run, comm::Group(std::make_shared<EventWriter>(world.backend(), events)), at::kCPU);
+      const at::Tensor values = engine.parameters.values();
+      const auto& store = engine.parameters;
+      const Buckets all = buckets_with(store, {""});
+      ASSERT_LT(buckets_with(store, {"embedding."}).size() + 4, all.size());
+
+      testing::take_step(run, engine, 0);
+      EXPECT_EQ(of_kind(Event::Kind::Gathers, *events, store, values), all);
+      EXPECT_EQ(of_kind(Event::Kind::HasGathered, *events, store, values), overlap ? Buckets{} : all);
+
+      events->clear();
+      testing::take_step(run, engine, 1);
+      Buckets arrived;
+      int sums = 0;
+      for (const Event& event : *events) {
+        if (const auto bucket = bucket_at(store, values, event.place)) {
+          if (event.kind == Event::Kind::Gathers) break;  // after the step
+          arrived.insert(*bucket);
+        }
+        if (event.kind != Event::Kind::Adds || sums > 2 * config.model.num_layers) continue;
+        const Buckets run_so_far = buckets_with(store, modules_until(sums));
+        EXPECT_TRUE(std::ranges::includes(run_so_far, arrived)) << "sum " << sums << ": a bucket too early";
+        const std::string last = sums == 0       ? "embedding.word_embeddings"
+                                 : sums % 2 == 1 ? concat("decoder.layers.", sums / 2, ".self_attention.linear_proj.w")
+                                                 : concat("decoder.layers.", sums / 2 - 1, ".mlp.linear_fc2.w");
+        EXPECT_EQ(std::ranges::includes(arrived, buckets_with(store, {last})), overlap) << "sum " << sums;
+        ++sums;
+      }
+      EXPECT_EQ(sums, 2 * config.model.num_layers + 1);
+      EXPECT_EQ(arrived, overlap ? all : Buckets{});
+    });
+  }
 }
 
 /// The article's table, bytes of a parameter on d ranks. Of 16-bit gradients it counts 4/d more: a copy in fp32, which
