@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <tuple>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/checkpoint/folder.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
@@ -99,25 +102,56 @@ TEST_F(ResumePrecision, SixStepsRoundedAtRandomAndSixMoreAreTwelveToTheBit) {
     }
 }
 
-TEST_F(ResumePrecision, AnOptimizerThatFindsOneOfItsMomentsAloneBeginsWithNone) {
-  auto options = config("run", "fp32", 1, 2);
-  options.optimizer.use_distributed_optimizer = true;
-  options.optimizer.name = "lion";
-  train(options, 3);
-  options.optimizer.name = "adam";
-  for (const Leg& leg : train(options, 4)) {
-    EXPECT_TRUE(leg.fresh) << "Lion's momentum is not Adam's";
-    EXPECT_EQ(leg.optimizer_steps, 0);
-    ASSERT_EQ(leg.messages.size(), 1u);
-    EXPECT_EQ(
-        leg.messages[0],
-        "warning: the optimizer begins with a fresh exp_avg, exp_avg_sq: the checkpoint does not have exp_avg_sq");
-  }
-  for (const Leg& leg : train(options, 5)) {
-    EXPECT_FALSE(leg.fresh);
-    EXPECT_EQ(leg.optimizer_steps, 1);
-    EXPECT_TRUE(leg.messages.empty());
-  }
+/// As older programs wrote it, which did not say whose state a checkpoint holds.
+void forget_the_optimizer(const fs::path& checkpoints) {
+  const fs::path folder = checkpoint::find_checkpoint(checkpoints);
+  checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
+  ASSERT_EQ(manifest.metadata.erase("optimizer"), 1u);
+  write_file(folder / "manifest.json", checkpoint::manifest_text(manifest));
+}
+
+TEST_F(ResumePrecision, AnotherOptimizerBeginsWithNothingOfTheOneBefore) {
+  const std::string goes_on = ": weights, counters and learning rate go on, ";
+  const std::tuple<const char*, const char*, std::string> changes[] = {
+      {"adam", "lion", "adam's state is left out, and that of lion (exp_avg) begins anew at zero"},
+      {"lion", "adam", "lion's state is left out, and that of adam (exp_avg, exp_avg_sq) begins anew at zero"},
+      {"sgd", "adam", "sgd's state is left out, and that of adam (exp_avg, exp_avg_sq) begins anew at zero"},
+      {"lion", "sgd", "lion's state is left out, and that of sgd (momentum_buffer) begins anew at zero"}};
+  for (const bool named : {true, false})
+    for (const auto& [before, now, rest] : changes) {
+      auto options = config(concat(before, now, named), "fp32", 1, 2);
+      options.optimizer.use_distributed_optimizer = true;
+      options.optimizer.name = before;
+      const auto first = train(options, 3);
+      if (!named) forget_the_optimizer(options.train.out + "/checkpoints");
+      options.optimizer.name = now;
+      for (const Leg& leg : train(options, 4)) {
+        EXPECT_TRUE(leg.begun.equal(first[0].ended)) << before << " -> " << now;
+        EXPECT_TRUE(leg.fresh) << before << " -> " << now;
+        EXPECT_EQ(leg.optimizer_steps, 0);
+        ASSERT_EQ(leg.messages.size(), 1u);
+        EXPECT_EQ(leg.messages[0], concat("warning: the optimizer was ", before, " and is now ", now, goes_on, rest));
+      }
+      if (!named) forget_the_optimizer(options.train.out + "/checkpoints");
+      for (const Leg& leg : train(options, 5)) {
+        EXPECT_FALSE(leg.fresh);
+        EXPECT_EQ(leg.optimizer_steps, 1);
+        EXPECT_TRUE(leg.messages.empty());
+      }
+    }
+}
+
+TEST_F(ResumePrecision, WeightsWithoutStateBeginWithAFreshOptimizer) {
+  auto options = config("run", "fp32");
+  options.optimizer.name = "sgd";
+  options.optimizer.sgd_momentum = 0;
+  train(options, 2);
+  options.optimizer.sgd_momentum = 0.9;
+  const auto legs = train(options, 3);
+  EXPECT_TRUE(legs[0].fresh);
+  ASSERT_EQ(legs[0].messages.size(), 1u);
+  EXPECT_EQ(legs[0].messages[0],
+            "warning: the optimizer begins with a fresh momentum_buffer: the checkpoint does not have momentum_buffer");
 }
 
 TEST_F(ResumePrecision, TheLossScaleGoesOnWhereItWas) {

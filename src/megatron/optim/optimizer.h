@@ -48,6 +48,8 @@ class Optimizer {
   std::vector<StateSlice> state() const;
   /// The kinds of state that it keeps, besides the weights.
   std::vector<std::string> kinds() const { return rule_->state(); }
+  /// What optimizer.name says.
+  std::string name() const { return rule_->name(); }
   /// Bytes of masters and state.
   std::int64_t bytes() const;
 

@@ -8,7 +8,7 @@
 namespace megatron::optim {
 
 /// A part of what an optimizer keeps of one parameter on this rank; a checkpoint stores these and fills them again, in
-/// any layout, for any optimizer that keeps state of the same kind. A distributed optimizer gives the ranges that this
+/// any layout, for an optimizer of the same name. A distributed optimizer gives the ranges that this
 /// rank owns, a plain one whole slices.
 struct StateSlice {
   /// "exp_avg", "exp_avg_sq", "momentum_buffer", …; empty: the weight itself as the optimizer updates it, the fp32

@@ -6,6 +6,7 @@ namespace {
 class AdamRule final : public UpdateRule {
  public:
   explicit AdamRule(const kernels::Adam& options) : options_(options) {}
+  std::string name() const override { return "adam"; }
   std::vector<std::string> state() const override { return {"exp_avg", "exp_avg_sq"}; }
   void apply(const Views& v, const kernels::Update& update) const override {
     kernels::adam_(v.weight, v.model, v.gradient, v.state[0], v.state[1], options_, update);
@@ -18,6 +19,7 @@ class AdamRule final : public UpdateRule {
 class SgdRule final : public UpdateRule {
  public:
   explicit SgdRule(double momentum) : momentum_(momentum) {}
+  std::string name() const override { return "sgd"; }
   std::vector<std::string> state() const override {
     if (momentum_ == 0) return {};
     return {"momentum_buffer"};
@@ -33,6 +35,7 @@ class SgdRule final : public UpdateRule {
 class LionRule final : public UpdateRule {
  public:
   explicit LionRule(const kernels::Lion& options) : options_(options) {}
+  std::string name() const override { return "lion"; }
   std::vector<std::string> state() const override { return {"exp_avg"}; }
   void apply(const Views& v, const kernels::Update& update) const override {
     kernels::lion_(v.weight, v.model, v.gradient, v.state[0], options_, update);

@@ -15,6 +15,8 @@ class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
 
+  /// "adam", "sgd", "lion", as optimizer.name says it: state of the same name means something else to another rule.
+  virtual std::string name() const = 0;
   /// What it keeps for each element, by the names that checkpoints have; all begin as zeros.
   virtual std::vector<std::string> state() const = 0;
 

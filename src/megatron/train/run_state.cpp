@@ -29,6 +29,8 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
 
 const plan::GptShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
 
+constexpr const char* kOptimizer = "optimizer";  // in the metadata: whose state it is
+
 std::string state_prefix(const std::string& kind) { return "optimizer." + kind + "."; }
 
 void add_slice(const Engine& engine, const optim::StateSlice& slice, std::vector<ShardedTensor>& tensors) {
@@ -47,6 +49,19 @@ bool is_master(const Engine& engine, const optim::StateSlice& slice) {
 bool has_kind(const checkpoint::Manifest& manifest, const std::string& kind) {
   const auto found = manifest.tensors.lower_bound(state_prefix(kind));
   return found != manifest.tensors.end() && found->first.starts_with(state_prefix(kind));
+}
+
+/// The optimizer that wrote the checkpoint. Older ones do not name it, but show it by the state that they hold; ""
+/// where they hold none.
+std::string optimizer_of(const checkpoint::Manifest& manifest) {
+  if (const auto found = manifest.metadata.find(kOptimizer); found != manifest.metadata.end()) {
+    const auto name = nlohmann::json::parse(found->second, nullptr, false);
+    if (name.is_string()) return name;
+  }
+  return has_kind(manifest, "exp_avg_sq")        ? "adam"
+         : has_kind(manifest, "exp_avg")         ? "lion"
+         : has_kind(manifest, "momentum_buffer") ? "sgd"
+                                                 : "";
 }
 
 /// What load_run() fills: the parameters whole, their masters, and the optimizer's state.
@@ -86,13 +101,21 @@ void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::pa
 }
 
 /// The optimizer's state is taken whole or not at all: moments of one age mean nothing to those of another, whose bias
-/// corrections count from the same step.
+/// corrections count from the same step, and those of one optimizer nothing to another, whatever they are called.
 bool takes_state(const Engine& engine, const checkpoint::Manifest& manifest, bool with_optimizer,
                  std::vector<std::string>& messages) {
   std::string kept, missing;
   for (const std::string& kind : engine.optimizer.kinds()) {
     kept += (kept.empty() ? "" : ", ") + kind;
     if (!has_kind(manifest, kind)) missing += (missing.empty() ? "" : ", ") + kind;
+  }
+  const std::string before = optimizer_of(manifest), now = engine.optimizer.name();
+  if (!before.empty() && before != now) {
+    messages.push_back(
+        concat("warning: the optimizer was ", before, " and is now ", now,
+               ": weights, counters and learning rate go on, ", before, "'s state is left out, and ",
+               kept.empty() ? now + " keeps none" : concat("that of ", now, " (", kept, ") begins anew at zero")));
+    return false;
   }
   if (kept.empty() || (with_optimizer && missing.empty())) return true;
   messages.push_back(concat("warning: the optimizer begins with a fresh ", kept,
@@ -115,6 +138,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
       {"skipped_iterations", std::to_string(state.skipped_iterations)},
       {"validated_iteration", std::to_string(state.validated_iteration)},
       {"optimizer_steps", std::to_string(engine.optimizer.steps())},
+      {kOptimizer, nlohmann::json(engine.optimizer.name()).dump()},
       {"recipe", nlohmann::json(recipe).dump()},
   };
   add_scaler(engine, metadata);

@@ -28,10 +28,11 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 /// TOML.
 checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
 
-/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where the checkpoint does not
-/// have all kinds of the optimizer's state, or `with_optimizer` is false, all of it stays fresh; a message says so, and
-/// so does one where the loss scale begins anew. Not collective; round_as_trained() is to follow. Throws
-/// checkpoint::Unreadable where the checkpoint is damaged or newer, other ConfigErrors where it does not fit.
+/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where another kind of
+/// optimizer wrote it, it does not have all of the optimizer's state, or `with_optimizer` is false, all of that state
+/// stays fresh; a message says what goes on and what begins anew, and so does one where the loss scale begins anew. Not
+/// collective; round_as_trained() is to follow. Throws checkpoint::Unreadable where the checkpoint is damaged or newer,
+/// other ConfigErrors where it does not fit.
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages);
 
