@@ -66,10 +66,13 @@ json describe(const std::filesystem::path& folder, const checkpoint::Manifest& m
 int info(const Args& args) {
   const auto [options, folder] = parse<InfoOptions>(args, "megatron checkpoint info DIR [--tensors] [--json]");
   const std::filesystem::path found = checkpoint::find_checkpoint(folder);
-  const json about = describe(found, checkpoint::read_manifest(found));
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+  const std::vector<std::string> missing = checkpoint::missing_files(found, manifest);
+  json about = describe(found, manifest);
+  about["problems"] = missing;
   if (options.as_json) {
     std::printf("%s\n", about.dump().c_str());
-    return kDone;
+    return missing.empty() ? kDone : kDifference;
   }
   std::printf("%s\n  iteration   %s\n  parameters  %s\n  size        %.1f MB in %s files, %zu tensors\n", found.c_str(),
               about["iteration"].dump().c_str(), about["parameters"].dump().c_str(), about["bytes"].get<double>() / 1e6,
@@ -80,7 +83,8 @@ int info(const Args& args) {
     for (const json& tensor : about["tensors"])
       std::printf("  %-4s %-18s %s\n", tensor["dtype"].get<std::string>().c_str(), tensor["shape"].dump().c_str(),
                   tensor["name"].get<std::string>().c_str());
-  return kDone;
+  for (const std::string& problem : missing) std::printf("%s\n", problem.c_str());
+  return missing.empty() ? kDone : kDifference;
 }
 
 int verify(const Args& args) {

@@ -86,6 +86,16 @@ TEST(Manifest, RefusesWhatIsNotWholeNamingItself) {
   }
 }
 
+TEST(Manifest, ThatNamesAKeyTwiceIsRefused) {
+  const std::string text = manifest_text(example());
+  for (const std::string key : {R"("w":)", R"("version":)", R"("size":)", R"("consumed_samples":)"}) {
+    std::string twice = text;
+    twice.insert(text.find(key), key + "1,");
+    EXPECT_THAT(error_of(twice), HasSubstr("names " + key.substr(0, key.size() - 1) + " twice in one object"));
+    EXPECT_THROW(parse_manifest(twice, "file"), Damage);
+  }
+}
+
 TEST(Manifest, OfANewerVersionIsNotCalledDamaged) {
   EXPECT_THROW(parse_manifest(with("/version", 2), "file"), NewerVersion);
   EXPECT_THAT(error_of(with("/version", 2)), HasSubstr("fix:  load it with the newer megatron that wrote it"));

@@ -17,8 +17,8 @@ int open_to_read(const std::filesystem::path& path) {
   if (descriptor >= 0) return descriptor;
   const int error = errno;
   if (error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG)
-    throw Damage(rule_got_fix(concat(path.string(), ": must be a file of the checkpoint."), std::strerror(error),
-                              "load another checkpoint of the run"));
+    throw Damage(
+        rule_got_fix(concat(path.string(), ": must be a file of the checkpoint."), std::strerror(error), kLoadAnother));
   throw std::runtime_error(concat(path.string(), ": cannot be opened: ", std::strerror(error)));
 }
 

@@ -75,12 +75,25 @@ std::string read_whole(const fs::path& path, std::uint64_t limit) {
   }
 }
 
+Manifest manifest_in(const fs::path& iteration_folder) {
+  const fs::path path = iteration_folder / kManifest;
+  if (!fs::exists(path))
+    throw Damage(rule_got_fix(concat(path.string(), ": a checkpoint must have its manifest."), "no such file",
+                              concat("copy the checkpoint anew, whole; or ", kLoadAnother)));
+  return parse_manifest(read_whole(path, kMaxManifestBytes), path.string());
+}
+
+/// check_structure(), which looks at no other checkpoint.
+void look_at(const fs::path& iteration_folder) {
+  for (const FileRecord& file : manifest_in(iteration_folder).files) CheckedReader(iteration_folder, file);
+}
+
 /// The whole checkpoints in `folder`, as a fix; empty: there are none.
 std::string whole_ones(const fs::path& folder) {
   std::string names;
   for (const std::int64_t iteration : iterations_in(folder)) {
     try {
-      check_structure(folder / iteration_name(iteration));
+      look_at(folder / iteration_name(iteration));
     } catch (const std::exception&) {
       continue;
     }
@@ -102,7 +115,7 @@ std::string latest_name(const fs::path& folder) {
 
 bool is_whole(const fs::path& iteration_folder) {
   try {
-    check_structure(iteration_folder);
+    look_at(iteration_folder);
   } catch (const Unreadable&) {
     return false;
   }
@@ -111,7 +124,7 @@ bool is_whole(const fs::path& iteration_folder) {
 
 bool is_newer(const fs::path& iteration_folder) {
   try {
-    read_manifest(iteration_folder);
+    manifest_in(iteration_folder);
   } catch (const NewerVersion&) {
     return true;
   } catch (const Damage&) {
@@ -156,6 +169,10 @@ bool has_checkpoint(const fs::path& folder) {
 }
 
 fs::path find_checkpoint(const fs::path& folder) {
+  if (fs::exists(folder) && !fs::is_directory(folder))
+    throw ConfigError(
+        rule_got_fix(concat(folder.string(), ": a folder must be named: a run's, its checkpoints' or one checkpoint."),
+                     "a file", has_checkpoint(parent_of(folder)) ? parent_of(folder).string() : ""));
   if (fs::exists(folder / kManifest)) return without_slash(folder);
   if (is_iteration_name(without_slash(folder).filename())) read_manifest(folder);  // says that it has none
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
@@ -210,11 +227,26 @@ fs::path checkpoints_folder(const fs::path& folder) {
 }
 
 Manifest read_manifest(const fs::path& iteration_folder) {
-  const fs::path path = iteration_folder / kManifest;
-  if (!fs::exists(path))
-    throw Damage(rule_got_fix(concat(path.string(), ": a checkpoint must have its manifest."), "no such file",
-                              "copy the checkpoint anew, whole; or load another checkpoint of the run"));
-  return parse_manifest(read_whole(path, kMaxManifestBytes), path.string());
+  try {
+    return manifest_in(iteration_folder);
+  } catch (const Damage& damage) {
+    throw with_another(damage, iteration_folder);
+  }
+}
+
+Damage with_another(const Damage& damage, const fs::path& iteration_folder) {
+  const std::string text = damage.what();
+  if (!text.ends_with(kLoadAnother)) return damage;
+  try {
+    const fs::path folder = parent_of(iteration_folder);
+    const std::vector<std::int64_t> iterations = iterations_in(folder);
+    for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration)
+      if (const fs::path other = folder / iteration_name(*iteration);
+          other.filename() != without_slash(iteration_folder).filename() && is_whole(other))
+        return Damage(concat(text, ": ", other.string()));
+  } catch (const std::exception&) {  // what the system cannot tell now
+  }
+  return damage;
 }
 
 std::string fingerprint(const fs::path& iteration_folder) {
@@ -248,7 +280,23 @@ std::vector<std::int64_t> newer_iterations(const fs::path& folder) {
 }
 
 void check_structure(const fs::path& iteration_folder) {
-  for (const FileRecord& file : read_manifest(iteration_folder).files) CheckedReader(iteration_folder, file);
+  try {
+    look_at(iteration_folder);
+  } catch (const Damage& damage) {
+    throw with_another(damage, iteration_folder);
+  }
+}
+
+std::vector<std::string> missing_files(const fs::path& iteration_folder, const Manifest& manifest) {
+  std::vector<std::string> missing;
+  for (const FileRecord& file : manifest.files) {
+    try {
+      CheckedReader(iteration_folder, file);
+    } catch (const Damage& damage) {
+      missing.emplace_back(damage.what());
+    }
+  }
+  return missing;
 }
 
 fs::path temporary_folder(const fs::path& folder, const std::string& name) { return folder / (kTemporary + name); }

@@ -13,7 +13,7 @@ namespace megatron::checkpoint {
 std::string iteration_name(std::int64_t iteration);
 
 /// The iter_ folder meant by `folder`: itself, or what the `latest` in it (or in its `checkpoints`) names. Throws
-/// Damage where there is none, which names the whole checkpoints that are there.
+/// Damage where there is none, which names the whole checkpoints that are there; ConfigError for a file.
 std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 
 /// Whether `folder`, or its `checkpoints`, has checkpoints, or is one. Damage is for the loading to report: a run that
@@ -29,9 +29,12 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& folde
 /// for one checkpoint.
 std::filesystem::path checkpoints_folder(const std::filesystem::path& folder);
 
-/// The manifest of an iter_ folder. Throws Damage, NewerVersion, and std::runtime_error where the system fails: that
-/// says nothing of the checkpoint.
+/// The manifest of an iter_ folder. Throws Damage, which names a checkpoint that may serve instead, NewerVersion, and
+/// std::runtime_error where the system fails: that says nothing of the checkpoint.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
+
+/// `damage` of a checkpoint, said with the newest whole one (as superfluous() knows them) beside it, if there is one.
+Damage with_another(const Damage& damage, const std::filesystem::path& iteration_folder);
 
 /// What two ranks that see the same checkpoint both get: a text of the manifest's size and hash, or that there is none.
 std::string fingerprint(const std::filesystem::path& iteration_folder);
@@ -43,9 +46,11 @@ bool is_marked_damaged(const std::filesystem::path& iteration_folder);
 /// Takes the mark away, of a checkpoint that is whole again. A folder that cannot be written stays as it is.
 void remove_mark(const std::filesystem::path& iteration_folder);
 
-/// Throws Damage where the manifest of an iter_ folder is not whole, or one of its files is missing or of another
-/// size; NewerVersion; std::runtime_error where the system fails. Reads no data.
+/// Throws Damage, as read_manifest(), where the manifest of an iter_ folder is not whole, or one of its files is
+/// missing or of another size; NewerVersion; std::runtime_error where the system fails. Reads no data.
 void check_structure(const std::filesystem::path& iteration_folder);
+/// The files of a checkpoint that are missing or of another size, one message each. Reads no data.
+std::vector<std::string> missing_files(const std::filesystem::path& iteration_folder, const Manifest& manifest);
 
 /// The iterations in `folder` that are of a newer version, ascending. publish() does not replace them.
 std::vector<std::int64_t> newer_iterations(const std::filesystem::path& folder);

@@ -20,8 +20,7 @@ constexpr std::uint64_t kVersion = 1;
 constexpr std::size_t kMaxDepth = 16;  // a manifest needs 7
 
 [[noreturn]] void damaged(const std::string& file, const std::string& got) {
-  throw Damage(
-      rule_got_fix(concat(file, ": must be a whole checkpoint manifest."), got, "load an older checkpoint of the run"));
+  throw Damage(rule_got_fix(concat(file, ": must be a whole checkpoint manifest."), got, kLoadAnother));
 }
 
 std::string hex(std::uint64_t value) {

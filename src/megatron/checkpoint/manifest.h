@@ -25,6 +25,9 @@ struct NewerVersion : Unreadable {
   using Unreadable::Unreadable;
 };
 
+/// How what is wrong with a checkpoint ends: with_another() (folder.h) adds which.
+inline constexpr const char* kLoadAnother = "load another checkpoint of the run";
+
 /// Reading takes some 20 times as much memory, whatever the text holds. Checkpoints of some TiB have as long ones.
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 27;
 
