@@ -23,6 +23,7 @@ namespace megatron::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::EndsWith;
 using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 1024, kColumns = 1024;  // of a matrix of 4 MiB: five checksummed blocks
@@ -162,33 +163,89 @@ TEST_F(DamagedCheckpoint, SavingRemovesNothingButItsOwnLeftovers) {
     EXPECT_TRUE(fs::exists(folder.path() / name)) << name;
 }
 
-/// Saves 1, 2, 3, … until it is killed.
-[[noreturn]] void save_for_ever(const fs::path& folder) {
-  for (std::int64_t iteration = 1;; ++iteration) save_matrix(folder, 1 + iteration % 7, 2);
+TEST_F(DamagedCheckpoint, EveryErrorNamesTheNewestWholeOneBesideIt) {
+  for (const std::int64_t other : {2, 3, 4, 5}) save_matrix(folder.path(), other);
+  const auto other = [&](int number) { return (folder.path() / iteration_name(number)).string(); };
+  const auto file = [&](int number) { return other(number) + "/rank_00000.safetensors"; };
+  fs::remove(file(4));
+  mark_damaged(other(3), "a byte");
+  write_file(fs::path(other(2)) / "manifest.json", "{");
+  const std::string named = "fix:  load another checkpoint of the run: " + other(1);
+  flip_byte(file(5), (2 << 20) + 17);
+  EXPECT_THAT(load_error(other(5)), EndsWith(named)) << "a byte";
+  fs::resize_file(file(5), 100);
+  EXPECT_THAT(load_error(other(5)), EndsWith(named)) << "a short file";
+  fs::remove(file(5));
+  EXPECT_THAT(load_error(other(5)), EndsWith(named)) << "no file";
+  EXPECT_THAT(load_error(other(2)), EndsWith(named)) << "a manifest that is none";
+  fs::remove(fs::path(other(2)) / "manifest.json");
+  EXPECT_THAT(load_error(other(2)), EndsWith("load another checkpoint of the run: " + other(1))) << "no manifest";
+  fs::remove(data);
+  EXPECT_THAT(load_error(iteration), EndsWith("fix:  load another checkpoint of the run")) << "none is whole";
 }
 
-TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpoint) {
+TEST_F(DamagedCheckpoint, MissingFilesAreListedWithoutReading) {
+  const Manifest manifest = read_manifest(iteration);
+  EXPECT_EQ(missing_files(iteration, manifest), std::vector<std::string>{});
+  flip_byte(data, (2 << 20) + 17);
+  EXPECT_EQ(missing_files(iteration, manifest), std::vector<std::string>{}) << "no data is read";
+  fs::resize_file(data, 5000);
+  const auto short_one = missing_files(iteration, manifest);
+  ASSERT_EQ(short_one.size(), 1u);
+  EXPECT_THAT(short_one[0], HasSubstr("the end of the file at byte 5000"));
+  fs::remove(data);
+  const auto missing = missing_files(iteration, manifest);
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_THAT(missing[0], HasSubstr(data.string() + ": must be a file of the checkpoint"));
+}
+
+TEST_F(DamagedCheckpoint, AFileInPlaceOfTheFolderIsNoDamage) {
+  const std::string error = load_error(iteration / "manifest.json");
+  EXPECT_THAT(error, HasSubstr("manifest.json: a folder must be named"));
+  EXPECT_THAT(error, EndsWith("got:  a file\n  fix:  " + iteration.string()));
+  EXPECT_EQ(verify(iteration / "manifest.json"), std::vector<std::string>{error});
+}
+
+/// Saves `first`, first + 1, … until it is killed; each twice, so that the second replaces the first. Writes a byte to
+/// `told` after each.
+[[noreturn]] void save_for_ever(const fs::path& folder, std::int64_t first, int told) {
+  for (std::int64_t save = 2 * first;; ++save) {
+    save_matrix(folder, save / 2, 2);
+    if (::write(told, "s", 1) != 1) ::_exit(1);
+  }
+}
+
+TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpointOfALaterIteration) {
   const TemporaryFolder folder;
   save_matrix(folder.path(), 1);
   std::mt19937 random(std::random_device{}());
+  std::int64_t latest = 1;
   for (int kill_number = 0; kill_number < 10; ++kill_number) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       at::set_num_threads(1);  // a pool of threads does not survive fork()
-      save_for_ever(folder.path());
+      save_for_ever(folder.path(), latest + 1, ends[1]);
     }
+    ::close(ends[1]);
+    char told = 0;
+    ASSERT_EQ(::read(ends[0], &told, 1), 1) << "it ended before it had saved anything";
     std::this_thread::sleep_for(
         std::chrono::microseconds(random() % 100'000));  // the moment does not matter: it is what varies
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ::close(ends[0]);
     ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the child ended by itself: " << status;
 
     const at::Tensor loaded = at::zeros({kRows, kColumns});
     const std::int64_t iteration = load(folder.path(), {{"w", {kRows, kColumns}, {0, 0}, loaded}}).iteration;
     EXPECT_TRUE(at::equal(loaded, matrix(iteration))) << "iteration " << iteration;
     EXPECT_EQ(verify(folder.path()), std::vector<std::string>{});
+    EXPECT_GT(iteration, latest);
+    latest = iteration;
   }
 }
 

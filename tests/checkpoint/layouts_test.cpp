@@ -1,11 +1,15 @@
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
+#include <set>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/checkpoint/read_plan.h"
 #include "megatron/comm/local_backend.h"
 #include "tests/checkpoint/support.h"
 
@@ -70,6 +74,78 @@ TEST(Checkpoint, HoldsEachSliceOnceAndEveryReplicaWritesAShare) {
   for (const TensorOfState& tensor : state()) expected += full_tensor(tensor, 0).nbytes();
   EXPECT_EQ(files, 4);
   EXPECT_EQ(bytes, expected);
+}
+
+TEST(ReadPlan, HasTheBlockOfEveryNeededByteAndNoOther) {
+  std::mt19937 random(5);
+  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(n)); };
+  for (int trial = 0; trial < 12; ++trial) {
+    // A matrix in two files, by rows or by columns, each behind some header; a row is shorter or longer than a block.
+    const bool wide = trial % 3 == 0;
+    const std::int64_t rows = wide ? 2 : 600, columns = wide ? 1'500'000 : 4000, by_rows = trial % 2;
+    TensorRecord tensor{.dtype = "F32", .shape = {rows, columns}, .slices = {}};
+    Manifest manifest;
+    for (std::size_t file = 0; file < 2; ++file) {
+      const std::int64_t half = (by_rows != 0 ? rows : columns) / 2, offset = static_cast<std::int64_t>(file) * half;
+      const Box box = by_rows != 0 ? Box{{offset, 0}, {half, columns}} : Box{{0, offset}, {rows, half}};
+      tensor.slices.push_back({box, file, static_cast<std::uint64_t>(8 + below(1 << 21))});
+      manifest.files.push_back(
+          {.name = "",
+           .size = tensor.slices[file].begin + static_cast<std::uint64_t>(box.elements()) * 4 + 100,
+           .block_hashes = {}});
+    }
+    Box wanted{{below(rows / 2), below(columns / 2)}, {1 + below(rows / 2), 1 + below(columns / 2)}};
+    if (trial % 4 == 1) wanted = {{wanted.offset[0], 0}, {wanted.shape[0], columns}};  // one stretch
+
+    std::set<std::pair<std::size_t, std::uint64_t>> expected;
+    for (std::int64_t i = wanted.offset[0]; i < wanted.offset[0] + wanted.shape[0]; ++i)
+      for (std::int64_t j = wanted.offset[1]; j < wanted.offset[1] + wanted.shape[1]; ++j) {
+        const SliceRecord& slice = tensor.slices[(by_rows != 0 ? i >= rows / 2 : j >= columns / 2) ? 1 : 0];
+        const std::int64_t element = (i - slice.box.offset[0]) * slice.box.shape[1] + j - slice.box.offset[1];
+        expected.emplace(slice.file, (slice.begin + static_cast<std::uint64_t>(element) * 4) >> 20);
+      }
+    const ReadPlan plan = plan_reads(manifest, {{&tensor, wanted}});
+    std::vector<std::pair<std::size_t, std::uint64_t>> planned;
+    for (const BlockRange& range : plan.blocks)
+      for (std::uint64_t block = range.first; block < range.end; ++block) planned.emplace_back(range.file, block);
+    EXPECT_EQ(planned, std::vector(expected.begin(), expected.end())) << "each once, ascending";
+    EXPECT_EQ(plan.needed_bytes, static_cast<std::uint64_t>(wanted.elements()) * 4);
+    std::uint64_t bytes = 0;
+    for (const auto& [file, block] : expected) bytes += std::min(1ul << 20, manifest.files[file].size - (block << 20));
+    EXPECT_EQ(plan.read_bytes, bytes);
+  }
+}
+
+TEST(Checkpoint, ReadsTheBlocksOfItsRowsAndOfItsColumnsTheWholeTensor) {
+  constexpr std::int64_t kRows = 4096, kColumns = 640;  // rows of 2.5 KiB, 10 MiB in all
+  constexpr std::uint64_t kAll = kRows * kColumns * 4, kBlock = 1 << 20;
+  const TemporaryFolder folder;
+  const at::Tensor matrix = at::arange(kRows * kColumns, at::kFloat).view({kRows, kColumns});
+  save(folder.path(), 1, {{"a", {1000}, {0}, at::zeros({1000})}, {"w", {kRows, kColumns}, {0, 0}, matrix}}, {},
+       comm::Group());
+  for (const int split : {0, 1})
+    for (std::int64_t rank = 0; rank < 4; ++rank) {
+      const at::Tensor wanted = matrix.narrow(split, rank * matrix.size(split) / 4, matrix.size(split) / 4);
+      ShardedTensor tensor{"w", {kRows, kColumns}, {0, 0}, at::zeros_like(wanted).contiguous()};
+      tensor.offset[static_cast<std::size_t>(split)] = rank * matrix.size(split) / 4;
+      const std::uint64_t read = load(folder.path(), {tensor}).bytes_read;
+      EXPECT_TRUE(at::equal(tensor.data, wanted));
+      EXPECT_GE(read, split == 0 ? kAll / 4 : kAll);
+      EXPECT_LE(read, (split == 0 ? kAll / 4 : kAll) + 2 * kBlock) << "both ends in the middle of a block";
+    }
+}
+
+TEST(Checkpoint, ReadsABlockOfManySmallTensorsOnce) {
+  const TemporaryFolder folder;
+  std::vector<ShardedTensor> tensors;
+  for (int k = 0; k < 600; ++k) tensors.push_back({"t" + std::to_string(k), {1000}, {0}, at::full({1000}, double(k))});
+  save(folder.path(), 1, tensors, {}, comm::Group());
+  std::shuffle(tensors.begin(), tensors.end(), std::mt19937(3));
+  std::vector<ShardedTensor> got = tensors;
+  for (ShardedTensor& tensor : got) tensor.data = at::zeros({1000});
+  const std::uint64_t read = load(folder.path(), got).bytes_read;
+  EXPECT_EQ(read, fs::file_size(folder.path() / "iter_0000001/rank_00000.safetensors")) << "in whatever order";
+  for (std::size_t k = 0; k < got.size(); ++k) EXPECT_TRUE(at::equal(got[k].data, tensors[k].data));
 }
 
 TEST(Checkpoint, FillsSlicesThatAreNotContiguous) {

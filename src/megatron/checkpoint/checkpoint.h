@@ -37,13 +37,14 @@ void save(const std::filesystem::path& folder, std::int64_t iteration, const std
 struct Loaded {
   std::int64_t iteration = 0;
   Metadata metadata;
+  std::uint64_t bytes_read = 0;  ///< on this rank, from the files of tensors
 };
 
 /// Fills `tensors` (any slicing, any number of ranks, any floating-point dtype) from the checkpoint in `folder` (a
 /// run's folder or its folder of checkpoints: its `latest`; or one iter_ folder). Not collective: every rank reads the
-/// slices it needs, in blocks of 1 MiB that are compared with their checksums. Throws Damage naming file and byte
-/// offset for anything missing, truncated or changed, ConfigError for a tensor that is not there or has another shape;
-/// `tensors` are then partly filled.
+/// slices it needs, in blocks of 1 MiB that are compared with their checksums (read_plan.h: which, and how many bytes).
+/// Throws Damage naming file and byte offset for anything missing, truncated or changed, ConfigError for a tensor that
+/// is not there or has another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
 /// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole.

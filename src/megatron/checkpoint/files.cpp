@@ -11,13 +11,13 @@
 #include <stdexcept>
 
 #include "megatron/checkpoint/descriptors.h"
+#include "megatron/checkpoint/read_plan.h"
 
 namespace megatron::checkpoint {
 namespace {
 
 constexpr std::uint64_t kNoBlock = ~std::uint64_t{0};
 constexpr std::size_t kBlocksAhead = 16;  // as many requests keep a disk busy
-constexpr const char* kFix = "load another checkpoint of the run";
 
 }  // namespace
 
@@ -33,7 +33,7 @@ CheckedReader::CheckedReader(const std::filesystem::path& folder, FileRecord rec
   if (!S_ISREG(status.st_mode)) {
     ::close(descriptor_);
     throw Damage(
-        rule_got_fix(concat(name(), ": must be a file of the checkpoint."), "something that is no file", kFix));
+        rule_got_fix(concat(name(), ": must be a file of the checkpoint."), "something that is no file", kLoadAnother));
   }
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size == record_.size) {
@@ -45,14 +45,10 @@ CheckedReader::CheckedReader(const std::filesystem::path& folder, FileRecord rec
   throw Damage(rule_got_fix(concat(name(), ": must be as long as its manifest says, ", record_.size, " bytes."),
                             size < record_.size ? concat("the end of the file at byte ", size)
                                                 : concat("more from byte ", record_.size, " on"),
-                            kFix));
+                            kLoadAnother));
 }
 
 CheckedReader::~CheckedReader() { ::close(descriptor_); }
-
-std::uint64_t CheckedReader::block_size(std::uint64_t block) const {
-  return std::min(kBlockBytes, record_.size - block * kBlockBytes);
-}
 
 void CheckedReader::expect(std::uint64_t offset, std::uint64_t size) {
   if (loaded_ == expected_.size()) {
@@ -78,24 +74,26 @@ void CheckedReader::fetch_ahead(std::uint64_t block) {
 }
 
 void CheckedReader::load(std::uint64_t block, std::byte* into) {
-  const std::uint64_t begin = block * kBlockBytes, size = block_size(block);
+  const std::uint64_t begin = block * kBlockBytes, size = block_bytes(record_, block);
   fetch_ahead(block);
   const std::size_t got = read_at(descriptor_, begin, {into, size}, path_);
   if (got < size)
-    throw Damage(rule_got_fix(concat(name(), ": must be readable."), concat("no bytes from byte ", begin + got), kFix));
+    throw Damage(
+        rule_got_fix(concat(name(), ": must be readable."), concat("no bytes from byte ", begin + got), kLoadAnother));
   if (XXH3_64bits(into, size) != record_.block_hashes[block])
     throw Damage(rule_got_fix(concat(name(), ": must be what was written."),
                               concat("bytes ", begin, " to ", begin + size, " that do not match their checksum"),
-                              kFix));
+                              kLoadAnother));
+  bytes_read_ += size;
 }
 
 void CheckedReader::read(std::uint64_t offset, std::span<std::byte> into) {
   if (offset > record_.size || into.size() > record_.size - offset)
     throw Damage(rule_got_fix(concat(name(), ": tensor data must lie within the file."),
-                              concat(into.size(), " bytes at byte ", offset, " of ", record_.size)));
+                              concat(into.size(), " bytes at byte ", offset, " of ", record_.size), kLoadAnother));
   if (into.size() > kBlockBytes && loaded_ == expected_.size()) expect(offset, into.size());
   while (!into.empty()) {
-    const std::uint64_t block = offset / kBlockBytes, from = offset % kBlockBytes, size = block_size(block);
+    const std::uint64_t block = offset / kBlockBytes, from = offset % kBlockBytes, size = block_bytes(record_, block);
     const std::size_t part = std::min<std::size_t>(into.size(), size - from);
     if (part == size) {  // a whole block needs no buffer
       load(block, into.data());

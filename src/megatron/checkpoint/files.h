@@ -57,9 +57,10 @@ class CheckedReader {
 
   std::string name() const { return path_.string(); }
   std::uint64_t size() const { return record_.size; }
+  /// Of blocks that were loaded and compared.
+  std::uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  std::uint64_t block_size(std::uint64_t block) const;
   void fetch_ahead(std::uint64_t block);
   void load(std::uint64_t block, std::byte* into);
 
@@ -70,6 +71,7 @@ class CheckedReader {
   std::uint64_t buffered_;
   std::vector<std::uint64_t> expected_;     ///< blocks, as they will be loaded
   std::size_t loaded_ = 0, asked_for_ = 0;  ///< how many of them have been
+  std::uint64_t bytes_read_ = 0;
 };
 
 }  // namespace megatron::checkpoint

@@ -4,6 +4,7 @@
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/read_plan.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/safetensors.h"
 #include "megatron/kernels/matmul.h"
@@ -27,6 +28,8 @@ void check(const Reader& reader, const ShardedTensor& tensor) {
     throw ConfigError(rule_got_fix(
         concat(manifest, ": \"", tensor.name, "\" must be ", dtype, " ", shape_text(tensor.global_shape), "."),
         concat(record->dtype, " ", shape_text(record->shape)), kOtherModel));
+  if (!inside(box_of(tensor), record->shape))
+    throw std::logic_error(concat("a slice that lies outside of \"", tensor.name, "\""));
 }
 
 /// What is wrong with one file of a checkpoint; reads all of it.
@@ -57,15 +60,21 @@ void verify_file(const fs::path& folder, const Manifest& manifest, std::size_t i
 
 Loaded load(const fs::path& folder, const std::vector<ShardedTensor>& tensors) {
   const Reader reader(find_checkpoint(folder));
+  std::vector<WantedSlice> wanted;
   for (const ShardedTensor& tensor : tensors) {
     check(reader, tensor);
-    reader.expect(tensor.name, box_of(tensor));
+    wanted.push_back({reader.find(tensor.name), box_of(tensor)});
   }
-  for (const ShardedTensor& tensor : tensors) {
-    reader.read(tensor.name, box_of(tensor), tensor.data);
+  const ReadPlan plan = plan_reads(reader.manifest(), wanted);
+  reader.expect(plan);
+  for (const std::size_t index : plan.order) {
+    const ShardedTensor& tensor = tensors[index];
+    reader.read(tensor.name, wanted[index].box, tensor.data);
     kernels::written_to(tensor.data);  // through its pointer
   }
-  return {.iteration = reader.manifest().iteration, .metadata = reader.manifest().metadata};
+  return {.iteration = reader.manifest().iteration,
+          .metadata = reader.manifest().metadata,
+          .bytes_read = reader.bytes_read()};
 }
 
 std::vector<std::string> verify(const fs::path& folder) {

@@ -66,15 +66,21 @@ const std::vector<std::int64_t>* Reader::shape(const std::string& tensor) const 
 
 std::string Reader::dtype(const std::string& tensor) const { return manifest_.tensors.at(tensor).dtype; }
 
+void Reader::expect(const ReadPlan& plan) const {
+  try {
+    for (const BlockRange& range : plan.blocks)
+      file(range.file)
+          .expect(range.first * kBlockBytes, (range.end - range.first - 1) * kBlockBytes +
+                                                 block_bytes(manifest_.files[range.file], range.end - 1));
+  } catch (const Damage& damage) {
+    throw with_another(damage, folder_);
+  }
+}
+
 void Reader::expect(const std::string& tensor, const Box& box) const {
   const TensorRecord& record = manifest_.tensors.at(tensor);
   if (!inside(box, record.shape)) throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
-  const std::uint64_t bytes = dtype_bytes(record.dtype);
-  for (const SliceRecord& slice : record.slices)
-    for_each_shared_run(slice.box, box, [&](std::int64_t from, std::int64_t, std::int64_t count) {
-      file(slice.file)
-          .expect(slice.begin + static_cast<std::uint64_t>(from) * bytes, static_cast<std::uint64_t>(count) * bytes);
-    });
+  expect(plan_reads(manifest_, {{&record, box}}));
 }
 
 void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& into) const {
@@ -87,7 +93,17 @@ void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& i
     throw ConfigError(rule_got_fix(concat(name(), ": \"", tensor, "\" must be ", wanted, "."), record.dtype));
   const bool in_place = into.is_cpu() && into.is_contiguous();
   const at::Tensor buffer = in_place ? into : at::empty(box.shape, into.options().device(at::kCPU));
+  try {
+    fill(record, box, buffer);
+  } catch (const Damage& damage) {
+    throw with_another(damage, folder_);
+  }
+  if (!in_place) into.detach().copy_(buffer);
+}
+
+void Reader::fill(const TensorRecord& record, const Box& box, const at::Tensor& buffer) const {
   auto* const bytes = static_cast<std::byte*>(buffer.data_ptr());
+  const std::string wanted = dtype_name(buffer.scalar_type());
   const std::uint64_t from_bytes = dtype_bytes(record.dtype), to_bytes = dtype_bytes(wanted);
   for (const SliceRecord& slice : record.slices) {
     for_each_shared_run(slice.box, box, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
@@ -95,12 +111,18 @@ void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& i
                     bytes + static_cast<std::uint64_t>(to) * to_bytes, static_cast<std::size_t>(count));
     });
   }
-  if (!in_place) into.detach().copy_(buffer);
+}
+
+std::uint64_t Reader::bytes_read() const {
+  std::uint64_t bytes = read_and_closed_;
+  for (const std::size_t index : open_) bytes += files_[index]->bytes_read();
+  return bytes;
 }
 
 CheckedReader& Reader::file(std::size_t index) const {
   if (files_[index]) return *files_[index];
   if (open_.size() == kMaxOpenFiles) {
+    read_and_closed_ += files_[open_.front()]->bytes_read();
     files_[open_.front()].reset();
     open_.pop_front();
   }

@@ -8,6 +8,7 @@
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/files.h"
 #include "megatron/checkpoint/manifest.h"
+#include "megatron/checkpoint/read_plan.h"
 #include "megatron/checkpoint/weights.h"
 
 namespace megatron::checkpoint {
@@ -28,18 +29,24 @@ class Reader final : public WeightSource {
   std::vector<std::string> tensors() const override;
   const std::vector<std::int64_t>* shape(const std::string& tensor) const override;
   std::string dtype(const std::string& tensor) const override;
-  /// Says that this slice is read next, after those of earlier calls. Only speed depends on it. Throws as read() does.
+  /// Says what is read next, after what earlier calls said. Only speed depends on it. Throws as read() does.
+  void expect(const ReadPlan& plan) const;
   void expect(const std::string& tensor, const Box& box) const;
-  /// Of weights and of the optimizer's state. Throws Damage; std::logic_error for a slice outside of the tensor.
+  /// Of weights and of the optimizer's state. Throws Damage, which names a checkpoint that may serve instead;
+  /// std::logic_error for a slice outside of the tensor.
   void read(const std::string& tensor, const Box& box, const at::Tensor& into) const override;
+  /// From the files, until now.
+  std::uint64_t bytes_read() const;
 
  private:
+  void fill(const TensorRecord& record, const Box& box, const at::Tensor& buffer) const;
   CheckedReader& file(std::size_t index) const;
 
   std::filesystem::path folder_;
   Manifest manifest_;
   mutable std::vector<std::unique_ptr<CheckedReader>> files_;
   mutable std::deque<std::size_t> open_;  ///< of them, the first opened first
+  mutable std::uint64_t read_and_closed_ = 0;
 };
 
 /// Whether a tensor of a checkpoint is a weight, not the optimizer's.
