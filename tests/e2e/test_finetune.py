@@ -188,7 +188,7 @@ class Finetune(unittest.TestCase):
             data = self.path / f"{task}.data"
             write(data)
             options = ["finetune", self.path / "recipe.toml", "--task", task, "--train-data", data, "--valid-data",
-                       data, "--tokenizer", self.path / "vocab.txt", "--epochs", 60, "--lr", 5e-3, "--doc-stride", 4,
+                       data, "--tokenizer", self.path / "vocab.txt", "--epochs", 60, "--lr", 3e-3, "--doc-stride", 4,
                        "--max-query-length", 6, "--json"]
             whole = json.loads(run(*options, "--train.out", self.path / f"{task}-whole"))
             self.assertEqual(whole["median"], PERFECT[task], task)
@@ -198,8 +198,8 @@ class Finetune(unittest.TestCase):
             one, other = (self.path / f"{task}-{name}/seed_1234" for name in ("whole", "ranks"))
             losses = list(zip(self.losses(one), self.losses(other)))
             self.assertEqual(len(losses), 61)
-            for loss, again in losses[:10]:  # rounding grows tenfold every few steps
-                self.assertAlmostEqual(loss, again, delta=1e-9 * loss)
+            for loss, again in losses:
+                self.assertAlmostEqual(loss, again, delta=1e-8 * loss)
             predictions = next(one.glob("predictions.*"))
             self.assertEqual(predictions.read_bytes(), (other / predictions.name).read_bytes())
 
