@@ -16,46 +16,38 @@ const std::vector<app::Job> kJobs = {
     {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
     {"data", "Turns text into tokens and looks into the files.", app::data},
     {"train", "Trains a model from a recipe; goes on by itself.", app::train},
-    {"finetune",
-     "Teaches a trained model a task; seeds, ensembles, predictions.",
-     app::finetune},
+    {"finetune", "Teaches a trained model a task; seeds, ensembles, predictions.", app::finetune},
     {"eval", "Loss and perplexity of a text under a trained model.", app::eval},
-    {"generate", "Writes on from a prompt with a trained model.",
-     app::generate},
+    {"generate", "Writes on from a prompt with a trained model.", app::generate},
     {"checkpoint", "Looks into checkpoints and checks them.", app::checkpoint},
-    {"plan", "Groups, memory and arithmetic of a recipe, without running it.",
-     app::plan},
+    {"plan", "Groups, memory and arithmetic of a recipe, without running it.", app::plan},
     {"plot", "Draws the curves of runs beside one another.", app::plot},
-    {"bench", "Measures this machine with the program's own parts.",
-     app::bench},
+    {"bench", "Measures this machine with the program's own parts.", app::bench},
     {"docs", "Prints the generated parts of docs/.", app::docs},
 };
 
-int run(const app::Args &args) {
+int run(const app::Args& args) {
   try {
     return app::dispatch("megatron", kJobs, args);
-  } catch (const megatron::config::HelpRequested &help) {
+  } catch (const megatron::config::HelpRequested& help) {
     std::fputs(help.what(), stdout);
     return app::kDone;
-  } catch (const megatron::ConfigError &error) {
+  } catch (const megatron::ConfigError& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return app::kWrong;
-  } catch (const std::exception &error) {
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return app::kFailed;
   }
 }
 
-} // namespace
+}  // namespace
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   const int code = run({argv + 1, argv + argc});
-  // What is printed waits in a buffer: that the disk is full or the reader gone
-  // shows only here.
+  // What is printed waits in a buffer: that the disk is full or the reader gone shows only here.
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (!written)
-    std::fputs("standard output could not be written\n", stderr);
-  // All that a job has is given back by now. What is left are libtorch's tables
-  // of operators, which take 0.07 s apart.
+  if (!written) std::fputs("standard output could not be written\n", stderr);
+  // All that a job has is given back by now. What is left are libtorch's tables of operators, which take 0.07 s apart.
   std::_Exit(!written && code == app::kDone ? app::kFailed : code);
 }
