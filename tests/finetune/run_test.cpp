@@ -11,6 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/philox.h"
+#include "megatron/checkpoint/folder.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/results.h"
@@ -351,6 +352,26 @@ TEST(SeedRun, NoLayoutShowsInIt) {  // with dropout, whose numbers depend on the
     for (std::size_t i = 0; i < left.front().losses.size(); ++i)
       EXPECT_NEAR(left.back().losses[i].second, left.front().losses[i].second, 1e-10) << i;
   }
+}
+
+TEST(SeedRun, WeightsThatAreNoNumbersAreNeverTheBest) {
+  kernels::configure_thread(1);
+  plan::ResolvedRun run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
+  plan::ResolvedRun broken = run;
+  broken.learning_rate.peak = 1e30;
+  const TemporaryFolder nothing, something;
+  EXPECT_THROW(learn(nothing.path(), broken, 1), std::runtime_error);
+  EXPECT_FALSE(read_result(nothing.path()));
+  EXPECT_FALSE(checkpoint::has_checkpoint(nothing.path() / "checkpoints"))
+      << "one answer in three is right all the same";
+  // What was found before the weights broke is kept.
+  int asked = 0;
+  ASSERT_FALSE(learn(something.path(), run, 1, [&] { return ++asked == 10; }));
+  const auto result = learn(something.path(), broken, 1);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->iteration, 8);
+  EXPECT_TRUE(std::isfinite(result->loss));
+  for (const float logit : read_logits(something.path(), 180)) ASSERT_TRUE(std::isfinite(logit));
 }
 
 TEST(SeedRun, DoesNotGoOnFromAnotherRecipe) {

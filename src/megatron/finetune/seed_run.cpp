@@ -1,8 +1,10 @@
 #include "megatron/finetune/seed_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -108,7 +110,11 @@ class SeedRun {
     }
     saver_.finish();
     if (stop) return std::nullopt;
-    if (best_.metrics.empty()) validate();  // there was nothing to learn
+    if (config_.train.train_iters == 0 && best_.metrics.empty()) validate();  // there was nothing to learn
+    if (best_.metrics.empty())
+      throw std::runtime_error(concat("seed ", config_.train.seed,
+                                      ": no validation gave a finite loss, so that there are no weights to keep (are "
+                                      "those of --load, and is the learning rate not too high?)"));
     if (data_.test) predict_test();
     if (first_) finish();
     return best_;
@@ -195,6 +201,7 @@ class SeedRun {
     const tasks::TaskScores scores = data_.valid->scores(logits.values);
     if (log_) log_->scores(state_, logits.loss, scores.metrics);
     state_.validated_iteration = state_.iteration;
+    if (!std::isfinite(logits.loss)) return;  // broken weights may score better than bad ones
     if (!best_.metrics.empty() && !(scores.metrics[0].value > best_.metrics[0].value)) return;
     keep_scores(std::move(logits), scores, state_.iteration);
     checkpoint::Metadata metadata = train::run_metadata(state_, engine_, config::save_toml(config_));
