@@ -155,4 +155,10 @@ int doctor(const Args& args) {
   return kDone;
 }
 
+int version(const Args& args) {
+  if (!args.empty()) throw ConfigError(rule_got_fix("megatron version takes no options.", args[0], "megatron version"));
+  std::printf("megatron %s, libtorch %s\n", MEGATRON_VERSION, TORCH_VERSION);
+  return kDone;
+}
+
 }  // namespace megatron::app

@@ -44,5 +44,6 @@ int plan(const Args& args);
 int plot(const Args& args);
 int tokenizer(const Args& args);
 int train(const Args& args);
+int version(const Args& args);
 
 }  // namespace megatron::app

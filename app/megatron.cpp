@@ -24,10 +24,12 @@ const std::vector<app::Job> kJobs = {
     {"plot", "Draws the curves of runs beside one another.", app::plot},
     {"bench", "Measures this machine with the program's own parts.", app::bench},
     {"docs", "Prints the generated parts of docs/.", app::docs},
+    {"version", "The versions of the program and of libtorch; also --version.", app::version},
 };
 
 int run(const app::Args& args) {
   try {
+    if (args == app::Args{"--version"}) return app::version({});
     return app::dispatch("megatron", kJobs, args);
   } catch (const megatron::config::HelpRequested& help) {
     std::fputs(help.what(), stdout);

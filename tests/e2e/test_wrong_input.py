@@ -16,6 +16,11 @@ class WrongInput(unittest.TestCase):
             self.assertIn(f" {job} ", listing)
             self.assertIn(f"megatron {job}", run(job, "--help"))
 
+    def test_the_version_is_told_as_programs_do(self):
+        for words in (["--version"], ["version"]):
+            self.assertRegex(run(*words), r"^megatron \d+\.\d+\.\d+, libtorch \d+\.\d+\.\d+")
+        self.assertIn("takes no options", run("version", "--json", code=2))
+
     def test_an_unknown_job_names_the_nearest(self):
         self.assertIn("tokenizer", run("tokeniser", code=2))
 
