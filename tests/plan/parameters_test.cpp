@@ -250,7 +250,7 @@ TEST(GptParameters, OfNineHeadsInThreeGroupsFitOneThreeAndNineRanksAndSaySo) {
     const std::string text = error.what();
     EXPECT_THAT(text, ::testing::HasSubstr("model.num_attention_heads must divide by parallel.tp"));
     EXPECT_THAT(text, ::testing::HasSubstr("9 heads in 3 groups, tp=2"));
-    EXPECT_THAT(text, ::testing::HasSubstr("--parallel.tp 1 or 3"));
+    EXPECT_THAT(text, ::testing::HasSubstr("--tp 1 or 3"));
   }
   shape.num_heads = 12;  // six ranks would share groups of four heads by two, which three groups allow; four would not
   shape.hidden = 12 * 8;

@@ -13,6 +13,7 @@ namespace {
 
 using config::RunConfig;
 using testing::HasSubstr;
+using testing::Not;
 
 RunConfig valid() {
   RunConfig config;
@@ -138,7 +139,28 @@ TEST(Resolve, NamesTheRanksThatGroupsOfHeadsFit) {
   const std::string error = error_of(config);
   EXPECT_THAT(error, HasSubstr("model.num_query_groups must divide by it or it by them"));
   EXPECT_THAT(error, HasSubstr("12 heads in 3 groups, tp=4"));
-  EXPECT_THAT(error, HasSubstr("--parallel.tp 3 or 6"));
+  EXPECT_THAT(error, HasSubstr("--tp 3 or 6"));
+}
+
+TEST(Resolve, ProposesRanksThatEveryRuleAllows) {
+  RunConfig config = valid();
+  config.model.hidden_size = 9 * 64;
+  config.model.num_attention_heads = 9;
+  config.model.num_query_groups = 3;
+  config.model.ffn_hidden_size = 1536;  // which nine ranks cannot share
+  config.parallel.tp = config.parallel.world_size = 6;
+  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 3"));
+  EXPECT_THAT(error_of(config), Not(HasSubstr("or 9")));
+  config.model.ffn_hidden_size = 1152;
+  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 3 or 9"));
+  config.parallel.sp = true;  // 128 positions
+  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 1"));
+  EXPECT_THAT(error_of(config), Not(HasSubstr("--tp 1 or")));
+  for (const int tp : {1, 3, 9}) {
+    config.parallel.tp = config.parallel.world_size = tp;
+    config.parallel.sp = false;
+    EXPECT_EQ(error_of(config), "no error") << tp;
+  }
 }
 
 TEST(Resolve, NamesTheOptionOfEveryViolation) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 
 #include "megatron/base/error.h"
@@ -261,7 +262,13 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
                 "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
   const std::int64_t heads = model.num_attention_heads, groups = model.num_query_groups;
   if (heads >= 1 && heads <= kLargestWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
-    rules.attempt([&] { check_heads(heads, groups > 0 ? groups : heads, tp); });
+    rules.attempt([&] {
+      std::int64_t also = 0;
+      for (const std::int64_t split : {model.ffn_hidden_size, by_sequence ? config.data.seq_length : 0,
+                                       by_sequence ? config.data.decoder_seq_length : 0})
+        also = std::gcd(also, std::max<std::int64_t>(split, 0));
+      check_heads(heads, groups > 0 ? groups : heads, tp, also);
+    });
   rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
                 concat(model.ffn_hidden_size, ", tp ", tp));
 }
