@@ -2,11 +2,21 @@
 import fcntl
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
+
+
+def info_of_a_damaged(folder, *words):
+    """What `checkpoint info` prints where it finds something missing."""
+    result = subprocess.run([MEGATRON, "checkpoint", "info", folder, *words], capture_output=True, text=True)
+    if result.returncode != 4:
+        raise AssertionError(f"exit code {result.returncode}, expected 4\n{result.stderr}")
+    return result.stdout
 
 
 class CheckpointJobs(unittest.TestCase):
@@ -82,6 +92,50 @@ class CheckpointJobs(unittest.TestCase):
         for name in self.names(hurt):
             damage(name)
         self.assertIn("none is", self.place.train("hurt", "--train-iters", 8, code=1))
+
+    def damaged(self, name):
+        """A copy of the run whose last checkpoint has lost half of its file; that checkpoint's folder."""
+        shutil.copytree(self.trained, self.place.path / name)
+        last = self.place.path / name / "checkpoints/iter_0000006"
+        file = next(last.glob("rank_*"))
+        file.write_bytes(file.read_bytes()[:file.stat().st_size // 2])
+        return last
+
+    def test_a_damaged_checkpoint_names_a_whole_one_whoever_reads_it(self):
+        last = self.damaged("short")
+        whole = str(last.parent / "iter_0000004")
+        said = json.loads(info_of_a_damaged(last, "--json"))
+        self.assertEqual((said["iteration"], len(said["problems"])), (6, 1))
+        self.assertIn("must be as long as its manifest says", said["problems"][0])
+        self.assertIn("must be as long as its manifest says", info_of_a_damaged(last))
+        self.assertEqual(json.loads(run("checkpoint", "info", whole, "--json"))["problems"], [])
+        text = self.place.path / "few.txt"
+        text.write_text("the cat sees my friend on friday.\n")
+        for words in (["generate", "--load", last.parent, "--prompt", "the cat"],
+                      ["eval", "loss", "--load", last, "--data", text]):
+            self.assertIn("another checkpoint of the run: " + whole, run(*words, code=2), words)
+        said = self.place.train("from the damaged", "--load", last, "--finetune", code=2)
+        self.assertIn("another checkpoint of the run: " + whole, said)
+        self.assertFalse((self.place.path / "from the damaged").exists())
+        (last / "manifest.json").write_text("{}")
+        self.assertIn(whole, run("generate", "--load", last, "--prompt", "the cat", code=2))
+
+    def test_a_file_in_place_of_the_folder_is_said(self):
+        manifest = self.trained / "checkpoints/iter_0000006/manifest.json"
+        for job in ("info", "verify"):
+            message = run("checkpoint", job, manifest, code=2)
+            self.assertIn("a folder must be named", message)
+            self.assertIn(f"fix:  {manifest.parent}", message)
+
+    def test_a_run_that_goes_on_takes_all_of_its_model_or_says_how_else(self):
+        for options in (["--load", self.trained], []):
+            message = self.place.train("partly", *options, "--num-layers", 1, "--load-strict", "false", code=2)
+            self.assertIn("checkpoint.load_strict false is for runs that take the weights alone", message)
+            self.assertRegex(message, r"\n  fix:  .*--finetune")
+        message = self.place.train("partly", "--load", self.trained, "--num-layers", 1, code=2)
+        self.assertIn("--finetune --load-strict false", message)
+        self.place.train("partly", "--load", self.trained, "--num-layers", 1, "--load-strict", "false", "--finetune",
+                         "--train-iters", 1)
 
 
 if __name__ == "__main__":

@@ -124,9 +124,26 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
           "--checkpoint.load"));
 }
 
+/// A run that goes on needs all of its model. Whose folder of another program is gone has checkpoints of its own.
+void check_load_strict(const config::CheckpointConfig& options) {
+  const std::string& load = options.load;
+  if (options.load_strict || options.finetune ||
+      (!load.empty() && (!fs::exists(load) || interchange::is_foreign(load))))
+    return;
+  throw ConfigError(rule_got_fix(
+      "checkpoint.load_strict false is for runs that take the weights alone: checkpoint.finetune, or another program's "
+      "folder.",
+      load.empty() ? "checkpoint.finetune false and no checkpoint.load"
+                   : concat("checkpoint.finetune false and --load ", load, ", a run to go on with"),
+      load.empty() ? "--load FOLDER --finetune, or leave --load-strict out"
+                   : "--finetune, or leave --load-strict out"));
+}
+
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
+    if (interchange::kind_of(folder) == interchange::FolderKind::Native)
+      checkpoint::check_structure(checkpoint::find_checkpoint(folder));
     const std::string theirs = interchange::model_config_of(folder).architecture;
     if (theirs != run.config.model.architecture)
       throw ConfigError(rule_got_fix("model.architecture must be that of the weights.",
@@ -253,7 +270,9 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     if (!name.starts_with("optimizer.") &&
         std::none_of(specs.begin(), specs.end(), [&n = name](const auto& spec) { return spec.name == n; }))
       add(rule_got_fix(concat("The model must use every weight of the checkpoint ", found.string(), "."),
-                       concat("\"", name, "\", which it does not have")));
+                       concat("\"", name, "\", which it does not have"),
+                       "give the run the model options that the checkpoint was written with; or take the weights that "
+                       "fit: --finetune --load-strict false"));
   if (!errors.empty()) throw ConfigError(errors);
   std::vector<std::string> warnings;
   std::vector<std::string> order(std::begin(kOrderOfSamples), std::end(kOrderOfSamples));
@@ -276,6 +295,7 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
       data::check_part(
           spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); },
           say);
+  check_load_strict(run.config.checkpoint);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
 }
 
