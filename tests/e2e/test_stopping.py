@@ -24,8 +24,14 @@ def wait_until(condition, process, timeout=120):
         time.sleep(0.01)
 
 
+def iteration_in(latest):
+    """What `latest` says; -1 where there was none."""
+    return int(latest.strip().removeprefix("iter_")) if latest else -1
+
+
 def kill_at_random_moments(place, name, times, seed, options=()):
-    """Trains with a checkpoint a step and kills it `times` times; after each, what `latest` names must be whole."""
+    """Trains with a checkpoint a step and kills it `times` times; after each, what `latest` names must be whole, and of
+    a later iteration than before."""
     draw = random.Random(seed)
     words = place.train_words(name, "--train-iters", 100000, "--save-interval", 1, "--eval-interval", 0,
                               *options)
@@ -39,6 +45,9 @@ def kill_at_random_moments(place, name, times, seed, options=()):
         process.wait()
         process.stderr.close()
         run("checkpoint", "verify", place.path / name)
+        after = latest.read_text()
+        if iteration_in(after) <= iteration_in(before):
+            raise AssertionError(f"latest was {before.strip()} and is {after.strip()} after a kill")
 
 
 class Stopping(unittest.TestCase):
