@@ -222,6 +222,29 @@ TEST(Steps, ReplaceInAWholeTextWhatManyTokensMade) {
   EXPECT_EQ(tokenizer.decode(ids), expected + "b");
 }
 
+TEST(NormalForms, ComposeHangulAndAMarkThatNoneOfItsClassStandsBefore) {
+  Vocabulary vocabulary;  // a word is a token where it is composed as the Unicode standard says (3.11, 3.12)
+  vocabulary.tokens = {"\uac00", "\ud55c", "\uac01", "a\u0305\u0301", "\u0105\u0301", "\u00e1\u0301"};
+  vocabulary.word_level = WordLevel{};
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->normalizers = {normalizer::UnicodeForm{.compose = true, .compatible = false}};
+  const Tokenizer tokenizer(vocabulary);
+  const std::string parts[] = {"\u1100\u1161",  "\u1112\u1161\u11ab", "\uac00\u11a8",
+                               "a\u0305\u0301", "a\u0301\u0328",      "a\u0301\u0301"};
+  for (std::int32_t id = 0; id < 6; ++id) EXPECT_EQ(tokenizer.encode(parts[id]), std::vector{id}) << parts[id];
+}
+
+TEST(Steps, LowerCapitalsOfEveryAlphabetAlone) {
+  Vocabulary vocabulary;
+  vocabulary.tokens = {"\u00e4", "\u0436", "\u2177", "\U00010428", "z"};
+  vocabulary.word_level = WordLevel{};
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->normalizers = {normalizer::Lowercase()};
+  const Tokenizer tokenizer(vocabulary);
+  const std::string capitals[] = {"\u00c4", "\u0416", "\u2167", "\U00010400", "Z"};
+  for (std::int32_t id = 0; id < 5; ++id) EXPECT_EQ(tokenizer.encode(capitals[id]), std::vector{id}) << capitals[id];
+}
+
 TEST(NormalForms, OrderMarksByClassHoweverManyFollow) {
   const std::map<std::uint32_t, int> classes = {{0x334, 1}, {0x323, 220}, {0x301, 230}, {0x300, 230}, {0x345, 240}};
   std::mt19937 random(4);
