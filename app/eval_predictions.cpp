@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string_view>
@@ -24,6 +25,7 @@ constexpr const char* kUsage =
 struct PredictionFlags {
   std::string task, data, predictions, null_odds;
   double null_threshold = 1;
+  bool json = false;
 
   void visit(auto& v) {
     v("task", task, "mnli, qqp, squad1, squad2 or race.");
@@ -31,6 +33,7 @@ struct PredictionFlags {
     v("predictions", predictions, "predictions.json, or of mnli and qqp predictions.tsv.");
     v("null_odds", null_odds, "squad2: null_odds.json, for the best thresholds.");
     v("null_threshold", null_threshold, "squad2: questions whose null odds are above it are not answered.");
+    v("json", json, "One JSON object on one line.");
   }
 };
 
@@ -71,12 +74,13 @@ std::string race_report(const PredictionFlags& flags) {
 std::string squad_report(const PredictionFlags& flags, tasks::SquadVersion version) {
   const auto examples = tasks::read_squad(flags.data, version);
   need_labels(examples.labelled, flags.data);
-  std::int64_t missing = 0;
-  const auto answers =
-      tasks::parse_squad_predictions(read_file(flags.predictions), flags.predictions, examples, missing);
-  if (missing > 0) std::fprintf(stderr, "%lld questions have no answer\n", static_cast<long long>(missing));
-  const std::vector<std::string_view> views(answers.begin(), answers.end());
-  const auto matches = tasks::match_answers(examples, views);
+  const auto answers = tasks::parse_squad_predictions(read_file(flags.predictions), flags.predictions, examples);
+  const std::vector<std::string_view> views(answers.texts.begin(), answers.texts.end());
+  auto matches = tasks::match_answers(examples, views);
+  for (std::size_t i = 0; i < matches.size(); ++i)
+    if (!answers.found[i]) matches[i] = {};
+  if (const auto missing = std::ranges::count(answers.found, false); missing > 0)
+    std::fprintf(stderr, "%lld questions have no answer\n", static_cast<long long>(missing));
   if (flags.null_odds.empty()) return tasks::squad_report(version, tasks::squad_scores(examples, matches), {});
   const auto odds = tasks::parse_squad_null_odds(read_file(flags.null_odds), flags.null_odds, examples);
   const auto kept = tasks::with_null_threshold(examples, matches, odds, flags.null_threshold);
@@ -94,12 +98,17 @@ int eval_predictions(const Args& args) {
   need_option(!flags.predictions.empty(), "--predictions");
   if (!flags.null_odds.empty() && kind != tasks::TaskKind::Squad2)
     throw ConfigError(rule_got_fix("--null-odds is for squad2.", flags.task));
+  if (flags.null_threshold != PredictionFlags().null_threshold && flags.null_odds.empty())
+    throw ConfigError(rule_got_fix("--null-threshold needs --null-odds.", "none"));
   const std::string report = kind == tasks::TaskKind::Mnli     ? glue_report(flags, tasks::GlueTask::Mnli)
                              : kind == tasks::TaskKind::Qqp    ? glue_report(flags, tasks::GlueTask::Qqp)
                              : kind == tasks::TaskKind::Race   ? race_report(flags)
                              : kind == tasks::TaskKind::Squad1 ? squad_report(flags, tasks::SquadVersion::V1)
                                                                : squad_report(flags, tasks::SquadVersion::V2);
-  std::fputs(report.c_str(), stdout);
+  if (flags.json)
+    print_json(nlohmann::ordered_json::parse(report));
+  else
+    std::fputs(report.c_str(), stdout);
   return kDone;
 }
 

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "app/eval_jobs.h"
@@ -11,6 +12,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
+#include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/results.h"
@@ -27,21 +29,29 @@ namespace fs = std::filesystem;
 constexpr const char* kUsage =
     "megatron eval mnli|qqp|race|squad|squad1|squad2 --load DIR --data F [OPTION]…\n\n"
     "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
-    "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. docs/finetune.md.";
+    "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. What OUT/seed_N was "
+    "fine-tuned\n"
+    "with holds here too, the null threshold of SQuAD 2.0 as well: 0 where none is known. docs/finetune.md.";
 
 struct TaskFlags : EvalFlags {
   std::string output;
-  std::int64_t seq_length = 0, doc_stride = 128, max_query_length = 0, n_best = 20, max_answer_length = 30;
+  std::int64_t seq_length = 0, doc_stride = 0, max_query_length = 0, n_best = 0, max_answer_length = 0;
 
   void visit(auto& v) {
     EvalFlags::visit(v);
     v("output", output, "Folder for the predictions; it must not be there yet. Empty: none are written.");
     v("seq_length", seq_length,
       "Tokens that a row is cut to; 0: as in the fine-tuning, else 128, squad 384, race 512.");
-    v("doc_stride", doc_stride, "squad: tokens from the beginning of one window of a context to that of the next.");
-    v("max_query_length", max_query_length, "Tokens that a question is cut to; 0: 64 of squad, 128 of race.");
-    v("n_best", n_best, "squad: answers in nbest_predictions.json, and starts and ends looked at in a window.");
-    v("max_answer_length", max_answer_length, "squad: tokens that an answer may have.");
+    v("doc_stride", doc_stride,
+      "squad: tokens from the beginning of one window of a context to that of the next; 0: as in the fine-tuning, else "
+      "128.");
+    v("max_query_length", max_query_length,
+      "squad, race: tokens that a question is cut to; 0: as in the fine-tuning, else 64 of squad, 128 of race.");
+    v("n_best", n_best,
+      "squad: answers in nbest_predictions.json, and starts and ends looked at in a window; 0: as in the fine-tuning, "
+      "else 20.");
+    v("max_answer_length", max_answer_length,
+      "squad: tokens that an answer may have; 0: as in the fine-tuning, else 30.");
   }
 };
 
@@ -50,22 +60,30 @@ struct TaskWork {
   TrainedModel model;
   std::unique_ptr<const tasks::Task> task;
   tasks::TaskForm form;
-  double null_threshold = 0;  ///< of SQuAD 2.0 without labels: the fine-tuning's
+  double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
 };
 
-void check(const TaskFlags& flags) {
+void check(const TaskFlags& flags, const std::string& job) {
   const auto range = [](const char* name, std::int64_t value, std::int64_t low) {
     if (value < low || value > 1 << 24)
       throw ConfigError(rule_got_fix(concat("--", name, " must be from ", low, " to ", 1 << 24, "."), concat(value)));
   };
   range("batch-size", flags.batch_size, 0);
   range("seq-length", flags.seq_length, 0);
-  range("doc-stride", flags.doc_stride, 1);
+  range("doc-stride", flags.doc_stride, 0);
   range("max-query-length", flags.max_query_length, 0);
-  range("n-best", flags.n_best, 1);
-  range("max-answer-length", flags.max_answer_length, 1);
+  range("n-best", flags.n_best, 0);
+  range("max-answer-length", flags.max_answer_length, 0);
   if (!flags.output.empty() && fs::exists(flags.output))
     throw ConfigError(rule_got_fix("--output must name a folder that is not there yet.", flags.output));
+
+  const bool squad = job.starts_with("squad");
+  for (const auto& [name, value, read] : {std::tuple{"--doc-stride", flags.doc_stride, squad},
+                                          {"--n-best", flags.n_best, squad},
+                                          {"--max-answer-length", flags.max_answer_length, squad},
+                                          {"--max-query-length", flags.max_query_length, squad || job == "race"}})
+    if (value != 0 && !read)
+      throw ConfigError(rule_got_fix(concat(name, " says nothing of ", job, "."), concat(value)));
 }
 
 /// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
@@ -80,14 +98,19 @@ std::int64_t usual_length(tasks::TaskKind kind) {
   return pair ? 128 : kind == tasks::TaskKind::Race ? 512 : 384;
 }
 
-tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const TrainedModel& model) {
+/// `trained`: with what the model was fine-tuned, or the defaults.
+tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const TrainedModel& model,
+                                const config::TaskConfig& trained) {
+  const auto asked = [](std::int64_t flag, std::int64_t otherwise) {
+    return static_cast<int>(flag > 0 ? flag : otherwise);
+  };
   return {.kind = kind,
           .bert = model.run.config.model.architecture == "bert",
           .seq_length = static_cast<int>(model.run.config.data.seq_length),
-          .doc_stride = static_cast<int>(flags.doc_stride),
-          .max_query_length = static_cast<int>(flags.max_query_length),
-          .n_best = static_cast<int>(flags.n_best),
-          .max_answer_tokens = static_cast<int>(flags.max_answer_length),
+          .doc_stride = asked(flags.doc_stride, trained.doc_stride),
+          .max_query_length = asked(flags.max_query_length, trained.max_query_length),
+          .n_best = asked(flags.n_best, trained.n_best),
+          .max_answer_tokens = asked(flags.max_answer_length, trained.max_answer_length),
           .limit = flags.limit,
           .to_learn = false,
           .threads = usable_cores()};
@@ -115,11 +138,14 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
                                         .usual_length = usual_length(kind),
                                         .microbatch_size = flags.batch_size});
   check_head(flags.load, name, kind, model.run);
-  auto task = tasks::open_task(flags.data, model.tokenizer, task_options(flags, kind, model));
+  const auto trained = finetune::read_result(flags.load);
+  config::FinetuneRecipe recipe;
+  if (trained && trained->task == name)
+    config::read_toml(config::fields_of(recipe), trained->recipe, flags.load + "/result.json");
+  auto task = tasks::open_task(flags.data, model.tokenizer, task_options(flags, kind, model, recipe.task));
   if (!task->labelled() && flags.output.empty())
     throw ConfigError(rule_got_fix(flags.data + " must have a label for each example.", "some have none",
                                    "--output DIR writes predictions, which need none"));
-  const auto trained = finetune::read_result(flags.load);
   return {.name = name,
           .model = std::move(model),
           .task = std::move(task),
@@ -129,8 +155,8 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
 
 void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLogits& logits, double seconds) {
   const tasks::Task& task = *work.task;
-  const tasks::TaskScores scores =
-      task.labelled() ? task.scores(logits.values) : tasks::TaskScores{.null_threshold = work.null_threshold};
+  const tasks::TaskScores scores = task.labelled() ? task.scores(logits.values, work.null_threshold)
+                                                   : tasks::TaskScores{.null_threshold = work.null_threshold};
   if (!flags.output.empty()) {
     const fs::path unfinished = flags.output + ".unfinished";
     fs::remove_all(unfinished);
@@ -140,6 +166,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
   }
   nlohmann::ordered_json fields = {{"task", work.name}, {"examples", task.examples()}};
   for (const tasks::Metric& metric : scores.metrics) fields[metric.name] = metric.value;
+  if (!scores.report.empty()) fields.update(nlohmann::ordered_json::parse(scores.report));  // best_f1, HasAns_f1, …
   if (task.labelled()) fields["loss"] = logits.loss;
   if (work.name == "squad2") fields["null_threshold"] = scores.null_threshold;
   std::int64_t tokens = 0;
@@ -153,7 +180,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
-  check(flags);
+  check(flags, job);
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(environment());
   check_device(work.model.run, place);

@@ -24,7 +24,8 @@ constexpr const char* kLossUsage =
 constexpr const char* kWikitextUsage =
     "megatron eval wikitext --load DIR --data F [OPTION]…\n\n"
     "As `eval loss` for a file of WikiText, with the perplexity a word as well. --paper is the evaluation of Shoeybi\n"
-    "et al. 2019, appendix E: detokenized, windows of 1024 that begin 32 apart, and words as that paper counts them\n"
+    "et al. 2019, appendix E: detokenized, windows of 1024 tokens and the one after them, that begin 32 apart, and\n"
+    "words as that paper counts them\n"
     "(T_o: what blanks separate in F, 245,566 in WikiText-103's test set), as with --detokenize. Else words are what\n"
     "white space separates in F. Bits a byte are of the text as the model reads it.";
 
@@ -34,7 +35,8 @@ struct TextFlags : EvalFlags {
 
   void visit(auto& v) {
     EvalFlags::visit(v);
-    v("window", window, "Tokens that the model sees at once; 0: 1024, or its context where that is less.");
+    v("window", window,
+      "Tokens of a window, of which the last is only foreseen; 0: 1024, --paper 1025, or what the model holds.");
     v("stride", stride, "Tokens from the start of a window to that of the next; 0: window.");
     v("limit_tokens", limit_tokens, "Only the first tokens; 0: all.");
     v("detokenize", detokenize, "Undo WikiText's tokenization first: \" @-@ \", blanks before signs.");
@@ -85,6 +87,7 @@ struct TextTask {
   EvalWork work;
   std::optional<tasks::EvalText> text;  ///< nothing where tokens are read
   std::size_t bytes = 0;                ///< of the text as far as it is read
+  bool words_estimated = false;         ///< of a text that is not read to its end, by its share of the bytes
 };
 
 /// What is left of words and bytes where not all tokens are read.
@@ -93,15 +96,17 @@ void cut_text(TextTask& task, bool paper_words) {
   const std::vector<std::int32_t> ids(task.work.ids.begin(), task.work.ids.end());
   task.bytes = std::min(tokenizer.decode(ids).size(), task.text->text.size());
   // Detokenizing moves words, so there their share of the whole.
+  task.words_estimated = paper_words;
   const double share = static_cast<double>(task.bytes) / static_cast<double>(task.text->text.size());
   task.text->words = paper_words ? std::llround(share * static_cast<double>(task.text->words))
                                  : tasks::count_words(std::string_view(task.text->text).substr(0, task.bytes),
                                                       tasks::WordCount::WhiteSpace);
 }
 
-void choose_windows(TextFlags& flags, const TrainedModel& model, std::int64_t usual_stride) {
-  const std::int64_t context = longest_window(model);
-  if (flags.window == 0) flags.window = std::min<std::int64_t>(1024, context);
+/// The paper's model reads 1024 tokens for the one that is scored last, which is the window's 1025th.
+void choose_windows(TextFlags& flags, const TrainedModel& model, bool paper) {
+  const std::int64_t context = longest_window(model), usual_stride = paper ? 32 : 0;
+  if (flags.window == 0) flags.window = std::min<std::int64_t>(paper ? 1025 : 1024, context);
   if (flags.window > context)
     throw ConfigError(rule_got_fix(concat("--window must be at most ", context, ", which the model's positions hold."),
                                    concat(flags.window)));
@@ -115,7 +120,7 @@ TextTask prepare(TextFlags flags, bool paper) {
   TextTask task{
       .flags = {}, .work = {.model = open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
-  choose_windows(flags, work.model, paper ? 32 : 0);
+  choose_windows(flags, work.model, paper);
   if (const auto pair = pair_of(flags.data)) {
     if (flags.detokenize || paper)
       throw ConfigError(rule_got_fix("eval: --detokenize and --paper are for texts.", "the tokens of " + *pair));
@@ -157,6 +162,7 @@ nlohmann::ordered_json report(const TextTask& task, const std::vector<tasks::Win
     fields["bits_per_byte"] = loss.mean * tokens_a_byte / std::numbers::ln2;
     if (words) {
       fields["words"] = task.text->words;
+      if (task.words_estimated) fields["words_estimated"] = true;
       fields["word_perplexity"] = std::exp(loss.nll / static_cast<double>(std::max<std::int64_t>(1, task.text->words)));
     }
   }

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,13 @@ constexpr const char* kUnread[] = {"data.data_path",
                                    "data.valid_data_path",
                                    "data.test_data_path",
                                    "data.per_split_data_args_path",
+                                   "data.split",
+                                   "data.decoder_seq_length",
+                                   "data.data_cache_path",
+                                   "data.multiple_validation_sets",
+                                   "data.full_validation",
+                                   "data.mask_prob",
+                                   "data.short_seq_prob",
                                    "data.packed",
                                    "data.sft",
                                    "data.fim_data",
@@ -63,6 +71,7 @@ constexpr const char* kUnread[] = {"data.data_path",
                                    "checkpoint.no_load_optim",
                                    "checkpoint.load_strict",
                                    "checkpoint.save",
+                                   "train.eval_iters",
                                    "train.label_smoothing",
                                    "log.trace"};
 
@@ -71,13 +80,15 @@ void refuse_unread(config::FinetuneRecipe recipe) {
   const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
   std::string names;
   for (std::size_t i = 0; i < given.fields.size(); ++i) {
-    const bool unread = std::ranges::find(kUnread, given.fields[i].path) != std::end(kUnread);
+    const bool unread = std::ranges::find(kUnread, given.fields[i].path) != std::end(kUnread) ||
+                        given.fields[i].path.starts_with("fim.");
     if (unread && config::plain_value(given.fields[i].value) != config::plain_value(usual.fields[i].value))
       names += (names.empty() ? "" : ", ") + given.fields[i].path;
   }
   if (!names.empty())
     throw ConfigError(
-        rule_got_fix("megatron finetune takes no options of text and of its folders.", names, "leave them out"));
+        rule_got_fix("megatron finetune takes no options of text and of its folders.", names,
+                     recipe.data.sft ? "megatron train --sft teaches a GPT conversations" : "leave them out"));
 }
 
 void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
@@ -97,6 +108,17 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
   range("max_query_length", task.max_query_length, 0);
   range("n_best", task.n_best, 1);
   range("max_answer_length", task.max_answer_length, 1);
+  const config::TaskConfig usual;
+  const bool spans = std::string_view(form.head) == "span";
+  for (const auto& [name, given, read] :
+       {std::tuple{"doc_stride", task.doc_stride != usual.doc_stride, spans},
+        {"n_best", task.n_best != usual.n_best, spans},
+        {"max_answer_length", task.max_answer_length != usual.max_answer_length, spans},
+        {"max_query_length", task.max_query_length != usual.max_query_length,
+         spans || std::string_view(form.head) == "options"}})
+    if (given && !read)
+      throw ConfigError(rule_got_fix(concat("task.", name, " says nothing of ", task.name, "."),
+                                     "another value than the default", "leave it out"));
   std::vector<std::int64_t> seeds = task.seeds;
   std::ranges::sort(seeds);
   if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())

@@ -78,12 +78,15 @@ class EvalJobs(unittest.TestCase):
     def test_says_what_is_wrong(self):
         bad = self.place.path / "bad"
         bad.write_text('{"context": "a"}\n')
+        texts = self.place.path / "texts.jsonl"
+        texts.write_text('{"text": "the cat sees"}\n')
         for task, words, part in (
                 ("loss", ["--data", self.text, "--window", 34], "--window must be at most 33"),
                 ("loss", ["--data", self.text, "--limit", -1], "--limit"),
                 ("loss", [], "--data must name"),
                 ("loss", ["--data", self.place.path / "tokens_text_document", "--detokenize"], "for texts"),
                 ("choice", ["--data", bad], "bad, line 1"), ("lambada", ["--data", bad], "bad, line 1"),
+                ("lambada", ["--data", texts, "--format", "plain"], "--format jsonl"),
                 ("lambada", ["--data", self.passages, "--format", "other"], "--format must be")):
             self.assertIn(part, self.eval(task, *words, code=2), (task, words))
 

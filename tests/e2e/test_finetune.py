@@ -188,8 +188,9 @@ class Finetune(unittest.TestCase):
             data = self.path / f"{task}.data"
             write(data)
             options = ["finetune", self.path / "recipe.toml", "--task", task, "--train-data", data, "--valid-data",
-                       data, "--tokenizer", self.path / "vocab.txt", "--epochs", 60, "--lr", 3e-3, "--doc-stride", 4,
-                       "--max-query-length", 6, "--json"]
+                       data, "--tokenizer", self.path / "vocab.txt", "--epochs", 60, "--lr", 3e-3, "--json"]
+            options += ["--doc-stride", 4] if task.startswith("squad") else []
+            options += ["--max-query-length", 6] if task not in ("mnli", "qqp") else []
             whole = json.loads(run(*options, "--train.out", self.path / f"{task}-whole"))
             self.assertEqual(whole["median"], PERFECT[task], task)
             ranks = json.loads(run(*options, "--train.out", self.path / f"{task}-ranks", "--world-size", 4, "--tp", 2,
@@ -203,7 +204,21 @@ class Finetune(unittest.TestCase):
             predictions = next(one.glob("predictions.*"))
             self.assertEqual(predictions.read_bytes(), (other / predictions.name).read_bytes())
 
+    def test_a_question_without_an_answer_scores_nothing(self):
+        """As the official script of version 1.1 has it, also where the right answer is all punctuation."""
+        data, predictions = self.path / "squad.json", self.path / "predictions.json"
+        answers = [{"text": ".", "answer_start": 5}]
+        data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "a cat.", "qas": [
+            {"id": name, "question": "what?", "answers": answers} for name in "pq"]}]}]}))
+        predictions.write_text(json.dumps({"p": ""}))
+        scores = json.loads(run("eval", "predictions", "--task", "squad1", "--data", data, "--predictions", predictions,
+                                "--json"))
+        self.assertEqual(scores, {"exact_match": 50.0, "f1": 0.0})
+
     def test_wrong_input_ends_before_it_begins(self):
+        self.assertIn("fim.rate", self.finetune("out", "--fim-rate", 0.3, "--eval-iters", 1, code=2))
+        self.assertIn("task.doc_stride says nothing", self.finetune("out", "--doc-stride", 5, code=2))
+        self.assertIn("megatron finetune", run("plan", self.path / "recipe.toml", code=2))
         self.assertIn("must name the task's file", run("finetune", self.path / "recipe.toml", code=2))
         self.assertIn("data.sft", self.finetune("out", "--sft", code=2))
         self.assertFalse((self.path / "out").exists())

@@ -76,6 +76,32 @@ class Evaluation(unittest.TestCase):
             self.expect_near(got["nll_sum"], total, (window, stride))
             self.assertAlmostEqual(got["bits_per_byte"] * got["bytes"] * math.log(2) / len(ids), got["loss"])
 
+    def test_paper_gives_each_token_1024_before_it(self):
+        """Shoeybi et al. 2019, appendix E.1: P(t_i | t_(i-1024) … t_(i-1)), 32 tokens at a time after the first 1025,
+        all but the last of which have fewer before them."""
+        folder = self.path / "long"
+        torch.manual_seed(2)
+        config = transformers.LlamaConfig(
+            vocab_size=self.model.config.vocab_size, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=1024, initializer_range=0.5)
+        model = transformers.LlamaForCausalLM(config).eval()
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_bytes((self.folder / "tokenizer.json").read_bytes())
+        text = self.path / "long.txt"
+        text.write_text("\n".join(text_of_sentences(200, seed=5)))
+        ids = self.ids(text.read_text())[:1100]
+        self.assertEqual(len(ids), 1100)
+        total = 0.0
+        for begin, scored in ((0, range(1, 1025)), (32, range(1025, 1057)), (64, range(1057, 1089)),
+                              (96, range(1089, 1100))):
+            with torch.no_grad():
+                log_p = model(torch.tensor([ids[begin:begin + 1024]])).logits[0].double().log_softmax(-1)
+            total -= sum(float(log_p[i - 1 - begin, ids[i]]) for i in scored)
+        got = json.loads(run("eval", "wikitext", "--paper", "--load", folder, "--data", text, "--limit-tokens", 1100,
+                             "--json"))
+        self.assertEqual((got["scored_tokens"], got["windows"], got["words_estimated"]), (1099, 4, True))
+        self.expect_near(got["nll_sum"], total, "the paper's windows")
+
     def test_foresees_the_same_last_words(self):
         lines = [line.rstrip(".") for line in self.sentences[:30]]
         # A word that the model does foresee, so that both answers occur.
@@ -122,6 +148,8 @@ class SmolLM2(Evaluation):
         super().setUpClass()
         cls.folder = SMOLLM2
         cls.open(SMOLLM2)
+
+    test_paper_gives_each_token_1024_before_it = None  # has a model of its own
 
     def test_moves_the_same_windows(self):
         super().test_moves_the_same_windows()

@@ -369,20 +369,18 @@ TEST(PredictionFiles, OfSquadAreThoseOfTheOriginalAndReadBack) {
       squad_n_best(examples, decoded),
       HasSubstr("    \"b\": [\n        {\n            \"text\": \"caf\\u00e9\",\n            \"probability\": "
                 "0.75,\n            \"start_logit\": 1.0,\n            \"end_logit\": 2.5\n        }\n    ],\n"));
-  std::int64_t missing = -1;
-  EXPECT_THAT(parse_squad_predictions(predictions, "p.json", examples, missing),
-              testing::ElementsAre("caf\xC3\xA9", ""));
+  EXPECT_THAT(parse_squad_predictions(predictions, "p.json", examples).texts, testing::ElementsAre("caf\xC3\xA9", ""));
   EXPECT_THAT(parse_squad_null_odds(odds, "o.json", examples), testing::ElementsAre(-1.5, 2.0));
-  EXPECT_THAT(error_of([&] { parse_squad_predictions(R"({"a": "x"})", "p.json", examples, missing); }),
+  EXPECT_THAT(error_of([&] { parse_squad_predictions(R"({"a": "x"})", "p.json", examples); }),
               HasSubstr("p.json: every question must have its line"));
-  EXPECT_THAT(error_of([&] { parse_squad_predictions(R"({"a": 1})", "p.json", examples, missing); }),
+  EXPECT_THAT(error_of([&] { parse_squad_predictions(R"({"a": 1})", "p.json", examples); }),
               HasSubstr("p.json: \"a\" must be a text"));
   EXPECT_THAT(error_of([&] { parse_squad_null_odds(R"({"a": "x"})", "o.json", examples); }),
               HasSubstr("must be a number"));
   examples.version = SquadVersion::V1;
-  EXPECT_THAT(parse_squad_predictions(R"({"a": "x", "z": 1})", "p.json", examples, missing),
-              testing::ElementsAre("", "x"));
-  EXPECT_EQ(missing, 1);
+  const SquadAnswers answers = parse_squad_predictions(R"({"a": "x", "z": 1})", "p.json", examples);
+  EXPECT_THAT(answers.texts, testing::ElementsAre("", "x"));
+  EXPECT_THAT(answers.found, testing::ElementsAre(false, true));
 }
 
 TEST(Squad, GoldAnswersOfThePublishedFilesAreFoundAndRight) {

@@ -109,6 +109,10 @@ TEST(Task, ASpansTargetIsItsTokensAndItsNullThresholdIsTuned) {
   EXPECT_THAT(scores.metrics, ElementsAre(Metric{"f1", 100}, Metric{"exact", 100}));
   EXPECT_EQ(scores.null_threshold, 2);
   EXPECT_THAT(scores.report, HasSubstr("best_f1_thresh"));
+  const auto elsewhere = task->scores(logits, 1.5);  // found on another set: neither is answered
+  EXPECT_THAT(elsewhere.metrics, ElementsAre(Metric{"f1", 50}, Metric{"exact", 50}));
+  EXPECT_EQ(elsewhere.null_threshold, 1.5);
+  EXPECT_THAT(elsewhere.report, HasSubstr("\"best_f1\": 100"));
   const auto files = task->predictions(logits, scores.null_threshold);
   ASSERT_EQ(files.size(), 3u);
   EXPECT_EQ(files[0].text, "{\n    \"1\": \"b c\",\n    \"2\": \"\"\n}\n");

@@ -226,7 +226,8 @@ class SeedRun {
     const TaskLogits logits = logits_of(test);
     if (!first_) return;
     fs::create_directories(out_ / "test");
-    const tasks::TaskScores scores = data_.test->labelled() ? data_.test->scores(logits.values) : tasks::TaskScores{};
+    const tasks::TaskScores scores =
+        data_.test->labelled() ? data_.test->scores(logits.values, best_.null_threshold) : tasks::TaskScores{};
     write_predictions(out_ / "test", *data_.test, logits.values, best_.null_threshold, scores.report);
     log_->message(concat(" > test set: predictions in ", (out_ / "test").string(), scores.metrics.empty() ? "" : "; ",
                          text_of(scores.metrics)));

@@ -29,7 +29,11 @@ std::vector<Passage> read_lambada(const std::string& path, LambadaFormat format,
   std::string text;
   while ((limit == 0 || static_cast<std::int64_t>(passages.size()) < limit) && reader.next(text))
     at_place([&] { return concat(path, ", passage ", passages.size() + 1); },
-             [&] { passages.push_back(split_last_word(text)); });
+             [&] {
+               if (!json && text.starts_with("{\"text\""))
+                 throw ConfigError(rule_got_fix("a plain passage must be text.", "JSON", "--format jsonl"));
+               passages.push_back(split_last_word(text));
+             });
   if (passages.empty()) throw ConfigError(rule_got_fix("a file of passages must have one.", "none in " + path));
   return passages;
 }

@@ -79,18 +79,15 @@ std::string squad_null_odds(const SquadExamples& examples, std::span<const Decod
   return by_question(examples, decoded.size(), [&](std::size_t i) { return Json(decoded[i].null_odds); });
 }
 
-std::vector<std::string> parse_squad_predictions(std::string_view text, const std::string& name,
-                                                 const SquadExamples& examples, std::int64_t& missing) {
-  std::vector<std::string> answers(examples.questions.size());
-  const auto found = read_by_question(
-      text, name, examples.questions,
-      [&](std::size_t i, const JsonValue& value, auto key) { answers[i] = value_as<std::string_view>(value, key); });
-  missing = 0;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (found[i]) continue;
-    if (examples.version == SquadVersion::V2) fail_missing(name, examples.questions[i].id);
-    ++missing;
-  }
+SquadAnswers parse_squad_predictions(std::string_view text, const std::string& name, const SquadExamples& examples) {
+  SquadAnswers answers{.texts = std::vector<std::string>(examples.questions.size()), .found = {}};
+  answers.found =
+      read_by_question(text, name, examples.questions, [&](std::size_t i, const JsonValue& value, auto key) {
+        answers.texts[i] = value_as<std::string_view>(value, key);
+      });
+  if (examples.version == SquadVersion::V2)
+    for (std::size_t i = 0; i < answers.found.size(); ++i)
+      if (!answers.found[i]) fail_missing(name, examples.questions[i].id);
   return answers;
 }
 

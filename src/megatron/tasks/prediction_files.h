@@ -21,11 +21,14 @@ std::string squad_n_best(const SquadExamples& examples, std::span<const DecodedA
 /// null_odds.json of SQuAD 2.0: {question id: score of no answer less that of the best answer}.
 std::string squad_null_odds(const SquadExamples& examples, std::span<const DecodedAnswer> decoded);
 
-/// The answers of a predictions.json, one a question in order. SQuAD 1.1 counts a missing one as wrong: it is empty
-/// here and counted in `missing`; 2.0 needs all. Throws ConfigError, which names `name`, for what is not so and for
-/// text that is no such JSON.
-std::vector<std::string> parse_squad_predictions(std::string_view text, const std::string& name,
-                                                 const SquadExamples& examples, std::int64_t& missing);
+struct SquadAnswers {
+  std::vector<std::string> texts;  ///< one a question in order; empty where it is missing
+  std::vector<bool> found;         ///< a missing one scores 0, also where the right answer has no word
+};
+
+/// The answers of a predictions.json. SQuAD 1.1 may miss some, 2.0 needs all. Throws ConfigError, which names `name`,
+/// for what is not so and for text that is no such JSON.
+SquadAnswers parse_squad_predictions(std::string_view text, const std::string& name, const SquadExamples& examples);
 /// The null odds of null_odds.json, one a question in order; all must be there.
 std::vector<double> parse_squad_null_odds(std::string_view text, const std::string& name,
                                           const SquadExamples& examples);

@@ -83,7 +83,7 @@ class GlueClasses final : public LabelTask {
   std::string left_out() const override {
     return examples_.passed_over == 0 ? "" : concat(examples_.passed_over, " lines without a label or broken off");
   }
-  TaskScores scores(std::span<const float> logits) const override {
+  TaskScores scores(std::span<const float> logits, std::optional<double>) const override {
     const auto predicted = best(logits);
     TaskScores scores{.metrics = {{"accuracy", 100 * accuracy(predicted, labels())}}};
     if (task_ == GlueTask::Qqp) scores.metrics.push_back({"f1", 100 * binary_f1(predicted, labels())});
@@ -108,7 +108,7 @@ class RaceOptions final : public LabelTask {
         examples_(std::move(examples)) {}
 
   std::string left_out() const override { return ""; }
-  TaskScores scores(std::span<const float> logits) const override {
+  TaskScores scores(std::span<const float> logits, std::optional<double>) const override {
     return {.metrics = {{"accuracy", 100 * accuracy(best(logits), labels())}}};
   }
   std::vector<PredictionFile> predictions(std::span<const float> logits, double) const override {
@@ -156,7 +156,7 @@ class SquadSpans final : public Task {
   bool labelled() const override { return examples_.labelled; }
   std::size_t width() const override { return 2 * static_cast<std::size_t>(features_.options().seq_length); }
 
-  TaskScores scores(std::span<const float> logits) const override {
+  TaskScores scores(std::span<const float> logits, std::optional<double> null_threshold) const override {
     const auto decoded = decode(logits, 0);
     std::vector<std::string_view> texts;
     std::vector<double> null_odds;
@@ -171,7 +171,7 @@ class SquadSpans final : public Task {
               .report = squad_report(examples_.version, squad, {})};
     }
     const NullThresholds best = best_null_thresholds(examples_, matches, texts, null_odds);
-    const double threshold = best.f1.threshold;
+    const double threshold = null_threshold.value_or(best.f1.threshold);
     const SquadScores squad = squad_scores(examples_, with_null_threshold(examples_, matches, null_odds, threshold));
     return {.metrics = {{"f1", squad.all.f1}, {"exact", squad.all.exact}},
             .null_threshold = threshold,

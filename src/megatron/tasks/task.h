@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,7 +49,7 @@ struct TaskOptions {
 /// What logits are worth.
 struct TaskScores {
   std::vector<Metric> metrics = {};  ///< TaskForm::metric first
-  double null_threshold = 0;         ///< SQuAD 2.0: the one with the best F1
+  double null_threshold = 0;         ///< SQuAD 2.0: the one given, or that with the best F1
   std::string report = {};           ///< of SQuAD: as the official script writes it
 };
 
@@ -77,8 +78,9 @@ class Task {
   /// Numbers of a sample's logits: classes; options; of spans those of the first token at each of seq_length
   /// positions, then those of the last.
   virtual std::size_t width() const = 0;
-  /// Of `logits` [size(), width()]. The task is labelled.
-  virtual TaskScores scores(std::span<const float> logits) const = 0;
+  /// Of `logits` [size(), width()]. The task is labelled. `null_threshold`, of SQuAD 2.0: one that was found on another
+  /// set; nothing: the one that is best for this.
+  virtual TaskScores scores(std::span<const float> logits, std::optional<double> null_threshold = {}) const = 0;
   virtual std::vector<PredictionFile> predictions(std::span<const float> logits, double null_threshold) const = 0;
 };
 
