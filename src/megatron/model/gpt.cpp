@@ -4,7 +4,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 
-#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -35,6 +34,7 @@ kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, con
 struct Pass {
   at::Tensor sample_ids, first_key_bs, position_ids_bs, key_lengths_b;
   bool training;
+  RelativeBias::Distances distances = {};  ///< of a T5's stack under way
 };
 
 /// Those of a stage, cut where a T5's decoder begins.
@@ -69,14 +69,15 @@ struct Gpt::Impl {
   at::Tensor embed(const Batch& batch, const Pass& pass) const;
   /// The same of what a T5's decoder reads.
   at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
-  /// What follows the last layer of a stack, x, or its norm: of a T5 with dropout; where `scaled` times h^-1/2, as a
-  /// tied output layer takes it.
-  at::Tensor end_of_stack(const at::Tensor& y, const Pass& pass, const char* name, bool scaled) const;
+  /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
+  at::Tensor end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const;
 
   /// The stage without its output layer: x, undefined with embedding, -> what follows the last layer, and the final
   /// norm where that is this stage's.
   at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const;
 
+  /// Of the tokens that the rows `x_sbh` are of, in the stack of layer `layer` of the stage.
+  RelativeBias::Distances distances(const at::Tensor& x_sbh, std::int64_t layer) const;
   AttentionForm attention_form(const Pass& pass, const std::string& site_name) const;
   Attend attention(const Pass& pass, std::int64_t layer) const;
   Memory memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const;
@@ -124,6 +125,12 @@ kernels::Dropout Gpt::Impl::stream_site(const Pass& pass, const std::string& nam
   return dropout;
 }
 
+RelativeBias::Distances Gpt::Impl::distances(const at::Tensor& x_sbh, std::int64_t layer) const {
+  const std::int64_t s = x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1);
+  const bool encoder = options.shape.in_encoder(part.first_layer + layer);
+  return (encoder ? modules.encoder_bias : modules.decoder_bias)->between(s, s);
+}
+
 AttentionForm Gpt::Impl::attention_form(const Pass& pass, const std::string& site_name) const {
   AttentionForm form{.groups = modules.local_groups,
                      .head_size = options.shape.head(),
@@ -144,15 +151,13 @@ Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
   form.options.first_key = pass.first_key_bs;
   // What pads a T5's decoder comes after all that counts.
   if (encoder || !options.shape.is_t5()) form.options.key_lengths = pass.key_lengths_b;
-  const auto& bias = encoder ? modules.encoder_bias : modules.decoder_bias;
-  if (!bias) return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
-  return [form, bias = *bias](const at::Tensor& qkv) {
-    const std::int64_t s = qkv.size(0);
-    AttentionForm own = form;
-    own.options.bias = bias.values(s, s);
-    own.bias_gradient = [bias, s](const at::Tensor& dbias) { bias.add_gradient(dbias, s); };
-    return self_attention(qkv, own);
-  };
+  if (const auto& bias = encoder ? modules.encoder_bias : modules.decoder_bias) {
+    form.options.bias = pass.distances.values;
+    form.bias_gradient = [bias = *bias, buckets = pass.distances.buckets](const at::Tensor& dvalues) {
+      bias.add_gradient(dvalues, buckets);
+    };
+  }
+  return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
 }
 
 Memory Gpt::Impl::memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const {
@@ -209,10 +214,8 @@ at::Tensor Gpt::Impl::embed_decoder(const Batch& batch, const Pass& pass) const 
   return dropout(x, stream_site(pass, "decoder embedding", x));
 }
 
-at::Tensor Gpt::Impl::end_of_stack(const at::Tensor& y, const Pass& pass, const char* name, bool scaled) const {
-  if (!options.shape.is_t5()) return y;
-  const auto end = dropout(y, stream_site(pass, name, y));
-  return scaled ? end.mul(1 / std::sqrt(static_cast<double>(options.shape.hidden))) : end;
+at::Tensor Gpt::Impl::end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const {
+  return options.shape.is_t5() ? dropout(y, stream_site(pass, name, y)) : y;
 }
 
 at::Tensor Gpt::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
@@ -232,11 +235,11 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
   if (x.defined() == part.embedding)
     throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
   modules.check_positions(batch.position_ids_bs, batch.tokens_bs.size(1));
-  const Pass pass{.sample_ids = batch.sample_ids,
-                  .first_key_bs = batch.first_key_bs,
-                  .position_ids_bs = batch.position_ids_bs,
-                  .key_lengths_b = batch.key_lengths_b,
-                  .training = training};
+  Pass pass{.sample_ids = batch.sample_ids,
+            .first_key_bs = batch.first_key_bs,
+            .position_ids_bs = batch.position_ids_bs,
+            .key_lengths_b = batch.key_lengths_b,
+            .training = training};
   if (part.embedding) x = embed(batch, pass);
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;
@@ -251,17 +254,18 @@ at::Tensor Gpt::Impl::hidden(at::Tensor x, const Batch& batch, bool training) co
       states = std::exchange(x, {});
       x = embed_decoder(batch, pass);
     }
+    if (options.shape.is_t5() && (group.first == cut || group.first == 0)) pass.distances = distances(x, group.first);
     const bool ends_encoder = group.last == cut, ends = part.output && group.last == part.num_layers;
     x = run_group(std::exchange(x, {}), states, group,
                   ends_encoder ? &*modules.encoder_norm
                   : ends       ? &*modules.final_norm
                                : nullptr,
                   pass);
-    if (ends_encoder) x = end_of_stack(x, pass, "encoder", false);
+    if (ends_encoder) x = end_of_stack(x, pass, "encoder");
   }
   if (part.output) {
     if (groups.empty()) x = normalized(x, *modules.final_norm).y;
-    return end_of_stack(x, pass, "decoder", options.shape.tied_output);
+    return modules.for_output(end_of_stack(x, pass, "decoder"));
   }
   return states.defined() ? at::cat({states, x}) : x;
 }

@@ -23,26 +23,22 @@ std::int64_t relative_bucket(std::int64_t distance, bool both_ways, std::int64_t
 RelativeBias::RelativeBias(parallel::ParameterPtr table, bool both_ways, std::int64_t max_distance)
     : table_(std::move(table)), both_ways_(both_ways), max_distance_(max_distance) {}
 
-at::Tensor RelativeBias::buckets_of(std::int64_t distances, std::int64_t keys) const {
-  const auto buckets = at::empty({distances}, at::kLong);
-  for (std::int64_t i = 0; i < distances; ++i)
-    buckets.mutable_data_ptr<std::int64_t>()[i] =
-        relative_bucket(i - (keys - 1), both_ways_, table_->spec.shape.front(), max_distance_);
-  return buckets.to(table_->value.device());
-}
-
 // Element i stands for j - i' + queries - 1 of key j and query i'; that query's position among the keys is
 // i' + keys - queries.
-at::Tensor RelativeBias::values(std::int64_t queries, std::int64_t keys) const {
-  const at::Tensor table = table_->arrived().detach();
+RelativeBias::Distances RelativeBias::between(std::int64_t queries, std::int64_t keys) const {
+  const std::int64_t distances = queries + keys - 1;
+  const auto places = at::empty({distances}, at::kLong);
+  for (std::int64_t i = 0; i < distances; ++i)
+    places.mutable_data_ptr<std::int64_t>()[i] =
+        relative_bucket(i - (keys - 1), both_ways_, table_->spec.shape.front(), max_distance_);
+  const at::Tensor buckets = places.to(table_->value.device()), table = table_->arrived().detach();
   const auto wide = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return table.index_select(0, buckets_of(queries + keys - 1, keys)).t().to(wide).contiguous();
+  return {buckets, table.index_select(0, buckets).t().to(wide).contiguous()};
 }
 
-void RelativeBias::add_gradient(const at::Tensor& dbias, std::int64_t keys) const {
-  const at::Tensor buckets = buckets_of(dbias.size(1), keys);
-  const auto sums = at::zeros({table_->spec.shape.front(), dbias.size(0)}, dbias.options());
-  sums.index_add_(0, buckets, dbias.t());
+void RelativeBias::add_gradient(const at::Tensor& dvalues, const at::Tensor& buckets) const {
+  const auto sums = at::zeros({table_->spec.shape.front(), dvalues.size(0)}, dvalues.options());
+  sums.index_add_(0, buckets, dvalues.t());
   parallel::Contribution own(table_, parallel::Contribution::When::WithTheRest);
   if (own.beta() == 0)
     own.target().copy_(sums);

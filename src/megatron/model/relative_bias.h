@@ -19,16 +19,20 @@ class RelativeBias {
  public:
   RelativeBias(parallel::ParameterPtr table, bool both_ways, std::int64_t max_distance);
 
-  /// The biases of this rank's heads by distance, as kernels::AttentionOptions::bias takes them: [n/t, queries + keys -
-  /// 1] for queries whose last stands beside the last key.
-  at::Tensor values(std::int64_t queries, std::int64_t keys) const;
+  /// What all layers of the stack add in one pass.
+  struct Distances {
+    at::Tensor buckets;  ///< [queries + keys - 1] int64
+    /// Of this rank's heads, as kernels::AttentionOptions::bias takes them: [n/t, queries + keys - 1].
+    at::Tensor values;
+  };
 
-  /// One layer's contribution to the table's gradient: that of values(), of the same sizes.
-  void add_gradient(const at::Tensor& dbias, std::int64_t keys) const;
+  /// For queries whose last stands beside the last key.
+  Distances between(std::int64_t queries, std::int64_t keys) const;
+
+  /// One layer's contribution to the table's gradient: that of Distances::values.
+  void add_gradient(const at::Tensor& dvalues, const at::Tensor& buckets) const;
 
  private:
-  at::Tensor buckets_of(std::int64_t distances, std::int64_t keys) const;
-
   parallel::ParameterPtr table_;
   bool both_ways_;
   std::int64_t max_distance_;

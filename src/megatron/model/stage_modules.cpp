@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -22,7 +23,10 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
     : local_heads(options.shape.num_heads / tp.size()),
       local_groups(std::max<std::int64_t>(options.shape.groups() / tp.size(), 1)),
       max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
-                                                                               : options.shape.max_positions) {
+                                                                               : options.shape.max_positions),
+      output_scale_(options.shape.is_t5() && options.shape.tied_output
+                        ? 1 / std::sqrt(static_cast<double>(options.shape.hidden))
+                        : 1) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
   const at::Tensor& values = parameters.values();
@@ -92,6 +96,8 @@ Normed StageModules::run(const at::Tensor& x_sbh, const AttentionOf& attention) 
                                l + 1 < blocks.size() ? &blocks[l + 1].input_norm() : end);
   return stream;
 }
+
+at::Tensor StageModules::for_output(const at::Tensor& y) const { return output_scale_ == 1 ? y : y.mul(output_scale_); }
 
 void StageModules::check_positions(const at::Tensor& position_ids, std::int64_t count) const {
   if (!rope.cos.defined()) return;  // learned positions are checked where they are looked up

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -106,7 +105,7 @@ at::Tensor CachedT5::Impl::read(const at::Tensor& in, const at::Tensor& key_leng
   const std::int64_t s = x.size(0);
   kernels::AttentionOptions both_ways = unscaled(/*causal=*/false);
   both_ways.key_lengths = key_lengths_b;
-  both_ways.bias = modules.encoder_bias->values(s, s);
+  both_ways.bias = modules.encoder_bias->between(s, s).values;
   const auto attention = [&](std::size_t) -> Attend {
     return [&](const at::Tensor& qkv) -> Remakeable {
       const Heads heads = heads_of(qkv, modules.local_groups, options.shape.head());
@@ -165,15 +164,14 @@ at::Tensor CachedT5::Impl::write(const at::Tensor& in, T5Cache& cache) const {
   grow(cache);
   const bool begins = plan::begins_decoder(options.shape, part);
   const at::Tensor x = begins ? modules.embed(in.unsqueeze(0), {}) : in;
-  const at::Tensor bias = modules.decoder_bias ? modules.decoder_bias->values(1, cache.length + 1) : at::Tensor();
-  auto y = run(
+  const at::Tensor bias =
+      modules.decoder_bias ? modules.decoder_bias->between(1, cache.length + 1).values : at::Tensor();
+  const at::Tensor y = run(
       x, encoder_blocks, modules.blocks.size(), modules.final_norm ? &*modules.final_norm : nullptr,
       [&](std::size_t l) { return attend_own(cache, l - encoder_blocks, bias); },
       [&](std::size_t l) { return attend_text(cache, l - encoder_blocks); });
   ++cache.length;
-  if (!part.output) return y;
-  if (options.shape.tied_output) y = y.mul(1 / std::sqrt(static_cast<double>(options.shape.hidden)));
-  return modules.output->logits(y[0]);
+  return part.output ? modules.output->logits(modules.for_output(y[0])) : y;
 }
 
 CachedT5::CachedT5(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
