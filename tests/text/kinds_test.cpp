@@ -465,7 +465,8 @@ TEST(Regex, StopsWhereManyPlacesNeedManySteps) {
 }
 
 TEST(Regex, FindsTheSameHoweverFarItLooksAhead) {
-  const Regex regex(R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", "here");
+  const std::string pattern = R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+  const Regex by_kind(pattern, "here"), by_code_point(pattern + R"(|(?!)\p{Han})", "here");
   std::mt19937 random(5);
   Regex::Matcher matcher;
   for (int round = 0; round < 300; ++round) {
@@ -475,17 +476,23 @@ TEST(Regex, FindsTheSameHoweverFarItLooksAhead) {
       const std::string& part = parts[random() % parts.size()];
       for (std::size_t n = random() % 3 == 0 ? random() % 3000 : random() % 3; n > 0; --n) text += part;
     }
-    std::vector<std::pair<std::size_t, std::size_t>> expected, got;
+    std::vector<std::pair<std::size_t, std::size_t>> expected;
     for_each_piece(text, [&](const char* at, std::size_t size) {
       expected.emplace_back(at - text.data(), static_cast<std::size_t>(at - text.data()) + size);
     });
-    matcher.for_each(regex, text, [&](std::size_t begin, std::size_t end) { got.emplace_back(begin, end); });
-    ASSERT_EQ(got, expected) << round;
+    for (const Regex* regex : {&by_kind, &by_code_point}) {
+      std::vector<std::pair<std::size_t, std::size_t>> got;
+      matcher.for_each(*regex, text, [&](std::size_t begin, std::size_t end) { got.emplace_back(begin, end); });
+      ASSERT_EQ(got, expected) << round;
+    }
   }
   const std::string far = std::string(5000, 'b') + "xy" + std::string(5000, 'b') + "x";
   EXPECT_THAT(matches_of("x.", far), ElementsAre("xy"));
   EXPECT_THAT(matches_of("x\\z", far), ElementsAre("x"));
   EXPECT_THAT(matches_of("\\z", far), ElementsAre(""));
+  std::string wide = "b";  // no try begins within a character
+  for (int i = 0; i < 5000; ++i) wide += "\u65e5";
+  EXPECT_THAT(matches_of(R"([\x{80}-\x{BF}]|(?!)\p{Han})", wide), ElementsAre());
 }
 
 TEST(Regex, KnowsTheClassesOfUnicode16) {
