@@ -56,7 +56,8 @@ Batch batch_of(plan::Head head) {
 at::Tensor dense_loss(const GptOptions& options, const Tensors& w, const Batch& batch) {
   const auto x = DenseGpt(options, w).states(batch, true);  // [b, s, h]
   const auto dense = [&](const at::Tensor& in, const std::string& name) {
-    return at::matmul(in, w.at(name + ".weight").t()) + w.at(name + ".bias");
+    const auto out = at::matmul(in, w.at(name + ".weight").t());
+    return w.contains(name + ".bias") ? out + w.at(name + ".bias") : out;  // a GPT's head has none
   };
   const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& labels) {
     at::Tensor sum = at::zeros({}, at::kDouble);

@@ -110,7 +110,7 @@ TEST(HuggingFaceConfig, RefusesFieldsThatChangeTheResult) {
   expect_field_refused(llama(), "partial_rotary_factor", 0.5);
   expect_field_refused(llama(), "rope_interleaved", true);
   expect_field_refused(llama(), "hidden_act", "gelu_10");
-  expect_field_refused(llama(), "architectures", {"LlamaForSequenceClassification"});
+  expect_field_refused(llama(), "architectures", {"LlamaForTokenClassification"});
   expect_field_refused(gpt2(), "scale_attn_by_inverse_layer_idx", true);
   expect_field_refused(gpt2(), "scale_attn_weights", false);
   expect_field_refused(gpt2(), "add_cross_attention", true);
@@ -231,6 +231,16 @@ TEST(HuggingFaceConfig, ReadsT5) {
   EXPECT_FALSE(model_of(first).untie_embeddings_and_output_weights);
   first["scale_decoder_outputs"] = false;  // which is how transformers 5 says that a head is not tied
   EXPECT_TRUE(model_of(first).untie_embeddings_and_output_weights);
+  json multilingual = t5();  // whose head is never scaled, whatever is said of ties
+  multilingual.update({{"model_type", "mt5"}, {"architectures", {"MT5ForConditionalGeneration"}}});
+  multilingual.erase("feed_forward_proj");
+  for (const bool tied : {false, true}) {
+    multilingual["tie_word_embeddings"] = tied;
+    EXPECT_TRUE(model_of(multilingual).untie_embeddings_and_output_weights);
+    EXPECT_TRUE(model_of(multilingual).gated_linear_unit);
+  }
+  expect_field_refused(multilingual, "architectures", {"T5ForConditionalGeneration"});
+  expect_field_refused(multilingual, "scale_decoder_outputs", true);
   for (const auto& [field, value] : std::map<std::string, json>{{"is_encoder_decoder", false},
                                                                 {"scale_decoder_outputs", true},
                                                                 {"feed_forward_proj", "gated-tanh"},
@@ -276,6 +286,28 @@ TEST(HuggingFaceConfig, ReadsTheHeadOfATask) {
   unnamed.erase("id2label");
   unnamed["num_labels"] = 3;
   EXPECT_EQ(model_of(unnamed).num_classes, 3);
+}
+
+TEST(HuggingFaceConfig, ReadsTheClassesOfGpts) {
+  for (auto [object, name] :
+       {std::pair{gpt2(), "GPT2ForSequenceClassification"}, {llama(), "LlamaForSequenceClassification"}}) {
+    object.update({{"architectures", {name}},
+                   {"id2label", {{"0", "no"}, {"1", "maybe"}, {"2", "yes"}}},
+                   {"eos_token_id", 5},
+                   {"pad_token_id", 5}});
+    const FolderConfig folder = parse_config(object.dump(), "config.json");
+    EXPECT_EQ(folder.model.head, "classes") << name;
+    EXPECT_EQ(folder.labels, (std::vector<std::string>{"no", "maybe", "yes"})) << name;
+    EXPECT_EQ(shape_of(folder.model).head_rows(), 3) << name;
+    EXPECT_EQ(family_of(folder.model), folder.family) << name;
+    const json written = json::parse(config_json(folder, "float32"));
+    EXPECT_EQ(written["architectures"], json({name}));
+    EXPECT_EQ(written["id2label"], object["id2label"]) << name;
+    EXPECT_TRUE(written["pad_token_id"].is_null()) << "the end that is read would be taken for padding, " << name;
+    config::ModelConfig options = folder.model;
+    options.head = "options";
+    expect_refused([&] { family_of(options); }, {"model.head options"});
+  }
 }
 
 TEST(HuggingFaceConfig, AHeadThatIsNotComputedHereIsRefused) {

@@ -49,6 +49,14 @@ plan::GptShape bert(plan::Head head) {
   return shape;
 }
 
+/// A GPT that tells classes apart.
+plan::GptShape with_classes(plan::GptShape shape) {
+  shape.tied_output = false;
+  shape.task_head = plan::Head::Classes;
+  shape.num_classes = 3;
+  return shape;
+}
+
 Mapping table_of(const plan::GptShape& shape) {
   return bert_mapping(shape,
                       {.pooler = shape.task_head != plan::Head::Span, .token_head = false, .sentence_head = false});
@@ -106,6 +114,8 @@ TEST(Mapping, TwiceInvertedIsItself) {
 TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
   for (const auto& [shape, table] : {std::pair{kGpt2, gpt2_mapping(kGpt2)},
                                      {llama(), llama_mapping(llama())},
+                                     {with_classes(kGpt2), gpt2_mapping(with_classes(kGpt2))},
+                                     {with_classes(llama()), llama_mapping(with_classes(llama()))},
                                      {t5(false), t5_mapping(t5(false))},
                                      {t5(true), t5_mapping(t5(true))},
                                      {bert(plan::Head::Classes), table_of(bert(plan::Head::Classes))},

@@ -73,6 +73,11 @@ class FineTuned(unittest.TestCase):
         model.eval()
         outputs = []
         for rows in samples:
+            if not kind.startswith("Bert"):  # a GPT reads END first END second END
+                ids, end = self.ids(*rows[0])[0], len(VOCABULARY)
+                with torch.no_grad():
+                    outputs.append(model(torch.tensor([[end if id in (2, 3) else id for id in ids]])).logits[0])
+                continue
             pairs = [self.ids(*row) for row in rows]
             longest = max(len(ids) for ids, _ in pairs)
             filled = [[row + [0] * (longest - len(row)) for row in rows] for rows in zip(*pairs)]
@@ -98,9 +103,9 @@ class FineTuned(unittest.TestCase):
         values.frombytes((self.path / out / "seed_1234/valid_logits.f32").read_bytes())
         return report["median"], torch.tensor(values.tolist())
 
-    def there_and_back(self, task, kind, data, samples, head):
+    def there_and_back(self, task, kind, data, samples, head, base=None):
         """Learns a little from a folder without a head, exports, and compares; `head`: a model of transformers' own."""
-        base = self.save(f"{task}-base", transformers.BertModel(self.config))
+        base = self.save(f"{task}-base", base or transformers.BertModel(self.config))
         metrics, logits = self.finetune(task, data, base, f"{task}-ours", "--epochs", 2)
         run("checkpoint", "export", "--load", self.path / f"{task}-ours/seed_1234", "--output",
             self.path / f"{task}-hf")
@@ -127,11 +132,36 @@ class FineTuned(unittest.TestCase):
         for one, other in zip(self.theirs(own, kind, samples), self.theirs(self.path / f"{task}-again", kind, samples)):
             self.assertTrue(torch.equal(one, other))
 
-    def test_classes(self):
+    def pairs(self):
         pairs = [(text(self.draw, 2, 9), text(self.draw, 2, 9), self.draw.choice(LABELS)) for _ in range(10)]
         data = self.path / "mnli.tsv"
         data.write_text("index\tsentence1\tsentence2\tgold_label\n" +
                         "".join(f"{i}\t" + "\t".join(pair) + "\n" for i, pair in enumerate(pairs)))
+        return data, pairs
+
+    def classes_of_a_gpt(self, kind, config):
+        end = len(VOCABULARY)
+        (self.path / "vocab.txt").write_text("\n".join([*VOCABULARY, "<|endoftext|>"]) + "\n")
+        config.update(dict(vocab_size=end + 1, bos_token_id=end, eos_token_id=end, pad_token_id=0,
+                           id2label=dict(enumerate(LABELS)), label2id={label: i for i, label in enumerate(LABELS)}))
+        data, pairs = self.pairs()
+        name = f"{kind}ForSequenceClassification"
+        self.there_and_back("mnli", name, data, [[pair[:2]] for pair in pairs], getattr(transformers, name)(config),
+                            getattr(transformers, "GPT2Model" if kind == "GPT2" else f"{kind}ForCausalLM")(config))
+        exported = json.loads((self.path / "mnli-hf/config.json").read_text())
+        self.assertEqual((exported["architectures"], exported["id2label"]),
+                         ([name], {str(i): label for i, label in enumerate(LABELS)}))
+
+    def test_classes_of_a_gpt2(self):
+        self.classes_of_a_gpt("GPT2", transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64))
+
+    def test_classes_of_a_llama(self):
+        self.classes_of_a_gpt("Llama", transformers.LlamaConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+            max_position_embeddings=64, tie_word_embeddings=False))
+
+    def test_classes(self):
+        data, pairs = self.pairs()
         self.config.id2label = dict(enumerate(LABELS))
         self.config.label2id = {label: i for i, label in enumerate(LABELS)}
         self.there_and_back("mnli", "BertForSequenceClassification", data, [[pair[:2]] for pair in pairs],

@@ -43,17 +43,21 @@ class T5(unittest.TestCase):
                            ("second", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False))):
             torch.manual_seed(2)
             model = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES, **more)).eval()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() > 1:
-                        parameter.copy_(torch.randn(parameter.shape) * (1.0 if parameter.shape[0] == 96 else 0.3))
-                if name == "second":  # a head of its own
-                    model.lm_head.weight = torch.nn.Parameter(torch.randn(96, 32) * 0.3)
-                model.lm_head.weight[1] *= 1.5
-            model.save_pretrained(self.path / name)
-            (self.path / name / "vocab.txt").write_text("".join(word + "\n" for word in WORDS))
-            (self.path / name / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-            yield name, model
+            yield name, self.drawn(model, name, own_head=name == "second")
+
+    def drawn(self, model, name, own_head):
+        """A folder of transformers with other weights than zeros and ones."""
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.copy_(torch.randn(parameter.shape) * (1.0 if parameter.shape[0] == 96 else 0.3))
+            if own_head:
+                model.lm_head.weight = torch.nn.Parameter(torch.randn(96, 32) * 0.3)
+            model.lm_head.weight[1] *= 1.5
+        model.save_pretrained(self.path / name)
+        (self.path / name / "vocab.txt").write_text("".join(word + "\n" for word in WORDS))
+        (self.path / name / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+        return model
 
     def answers(self, folder, *options):
         words = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
@@ -93,6 +97,45 @@ class T5(unittest.TestCase):
             self.assertEqual([answer["new_ids"] for answer in self.answers(self.path / f"{name}-ours", *options)],
                              [answer["new_ids"] for answer in answers])
         self.assertGreater(len(lengths), 3)
+
+    def test_heads_that_are_shared_but_not_scaled_and_mt5(self):
+        gated = dict(**SIZES, feed_forward_proj="gated-gelu")
+        kinds = (("shared", "T5", dict(**gated, tie_word_embeddings=False), False), ("mt5-shared", "MT5", gated, False),
+                 ("mt5", "MT5", gated, True))
+        for name, kind, sizes, own_head in kinds:
+            torch.manual_seed(3)
+            model = getattr(transformers, f"{kind}ForConditionalGeneration")(
+                getattr(transformers, f"{kind}Config")(**sizes)).eval()
+            self.drawn(model, name, own_head)
+            self.assertEqual((self.path / name / "model.safetensors").read_bytes().find(b"lm_head") > 0, own_head, name)
+            beams = self.answers(self.path / name, "--num-beams", 3, "--max-new-tokens", 12)
+            self.expect_the_peers(model, beams, 12, name, num_beams=3)
+            # What is exported is a T5 v1.1, whichever it was.
+            run("checkpoint", "export", "--load", self.path / name, "--output", self.path / f"{name}-back")
+            self.expect_the_peers(
+                transformers.T5ForConditionalGeneration.from_pretrained(self.path / f"{name}-back").eval(), beams, 12,
+                name, num_beams=3)
+
+    def test_a_sentencepiece_model_without_sentinels_gets_those_of_transformers(self):
+        try:
+            import sentencepiece
+        except ImportError as error:
+            self.skipTest(str(error))
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES))
+        model.save_pretrained(self.path / "pieces")
+        text = [" ".join(f"{word}{i % 7}" for word in ("house", "garden", "river")) for i in range(50)]
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text), model_prefix=str(self.path / "pieces/spiece"), vocab_size=40,
+            model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2, hard_vocab_limit=False)
+        (self.path / "pieces/tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 8, "eos_token": "</s>"}))
+        peer = transformers.T5Tokenizer.from_pretrained(self.path / "pieces")
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(self.path / "pieces/spiece.model"))
+        self.assertEqual(peer.convert_tokens_to_ids("<extra_id_0>"), len(pieces) + 7)
+        for prompt in ("house1 <extra_id_0> river3 <extra_id_7>", "<extra_id_1>garden2<extra_id_2>", "river5"):
+            answer = json.loads(run("generate", "--load", self.path / "pieces", "--prompt", prompt, "--json",
+                                    "--max-new-tokens", 1))
+            self.assertEqual(answer["prompt_ids"], peer(prompt).input_ids, prompt)
 
 
 if __name__ == "__main__":

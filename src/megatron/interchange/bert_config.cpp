@@ -52,21 +52,36 @@ std::vector<std::string> labels_in(JsonFields& fields) {
 }
 
 void read_head(const json& object, JsonFields& fields, FolderConfig& folder) {
-  config::ModelConfig& model = folder.model;
-  model.head = head_of(object, fields);
-  if (model.head != "classes" && model.head != "span") return;
-  std::vector<std::string> labels = labels_in(fields);
-  if (model.head == "span") {
-    if (labels.size() != 2) fields.refuse("id2label", "two names, for the first and the last token");
-    return;
-  }
-  if (labels.size() < 2) fields.refuse("id2label", "the names of two classes or more");
-  fields.must_be("problem_type", kOneLabel);
-  model.num_classes = static_cast<std::int64_t>(labels.size());
-  if (fields.has("id2label")) folder.labels = std::move(labels);
+  const std::string head = head_of(object, fields);
+  if (head == "classes") return read_classes(fields, folder);
+  folder.model.head = head;
+  if (head == "span" && labels_in(fields).size() != 2)
+    fields.refuse("id2label", "two names, for the first and the last token");
 }
 
 }  // namespace
+
+void read_classes(JsonFields& fields, FolderConfig& folder) {
+  std::vector<std::string> labels = labels_in(fields);
+  if (labels.size() < 2) fields.refuse("id2label", "the names of two classes or more");
+  fields.must_be("problem_type", kOneLabel);
+  folder.model.head = "classes";
+  folder.model.num_classes = static_cast<std::int64_t>(labels.size());
+  if (fields.has("id2label")) folder.labels = std::move(labels);
+}
+
+void write_classes(const FolderConfig& folder, json& object) {
+  object["problem_type"] = kOneLabel;
+  json names = json::object(), numbers = json::object();
+  for (std::int64_t i = 0; i < folder.model.num_classes; ++i) {
+    const auto place = static_cast<std::size_t>(i);
+    const std::string label = place < folder.labels.size() ? folder.labels[place] : concat("LABEL_", i);
+    names[std::to_string(i)] = label;
+    numbers[label] = i;
+  }
+  object["id2label"] = std::move(names);
+  object["label2id"] = std::move(numbers);
+}
 
 void read_bert(const json& object, JsonFields& fields, FolderConfig& folder) {
   read_head(object, fields, folder);
@@ -109,17 +124,7 @@ void write_bert(const FolderConfig& folder, const std::string& pretrained, json&
                  {"layer_norm_eps", model.layernorm_epsilon},
                  {"hidden_dropout_prob", model.hidden_dropout},
                  {"attention_probs_dropout_prob", model.attention_dropout}});
-  if (model.head != "classes") return;
-  object["problem_type"] = kOneLabel;
-  json names = json::object(), numbers = json::object();
-  for (std::int64_t i = 0; i < model.num_classes; ++i) {
-    const auto place = static_cast<std::size_t>(i);
-    const std::string label = place < folder.labels.size() ? folder.labels[place] : concat("LABEL_", i);
-    names[std::to_string(i)] = label;
-    numbers[label] = i;
-  }
-  object["id2label"] = std::move(names);
-  object["label2id"] = std::move(numbers);
+  if (model.head == "classes") write_classes(folder, object);
 }
 
 }  // namespace megatron::interchange

@@ -19,6 +19,7 @@ using nlohmann::json;
 constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
 
 constexpr const char* kDecoderStart = "decoder_start_token_id";
+constexpr const char* kClassifier = "ForSequenceClassification";  // the end of a class's name
 constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id", kDecoderStart};
 
 /// Hugging Face's name of an activation, ours; of several names for one function the first is written.
@@ -123,7 +124,7 @@ void check_architecture(const json& object, JsonFields& fields, const std::vecto
 }
 
 config::ModelConfig gpt2_model(const json& object, JsonFields& fields) {
-  check_architecture(object, fields, {"GPT2LMHeadModel", "GPT2Model"});
+  check_architecture(object, fields, {"GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification"});
   fields.ignore({"n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
                  "summary_use_proj", "reorder_and_upcast_attn"});  // the last: where softmax is computed in float32
   fields.must_be("scale_attn_weights", true);
@@ -193,7 +194,7 @@ void check_windows(const json& object, JsonFields& fields, const std::string& ty
 
 config::ModelConfig llama_model(const json& object, JsonFields& fields, const std::string& type) {
   const std::string name = type == "llama" ? "Llama" : type == "mistral" ? "Mistral" : "Qwen2";
-  check_architecture(object, fields, {name + "ForCausalLM", name + "Model"});
+  check_architecture(object, fields, {name + "ForCausalLM", name + "Model", name + kClassifier});
   check_windows(object, fields, type);
   config::ModelConfig model;
   model.num_layers = fields.size("num_hidden_layers", kMostLayers);
@@ -239,7 +240,7 @@ json common_json(const FolderConfig& folder, const std::string& dtype) {
 void write_gpt2(const config::ModelConfig& model, const plan::GptShape& shape, json& object) {
   object.update(
       {{"model_type", "gpt2"},
-       {"architectures", {"GPT2LMHeadModel"}},
+       {"architectures", {model.head == "classes" ? "GPT2ForSequenceClassification" : "GPT2LMHeadModel"}},
        {"activation_function", model.activation == "gelu_tanh" ? "gelu_new" : their_activation(model.activation)},
        {"n_layer", model.num_layers},
        {"n_embd", model.hidden_size},
@@ -268,7 +269,8 @@ void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, 
   }
   rope["rope_theta"] = model.rotary_base;
   object.update({{"model_type", qwen2 ? "qwen2" : "llama"},
-                 {"architectures", {qwen2 ? "Qwen2ForCausalLM" : "LlamaForCausalLM"}},
+                 {"architectures",
+                  {std::string(qwen2 ? "Qwen2" : "Llama") + (model.head == "classes" ? kClassifier : "ForCausalLM")}},
                  {"hidden_act", their_activation(model.activation)},
                  {"num_hidden_layers", model.num_layers},
                  {"hidden_size", model.hidden_size},
@@ -300,12 +302,15 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
   } else if (type == "bert") {
     folder.family = Family::Bert;
     read_bert(object, fields, folder);
-  } else if (type == "t5") {
+  } else if (type == "t5" || type == "mt5") {
     folder.family = Family::T5;
     folder.model = t5_model(object, fields);
   } else {
-    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert or t5");
+    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert, t5 or mt5");
   }
+  if (folder.family == Family::Gpt2 || folder.family == Family::Llama)
+    if (const json named = object.value("architectures", json()); named.is_array() && named.size() == 1)
+      if (named[0].get<std::string>().ends_with(kClassifier)) read_classes(fields, folder);
   folder.model.make_vocab_size_divisible_by = 1;
   for (const char* key : kTokenIds)
     if (const json& id = fields.value(key); !id.is_null()) folder.token_ids[key] = id.dump();
@@ -355,21 +360,23 @@ plan::GptShape shape_of(const config::ModelConfig& model) {
     shape.position_buckets = model.relative_attention_num_buckets;
     shape.position_max_distance = model.relative_attention_max_distance;
   }
-  if (model.architecture != "bert") return shape;
-  shape.architecture = plan::Architecture::Bert;
-  shape.token_types = model.num_tokentypes;
-  shape.sentence_head = model.bert_binary_head;
   if (model.head == "classes") shape.task_head = plan::Head::Classes;
   if (model.head == "options") shape.task_head = plan::Head::Options;
   if (model.head == "span") shape.task_head = plan::Head::Span;
   shape.num_classes = model.num_classes;
+  if (model.architecture != "bert") return shape;
+  shape.architecture = plan::Architecture::Bert;
+  shape.token_types = model.num_tokentypes;
+  shape.sentence_head = model.bert_binary_head;
   return shape;
 }
 
 Family family_of(const config::ModelConfig& model) {
-  if (model.head != "tokens" && model.architecture != "bert")
-    throw ConfigError(rule_got_fix("A GPT that is exported must have its output layer, not the head of a task.",
-                                   concat("model.head ", model.head)));
+  if (model.head != "tokens" && model.head != "classes" && model.architecture != "bert")
+    throw ConfigError(
+        rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
+                     "other head for it.",
+                     concat("model.head ", model.head)));
   const plan::GptShape shape = shape_of(model);
   const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
                      shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
@@ -416,6 +423,11 @@ std::string config_json(const FolderConfig& folder, const std::string& dtype, co
   if (folder.family == Family::Llama) write_llama(folder.model, shape, object);
   if (folder.family == Family::T5) write_t5(folder.model, object);
   if (folder.family == Family::Bert) write_bert(folder, bert_architecture, object);
+  if (folder.model.head == "classes" && folder.family != Family::Bert) {
+    write_classes(folder, object);
+    // Padding is what transformers looks for to find the last token, which is the end of a text here.
+    if (object["pad_token_id"] == object["eos_token_id"]) object["pad_token_id"] = nullptr;
+  }
   return object.dump(2) + "\n";
 }
 

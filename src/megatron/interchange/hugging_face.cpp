@@ -57,7 +57,8 @@ Mapping mapping_of(const FolderConfig& config, const SafetensorsFolder& raw) {
   const auto has = [&](const std::string& tensor) { return raw.shape(tensor) != nullptr; };
   if (config.family == Family::Gpt2) return gpt2_mapping(shape, prefix("transformer.", "wte.weight"));
   if (config.family == Family::Llama) return llama_mapping(shape, prefix("model.", "embed_tokens.weight"));
-  if (config.family == Family::T5) return t5_mapping(shape);
+  // transformers leaves out a head that is the embedding's matrix, whether it is scaled or not.
+  if (config.family == Family::T5) return t5_mapping(shape, has("lm_head.weight") ? "lm_head.weight" : "shared.weight");
   const std::string bert = prefix("bert.", "embeddings.word_embeddings.weight");
   Mapping mapping = bert_mapping(shape,
                                  {.token_types = config.token_types,

@@ -118,6 +118,14 @@ void llama_layer(Builder& build, const std::string& ours, const std::string& the
   build.linear(ours + "mlp.linear_fc2", mlp + "down_proj", h, f, shape.linear_bias);
 }
 
+/// What follows the last norm: the output layer, if it is not the embedding, or the classes of a task.
+void gpt_head(Builder& build, const GptShape& shape) {
+  if (!shape.predicts_tokens())
+    build.whole("task_head.weight", "score.weight", {shape.head_rows(), shape.hidden});
+  else if (!shape.tied_output)
+    build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
+}
+
 /// `before`: the norm that the layer before it ends with, or the embedding's.
 void bert_layer(Builder& build, const std::string& ours, const std::string& theirs, const std::string& before,
                 const GptShape& shape) {
@@ -198,7 +206,7 @@ Mapping gpt2_mapping(const plan::GptShape& shape, const std::string& prefix) {
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
     gpt2_layer(build, concat("decoder.layers.", layer, "."), concat(prefix, "h.", layer, "."), shape);
   build.norm("decoder.final_layernorm", prefix + "ln_f", shape);
-  if (!shape.tied_output) build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
+  gpt_head(build, shape);
   return build.take();
 }
 
@@ -208,7 +216,7 @@ Mapping llama_mapping(const plan::GptShape& shape, const std::string& prefix) {
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
     llama_layer(build, concat("decoder.layers.", layer, "."), concat(prefix, "layers.", layer, "."), shape);
   build.norm("decoder.final_layernorm", prefix + "norm", shape);
-  if (!shape.tied_output) build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
+  gpt_head(build, shape);
   return build.take();
 }
 
@@ -241,7 +249,7 @@ Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const 
   return build.take();
 }
 
-Mapping t5_mapping(const plan::GptShape& shape) {
+Mapping t5_mapping(const plan::GptShape& shape, const std::string& head) {
   Builder build;
   build.whole("embedding.word_embeddings.weight", "shared.weight", {shape.vocab, shape.hidden});
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) t5_layer(build, shape, layer);
@@ -252,7 +260,7 @@ Mapping t5_mapping(const plan::GptShape& shape) {
     const std::string stack = encoder ? "encoder." : "decoder.";
     build.norm(stack + "final_layernorm", stack + "final_layer_norm", shape);
   }
-  if (!shape.tied_output) build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
+  if (!shape.tied_output) build.whole("output_layer.weight", head, {shape.vocab, shape.hidden});
   return build.take();
 }
 

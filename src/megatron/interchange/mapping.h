@@ -53,7 +53,7 @@ struct BertParts {
 Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const std::string& prefix = "bert.");
 
 /// Our names made of a T5 folder's tensors: linear_kv of cross attention has each head's k, then its v; gate above up.
-/// A T5 has no biases.
-Mapping t5_mapping(const plan::GptShape& shape);
+/// A T5 has no biases. `head`: the tensor of an output layer that is not tied.
+Mapping t5_mapping(const plan::GptShape& shape, const std::string& head = "lm_head.weight");
 
 }  // namespace megatron::interchange

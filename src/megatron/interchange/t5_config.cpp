@@ -27,8 +27,8 @@ const FeedForward* feed_forward_of(const config::ModelConfig& model) {
   return nullptr;
 }
 
-void read_feed_forward(JsonFields& fields, config::ModelConfig& model) {
-  const std::string name = fields.text("feed_forward_proj", "relu");
+void read_feed_forward(JsonFields& fields, bool multilingual, config::ModelConfig& model) {
+  const std::string name = fields.text("feed_forward_proj", multilingual ? "gated-gelu" : "relu");
   const FeedForward* found = nullptr;
   for (const FeedForward& known : kFeedForwards)
     if (name == known.theirs) found = &known;
@@ -44,10 +44,11 @@ void read_feed_forward(JsonFields& fields, config::ModelConfig& model) {
 }  // namespace
 
 config::ModelConfig t5_model(const json& object, JsonFields& fields) {
+  const bool multilingual = fields.text("model_type", "t5") == "mt5";
+  const std::string usual = multilingual ? "MT5ForConditionalGeneration" : "T5ForConditionalGeneration";
   const json named = object.value("architectures", json());
-  if (!named.is_null() && named != json::array({"T5ForConditionalGeneration"}) &&
-      named != json::array({"T5WithLMHeadModel"}))
-    fields.refuse("architectures", "[\"T5ForConditionalGeneration\"]");
+  if (!named.is_null() && named != json::array({usual}) && named != json::array({"T5WithLMHeadModel"}))
+    fields.refuse("architectures", "[\"" + usual + "\"]");
   fields.ignore({"initializer_factor"});  // of weights that are drawn
   config::ModelConfig model;
   model.architecture = "t5";
@@ -65,14 +66,17 @@ config::ModelConfig t5_model(const json& object, JsonFields& fields) {
   if (model.relative_attention_num_buckets < 4) fields.refuse("relative_attention_num_buckets", "at least 4");
   if (model.relative_attention_max_distance <= model.relative_attention_num_buckets / 2)
     fields.refuse("relative_attention_max_distance", "above half of relative_attention_num_buckets");
-  read_feed_forward(fields, model);
+  read_feed_forward(fields, multilingual, model);
   model.normalization = "RMSNorm";
   model.add_bias_linear = false;
   model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-6);
   model.hidden_dropout = model.attention_dropout = fields.number("dropout_rate", 0.1);
-  // A tied head is scaled, by d_model^-1/2, and one of its own is not. transformers 5 says of both that they are tied.
-  const bool tied = fields.flag("tie_word_embeddings", true), scaled = fields.flag("scale_decoder_outputs", tied);
-  if (scaled && !tied) fields.refuse("scale_decoder_outputs", "false where tie_word_embeddings is");
+  // A tied head is scaled, by d_model^-1/2, and one of its own is not. transformers 5 says of both that they are tied;
+  // an mT5's never is.
+  const bool tied = fields.flag("tie_word_embeddings", true),
+             scaled = fields.flag("scale_decoder_outputs", tied && !multilingual);
+  if (scaled && (!tied || multilingual))
+    fields.refuse("scale_decoder_outputs", multilingual ? "false" : "false where tie_word_embeddings is");
   model.untie_embeddings_and_output_weights = !scaled;
   return model;
 }

@@ -51,6 +51,12 @@ at::Tensor whole_sequence(const at::Tensor& part, const comm::Group& sequence) {
                                  });
 }
 
+/// The matrix of the head, whole on each rank; a GPT's has no bias.
+parallel::ColumnParallelLinear head_linear(const parallel::ParameterStore& parameters, bool bias) {
+  if (bias) return whole_linear(parameters, "task_head");
+  return {parameters.get("task_head.weight"), nullptr, comm::Group(), {.gather_output = false}};
+}
+
 /// [b, 2] targets of spans as two rows of classes, which are positions: all firsts, then all lasts.
 at::Tensor positions_of(const at::Tensor& targets_b2) { return targets_b2.t().reshape({-1}); }
 
@@ -60,7 +66,7 @@ TaskHead::TaskHead(const parallel::ParameterStore& parameters, const plan::GptSh
                    bool sequence_parallel)
     : kind_(shape.task_head),
       first_token_(shape.is_bert()),
-      linear_(whole_linear(parameters, "task_head")),
+      linear_(head_linear(parameters, shape.is_bert())),
       sequence_(sequence_parallel ? tp : comm::Group()) {
   if (first_token_ && kind_ != plan::Head::Span) pooler_ = whole_linear(parameters, "pooler.dense");
 }

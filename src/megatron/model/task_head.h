@@ -18,7 +18,7 @@ namespace megatron::model {
 ///
 /// | head | reads | logits | targets int64 |
 /// |--|--|--|--|
-/// | Classes | the pooler on the first token (BERT), or the last token (GPT) | [b, classes] | [b] |
+/// | Classes | the pooler on the first token (BERT), or the last token (GPT, without a bias) | [b, classes] | [b] |
 /// | Options | the same; the options of a question are neighbours | [questions, options] | [questions] |
 /// | Span | each token | [b, s, 2], -infinity on the padding | [b, 2]: first and last token of the answer |
 ///

@@ -81,9 +81,10 @@ class SpecBuilder {
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero);
   }
   /// Whole on each rank. `whole_sequence`: and applied to the same values by each, whether or not the stream is split.
-  void whole_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool whole_sequence) {
+  void whole_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool whole_sequence,
+                    bool bias = true) {
     add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
-    add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
+    if (bias) add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
   }
   /// The one of that name among those so far, or null.
   ParameterSpec* find(const std::string& name) {
@@ -143,12 +144,13 @@ void add_bert_heads(const GptShape& shape, SpecBuilder& build) {
   build.norm("lm_head.layer_norm", shape);
 }
 
-/// The head of a task: of a BERT on the pooler, of a GPT on the last token; of spans on each token.
+/// The head of a task: of a BERT on the pooler, of a GPT without a bias on the last token; of spans on each token.
 void add_task_head(const GptShape& shape, SpecBuilder& build) {
   const bool each_token = shape.task_head == Head::Span;
   if (shape.is_bert() && !each_token)
     build.whole_linear("pooler.dense", shape.hidden, shape.hidden, shape.init_std, /*whole_sequence=*/true);
-  build.whole_linear("task_head", shape.head_rows(), shape.hidden, shape.init_std, /*whole_sequence=*/!each_token);
+  build.whole_linear("task_head", shape.head_rows(), shape.hidden, shape.init_std, /*whole_sequence=*/!each_token,
+                     /*bias=*/shape.is_bert());
 }
 
 /// Layers of a part that are its T5's encoder's, or its decoder's.

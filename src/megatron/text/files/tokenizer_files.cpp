@@ -9,6 +9,7 @@
 #include "megatron/base/file.h"
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/sentencepiece_file.h"
+#include "megatron/text/files/sentinels.h"
 #include "megatron/text/files/tiktoken_file.h"
 #include "megatron/text/files/token_spellings.h"
 #include "megatron/text/files/tokenizer_types.h"
@@ -155,6 +156,7 @@ Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
     throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
   const fs::path file = file_of(path);
   Vocabulary vocabulary = read_one_file(file, type);
+  add_sentinels(file.parent_path(), vocabulary);
   vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
   apply_type(type, file.string(), vocabulary);
   return vocabulary;

@@ -6,6 +6,7 @@
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/pipeline_forms.h"
 #include "megatron/text/files/pipeline_json.h"
+#include "megatron/text/files/sentinels.h"
 #include "megatron/text/files/tokenizer_files.h"
 
 namespace megatron::text {
@@ -107,8 +108,11 @@ std::string model_tables(const Vocabulary& vocabulary) {
       vocab.push_back(Json::array({spellings[id], unigram->scores[id]}).dump());
     return concat("    \"vocab\": [", lines(vocab, "      "), "\n    ]");
   }
+  std::vector<bool> is_outside(spellings.size());
+  for (const SpecialToken& special : vocabulary.specials)
+    is_outside[static_cast<std::size_t>(special.id)] = special.outside;
   for (std::size_t id = 0; id < spellings.size(); ++id)
-    if (!spellings[id].empty()) vocab.push_back(concat(quote(spellings[id]), ": ", id));
+    if (!spellings[id].empty() && !is_outside[id]) vocab.push_back(concat(quote(spellings[id]), ": ", id));
   std::string tables = concat("    \"vocab\": {", lines(vocab, "      "), "\n    }");
   if (vocabulary.word_piece || vocabulary.word_level) return tables;
   for (const auto& [left, right] : vocabulary.merges) {
@@ -143,9 +147,13 @@ void write_vocabulary(const Vocabulary& vocabulary, const std::filesystem::path&
   else
     write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
   const auto config = folder / "tokenizer_config.json";  // one that is there may say more
-  if (vocabulary.end_of_text && !std::filesystem::exists(config))
-    write_file(config, concat("{\n  \"eos_token\": ",
-                              quote(vocabulary.tokens[static_cast<std::size_t>(*vocabulary.end_of_text)]), "\n}\n"));
+  if (std::filesystem::exists(config)) return;
+  std::string fields;
+  if (vocabulary.end_of_text)
+    fields = concat("  \"eos_token\": ", quote(vocabulary.tokens[static_cast<std::size_t>(*vocabulary.end_of_text)]));
+  if (const std::size_t sentinels = count_sentinels(vocabulary); sentinels > 0)
+    fields += concat(fields.empty() ? "" : ",\n", "  \"extra_ids\": ", sentinels);
+  if (!fields.empty()) write_file(config, concat("{\n", fields, "\n}\n"));
 }
 
 }  // namespace megatron::text
