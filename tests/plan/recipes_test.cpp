@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <map>
+#include <string>
 
+#include "megatron/base/error.h"
+#include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/rules.h"
@@ -76,6 +80,48 @@ TEST(Recipes, OfThePapersBertsTrainAsItDid) {
     EXPECT_DOUBLE_EQ(run.learning_rate.at(10000 * 1024), 1e-4) << name;
     EXPECT_DOUBLE_EQ(run.learning_rate.at(1005000LL * 1024), 0.5e-4) << name;
     EXPECT_TRUE(run.shape.sentence_head) << name;
+  }
+}
+
+/// Table 6 of the 2019 paper: batch sizes and learning rates of 336M, 1.3B and 3.9B parameters.
+struct TableSix {
+  const char* task;
+  double epochs;
+  std::array<std::int64_t, 3> batch;
+  std::array<double, 3> learning_rate;
+  const char* head;
+  std::int64_t classes = 0;
+};
+constexpr TableSix kTableSix[] = {{"mnli", 10, {128, 128, 128}, {1e-5, 1e-5, 1e-5}, "classes", 3},
+                                  {"qqp", 12, {128, 128, 256}, {5e-5, 3e-5, 4e-5}, "classes", 2},
+                                  {"squad1", 2, {64, 48, 48}, {3e-5, 3e-5, 1e-5}, "span"},
+                                  {"squad2", 2, {48, 64, 48}, {3e-5, 3e-5, 1e-5}, "span"},
+                                  {"race", 3, {32, 16, 32}, {2e-5, 1e-5, 2e-5}, "options"}};
+
+TEST(Recipes, OfFineTuningAreThoseOfTableSixForEachOfThePapersBerts) {
+  const auto berts = recipes();
+  for (const TableSix& row : kTableSix) {
+    config::FinetuneRecipe recipe;
+    config::load_toml(recipe, concat(MEGATRON_TEST_FOLDER "/../configs/finetune/", row.task, ".toml"));
+    EXPECT_EQ(recipe.task.name, row.task);
+    EXPECT_EQ(recipe.task.epochs, row.epochs) << row.task;
+    EXPECT_EQ(recipe.task.seeds.size(), 5u) << row.task;
+    EXPECT_TRUE(recipe.task.ensemble) << row.task;
+    EXPECT_EQ(recipe.train.global_batch_size, row.batch[0]) << row.task;
+    EXPECT_DOUBLE_EQ(recipe.schedule.lr, row.learning_rate[0]) << row.task;
+    const std::array<const char*, 3> names = {"bert_336m", "bert_1.3b", "bert_3.9b"};
+    for (std::size_t size = 0; size < names.size(); ++size) {
+      config::FinetuneRecipe sized = recipe;
+      sized.model = berts.at(names[size]).config.model;
+      sized.model.head = row.head;
+      sized.model.num_classes = row.classes;
+      sized.train.global_batch_size = row.batch[size];
+      sized.schedule.lr = row.learning_rate[size];
+      sized.train.train_iters = 1000;
+      const ResolvedRun run = resolve(sized);
+      EXPECT_DOUBLE_EQ(run.learning_rate.peak, sized.schedule.lr) << row.task;
+      EXPECT_FALSE(run.shape.predicts_tokens()) << row.task;
+    }
   }
 }
 
