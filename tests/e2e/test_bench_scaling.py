@@ -9,8 +9,8 @@ import xml.etree.ElementTree
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import run  # noqa: E402
 
-SMALL = ["bench", "scaling", "--measured", "--width", 32, "--seq-length", 16, "--samples", 1, "--steps", 1, "--warmup", 0,
-         "--rounds", 1]
+SMALL = ["bench", "scaling", "--measured", "--width", 32, "--seq-length", 16, "--samples", 1, "--steps", 1,
+         "--warmup", 0, "--rounds", 1]
 
 
 class MeasuredScaling(unittest.TestCase):
