@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <regex>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/text/chat/jinja.h"
 
 namespace megatron::text {
 namespace {
@@ -15,50 +16,14 @@ namespace {
 constexpr std::uint64_t kLargestFile = std::uint64_t{16} << 20;
 constexpr std::size_t kLongestTemplate = 64 << 10;  // published ones have a few kilobytes
 
-/// Jinja's escapes of a line's end become one, so that templates from .jinja and from JSON look the same.
-std::string with_line_ends(const std::string& jinja) {
-  std::string text;
-  for (std::size_t i = 0; i < jinja.size(); ++i) {
-    const bool escaped = jinja.compare(i, 2, "\\n") == 0;
-    text += escaped ? '\n' : jinja[i];
-    i += escaped ? 1 : 0;
-  }
-  return text;
-}
-
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-/// What Python's strip(), and so Jinja's trim, takes off both ends: Unicode's white space and ASCII's separators.
-std::string trimmed(std::string_view text) {
-  constexpr std::string_view kBlanks[] = {
-      "\t",           "\n",           "\v",           "\f",           "\r",
-      "\x1C",         "\x1D",         "\x1E",         "\x1F",         " ",
-      "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81",
-      "\xE2\x80\x82", "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86",
-      "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8",
-      "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
-  const auto strip = [&](auto ends, auto remove) {
-    for (bool again = true; again;) {
-      const auto* const blank = std::ranges::find_if(kBlanks, ends);
-      again = blank != std::end(kBlanks);
-      if (again) remove(blank->size());
-    }
-  };
-  strip([&](std::string_view blank) { return text.starts_with(blank); }, [&](std::size_t n) { text.remove_prefix(n); });
-  strip([&](std::string_view blank) { return text.ends_with(blank); }, [&](std::size_t n) { text.remove_suffix(n); });
-  return std::string(text);
-}
+std::string trimmed(std::string_view text) { return python_strip(text); }
 
-/// What stands between `begin` and `end` where that is not empty and has none of `others`; the first such, else empty.
-/// Not a regular expression: those of the standard library recurse over every character of a text that matches.
-std::string between(std::string_view text, std::string_view begin, std::string_view end, const char* others) {
-  for (std::size_t at = text.find(begin); at != std::string_view::npos; at = text.find(begin, at + 1)) {
-    const std::string_view rest = text.substr(at + begin.size());
-    const std::size_t stop = rest.find_first_of(others);
-    if (stop != std::string_view::npos && stop > 0 && rest.substr(stop).starts_with(end))
-      return std::string(rest.substr(0, stop));
-  }
-  return "";
+/// What stands between `begin` at the front of `text` and `end` at its back; nothing where these are not there.
+std::optional<std::string> between(std::string_view text, std::string_view begin, std::string_view end) {
+  if (text.size() < begin.size() + end.size() || !text.starts_with(begin) || !text.ends_with(end)) return std::nullopt;
+  return std::string(text.substr(begin.size(), text.size() - begin.size() - end.size()));
 }
 
 /// A token of tokenizer_config.json: a text, or an object with `content`.
@@ -77,6 +42,11 @@ std::string token_of(const nlohmann::json& config, const char* key) {
       "render the conversations yourself and train on them as text"));
 }
 
+/// The beginning of `text`, for messages.
+std::string in_json(const std::string& text) {
+  return nlohmann::json(text.substr(0, 200)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 void append_answer(RenderedChat& out, const std::string& answer) {
   out.answers.push_back({out.text.size(), out.text.size() + answer.size()});
   out.text += answer;
@@ -90,7 +60,36 @@ void check_turns(std::span<const ChatMessage> messages) {
                                      concat(messages[i].role, " as turn ", i + 1)));
 }
 
+constexpr const char* kDateBegin =
+    "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: ";
+
 }  // namespace
+
+/// The template itself, given conversations as transformers gives them.
+class ChatTemplate::Tried {
+ public:
+  Tried(const std::string& jinja, const std::string& bos, const std::string& eos) : jinja_(jinja) {
+    context_ = {{"tools", nullptr}, {"documents", nullptr}};
+    if (!bos.empty()) context_["bos_token"] = bos;
+    if (!eos.empty()) context_["eos_token"] = eos;
+  }
+
+  std::string text(std::span<const ChatMessage> messages, bool open = false) const {
+    nlohmann::json context = context_;
+    context["messages"] = nlohmann::json::array();
+    for (const ChatMessage& message : messages)
+      context["messages"].push_back({{"role", message.role}, {"content", message.content}});
+    context["add_generation_prompt"] = open;
+    return jinja_.render(context);
+  }
+  std::string text(std::initializer_list<ChatMessage> messages) const {
+    return text(std::span(messages.begin(), messages.end()));
+  }
+
+ private:
+  Jinja jinja_;
+  nlohmann::json context_;
+};
 
 ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
   const auto config_file = folder / "tokenizer_config.json", jinja_file = folder / "chat_template.jinja";
@@ -112,36 +111,107 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
 ChatTemplate::ChatTemplate(const std::string& jinja, std::string bos, std::string eos, const std::string& name)
     : bos_(std::move(bos)), eos_(std::move(eos)) {
   if (jinja.size() > kLongestTemplate) refuse(name, concat("a template of ", jinja.size(), " bytes"));
-  const std::string text = with_line_ends(jinja);
-  if (has(text, "<|im_start|>")) {
-    // Templates that leave the last mark out, change contents or hide thoughts are not this family's.
-    for (const char* other : {"loop.last", "trim", "strip", "think", "bos_token"})
-      if (has(text, other)) refuse(name, concat("ChatML with ", other));
-    if (!has(text, "<|im_end|>")) refuse(name, "ChatML without <|im_end|>");
-    system_ = between(text, "<|im_start|>system\n", "<|im_end|>", "'\"{}<");
-  } else if (has(text, "<|start_header_id|>")) {
+  if (has(jinja, "strftime_now")) refuse(name, "one that writes the date of the day it is used (Llama 3.2)");
+  if (has(jinja, "<|im_start|>"))
+    family_ = Family::ChatMl;
+  else if (has(jinja, "<|start_header_id|>"))
     family_ = Family::Llama3;
-    if (!has(text, "<|eot_id|>") || !has(text, "trim")) refuse(name, "a relative of Llama 3's");
-    if (has(text, "strftime_now")) refuse(name, "one that writes the date of the day it is used (Llama 3.2)");
-    if (has(text, "Cutting Knowledge Date")) date_ = between(text, "date_string = \"", "\"", "\"");
-  } else if (has(text, "<<SYS>>")) {
+  else if (has(jinja, "<<SYS>>"))
     family_ = Family::Llama2;
-    if (!has(text, "content.strip()")) refuse(name, "a relative of Llama 2's");
-  } else if (has(text, "[INST]")) {
+  else if (has(jinja, "[INST]"))
     family_ = Family::Mistral;
-    std::smatch user, answer;
-    const std::regex of_user(R"re(['"]( ?\[INST\] ?)['"] \+ message\[['"]content['"]\] \+ ['"]( ?\[/INST\] ?)['"])re");
-    const std::regex of_answer(
-        R"re((?:['"]( )['"] \+ )?message\[['"]content['"]\]( ?\| ?trim)? ?\+ ?eos_token(?: ?\+ ['"]( )['"])?)re");
-    if (!std::regex_search(text, user, of_user) || !std::regex_search(text, answer, of_answer))
-      refuse(name, "a relative of Mistral's");
-    before_user_ = user[1];
-    after_user_ = user[2];
-    before_answer_ = answer[1];
-    trims_answer_ = answer[2].matched;
-    after_answer_ = answer[3];
-  } else {
-    refuse(name, "\"" + text.substr(0, 60) + "…\"");
+  else
+    refuse(name, "\"" + jinja.substr(0, 60) + "…\"");
+  try {
+    const Tried tried(jinja, bos_, eos_);
+    read_parts(tried);
+    compare(tried);
+  } catch (const JinjaRaised& error) {
+    refuse(name, concat("one that says of an ordinary conversation: ", error.what()));
+  } catch (const ConfigError& error) {
+    refuse(name, error.what());
+  }
+}
+
+/// Reads off what the template makes of short conversations what differs within its family.
+void ChatTemplate::read_parts(const Tried& tried) {
+  const auto other = [](const std::string& text) {
+    return ConfigError(concat("a relative, which begins ", in_json(text)));
+  };
+  const std::string user = tried.text({{"user", "U"}});
+  if (family_ == Family::ChatMl) {
+    if (user.starts_with("<|im_start|>user")) return;
+    const auto system = between(user, "<|im_start|>system\n", "<|im_end|>\n<|im_start|>user\nU<|im_end|>\n");
+    if (!system) throw other(user);
+    system_ = *system;
+  } else if (family_ == Family::Llama3) {
+    if (user.starts_with(bos_ + "<|start_header_id|>user")) return;
+    const auto date =
+        between(user, bos_ + kDateBegin, "\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>");
+    if (!date) throw other(user);
+    date_ = *date;
+  } else if (family_ == Family::Mistral) {
+    read_instructions(tried);
+  }
+}
+
+void ChatTemplate::read_instructions(const Tried& tried) {
+  const std::string question = "QUESTION", answer = "\nANSWER\n";
+  const std::string asked = tried.text({{"user", question}});
+  const std::string answered = tried.text({{"user", question}, {"assistant", answer}});
+  const std::size_t at = asked.find(question);
+  const ConfigError other(concat("a relative, which begins ", in_json(answered)));
+  if (!asked.starts_with(bos_) || at == std::string::npos || at < bos_.size() || !answered.starts_with(asked))
+    throw other;
+  before_user_ = asked.substr(bos_.size(), at - bos_.size());
+  after_user_ = asked.substr(at + question.size());
+  trims_answer_ = !has(answered, answer);
+  const std::string words = trims_answer_ ? trimmed(answer) : answer;
+  const std::size_t begin = answered.find(words, asked.size());
+  if (begin == std::string::npos || eos_.empty() || answered.compare(begin + words.size(), eos_.size(), eos_) != 0)
+    throw other;
+  before_answer_ = answered.substr(asked.size(), begin - asked.size());
+  after_answer_ = answered.substr(begin + words.size() + eos_.size());
+}
+
+/// Throws ConfigError unless render() writes these conversations as the template does.
+void ChatTemplate::compare(const Tried& tried) {
+  const ChatMessage system = {"system", " Be brief.\n"}, no_words = {"system", ""};
+  const ChatMessage first = {"user", " \n first <b> \n\n"}, second = {"user", "second"};
+  const ChatMessage answer = {"assistant", "\n <think>\nno\n</think>\n\nanswer \n"}, nothing = {"assistant", ""};
+  const std::vector<ChatMessage> ordinary[] = {{first},
+                                               {first, answer},
+                                               {first, nothing, second},
+                                               {second, answer, first, answer, second, nothing, second},
+                                               {system, first},
+                                               {no_words, second},
+                                               {system, second, answer, first}};
+  const std::vector<ChatMessage> others[] = {{answer, first},
+                                             {first, second},
+                                             {first, answer, answer},
+                                             {second, system, answer},
+                                             {first, answer, system, second}};
+  for (const auto& messages : ordinary) compare(tried, messages);
+  try {
+    for (const auto& messages : others) compare(tried, messages);
+  } catch (const JinjaRaised&) {
+    takes_turns_ = true;
+    for (const auto& messages : others) compare(tried, messages);  // of these only what render() refuses may be refused
+  }
+}
+
+void ChatTemplate::compare(const Tried& tried, std::span<const ChatMessage> messages) const {
+  for (const bool open : {false, true}) {
+    std::string ours;
+    try {
+      ours = render(messages, open).text;
+    } catch (const ConfigError&) {
+      return;  // the family has no such conversations
+    }
+    const std::string theirs = tried.text(messages, open);
+    if (ours != theirs)
+      throw ConfigError(
+          concat("a relative, which makes ", in_json(theirs), " of what this family makes ", in_json(ours)));
   }
 }
 
@@ -151,11 +221,11 @@ void ChatTemplate::render_marked(std::span<const ChatMessage> messages, bool ope
   const std::string middle = chat_ml ? "\n" : "<|end_header_id|>\n\n", end = chat_ml ? "<|im_end|>" : "<|eot_id|>";
   const std::string next = chat_ml ? "\n" : "";
   const bool has_system = messages[0].role == "system";
+  if (takes_turns_) check_turns(messages.subspan(has_system ? 1 : 0));
   if (!chat_ml) out.text += bos_;
   if (chat_ml && !has_system && !system_.empty()) out.text += begin + "system" + middle + system_ + end + next;
   if (!date_.empty()) {
-    out.text += concat(begin, "system", middle, "Cutting Knowledge Date: December 2023\nToday Date: ", date_, "\n\n",
-                       has_system ? trimmed(messages[0].content) : "", end);
+    out.text += concat(kDateBegin, date_, "\n\n", has_system ? trimmed(messages[0].content) : "", end);
     if (has_system) messages = messages.subspan(1);
   }
   for (const ChatMessage& message : messages) {
@@ -210,7 +280,7 @@ RenderedChat ChatTemplate::render(std::span<const ChatMessage> messages, bool op
 std::string ChatTemplate::description() const {
   return concat("family ", static_cast<int>(family_), "; bos ", bos_, "; eos ", eos_, "; system ", system_, "; date ",
                 date_, "; user ", before_user_, "|", after_user_, "; answer ", before_answer_, "|", after_answer_, "|",
-                trims_answer_);
+                trims_answer_, takes_turns_ ? "; in turns" : "");
 }
 
 }  // namespace megatron::text

@@ -7,7 +7,8 @@
 
 // Conversations as the text that a chat model was trained on. A model's folder says how by a template in Jinja, which
 // is a programming language; here the templates of the common families are recognised and rendered to the same bytes as
-// transformers' apply_chat_template. Any other is refused: a prompt that is nearly right makes a model nearly useless.
+// transformers' apply_chat_template. To be sure of that, the template itself is tried (chat/jinja.h) with a dozen short
+// conversations. Any other is refused: a prompt that is nearly right makes a model nearly useless.
 namespace megatron::text {
 
 struct ChatMessage {
@@ -28,9 +29,8 @@ struct RenderedChat {
 ///
 /// * ChatMl (SmolLM2, Qwen 1.5 to 2.5, many others): <|im_start|>ROLE\nCONTENT<|im_end|>\n, after the system message
 ///   that the template adds to conversations without one
-/// * Llama3 (3 and 3.1): <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>; 3.1 begins with the date that
-/// is
-///   written in its template
+/// * Llama3 (3 and 3.1): <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>; 3.1 begins with the date
+///   that is written in its template
 /// * Llama2: <s>[INST] <<SYS>>\nSYSTEM\n<</SYS>>\n\nUSER [/INST] ANSWER </s>
 /// * Mistral: <s>[INST] USER [/INST]ANSWER</s>, with the blanks of the template at hand
 class ChatTemplate {
@@ -51,6 +51,11 @@ class ChatTemplate {
 
  private:
   enum class Family : std::uint8_t { ChatMl, Llama2, Llama3, Mistral };
+  class Tried;
+  void read_parts(const Tried& tried);
+  void read_instructions(const Tried& tried);
+  void compare(const Tried& tried);
+  void compare(const Tried& tried, std::span<const ChatMessage> messages) const;
   void render_marked(std::span<const ChatMessage> messages, bool open, RenderedChat& out) const;
   void render_instructions(std::span<const ChatMessage> messages, RenderedChat& out) const;
 
@@ -61,6 +66,7 @@ class ChatTemplate {
   std::string before_user_, after_user_;      // Mistral
   std::string before_answer_, after_answer_;  // Mistral; the latter after eos
   bool trims_answer_ = false;                 // Mistral
+  bool takes_turns_ = false;                  // ChatMl, Llama3: the template raises an error unless they do
 };
 
 }  // namespace megatron::text
