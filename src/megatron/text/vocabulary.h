@@ -18,6 +18,7 @@ struct SpecialToken {
   bool lstrip = false;       ///< Takes the white space before it.
   bool rstrip = false;       ///< Takes the white space after it.
   bool normalized = false;   ///< Looked for, normalized, in the normalized text between the others.
+  bool outside = false;      ///< The model's own vocabulary does not have it: the model makes it of no text.
 };
 
 /// The model that takes the longest piece of a word that is a token, again and again, instead of merging.
@@ -76,7 +77,8 @@ struct SourceFile {
 
 /// A tokenizer as data, as files hold it.
 ///
-/// Rules (Tokenizer's constructor checks them): no two tokens have the same bytes; each merge joins two tokens into a
+/// Rules (Tokenizer's constructor checks them): no two tokens have the same bytes, but a special token that is
+/// `outside` may have those of one of the model's, as GPT-NeoX's runs of blanks; each merge joins two tokens into a
 /// token that is their concatenation, and no pair is merged twice; special tokens are tokens of the vocabulary, and so
 /// is what WordPiece and template name. An id whose token is empty is a hole: no text becomes it, it decodes to
 /// nothing.

@@ -85,6 +85,7 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
                                      concat("id ", special->id, " for ", printable(content))));
     set_token(special->id, special->content);
   }
+  for (SpecialToken& special : specials) special.outside = outside.contains(special.content);
   vocabulary_.specials = std::move(specials);
 }
 

@@ -26,9 +26,9 @@ BpeModel::BpeModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary)
 
 void BpeModel::index_bytes() {
   for (int byte = 0; byte < 256; ++byte) {
-    const auto found = token_ids().find(std::string(1, static_cast<char>(byte)));
-    byte_ids_[static_cast<std::size_t>(byte)] = found == token_ids().end() ? -1 : found->second;
-    all_bytes_ = all_bytes_ && found != token_ids().end();
+    const std::int32_t id = own_id(std::string(1, static_cast<char>(byte)));
+    byte_ids_[static_cast<std::size_t>(byte)] = id;
+    all_bytes_ = all_bytes_ && id >= 0;
   }
 }
 
@@ -88,8 +88,8 @@ void BpeModel::index_whole_pieces() {
 std::int32_t BpeModel::whole_piece(std::string_view piece) const {
   if (piece.size() <= PieceKey::kMaxBytes)
     return short_tokens_.find(PieceKey::of(piece.data(), piece.size(), piece.size()));
-  const auto found = token_ids().find(piece);
-  return found != token_ids().end() && is_whole_[static_cast<std::size_t>(found->second)] ? found->second : -1;
+  const std::int32_t id = own_id(piece);
+  return id >= 0 && is_whole_[static_cast<std::size_t>(id)] ? id : -1;
 }
 
 void BpeModel::encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {

@@ -29,9 +29,8 @@ void CharacterBpeModel::begin_piece(std::string_view piece, std::string& scratch
     if (!is_inner || last != piece.substr(at, size)) {
       scratch.assign(at > 0 ? options().prefix : "").append(piece, at, size);
       if (at + size == piece.size()) scratch += options().suffix;
-      const auto found = token_ids().find(scratch);
       last = is_inner ? piece.substr(at, size) : std::string_view();
-      last_id = found == token_ids().end() ? -1 : found->second;
+      last_id = own_id(scratch);
     }
     if (last_id >= 0) {
       flush();
@@ -101,12 +100,9 @@ class CharacterBpeEncoder : public TextEncoder {
 
 }  // namespace
 
-std::array<std::int32_t, 256> fallback_bytes(const std::unordered_map<std::string_view, std::int32_t>& token_ids) {
+std::array<std::int32_t, 256> fallback_bytes(const TokenizerModel& model) {
   std::array<std::int32_t, 256> ids;
-  for (std::size_t byte = 0; byte < 256; ++byte) {
-    const auto found = token_ids.find(byte_token(static_cast<unsigned char>(byte)));
-    ids[byte] = found == token_ids.end() ? -1 : found->second;
-  }
+  for (std::size_t byte = 0; byte < 256; ++byte) ids[byte] = model.own_id(byte_token(static_cast<unsigned char>(byte)));
   return ids;
 }
 
@@ -118,7 +114,7 @@ CharacterBpeModel::CharacterBpeModel(Vocabulary vocabulary) : TokenizerModel(std
                                      printable(*options().unknown)));
     unknown_ = found->second;
   }
-  byte_ids_ = fallback_bytes(token_ids());
+  byte_ids_ = fallback_bytes(*this);
   index_merges();
 }
 
@@ -148,8 +144,7 @@ std::unique_ptr<TextEncoder> CharacterBpeModel::encoder(int) const {
 
 std::int32_t CharacterBpeModel::whole_piece(std::string_view piece) const {
   if (!vocabulary().ignore_merges) return -1;
-  const auto found = token_ids().find(piece);
-  return found == token_ids().end() ? -1 : found->second;
+  return own_id(piece);
 }
 
 }  // namespace megatron::text

@@ -41,6 +41,6 @@ class CharacterBpeModel : public TokenizerModel {
 };
 
 /// Ids of <0x00> … <0xFF>, -1 where there is none.
-std::array<std::int32_t, 256> fallback_bytes(const std::unordered_map<std::string_view, std::int32_t>& token_ids);
+std::array<std::int32_t, 256> fallback_bytes(const TokenizerModel& model);
 
 }  // namespace megatron::text

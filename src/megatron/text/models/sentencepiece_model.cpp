@@ -114,7 +114,7 @@ class SentencePieceEncoder : public TextEncoder {
 
 SentencePieceModel::SentencePieceModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "sentencepiece") {
   check();
-  byte_ids_ = fallback_bytes(token_ids());
+  byte_ids_ = fallback_bytes(*this);
   const auto& tokens = this->vocabulary().tokens;
   lowest_ = std::numeric_limits<float>::max();
   highest_ = std::numeric_limits<float>::min();  // the smallest positive one: as SentencePiece begins
@@ -153,7 +153,7 @@ void SentencePieceModel::check() const {
       refuse(concat("a piece must have at most ", UnigramModel::kMaxTokenBytes, " bytes"),
              concat(tokens[id].size(), " bytes of id ", id));
   }
-  const auto bytes = fallback_bytes(token_ids());
+  const auto bytes = fallback_bytes(*this);
   if (options().byte_fallback && std::any_of(bytes.begin(), bytes.end(), [](std::int32_t id) { return id < 0; }))
     refuse("with byte_fallback there must be a piece for each byte", "fewer");
 }

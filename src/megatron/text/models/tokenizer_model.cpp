@@ -41,12 +41,21 @@ void TokenizerModel::index_tokens() {
   if (tokens.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
     throw ConfigError(rule_got_fix("tokenizer: ids must fit 31 bits", concat(tokens.size(), " tokens")));
   token_ids_.reserve(tokens.size());
+  outside_.resize(tokens.size());
+  for (const SpecialToken& special : vocabulary_.specials)
+    if (special.outside && special.id >= 0 && static_cast<std::size_t>(special.id) < tokens.size())
+      outside_[static_cast<std::size_t>(special.id)] = true;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     if (tokens[id].empty()) continue;  // a hole
     const auto [seen, is_new] = token_ids_.emplace(tokens[id], static_cast<std::int32_t>(id));
-    if (!is_new)
+    if (is_new) continue;
+    if (outside_[id] != is_outside(seen->second)) {
+      twins_.emplace(tokens[id], outside_[id] ? seen->second : static_cast<std::int32_t>(id));
+      if (outside_[id]) seen->second = static_cast<std::int32_t>(id);
+    } else {
       throw ConfigError(rule_got_fix("tokenizer: no two ids may have the same bytes",
                                      concat("ids ", seen->second, " and ", id, " are both ", printable(tokens[id]))));
+    }
   }
 }
 
@@ -76,6 +85,10 @@ void TokenizerModel::compute_fingerprint(const char* kind) {
   for (const SpecialToken& special : vocabulary_.specials)
     if (special.single_word || special.lstrip || special.rstrip || special.normalized)
       hash.add(concat("token ", special.id, special.single_word, special.lstrip, special.rstrip, special.normalized));
+  // Of byte-level BPE only a token that the model has too is another matter where it is outside.
+  const bool bytes = std::string_view(kind) == "bpe";
+  for (const SpecialToken& special : vocabulary_.specials)
+    if (special.outside && (!bytes || twins_.contains(special.content))) hash.add(concat("outside ", special.id));
   if (vocabulary_.split_digits) hash.add("split digits");
   if (const auto& bert = vocabulary_.normalization)
     hash.add(concat("bert ", bert->clean_text, bert->space_chinese, bert->strip_accents, bert->lower_case));
@@ -116,11 +129,11 @@ std::int32_t TokenizerModel::made_by_merge(std::size_t i, std::string_view conti
   const std::string_view tail = vocabulary_.tokens[static_cast<std::size_t>(right)];
   std::string joined = vocabulary_.tokens[static_cast<std::size_t>(left)];
   joined.append(tail.substr(tail.starts_with(continues) ? continues.size() : 0));
-  const auto found = token_ids_.find(joined);
-  if (found == token_ids_.end())
+  const std::int32_t made = own_id(joined);
+  if (made < 0)
     throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
                                    concat("no token ", printable(joined))));
-  return found->second;
+  return made;
 }
 
 std::string TokenizerModel::decode(std::span<const std::int32_t> ids) const {

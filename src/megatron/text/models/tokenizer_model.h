@@ -52,7 +52,18 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  /// Ids of all tokens; of two with the same bytes the special one.
   const std::unordered_map<std::string_view, std::int32_t>& token_ids() const { return token_ids_; }
+  /// Id of the token of these bytes that the model itself has, or -1: no special token that is outside of it.
+  std::int32_t own_id(std::string_view bytes) const {
+    const auto found = token_ids_.find(bytes);
+    if (found == token_ids_.end()) return -1;
+    if (!outside_[static_cast<std::size_t>(found->second)]) return found->second;
+    const auto twin = twins_.find(bytes);
+    return twin == twins_.end() ? -1 : twin->second;
+  }
+  /// It is a special token that the model itself does not have.
+  bool is_outside(std::int32_t id) const { return outside_[static_cast<std::size_t>(id)]; }
   const AddedTokens& added() const { return added_; }
   const NormalizeSteps& normalizers() const { return normalizers_; }
   const SplitSteps& pre_tokenizers() const { return pre_tokenizers_; }
@@ -80,6 +91,9 @@ class TokenizerModel {
 
   Vocabulary vocabulary_;
   std::unordered_map<std::string_view, std::int32_t> token_ids_;
+  std::vector<bool> outside_;  // per id
+  std::unordered_map<std::string_view, std::int32_t>
+      twins_;  // tokens of the model that have the bytes of others outside
   NormalizeSteps normalizers_;
   SplitSteps pre_tokenizers_;
   AddedTokens added_;

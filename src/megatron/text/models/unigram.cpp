@@ -64,7 +64,7 @@ UnigramModel::UnigramModel(Vocabulary vocabulary) : TokenizerModel(std::move(voc
   }
   constexpr double kPenalty = 10;  // of an unknown character, below the least likely token (SentencePiece)
   unknown_score_ = lowest - kPenalty;
-  byte_ids_ = fallback_bytes(token_ids());
+  byte_ids_ = fallback_bytes(*this);
 }
 
 std::unique_ptr<TextEncoder> UnigramModel::encoder(int) const { return std::make_unique<UnigramEncoder>(*this); }
@@ -96,10 +96,10 @@ void UnigramModel::encode_unknown(std::string_view piece, std::size_t begin, std
     ids.push_back(id);
     if (ends != nullptr) ends->push_back(end);
   };
-  const auto found = token_ids().find(text);
+  const std::int32_t whole = own_id(text);
   const auto is_token = [&](char c) { return byte_ids_[static_cast<unsigned char>(c)] >= 0; };
-  if (found != token_ids().end())
-    add(found->second);
+  if (whole >= 0)
+    add(whole);
   else if (options().byte_fallback && std::all_of(text.begin(), text.end(), is_token))
     for (const char c : text) add(byte_ids_[static_cast<unsigned char>(c)]);
   else

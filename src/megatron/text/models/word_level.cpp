@@ -30,8 +30,7 @@ WordLevelModel::WordLevelModel(Vocabulary vocabulary) : TokenizerModel(std::move
 std::unique_ptr<TextEncoder> WordLevelModel::encoder(int) const { return std::make_unique<WordLevelEncoder>(*this); }
 
 std::int32_t WordLevelModel::id_of(std::string_view piece) const {
-  const auto found = token_ids().find(piece);
-  if (found != token_ids().end()) return found->second;
+  if (const std::int32_t id = own_id(piece); id >= 0) return id;
   if (unknown_ < 0)
     throw ConfigError(rule_got_fix(
         "tokenizer: a text must be made of its tokens, of which none stands for unknown ones", printable(piece)));

@@ -59,6 +59,7 @@ void WordPieceModel::index_pieces() {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::string_view token = tokens[i];
     const auto id = static_cast<std::int32_t>(i);
+    if (is_outside(id)) continue;
     const auto add = [&](std::string_view piece, bool goes_on) {
       if (piece.empty()) return;
       if (piece.size() > kMaxTokenBytes)
