@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <numeric>
+#include <tuple>
 
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/text/vocabulary.h"
 #include "tests/data/masked_golden.h"
 #include "tests/data/sentence_pair.h"
@@ -46,6 +50,40 @@ TEST(MaskingVocabulary, FindsSentinelsByNumberAndBeginsWithThePaddingWhereNothin
               }),
               AllOf(HasSubstr("T5"), HasSubstr("<extra_id_0>")));
   EXPECT_THAT(error_of([] { t5_vocabulary(tokenizer_of({"<pad>", "[UNK]"})); }), HasSubstr("[EOS] or </s>"));
+}
+
+TEST(MaskingVocabulary, SentinelsFollowThePiecesOfASentencePieceModelTheLastFirst) {
+  const TemporaryFolder first, saved, second;
+  const std::filesystem::path folder = first.path(), bare = second.path();
+  std::filesystem::copy_file(MEGATRON_TEST_FOLDER "/golden/tokenizers/unigram.model", folder / "spiece.model");
+  std::filesystem::copy_file(MEGATRON_TEST_FOLDER "/golden/tokenizers/unigram.model", bare / "spiece.model");
+  const auto without = text::Tokenizer::load(folder);
+  EXPECT_FALSE(without.token_to_id("<extra_id_0>"));
+  const auto pieces = without.vocab_size();
+  write_file(folder / "tokenizer_config.json", R"({"extra_ids": 3})");
+  const auto tokenizer = text::Tokenizer::load(folder);
+  EXPECT_EQ(tokenizer.vocab_size(), pieces + 3);
+  for (const std::int32_t number : {0, 1, 2})
+    EXPECT_EQ(tokenizer.token_to_id(concat("<extra_id_", number, ">")), pieces + 2 - number);
+  const auto before = without.encode("the man "), after = without.encode(" in the house");
+  auto expected = before;
+  expected.push_back(pieces + 1);
+  expected.insert(expected.end(), after.begin(), after.end());
+  EXPECT_EQ(tokenizer.encode("the man <extra_id_1> in the house", text::Specials::Recognised), expected);
+  tokenizer.save(saved.path());
+  EXPECT_EQ(text::Tokenizer::load(saved.path()).fingerprint(), tokenizer.fingerprint());
+  // What says that it is a T5's.
+  for (const auto& [file, object, count] :
+       {std::tuple{"config.json", R"({"model_type": "t5"})", 100},
+        {"config.json", R"({"model_type": "albert"})", 0},
+        {"tokenizer_config.json", R"({"tokenizer_class": "T5TokenizerFast"})", 100}}) {
+    write_file(bare / file, object);
+    EXPECT_EQ(text::Tokenizer::load(bare).vocab_size(), pieces + count) << object;
+  }
+  for (const char* number : {"-1", "\"three\"", "1e9", "2000000"}) {
+    write_file(folder / "tokenizer_config.json", concat("{\"extra_ids\": ", number, "}"));
+    EXPECT_THAT(error_of([&] { text::Tokenizer::load(folder); }), HasSubstr("extra_ids")) << number;
+  }
 }
 
 TEST(MaskingVocabulary, IsThatOfMegatronsTokenizerForItsVocabulary) {
