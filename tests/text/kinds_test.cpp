@@ -9,6 +9,7 @@
 #include <map>
 
 #include "megatron/base/error.h"
+#include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/normal_forms.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/files/base64.h"
@@ -184,6 +185,77 @@ TEST(Steps, AreRefusedWhereATextBecomesTooLong) {
     EXPECT_EQ(tokenizer.encode("a").size(), 1u);
     EXPECT_THAT([&] { tokenizer.encode(many); }, ThrowsMessage<ConfigError>(HasSubstr("64 times")));
     EXPECT_THAT([&] { with_steps({step, step, step}).encode("a"); }, ThrowsMessage<ConfigError>(HasSubstr("64 times")));
+  }
+}
+
+/// tokenizer.json of `model`, with added tokens that are "CONTENT id" and all found in raw text.
+std::string with_added(const nlohmann::json& model, const nlohmann::json& pre_tokenizer, const nlohmann::json& decoder,
+                       const std::vector<std::pair<std::string, int>>& added, bool single_word = false) {
+  nlohmann::json file = {{"model", model}, {"pre_tokenizer", pre_tokenizer}, {"decoder", decoder}};
+  for (const auto& [content, id] : added)
+    file["added_tokens"].push_back(
+        {{"id", id}, {"content", content}, {"single_word", single_word}, {"normalized", false}});
+  return file.dump();
+}
+
+TEST(AddedTokens, MayHaveTheBytesOfARegularToken) {
+  nlohmann::json vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
+  const std::string blanks = to_byte_level("  ");
+  vocab[blanks] = 256;
+  vocab[blanks + blanks] = 257;
+  vocab["ab"] = 258;
+  const nlohmann::json step = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  const nlohmann::json model = {
+      {"type", "BPE"}, {"vocab", vocab}, {"merges", {to_byte_level(" ") + " " + to_byte_level(" "), "a b"}}};
+  // The ids that Hugging Face tokenizers gives; there the bytes have other ids.
+  for (const int first : {259, 1000}) {
+    const int four = first, two = first + 1;
+    const std::string json = with_added(model, step, step, {{"    ", four}, {"  ", two}});
+    const Tokenizer read(parse_tokenizer_json(json, "test"));
+    const Tokenizer again(parse_tokenizer_json(to_tokenizer_json(read.vocabulary()), "test"));
+    for (const Tokenizer& tokenizer : {read, again}) {
+      const auto ids = [&](std::string_view text) { return tokenizer.encode(text, Specials::Recognised); };
+      EXPECT_THAT(ids("a  b"), ElementsAre('a', two, 'b'));
+      EXPECT_THAT(ids("a      ab"), ElementsAre('a', four, two, 258));
+      EXPECT_THAT(ids("x\n   y"), ElementsAre('x', '\n', two, ' ', 'y'));
+      EXPECT_THAT(tokenizer.encode("x\n   y"), ElementsAre('x', '\n', 256, ' ', 'y'));  // as text the model's own
+      EXPECT_EQ(tokenizer.decode(std::vector<std::int32_t>{256, two, 257, four}), std::string(12, ' '));
+      EXPECT_EQ(tokenizer.token_to_id("  "), two);
+      EXPECT_EQ(tokenizer.fingerprint(), read.fingerprint());
+    }
+  }
+  const std::string twice = with_added(model, step, step, {{"  ", 259}, {"  ", 260}});
+  EXPECT_THROW(parse_tokenizer_json(twice, "test"), ConfigError);
+}
+
+TEST(AddedTokens, AreNoTokensOfTheModel) {
+  const nlohmann::json vocab = {{"[UNK]", 0}, {"4", 1}, {"c", 2}, {"##a", 3}, {"##b", 4}};
+  const nlohmann::json step = {{"type", "Whitespace"}};
+  const nlohmann::json pieces = {{"type", "WordPiece"},
+                                 {"unk_token", "[UNK]"},
+                                 {"continuing_subword_prefix", "##"},
+                                 {"max_input_chars_per_word", 100},
+                                 {"vocab", vocab}};
+  const nlohmann::json words = {{"type", "WordLevel"}, {"unk_token", "[UNK]"}, {"vocab", vocab}};
+  const nlohmann::json characters = {
+      {"type", "BPE"},         {"vocab", vocab},       {"merges", nlohmann::json::array()},
+      {"ignore_merges", true}, {"unk_token", "[UNK]"}, {"fuse_unk", true}};
+  using Ids = std::vector<std::int32_t>;  // of the added token as text, of which the model knows other parts
+  for (const auto& [model, as_text] : {std::pair(pieces, Ids{2, 3, 4}), {words, Ids{0}}, {characters, Ids{2, 0}}}) {
+    const std::string json = with_added(model, step, nullptr, {{"cab", 5}, {"##cab", 6}}, /*single_word=*/true);
+    const Tokenizer read(parse_tokenizer_json(json, "test"));
+    const Tokenizer again(parse_tokenizer_json(to_tokenizer_json(read.vocabulary()), "test"));
+    for (const Tokenizer& tokenizer : {read, again}) {
+      EXPECT_THAT(tokenizer.encode("4 cab", Specials::Recognised), ElementsAre(1, 5)) << model;
+      EXPECT_EQ(tokenizer.encode("cab"), as_text) << model;
+      EXPECT_EQ(tokenizer.encode("4cab", Specials::Recognised).back(), 0) << model;
+    }
+    nlohmann::json inside = nlohmann::json::parse(json);
+    inside["model"]["vocab"]["cab"] = 5;
+    const Tokenizer listed(parse_tokenizer_json(inside.dump(), "test"));
+    EXPECT_THAT(listed.encode("cab"), ElementsAre(5)) << model;
+    EXPECT_NE(listed.fingerprint(), read.fingerprint());
   }
 }
 
