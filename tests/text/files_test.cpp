@@ -63,6 +63,130 @@ TEST_F(TokenizerFiles, TakesTheEndThatTheConfigurationNamesAndKeepsItWhereSaved)
   EXPECT_THAT(read_file(folder_ / "tokenizer_config.json"), HasSubstr("more"));
 }
 
+TEST_F(TokenizerFiles, RefusesAnEndThatTheVocabularyLacks) {
+  put("tokenizer.json", golden_.dump());
+  put("tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  const auto load = [&] { return Tokenizer::load(folder_); };
+  EXPECT_THAT(load, ThrowsMessage<ConfigError>(HasSubstr("tokenizer_config.json: eos_token must be a token")));
+  EXPECT_NO_THROW(Tokenizer::load(folder_, "GPT2BPETokenizer"));  // whose end is <|endoftext|> whatever is named
+  for (const char* end : {"5", "\"\"", "{\"content\": 5}"}) {
+    put("tokenizer_config.json", concat("{\"eos_token\": ", end, "}"));
+    EXPECT_THROW(load(), ConfigError) << end;
+  }
+  put("tokenizer_config.json", "{}");
+  put("special_tokens_map.json", R"({"eos_token": {"content": "the"}})");
+  EXPECT_EQ(load().eod_id(), load().token_to_id("the"));
+  put("tokenizer_config.json", R"({"eos_token": "<|endoftext|>"})");  // goes first
+  EXPECT_EQ(load().eod_id(), load().token_to_id("<|endoftext|>"));
+}
+
+TEST_F(TokenizerFiles, ReadsTheAddedTokensBesideAPair) {
+  put_pair("vocab.json", "merges.txt", "");
+  const auto load = [&] { return Tokenizer::load(folder_); };
+  const auto ids = [&](const char* text) { return load().encode(text, Specials::Recognised); };
+  const std::vector<std::int32_t> blank = load().encode(" ");
+  const auto throws = [&](const char* message) {
+    EXPECT_THAT(load, ThrowsMessage<ConfigError>(HasSubstr(message))) << message;
+  };
+  put("added_tokens.json", R"({"<|user|>": 1200, "<|end|>": 1201})");
+  EXPECT_EQ(ids("<|user|>"), std::vector{1200});
+  EXPECT_EQ(ids(" <|end|>"), (std::vector{blank[0], 1201}));
+  EXPECT_EQ(load().eod_id(), load().token_to_id("<|endoftext|>"));
+  put("special_tokens_map.json", R"({"eos_token": "<|end|>", "additional_special_tokens": ["<|user|>"]})");
+  EXPECT_EQ(load().eod_id(), 1201);
+  load().save(folder_ / "copy");
+  EXPECT_EQ(Tokenizer::load(folder_ / "copy").fingerprint(), load().fingerprint());
+  EXPECT_EQ(Tokenizer::load(folder_ / "copy").eod_id(), 1201);
+  put("tokenizer_config.json",
+      R"({"added_tokens_decoder": {"1200": {"content": "<|end|>", "lstrip": true, "special": true}}})");
+  EXPECT_THROW(load(), ConfigError);  // the map still names <|user|>
+  put("special_tokens_map.json", R"({"pad_token": "the"})");
+  EXPECT_EQ(ids(" <|end|>"), std::vector{1200});
+  EXPECT_EQ(ids("the"), std::vector{*load().token_to_id("the")});
+  fs::remove(folder_ / "tokenizer_config.json");
+  put("added_tokens.json", R"({"<|user|>": 1201})");
+  throws("an added token must have the next id behind the vocabulary, 1200");
+  put("added_tokens.json", R"({"<|user|>": -1})");
+  throws("<|user|> must be 0 or more");
+  put("added_tokens.json", R"({"the": 1200})");
+  throws("must have the id that the vocabulary gives it");
+  put("added_tokens.json", R"(["<|user|>"])");
+  throws("must be an object");
+  put("added_tokens.json", "{}");
+  put("tokenizer_config.json", R"({"mask_token": "<mask>"})");
+  throws("mask_token must be a token of the vocabulary");
+  for (const char* key : {"x", "-1", "99999999999", ""}) {
+    put("tokenizer_config.json", concat(R"({"added_tokens_decoder": {")", key, R"(": {"content": "<m>"}}})"));
+    throws("added_tokens_decoder must have ids as keys");
+  }
+  put("tokenizer_config.json", R"({"tokenizer_class": "Qwen2TokenizerFast"})");
+  throws("tokenizer_class must be GPT2Tokenizer, RobertaTokenizer");
+}
+
+TEST_F(TokenizerFiles, FollowWhatTheConfigurationSaysOfAPair) {
+  put_pair("vocab.json", "merges.txt", "");
+  const auto load = [&] { return Tokenizer::load(folder_); };
+  const std::vector<std::int32_t> blank_before = load().encode(" the cat");
+  const std::int32_t end = load().eod_id();
+  EXPECT_NE(load().encode("the cat"), blank_before);
+  put("tokenizer_config.json", R"({"add_prefix_space": true, "add_bos_token": true})");
+  EXPECT_EQ(load().encode("the cat"), blank_before);
+  EXPECT_EQ(load().decode(blank_before), " the cat");
+  EXPECT_EQ(load().frame(std::vector{7}).ids, (std::vector{end, 7}));
+  EXPECT_EQ(load().frame(std::vector{7}, std::vector{8}).ids, (std::vector{end, 7, end, 8}));
+  EXPECT_EQ(load().frame(std::vector{7}, std::vector{8}).types, (std::vector{0, 0, 1, 1}));
+  put("tokenizer_config.json", R"({"add_eos_token": true})");
+  EXPECT_THROW(load(), ConfigError);
+}
+
+TEST_F(TokenizerFiles, ReadsRobertasPair) {
+  put_pair("vocab.json", "merges.txt", "");
+  put("config.json", R"({"model_type": "roberta"})");
+  EXPECT_THROW(Tokenizer::load(folder_), ConfigError);  // without <s>
+  for (const char* token : {"<s>", "<pad>", "</s>", "<mask>"})
+    golden_["model"]["vocab"][token] = golden_["model"]["vocab"].size();
+  put_pair("vocab.json", "merges.txt", "");
+  const auto check = [&] {
+    const Tokenizer tokenizer = Tokenizer::load(folder_);
+    EXPECT_EQ(tokenizer.encode("<s><mask></s>", Specials::Recognised), (std::vector{1200, 1203, 1202}));
+    EXPECT_EQ(tokenizer.frame(std::vector{7}, std::vector{8}).ids, (std::vector{1200, 7, 1202, 1202, 8, 1202}));
+    EXPECT_EQ(tokenizer.eod_id(), 1202);
+    EXPECT_TRUE(tokenizer.vocabulary().trim_offsets.has_value());
+  };
+  check();
+  put("tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizerFast", "eos_token": "</s>"})");
+  fs::remove(folder_ / "config.json");
+  check();
+}
+
+TEST_F(TokenizerFiles, RefusesAConfigurationThatWouldChangeTokenizerJson) {
+  const auto load = [&] { return Tokenizer::load(folder_); };
+  put("tokenizer.json", golden_.dump());
+  put("tokenizer_config.json", R"({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true})");
+  EXPECT_THAT(load, ThrowsMessage<ConfigError>(HasSubstr("add_prefix_space must be what tokenizer.json says, false")));
+  put("tokenizer_config.json", R"({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": false})");
+  EXPECT_NO_THROW(load());
+  put("tokenizer.json", to_tokenizer_json(parse_vocab_txt("[UNK]\n[CLS]\n[SEP]\na\n", "v", BertNormalization())));
+  for (const char* key : {"do_lower_case", "strip_accents", "tokenize_chinese_chars"}) {
+    const auto put_config = [&](const char* type, const char* value) {
+      put("tokenizer_config.json", concat("{\"", key, "\": ", value, ", \"tokenizer_class\": \"", type, "\"}"));
+    };
+    put_config("BertTokenizerFast", "false");
+    EXPECT_THAT(load, ThrowsMessage<ConfigError>(HasSubstr(concat(key, " must be what tokenizer.json says, true"))));
+    for (const char* value : {"true", "null"}) {
+      put_config("BertTokenizer", value);
+      EXPECT_NO_THROW(load()) << key;
+    }
+    put_config("PreTrainedTokenizerFast", "false");  // a class that leaves the file as it is
+    EXPECT_NO_THROW(load()) << key;
+    put("tokenizer_config.json", concat("{\"", key, "\": false}"));
+    EXPECT_NO_THROW(load()) << key;
+    put("config.json", R"({"model_type": "bert"})");
+    EXPECT_THROW(load(), ConfigError) << key;
+    fs::remove(folder_ / "config.json");
+  }
+}
+
 TEST_F(TokenizerFiles, EndDocumentsOfBertAsMegatronDoes) {
   put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n[EOS]\n");
   EXPECT_EQ(Tokenizer::load(folder_, "BertWordPieceLowerCase").eod_id(), 5);
@@ -72,6 +196,19 @@ TEST_F(TokenizerFiles, EndDocumentsOfBertAsMegatronDoes) {
   EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 5);
   put("tokenizer_config.json", R"({"sep_token": "<sep>", "eos_token": "a"})");
   EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 4);
+}
+
+TEST_F(TokenizerFiles, RefusesAddedTokensThatVocabTxtLacks) {
+  put("vocab.txt", "[UNK]\n[SEP]\na\n");
+  const auto load = [&] { return Tokenizer::load(folder_); };
+  put("added_tokens.json", R"({"a": 2})");
+  put("tokenizer_config.json", R"({"added_tokens_decoder": {"1": {"content": "[SEP]"}}})");
+  EXPECT_NO_THROW(load());
+  put("tokenizer_config.json", R"({"added_tokens_decoder": {"3": {"content": "<u>"}}})");
+  EXPECT_THAT(load, ThrowsMessage<ConfigError>(HasSubstr("must be one of its lines\n  got:  \"<u>\"")));
+  put("tokenizer_config.json", "{}");
+  put("added_tokens.json", R"({"<u>": 3})");
+  EXPECT_THROW(load(), ConfigError);
 }
 
 TEST_F(TokenizerFiles, AVocabularyAloneHasTheCaseThatMegatronsNameSays) {

@@ -82,6 +82,9 @@ class Component {
              value.is_object() && value.contains("type") ? shortened(value["type"]) : shortened(value));
   }
 
+  /// What messages call it.
+  const std::string& path() const { return where_; }
+
   [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
     // "file: normalizer must …", "file: model.type must …", "file: model has …"
     const bool is_root = where_.ends_with(": ");

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/text/files/beside.h"
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/files/sentinels.h"
@@ -22,9 +23,35 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 28;
 
-Vocabulary read_pair(const fs::path& vocab, const fs::path& merges) {
-  return parse_vocab_and_merges(read_file(vocab, kMaxFileBytes), vocab.string(), read_file(merges, kMaxFileBytes),
-                                merges.string());
+Vocabulary join_pair(const nlohmann::json& vocab, const std::string& vocab_name, std::vector<SpecialToken> specials,
+                     std::string_view merges, const std::string& merges_name) {
+  SpellingReader reader(vocab_name);
+  reader.read_tokens(vocab, std::move(specials));
+
+  for (std::size_t at = 0; at < merges.size();) {
+    const std::size_t end = std::min(merges.find('\n', at), merges.size());
+    std::string_view line = merges.substr(at, end - at);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    const std::string where = concat(merges_name, " byte ", at);
+    const bool is_header = at == 0 && line.starts_with("#version");
+    at = end + 1;
+    if (is_header || line.empty()) continue;
+    const std::size_t space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
+      throw ConfigError(rule_got_fix(concat(where, ": a merge must be two tokens with one space between"),
+                                     shortened(nlohmann::json(line))));
+    reader.add_merge(line.substr(0, space), line.substr(space + 1), where);
+  }
+  return reader.take();
+}
+
+Vocabulary read_pair(const fs::path& vocab_file, const fs::path& merges) {
+  const fs::path folder = vocab_file.parent_path();
+  const nlohmann::json vocab = parse_json(read_file(vocab_file, kMaxFileBytes), vocab_file.string());
+  Vocabulary vocabulary = join_pair(vocab, vocab_file.string(), added_tokens_beside(folder, vocab),
+                                    read_file(merges, kMaxFileBytes), merges.string());
+  follow_config(folder, vocabulary);
+  return vocabulary;
 }
 
 /// What tokenizer_config.json beside a vocab.txt says of normalization; of what it does not say, what the type asked
@@ -51,24 +78,7 @@ Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string
   if (vocab.is_object() && vocab.contains("<|endoftext|>") && vocab["<|endoftext|>"].is_number_unsigned() &&
       vocab["<|endoftext|>"].get<std::uint64_t>() < vocab.size())
     specials.push_back({"<|endoftext|>", vocab["<|endoftext|>"].get<std::int32_t>(), true});
-  SpellingReader reader(vocab_name);
-  reader.read_tokens(vocab, std::move(specials));
-
-  for (std::size_t at = 0; at < merges.size();) {
-    const std::size_t end = std::min(merges.find('\n', at), merges.size());
-    std::string_view line = merges.substr(at, end - at);
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    const std::string where = concat(merges_name, " byte ", at);
-    const bool is_header = at == 0 && line.starts_with("#version");
-    at = end + 1;
-    if (is_header || line.empty()) continue;
-    const std::size_t space = line.find(' ');
-    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-      throw ConfigError(rule_got_fix(concat(where, ": a merge must be two tokens with one space between"),
-                                     shortened(nlohmann::json(line))));
-    reader.add_merge(line.substr(0, space), line.substr(space + 1), where);
-  }
-  return reader.take();
+  return join_pair(vocab, vocab_name, std::move(specials), merges, merges_name);
 }
 
 namespace {
@@ -100,30 +110,18 @@ Vocabulary read_one_file(const fs::path& path, std::string_view type) {
   if (file == "encoder.json" || file == "vocab.bpe") return read_pair(folder / "encoder.json", folder / "vocab.bpe");
   if (file == "vocab.json" || file == "merges.txt") return read_pair(folder / "vocab.json", folder / "merges.txt");
   const std::string bytes = read_file(path, kMaxFileBytes);
-  if (path.extension() == ".txt") return parse_vocab_txt(bytes, path.string(), normalization_beside(folder, type));
-  if (path.extension() == ".json") return parse_tokenizer_json(bytes, path.string());
+  if (path.extension() == ".txt") {
+    Vocabulary vocabulary = parse_vocab_txt(bytes, path.string(), normalization_beside(folder, type));
+    check_added_tokens(folder, vocabulary);
+    return vocabulary;
+  }
+  if (path.extension() == ".json") {
+    Vocabulary vocabulary = parse_tokenizer_json(bytes, path.string());
+    if (file == "tokenizer.json") check_config(folder, vocabulary);
+    return vocabulary;
+  }
   if (looks_like_tiktoken(bytes)) return parse_tiktoken(bytes, path.string(), file);
   return parse_sentencepiece_model(bytes, path.string(), file);
-}
-
-/// The id of the end token that tokenizer_config.json beside the file names, if it names one: eos_token, without one
-/// sep_token.
-std::optional<std::int32_t> end_token_beside(const fs::path& folder, const Vocabulary& vocabulary) {
-  const fs::path path = folder / "tokenizer_config.json";
-  if (!fs::exists(path)) return std::nullopt;
-  const nlohmann::json config = parse_json(read_file(path, kMaxFileBytes), path.string());
-  if (!config.is_object()) return std::nullopt;
-  for (const char* key : {"eos_token", "sep_token"}) {
-    if (!config.contains(key)) continue;
-    const nlohmann::json& token = config[key];
-    const nlohmann::json& content = token.is_object() && token.contains("content") ? token["content"] : token;
-    if (!content.is_string()) continue;
-    const auto found =
-        std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), content.get_ref<const std::string&>());
-    if (found == vocabulary.tokens.end()) return std::nullopt;
-    return static_cast<std::int32_t>(found - vocabulary.tokens.begin());
-  }
-  return std::nullopt;
 }
 
 Vocabulary read_null(const std::string& number) {
@@ -157,7 +155,8 @@ Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   const fs::path file = file_of(path);
   Vocabulary vocabulary = read_one_file(file, type);
   add_sentinels(file.parent_path(), vocabulary);
-  vocabulary.end_of_text = end_token_beside(file.parent_path(), vocabulary);
+  if (type != "GPT2BPETokenizer" && type != "TikTokenizer")  // whose end no file names
+    if (const auto end = end_token_beside(file.parent_path(), vocabulary)) vocabulary.end_of_text = end;
   apply_type(type, file.string(), vocabulary);
   return vocabulary;
 }

@@ -19,8 +19,8 @@ std::optional<std::filesystem::path> tokenizer_file(const std::filesystem::path&
 /// Reads a folder or file as Tokenizer::load() describes. Of a folder the first of these that is there: tokenizer.json,
 /// tekken.json, encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the
 /// only *.tiktoken, the only *.model. A file is what its beginning says: JSON, ranks, or a SentencePiece model. Beside
-/// it, tokenizer_config.json names the end token, and how vocab.txt is normalized. For the type NullTokenizer `path` is
-/// a number.
+/// it, tokenizer_config.json names the end token, and how vocab.txt is normalized; beside.h what else is read there.
+/// For the type NullTokenizer `path` is a number.
 Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view type = {});
 
 /// Hugging Face's tokenizer.json: models BPE (over bytes and over characters), WordPiece, Unigram, WordLevel; the steps
@@ -43,6 +43,9 @@ Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const
 /// texts.
 Vocabulary bert_vocabulary(std::vector<std::string> tokens, const std::vector<std::string>& specials,
                            const BertNormalization& normalization);
+
+/// <s> A </s>, and a pair as <s> A </s> </s> B </s>; one type for all.
+Template roberta_template(std::int32_t cls, std::int32_t sep);
 
 /// tokenizer.json of a vocabulary, which must not have a `source`; parse_tokenizer_json gives the vocabulary back.
 std::string to_tokenizer_json(const Vocabulary& vocabulary);

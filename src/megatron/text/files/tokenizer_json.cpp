@@ -11,6 +11,16 @@
 
 // Each part of the file by itself: what a part means, and that nothing of it is overlooked.
 namespace megatron::text {
+
+Template roberta_template(std::int32_t cls, std::int32_t sep) {
+  using Kind = Template::Kind;
+  Template frame;
+  frame.single = {{Kind::Token, cls, 0}, {Kind::First, 0, 0}, {Kind::Token, sep, 0}};
+  frame.pair = frame.single;
+  frame.pair.insert(frame.pair.end(), {{Kind::Token, sep, 0}, {Kind::Second, 0, 0}, {Kind::Token, sep, 0}});
+  return frame;
+}
+
 namespace {
 
 using nlohmann::json;
@@ -70,16 +80,6 @@ std::int32_t token_of_pair(const Component& component, const char* key) {
       pair[1].get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
     component.refuse(concat(".", key, " must be a token and its id"), shortened(pair));
   return static_cast<std::int32_t>(pair[1].get<std::uint64_t>());
-}
-
-/// <s> A </s>, and a pair as <s> A </s> </s> B </s>; one type for all.
-Template roberta_template(std::int32_t cls, std::int32_t sep) {
-  using Kind = Template::Kind;
-  Template frame;
-  frame.single = {{Kind::Token, cls, 0}, {Kind::First, 0, 0}, {Kind::Token, sep, 0}};
-  frame.pair = frame.single;
-  frame.pair.insert(frame.pair.end(), {{Kind::Token, sep, 0}, {Kind::Second, 0, 0}, {Kind::Token, sep, 0}});
-  return frame;
 }
 
 void set_frame(const Component& component, Template frame, Vocabulary& vocabulary) {
