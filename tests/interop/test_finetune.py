@@ -212,6 +212,17 @@ class FineTuned(unittest.TestCase):
         for step, (mine, wanted) in enumerate(zip(ours, theirs, strict=True)):
             self.assertLess(abs(mine - wanted), 2e-4 * wanted, f"step {step + 1}: {ours}, torch {theirs}")
 
+    def test_classes_of_a_bert_whose_blocks_begin_with_norms(self):
+        """transformers' MegatronBert: the order of the 2019 paper, which a BERT that is trained here has."""
+        config = transformers.MegatronBertConfig(**{name: getattr(self.config, name) for name in (
+            "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings")}, id2label=dict(enumerate(LABELS)),
+                                                 label2id={label: i for i, label in enumerate(LABELS)})
+        data, pairs = self.pairs()
+        self.there_and_back("mnli", "MegatronBertForSequenceClassification", data, [[pair[:2]] for pair in pairs],
+                            transformers.MegatronBertForSequenceClassification(config),
+                            transformers.MegatronBertModel(config))
+
     def test_options(self):
         articles = [{"id": f"a{i}", "article": text(self.draw, 8, 14), "questions": [text(self.draw, 2, 5) + " who"],
                      "options": [[text(self.draw, 1, 4) for _ in range(4)]], "answers": [self.draw.choice("ABCD")]}

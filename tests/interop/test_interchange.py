@@ -91,6 +91,23 @@ class Interchange(unittest.TestCase):
         self.assertTrue(torch.equal(outputs[0].prediction_logits, outputs[1].prediction_logits))
         self.assertTrue(torch.equal(outputs[0].seq_relationship_logits, outputs[1].seq_relationship_logits))
 
+    def test_a_bert_of_the_papers_order_is_a_megatron_bert(self):
+        torch.manual_seed(5)
+        config = transformers.MegatronBertConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2,
+                                                 num_attention_heads=4, intermediate_size=48,
+                                                 max_position_embeddings=40)
+        theirs = self.path / "megatron-bert"
+        for kind in ("MegatronBertForPreTraining", "MegatronBertForMaskedLM", "MegatronBertModel"):
+            model = getattr(transformers, kind)(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            model.save_pretrained(theirs)
+            back = self.there_and_back(theirs, kind)
+            self.same_tensors(theirs, back)
+            _, report = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
+            self.assertFalse(report["missing_keys"] or report["unexpected_keys"], report)
+
     def test_both_kinds_of_t5_are_exported_bit_by_bit_and_compute_the_same(self):
         sizes = dict(vocab_size=96, d_model=32, d_kv=6, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
                      decoder_start_token_id=0)

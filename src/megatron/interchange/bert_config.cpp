@@ -11,6 +11,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMaxClasses = 1 << 16;
+/// What the names of transformers' classes begin with for the order of norms of the 2019 paper.
+constexpr std::string_view kMegatron = "Megatron";
 constexpr const char* kOneLabel = "single_label_classification";
 
 /// A class of transformers and the head that it has (model.head).
@@ -24,13 +26,15 @@ constexpr Class kClasses[] = {{"BertForSequenceClassification", "classes"},
                               {"BertForPreTraining", "tokens"},
                               {"BertForMaskedLM", "tokens"}};
 
-std::string head_of(const json& object, const JsonFields& fields) {
+/// `megatron`: of a MegatronBert.
+std::string head_of(const json& object, const JsonFields& fields, bool megatron) {
   const auto named = object.find("architectures");
   if (named == object.end() || named->is_null()) return "tokens";
   std::string names;
   for (const Class& known : kClasses) {
-    if (*named == json::array({known.theirs})) return known.head;
-    names += concat(names.empty() ? "[\"" : "\"], [\"", known.theirs);
+    const std::string name = concat(megatron ? kMegatron : "", known.theirs);
+    if (*named == json::array({name})) return known.head;
+    names += concat(names.empty() ? "[\"" : "\"], [\"", name);
   }
   fields.refuse("architectures", names + "\"]");
 }
@@ -51,8 +55,8 @@ std::vector<std::string> labels_in(JsonFields& fields) {
   return labels;
 }
 
-void read_head(const json& object, JsonFields& fields, FolderConfig& folder) {
-  const std::string head = head_of(object, fields);
+void read_head(const json& object, JsonFields& fields, FolderConfig& folder, bool megatron) {
+  const std::string head = head_of(object, fields, megatron);
   if (head == "classes") return read_classes(fields, folder);
   folder.model.head = head;
   if (head == "span" && labels_in(fields).size() != 2)
@@ -84,13 +88,15 @@ void write_classes(const FolderConfig& folder, json& object) {
 }
 
 void read_bert(const json& object, JsonFields& fields, FolderConfig& folder) {
-  read_head(object, fields, folder);
+  const bool megatron = fields.text("model_type", "") == kMegatronBert;
+  read_head(object, fields, folder, megatron);
   fields.must_be("position_embedding_type", "absolute");
   fields.must_be("tie_word_embeddings", true);
   config::ModelConfig& model = folder.model;
   model.architecture = "bert";
-  model.apply_residual_connection_post_layernorm = true;
-  model.bert_binary_head = object.value("architectures", json()) != json::array({"BertForMaskedLM"});
+  model.apply_residual_connection_post_layernorm = !megatron;
+  model.bert_binary_head =
+      object.value("architectures", json()) != json::array({megatron ? "MegatronBertForMaskedLM" : "BertForMaskedLM"});
   model.num_layers = fields.size("num_hidden_layers", kMostLayers);
   model.hidden_size = fields.size("hidden_size", kMostWidth);
   model.num_attention_heads = fields.size("num_attention_heads", kMostWidth);
@@ -112,8 +118,9 @@ void write_bert(const FolderConfig& folder, const std::string& pretrained, json&
   std::string name = pretrained;
   for (const Class& known : kClasses)
     if (model.head != "tokens" && model.head == known.head) name = known.theirs;
-  object.update({{"model_type", "bert"},
-                 {"architectures", {name}},
+  const bool megatron = !model.apply_residual_connection_post_layernorm;
+  object.update({{"model_type", megatron ? kMegatronBert : "bert"},
+                 {"architectures", {concat(megatron ? kMegatron : "", name)}},
                  {"hidden_act", model.activation},
                  {"num_hidden_layers", model.num_layers},
                  {"hidden_size", model.hidden_size},

@@ -299,14 +299,14 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
   } else if (type == "llama" || type == "mistral" || type == "qwen2") {
     folder.family = Family::Llama;
     folder.model = llama_model(object, fields, type);
-  } else if (type == "bert") {
+  } else if (type == "bert" || type == kMegatronBert) {
     folder.family = Family::Bert;
     read_bert(object, fields, folder);
   } else if (type == "t5" || type == "mt5") {
     folder.family = Family::T5;
     folder.model = t5_model(object, fields);
   } else {
-    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert, t5 or mt5");
+    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert, megatron-bert, t5 or mt5");
   }
   if (folder.family == Family::Gpt2 || folder.family == Family::Llama)
     if (const json named = object.value("architectures", json()); named.is_array() && named.size() == 1)
@@ -393,15 +393,13 @@ Family family_of(const config::ModelConfig& model) {
                ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false")));
   }
   if (shape.is_bert()) {
-    if (first && after && shape.tied_output && shape.token_types > 0 && model.activation == "gelu") return Family::Bert;
+    if (first && shape.tied_output && shape.token_types > 0 && model.activation == "gelu") return Family::Bert;
     throw ConfigError(rule_got_fix(
-        "A Hugging Face folder can hold a BERT of the original order (apply_residual_connection_post_layernorm) with "
-        "LayerNorm, learned_absolute positions, token types, biases, the activation gelu, tied embeddings and one key "
-        "and value head a head.",
-        concat("apply_residual_connection_post_layernorm ", after ? "true" : "false", ", normalization ",
-               model.normalization, ", position_embedding_type ", model.position_embedding_type, ", num_tokentypes ",
-               model.num_tokentypes, ", add_bias_linear ", model.add_bias_linear ? "true" : "false", ", activation ",
-               model.activation)));
+        "A Hugging Face folder can hold a BERT with LayerNorm, learned_absolute positions, token types, biases, the "
+        "activation gelu, tied embeddings and one key and value head a head.",
+        concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
+               ", num_tokentypes ", model.num_tokentypes, ", add_bias_linear ",
+               model.add_bias_linear ? "true" : "false", ", activation ", model.activation)));
   }
   if (first && !after) return Family::Gpt2;
   if (llama && !after) return Family::Llama;

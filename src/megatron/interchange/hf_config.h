@@ -24,10 +24,10 @@ struct FolderConfig {
   std::map<std::string, std::string> token_ids;
 };
 
-/// Reads config.json: model_type gpt2, llama, bert, t5, and mistral and qwen2 where they are no more than a Llama (no
-/// sliding window). Every field that could change the results is taken or refused by name, also one that is not known
-/// at all; each size is checked. Reads the RoPE base and scaling as transformers 4 (rope_theta, rope_scaling) and
-/// transformers 5 (rope_parameters) write them. Throws ConfigError naming `file` and the field.
+/// Reads config.json: model_type gpt2, llama, bert, megatron-bert, t5, and mistral and qwen2 where they are no more
+/// than a Llama (no sliding window). Every field that could change the results is taken or refused by name, also one
+/// that is not known at all; each size is checked. Reads the RoPE base and scaling as transformers 4 (rope_theta,
+/// rope_scaling) and transformers 5 (rope_parameters) write them. Throws ConfigError naming `file` and the field.
 FolderConfig parse_config(std::string_view text, const std::string& file);
 
 /// The sizes that decide the weights of `model`, whose vocab_size and max_position_embeddings are given.

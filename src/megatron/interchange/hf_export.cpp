@@ -40,7 +40,8 @@ Mapping export_mapping(const checkpoint::WeightSource& weights, const FolderConf
   const BertParts parts{.token_types = config.token_types,
                         .pooler = has("pooler.dense.weight"),
                         .token_head = has("output_layer.bias"),
-                        .sentence_head = has("binary_head.weight")};
+                        .sentence_head = has("binary_head.weight"),
+                        .norms_first = !config.model.apply_residual_connection_post_layernorm};
   const bool has_head = parts.token_head || parts.sentence_head || !shape.predicts_tokens();
   return inverted(bert_mapping(shape, parts, has_head ? "bert." : ""));
 }

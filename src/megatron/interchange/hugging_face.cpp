@@ -64,7 +64,8 @@ Mapping mapping_of(const FolderConfig& config, const SafetensorsFolder& raw) {
                                  {.token_types = config.token_types,
                                   .pooler = has(bert + "pooler.dense.weight") && config.model.head != "span",
                                   .token_head = has("cls.predictions.bias"),
-                                  .sentence_head = has("cls.seq_relationship.weight")},
+                                  .sentence_head = has("cls.seq_relationship.weight"),
+                                  .norms_first = !config.model.apply_residual_connection_post_layernorm},
                                  bert);
   return has(bert + "embeddings.LayerNorm.gamma") ? with_first_names(std::move(mapping)) : mapping;
 }

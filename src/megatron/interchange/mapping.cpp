@@ -126,15 +126,15 @@ void gpt_head(Builder& build, const GptShape& shape) {
     build.whole("output_layer.weight", "lm_head.weight", {shape.vocab, shape.hidden});
 }
 
-/// `before`: the norm that the layer before it ends with, or the embedding's.
+/// `before`, `between`: the norms of what attention and the MLP read.
 void bert_layer(Builder& build, const std::string& ours, const std::string& theirs, const std::string& before,
-                const GptShape& shape) {
+                const std::string& between, const GptShape& shape) {
   const std::int64_t h = shape.hidden;
   const std::string self = theirs + "attention.self.";
   build.norm(ours + "input_layernorm", before, shape);
   split_qkv(build, ours + "self_attention.linear_qkv", {self + "query", self + "key", self + "value"}, shape);
   build.linear(ours + "self_attention.linear_proj", theirs + "attention.output.dense", h, h, true);
-  build.norm(ours + "pre_mlp_layernorm", theirs + "attention.output.LayerNorm", shape);
+  build.norm(ours + "pre_mlp_layernorm", between, shape);
   build.linear(ours + "mlp.linear_fc1", theirs + "intermediate.dense", shape.ffn_hidden, h, true);
   build.linear(ours + "mlp.linear_fc2", theirs + "output.dense", h, shape.ffn_hidden, true);
 }
@@ -229,13 +229,17 @@ Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const 
               {shape.max_positions, h});
   build.whole("embedding.tokentype_embeddings.weight", embeddings + "token_type_embeddings.weight",
               {parts.token_types, h});
-  std::string norm = embeddings + "LayerNorm";
+  std::string last = embeddings + "LayerNorm";  // the layer before it ends with, or the embedding
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::string theirs = concat(prefix, "encoder.layer.", layer, ".");
-    bert_layer(build, concat("encoder.layers.", layer, "."), theirs, norm, shape);
-    norm = theirs + "output.LayerNorm";
+    const std::string ours = concat("encoder.layers.", layer, "."),
+                      theirs = concat(prefix, "encoder.layer.", layer, ".");
+    if (parts.norms_first)
+      bert_layer(build, ours, theirs, theirs + "attention.ln", theirs + "ln", shape);
+    else
+      bert_layer(build, ours, theirs, last, theirs + "attention.output.LayerNorm", shape);
+    last = theirs + "output.LayerNorm";
   }
-  build.norm("encoder.final_layernorm", norm, shape);
+  build.norm("encoder.final_layernorm", parts.norms_first ? prefix + "encoder.ln" : last, shape);
   if (parts.pooler) build.linear("pooler.dense", prefix + "pooler.dense", h, h, true);
   if (parts.token_head) {
     build.linear("lm_head.dense", "cls.predictions.transform.dense", h, h, true);

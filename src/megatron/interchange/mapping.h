@@ -44,12 +44,14 @@ Mapping llama_mapping(const plan::GptShape& shape, const std::string& prefix = "
 struct BertParts {
   std::int64_t token_types = 2;
   bool pooler = true, token_head = true, sentence_head = true;
+  bool norms_first = false;  ///< MegatronBert's names: its blocks begin with a norm
 };
 
 /// Our names made of a BERT folder's tensors. Its blocks end with a norm; ours begin with it (model/block.h): the norm
 /// of the embedding is the first layer's "input_layernorm", that of each layer's output the next one's, and the last
-/// one's "encoder.final_layernorm". Heads: "lm_head.dense", "lm_head.layer_norm", "output_layer.bias" (its matrix is
-/// the word embedding), "pooler.dense", "binary_head"; of a task "task_head".
+/// one's "encoder.final_layernorm". A MegatronBert has them where we have them. Heads: "lm_head.dense",
+/// "lm_head.layer_norm", "output_layer.bias" (its matrix is the word embedding), "pooler.dense", "binary_head"; of a
+/// task "task_head".
 Mapping bert_mapping(const plan::GptShape& shape, const BertParts& parts, const std::string& prefix = "bert.");
 
 /// Our names made of a T5 folder's tensors: linear_kv of cross attention has each head's k, then its v; gate above up.
