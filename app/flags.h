@@ -15,6 +15,12 @@ inline void need_option(bool given, const char* flag) {
   if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing"));
 }
 
+/// Throws ConfigError where an option was set that is read with another alone.
+inline void refuse_unread(bool set, const char* flag, const char* needs) {
+  if (set)
+    throw ConfigError(rule_got_fix(concat(flag, " says nothing without ", needs, "."), "it is set", "leave it out"));
+}
+
 using config::kTokenizerHelp;
 using config::kTokenizerTypeHelp;
 

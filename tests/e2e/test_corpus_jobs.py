@@ -92,7 +92,8 @@ class CorpusJobs(unittest.TestCase):
 
     def test_wrong_options_are_refused_before_anything_is_written(self):
         self.raw.write_text(line("a b c d e f g h"))
-        wrong = {"filter": [["--on-error", "maybe"], ["--language", "klingon"], ["--block-domains", "/nowhere"]],
+        wrong = {"filter": [["--on-error", "maybe"], ["--language", "klingon"], ["--block-domains", "/nowhere"],
+                            ["--tokenizer-type", "NullTokenizer"], ["--url-key", "link"]],
                  "dedup": [["--threshold", 0], ["--keep", "best"],
                            ["--hashes", 64, "--bands", 8, "--rows", 8], ["--temporary-folder", self.raw / "folder"]],
                  "overlap": [["--min-chars", -1], ["--test-format", "pdf"]]}
@@ -103,6 +104,8 @@ class CorpusJobs(unittest.TestCase):
                     message = run("data", job, "--input", self.raw, "--output", self.out, *test, *case, code=2)
                     self.assertIn("got:", message)
                     self.assertFalse(self.out.exists())
+        message = run("data", "overlap", "--input", self.raw, "--test", self.raw, "--max-pieces", 2, code=2)
+        self.assertIn("--max-pieces says nothing without --output", message)
 
 
 if __name__ == "__main__":
