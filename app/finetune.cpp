@@ -330,6 +330,9 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
 int finetune(const Args& args) {
   const auto place = comm::place_from(environment());
   const Work job = make_job(args, place);
+  const config::TrainConfig& train = job.run.config.train;
+  if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
+  kernels::set_matmul_precision(train.matmul_precision);
   const bool starts = starts_processes(job.run, place);
   std::optional<checkpoint::FolderLock> lock;
   if (!place || place->rank == 0) {
@@ -347,9 +350,6 @@ int finetune(const Args& args) {
   }
   if (starts) lock.reset();  // the first rank's process holds it
   kernels::install_caching_allocator();
-  const config::TrainConfig& train = job.run.config.train;
-  if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
-  kernels::set_matmul_precision(train.matmul_precision);
   if (!starts) stop_on_signals();
   return run_on_ranks(job.run, place,
                       [&](const comm::Group& world, at::Device device) { return run_seeds(job, world, device); });

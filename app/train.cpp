@@ -51,6 +51,8 @@ int train(const Args& args) {
   if (!starts_processes(run, place) && (!place || place->rank == 0))
     say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
   train::check_inputs(run, say);
+  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  kernels::set_matmul_precision(run.config.train.matmul_precision);
   std::optional<train::RunFolders> folders;  // held until the run ends
   if (!place || place->rank == 0) {
     folders.emplace(run.config);
@@ -61,8 +63,6 @@ int train(const Args& args) {
   if (starts_processes(run, place)) folders.reset();  // the first rank's process holds them
 
   kernels::install_caching_allocator();
-  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
-  kernels::set_matmul_precision(run.config.train.matmul_precision);
   if (!starts_processes(run, place)) stop_on_signals();
   return run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
     try {

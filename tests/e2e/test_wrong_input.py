@@ -1,4 +1,5 @@
 """What is wrong is said at once, all together, and nothing is written."""
+import json
 import pathlib
 import sys
 import unittest
@@ -40,6 +41,14 @@ class WrongInput(unittest.TestCase):
                               "--train-iters", "many", code=2)
         for word in ["hidden_size", "--parallel.tpp", "nowhere", "--train-iters takes an integer"]:
             self.assertIn(word, message)
+        self.assertFalse((place.path / "run").exists())
+
+    def test_kernels_that_this_machine_lacks_are_refused_before_anything_is_written(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        if json.loads(run("doctor", "--json"))["instruction_sets"]["amx_bf16"]:
+            self.skipTest("this machine has all of them")
+        self.assertIn("train.kernels", place.train("run", "--train.kernels", "amx", code=2))
         self.assertFalse((place.path / "run").exists())
 
     def test_an_unknown_option_names_the_nearest(self):

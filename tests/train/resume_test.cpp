@@ -233,6 +233,8 @@ TEST_F(ResumeTest, FineTuningTakesTheWeightsAloneUntilTheRunHasItsOwnCheckpoint)
 TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
   save_three(config());
   auto options = config();
+  options.train.out = (folder_ / "fresh").string();
+  options.checkpoint.load = folder_.string();
   options.checkpoint.no_load_optim = true;
   const plan::ResolvedRun run = plan::resolve(options);
   Engine engine(run, {}, at::kCPU);
@@ -244,6 +246,13 @@ TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
     EXPECT_EQ(slice.flat.abs().max().item<double>(), 0) << slice.kind;
   }
   EXPECT_THAT(all(start.messages), HasSubstr("fresh exp_avg"));
+
+  // The same command again goes on with the optimizer that this run has had meanwhile.
+  testing::take_step(run, engine, 3);
+  testing::save_run(save_folder(run.config), start.state, engine, config::save_toml(run.config), 0);
+  Engine again(run, {}, at::kCPU);
+  EXPECT_THAT(all(start_run(run, again).messages), testing::Not(HasSubstr("fresh exp_avg")));
+  EXPECT_EQ(again.optimizer.steps(), 1);
 }
 
 // Two ranks on two machines: the working folder of each is another, and the run's folder is named from there.

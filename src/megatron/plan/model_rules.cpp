@@ -51,6 +51,10 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.rope_original_positions", model.rope_original_positions, 1, kMostPositions);
   const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
   const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
+  rules.require(
+      model.position_embedding_type == "rope" || (!model.rotary_interleaved && model.rope_scaling_factor == 1),
+      "model.rotary_interleaved and model.rope_scaling_factor need model.position_embedding_type rope.",
+      model.position_embedding_type, "--position-embedding-type rope");
   if (model.position_embedding_type != "rope" || head < 1 || model.rotary_percent > 1) return;
   const std::int64_t rotated = rotary_features(head, model.rotary_percent);
   rules.require(rotated >= 2 && rotated % 2 == 0,

@@ -113,6 +113,10 @@ void check_precision(const config::OptimizerConfig& optimizer, const std::string
   scale("optimizer.loss_scale", optimizer.loss_scale, 0);
   scale("optimizer.min_loss_scale", optimizer.min_loss_scale, 0x1p-24);
   scale("optimizer.initial_loss_scale", optimizer.initial_loss_scale, 0x1p-24);
+  rules.require(optimizer.initial_loss_scale >= optimizer.min_loss_scale,
+                "optimizer.initial_loss_scale must be optimizer.min_loss_scale or above.",
+                concat(optimizer.initial_loss_scale, " and ", optimizer.min_loss_scale),
+                "--optimizer.min_loss_scale 1 (the default)");
   rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMostSteps);
   rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
 }
@@ -214,6 +218,9 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
   rules.require(!checkpoint.finetune || !checkpoint.load.empty(),
                 "checkpoint.finetune needs checkpoint.load, the folder of the weights.", "none", "--load FOLDER");
+  rules.require(!checkpoint.no_load_optim || !checkpoint.load.empty(),
+                "checkpoint.no_load_optim needs checkpoint.load: a run's own checkpoint comes with its optimizer.",
+                "none", "--load FOLDER, and another --train.out");
   rules.at_least("log.interval", log.interval, 1);
   rules.attempt([&] { Progress::mode_of(log.progress); });
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),

@@ -162,18 +162,24 @@ class Attempts {
   /// Rank 0 notes what came of loading one of the run's own checkpoints; folders of others it only reads. The ranks
   /// together may not have needed all of a checkpoint: only verify() takes a mark away.
   void keep_mark(const fs::path& candidate, bool damaged, const std::string& problem) const {
-    std::error_code ignored;
-    if (rank() != 0 || !fs::equivalent(candidate.parent_path(), save_folder(run_.config), ignored)) return;
+    if (rank() != 0 || !is_own(candidate)) return;
     if (damaged)
       checkpoint::mark_damaged(candidate, problem);
     else if (checkpoint::is_marked_damaged(candidate) && checkpoint::verify(candidate).empty())
       checkpoint::remove_mark(candidate);
   }
 
+  /// Whether the run itself has saved it: then a command that begins from elsewhere has been called again.
+  bool is_own(const fs::path& candidate) const {
+    std::error_code ignored;
+    return fs::equivalent(candidate.parent_path(), save_folder(run_.config), ignored);
+  }
+
   void load(const fs::path& candidate, Start& start) const {
     checkpoint::check_structure(candidate);
     start.messages = check_checkpoint(candidate, run_);
-    start.state = load_run(candidate, engine_, !run_.config.checkpoint.no_load_optim, start.messages);
+    const bool fresh = run_.config.checkpoint.no_load_optim && !is_own(candidate);
+    start.state = load_run(candidate, engine_, !fresh, start.messages);
   }
 
   /// `work` on a folder that this rank sees as rank 0 does. Collective.
