@@ -19,7 +19,9 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::string kJinja = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}";
+const std::string kJinja =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}";
 
 text::Tokenizer tokenizer() { return byte_tokenizer({"<|im_start|>", "<|im_end|>"}); }
 text::ChatTemplate chat_template() { return {kJinja, "", "<|im_end|>", "test"}; }

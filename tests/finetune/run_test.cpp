@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -57,7 +58,7 @@ class ToyTask final : public tasks::Task {
   }
   bool labelled() const override { return true; }
   std::size_t width() const override { return form_.targets == 2 ? 48 : form_.rows > 1 ? 4 : 3; }
-  tasks::TaskScores scores(std::span<const float> logits) const override {
+  tasks::TaskScores scores(std::span<const float> logits, std::optional<double>) const override {
     std::vector<std::int32_t> labels;
     for (std::size_t i = 0; i < size_; ++i) labels.push_back(static_cast<std::int32_t>(target(i)[0]));
     const auto best = tasks::best_classes(logits, width());

@@ -249,9 +249,9 @@ TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
 
   // The same command again goes on with the optimizer that this run has had meanwhile.
   testing::take_step(run, engine, 3);
-  testing::save_run(save_folder(run.config), start.state, engine, config::save_toml(run.config), 0);
+  testing::save_run(folder_ / "fresh/checkpoints", start.state, engine, config::save_toml(run.config), 0);
   Engine again(run, {}, at::kCPU);
-  EXPECT_THAT(all(start_run(run, again).messages), testing::Not(HasSubstr("fresh exp_avg")));
+  EXPECT_THAT(all(start_run(run, again).messages), ::testing::Not(HasSubstr("fresh exp_avg")));
   EXPECT_EQ(again.optimizer.steps(), 1);
 }
 
