@@ -225,7 +225,8 @@ TEST(ChatTemplate, SaysWhatATemplateWritesOtherwise) {
 }
 
 TEST(ChatTemplate, ReadsAsMuchOfATemplateAsConversationsWithoutToolsNeed) {
-  const std::string unused = with(kSmolLm2, "{% for", "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{% for");
+  const std::string unused =
+      with(kSmolLm2, "{% for", "{% if tools %}{{ tools | tojson(indent=2) + '{\\\"a\\\": \\'\\\\' }}{% endif %}{% for");
   EXPECT_EQ(parsed(unused).render(kTalk).text, parsed(kSmolLm2).render(kTalk).text);
   EXPECT_THROW(parsed(with(kSmolLm2, "{% for", "{{ messages | tojson }}{% for")), ConfigError);
   EXPECT_THROW(parsed(with(kSmolLm2, "{% for", "{% macro x() %}{% endmacro %}{% for")), ConfigError);

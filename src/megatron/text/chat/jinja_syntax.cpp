@@ -46,7 +46,7 @@ Token read_string(std::string_view source, std::size_t& at) {
       token.text += source[at];
       continue;
     }
-    constexpr std::string_view kEscapes = "n\nt\tr\rb\bf\fv\v0\0\\\\''\"\"";
+    constexpr std::string_view kEscapes = "n\nt\tr\rb\bf\fv\v\\\\''\"\"";
     if (++at == source.size()) break;
     std::size_t i = 0;
     while (i < kEscapes.size() && kEscapes[i] != source[at]) i += 2;
@@ -114,7 +114,7 @@ class Scanner {
     }
     Piece piece{kind == '{' ? Piece::Kind::Output : Piece::Kind::Block, "", {}};
     while (!ends_tag(kind == '{' ? '}' : '%')) piece.tokens.push_back(read_token());
-    cut_line_ = kind == '%';
+    cut_line_ = kind == '%' && !keeps_line_;
     pieces_.push_back(std::move(piece));
   }
 
@@ -127,6 +127,7 @@ class Scanner {
     const std::size_t sign = rest.starts_with('-') || rest.starts_with('+') ? 1 : 0;
     if (rest.size() < sign + 2 || rest[sign] != end || rest[sign + 1] != '}') return false;
     strip_next_ = rest[0] == '-';
+    keeps_line_ = rest[0] == '+';
     at_ += sign + 2;
     return true;
   }
@@ -149,7 +150,7 @@ class Scanner {
 
   std::string_view source_;
   std::size_t at_ = 0;
-  bool strip_next_ = false, cut_line_ = false;
+  bool strip_next_ = false, cut_line_ = false, keeps_line_ = false;
   std::vector<Piece> pieces_;
 };
 
