@@ -31,7 +31,12 @@ QWEN25 = r"""{%- if tools %}
     {%- else %}
         {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
     {%- endif %}
-    {{- "\n\n# Tools<|im_end|>\n" }}
+    {{- "\n\n# Tools\n\nYou may call one or more functions.\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools>\n<tool_call>\n{\"name\": <function-name>}\n</tool_call><|im_end|>\n" }}
 {%- else %}
     {%- if messages[0]['role'] == 'system' %}
         {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
@@ -43,6 +48,23 @@ QWEN25 = r"""{%- if tools %}
     {%- if (message.role == "user") or (message.role == "system" and not loop.first)
            or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}
+            {{- tool_call.arguments | tojson }}
+        {%- endfor %}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -89,6 +111,45 @@ MISTRAL = ("{{ bos_token }}{% for message in messages %}{% if message['role'] ==
            "message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + "
            "eos_token}}{% endif %}{% endfor %}")
 MISTRAL_V1 = MISTRAL.replace("+ eos_token", "+ eos_token + ' '")
+
+# Of version 0.3, which has white space, comments and lines where trim_blocks and lstrip_blocks matter.
+MISTRAL_V3 = r"""{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
+
+{#- This block checks for alternating messages #}
+{%- set ns = namespace() %}
+{%- set ns.index = 0 %}
+{% for message in loop_messages %}
+    {% if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("roles must alternate") }}
+    {% endif %}
+    {# counts #}
+    {% set ns.index = ns.index + 1 %}
+{% endfor %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and (message == user_messages[-1]) %}
+            {{- "[AVAILABLE_TOOLS]" + tools | tojson }}
+        {%- endif %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token}}
+    {%- endif %}
+{%- endfor %}
+"""
+PHI4 = ("{% for message in messages %}{% if (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + "
+        "message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant"
+        "<|im_sep|>' + message['content'] + '<|im_end|>'}}{% endif %}{% endfor %}")
 
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text}
                            for role in ("user", "assistant", "system"))
@@ -160,6 +221,16 @@ class Chat(unittest.TestCase):
     def test_mistral(self):
         self.check_family(MISTRAL, TALKS)
         self.check_family(MISTRAL_V1, TALKS)
+        self.check_family(MISTRAL_V3, TALKS)
+
+    def test_others_are_refused(self):
+        for template in PHI4, CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>'"):
+            with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
+                folder = pathlib.Path(name)
+                self.tokenizer_with(folder / "tokenizer", template)
+                (folder / "chats.jsonl").write_text(json.dumps({"messages": TALKS[0]}) + "\n")
+                with self.assertRaisesRegex(Exception, "a chat template must be"):
+                    self.train(folder, folder / "tokenizer")
 
     def test_generation_is_asked_with_the_same_prompt(self):
         theirs = transformers.AutoTokenizer.from_pretrained(SMOLLM2)

@@ -227,6 +227,32 @@ class Transformers(unittest.TestCase):
                 count += 1
         self.assertGreaterEqual(count, 6)
 
+    def test_a_pair_of_files_is_what_transformers_makes_of_its_folder(self):
+        model = json.loads((pathlib.Path(__file__).parents[1] / "golden/text/tokenizer.json").read_text())["model"]
+        roberta = {**model["vocab"], **{token: len(model["vocab"]) + i for i, token in
+                                        enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])}}
+        added = {"<|user|>": 1200, "<|end|>": 1201}
+        decoder = {str(i): {"content": token, "lstrip": i == 1200, "special": True} for token, i in added.items()}
+        text = "the cat <|user|> Hi<|end|>\n the <s>end</s><mask> <|endoftext|>\n"
+        for number, (vocab, files) in enumerate([
+            (model["vocab"], {"tokenizer_config": {}, "added_tokens": added}),
+            (model["vocab"], {"tokenizer_config": {"added_tokens_decoder": decoder, "eos_token": "<|end|>"}}),
+            (model["vocab"], {"tokenizer_config": {"add_prefix_space": True}, "added_tokens": added,
+                              "special_tokens_map": {"eos_token": "<|end|>"}}),
+            (model["vocab"], {"tokenizer_config": {"add_bos_token": True}}),
+            (roberta, {"tokenizer_config": {"tokenizer_class": "RobertaTokenizer"}}),
+            (roberta, {"tokenizer_config": {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}}),
+        ]):
+            folder = self.path / f"pair{number}"
+            folder.mkdir()
+            (folder / "vocab.json").write_text(json.dumps(vocab))
+            (folder / "merges.txt").write_text("".join(" ".join(merge) + "\n" for merge in model["merges"]))
+            files["tokenizer_config"].setdefault("tokenizer_class", "GPT2Tokenizer")
+            for name, content in files.items():
+                (folder / f"{name}.json").write_text(json.dumps(content))
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            self.assertEqual(ours(text.encode(), folder, "--add-special-tokens"), theirs(text).input_ids, files)
+
     def test_the_case_of_a_vocabulary_is_that_of_megatrons_name(self):
         text = "Ünder the Old Bridge, I'M naïve."
         for name, lower in (("BertWordPieceCase", False), ("BertWordPieceLowerCase", True)):
