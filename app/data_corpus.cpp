@@ -335,9 +335,9 @@ int data_filter(const Args& args) {
   need_option(!flags.input.input.empty(), "--input");
   if (flags.on_error != "stop" && flags.on_error != "skip")
     throw ConfigError(rule_got_fix("--on-error must be stop or skip.", flags.on_error));
-  refuse_unread(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
-  refuse_unread(!flags.tokenizer.empty() && flags.min_tokens == 0, "--tokenizer", "--min-tokens");
-  refuse_unread(flags.url_key != FilterFlags().url_key && flags.block_domains.empty() && flags.block_urls.empty(),
+  refuse_without(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
+  refuse_without(!flags.tokenizer.empty() && flags.min_tokens == 0, "--tokenizer", "--min-tokens");
+  refuse_without(flags.url_key != FilterFlags().url_key && flags.block_domains.empty() && flags.block_urls.empty(),
                 "--url-key", "--block-domains or --block-urls");
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
@@ -388,7 +388,7 @@ int data_overlap(const Args& args) {
   for (const auto& [flag, set] : {std::pair("--remove-chars", flags.remove_chars != usual.remove_chars),
                                   {"--min-chars", flags.min_chars != usual.min_chars},
                                   {"--max-pieces", flags.max_pieces != usual.max_pieces}})
-    refuse_unread(set && flags.output.empty(), flag, "--output");
+    refuse_without(set && flags.output.empty(), flag, "--output");
   const auto mode = Progress::mode_of(flags.run.progress);
   const corpus::OverlapOptions options = overlap_options(flags);
   const Stopwatch since_start;

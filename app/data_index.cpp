@@ -111,9 +111,9 @@ int data_index(const Args& args) {
     throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words")));
   if (flags.kind != "gpt" && flags.kind != "bert" && flags.kind != "t5")
     throw ConfigError(rule_got_fix("--kind must be gpt, bert or t5.", flags.kind));
-  refuse_unread(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
+  refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
                 "--kind bert or t5");
-  refuse_unread(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
+  refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
   need_option(!flags.output.empty(), "--output");
   need_option(flags.seq_length != 0, "--seq-length");
   if (flags.samples.size() != 3)

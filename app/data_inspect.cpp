@@ -179,7 +179,7 @@ int data_cat(const Args& args) {
   const data::IndexedDataset pair(words[0]);
   const auto [first, end] = document_range(flags.range, pair.num_documents());
   std::optional<text::Tokenizer> tokenizer;
-  refuse_unread(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
+  refuse_without(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
   if (!flags.tokenizer.empty()) tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   for (std::int64_t document = first; document < end; ++document)
     print_document(pair, document, tokenizer ? &*tokenizer : nullptr, flags.json);

@@ -1,13 +1,12 @@
 #include <cstdio>
-#include <filesystem>
 #include <memory>
-#include <optional>
-#include <tuple>
 #include <utility>
 
 #include "app/eval_jobs.h"
 #include "app/json_line.h"
 #include "app/ranks.h"
+#include "app/task_options.h"
+#include "megatron/base/atomic_folder.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -24,8 +23,6 @@
 namespace megatron::app {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kUsage =
     "megatron eval mnli|qqp|race|squad|squad1|squad2 --load DIR --data F [OPTION]…\n\n"
     "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
@@ -39,7 +36,7 @@ struct TaskFlags : EvalFlags {
 
   void visit(auto& v) {
     EvalFlags::visit(v);
-    v("output", output, "Folder for the predictions; it must not be there yet. Empty: none are written.");
+    v("output", output, "Folder for the predictions, new or empty. Without it none are written.");
     v("seq_length", seq_length,
       "Tokens that a row is cut to; 0: as in the fine-tuning, else 128, squad 384, race 512.");
     v("doc_stride", doc_stride,
@@ -63,27 +60,15 @@ struct TaskWork {
   double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
 };
 
-void check(const TaskFlags& flags, const std::string& job) {
-  const auto range = [](const char* name, std::int64_t value, std::int64_t low) {
-    if (value < low || value > 1 << 24)
-      throw ConfigError(rule_got_fix(concat("--", name, " must be from ", low, " to ", 1 << 24, "."), concat(value)));
-  };
-  range("batch-size", flags.batch_size, 0);
-  range("seq-length", flags.seq_length, 0);
-  range("doc-stride", flags.doc_stride, 0);
-  range("max-query-length", flags.max_query_length, 0);
-  range("n-best", flags.n_best, 0);
-  range("max-answer-length", flags.max_answer_length, 0);
-  if (!flags.output.empty() && fs::exists(flags.output))
-    throw ConfigError(rule_got_fix("--output must name a folder that is not there yet.", flags.output));
-
-  const bool squad = job.starts_with("squad");
-  for (const auto& [name, value, read] : {std::tuple{"--doc-stride", flags.doc_stride, squad},
-                                          {"--n-best", flags.n_best, squad},
-                                          {"--max-answer-length", flags.max_answer_length, squad},
-                                          {"--max-query-length", flags.max_query_length, squad || job == "race"}})
-    if (value != 0 && !read)
-      throw ConfigError(rule_got_fix(concat(name, " says nothing of ", job, "."), concat(value)));
+void check(const TaskFlags& flags, const std::string& task, const char* head) {
+  check_task_numbers(task, head,
+                     {{"--batch-size", flags.batch_size, 0},
+                      {"--seq-length", flags.seq_length, 0},
+                      {"--doc-stride", flags.doc_stride, 0, 0, " span "},
+                      {"--max-query-length", flags.max_query_length, 0, 0, " span options "},
+                      {"--n-best", flags.n_best, 0, 0, " span "},
+                      {"--max-answer-length", flags.max_answer_length, 0, 0, " span "}});
+  if (!flags.output.empty()) AtomicFolder::check(flags.output);
 }
 
 /// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
@@ -131,6 +116,7 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
   const std::string name = task_name(job, flags.data);
   const tasks::TaskKind kind = tasks::task_kind_of(name);
   const tasks::TaskForm form = tasks::task_form(kind);
+  check(flags, name, form.head);
   TrainedModel model = open_task_model(flags, "eval",
                                        {.head = form.head,
                                         .num_classes = form.num_classes,
@@ -158,11 +144,9 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
   const tasks::TaskScores scores = task.labelled() ? task.scores(logits.values, work.null_threshold)
                                                    : tasks::TaskScores{.null_threshold = work.null_threshold};
   if (!flags.output.empty()) {
-    const fs::path unfinished = flags.output + ".unfinished";
-    fs::remove_all(unfinished);
-    fs::create_directories(unfinished);
-    finetune::write_predictions(unfinished, task, logits.values, scores.null_threshold, scores.report);
-    fs::rename(unfinished, flags.output);
+    AtomicFolder output(flags.output);
+    finetune::write_predictions(output.temporary_path(), task, logits.values, scores.null_threshold, scores.report);
+    output.commit();
   }
   nlohmann::ordered_json fields = {{"task", work.name}, {"examples", task.examples()}};
   for (const tasks::Metric& metric : scores.metrics) fields[metric.name] = metric.value;
@@ -180,7 +164,6 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
-  check(flags, job);
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(environment());
   check_device(work.model.run, place);

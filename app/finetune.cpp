@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "app/ranks.h"
 #include "app/recipe.h"
 #include "app/stop.h"
+#include "app/task_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/folder_lock.h"
@@ -75,7 +75,7 @@ constexpr const char* kUnread[] = {"data.data_path",
                                    "train.label_smoothing",
                                    "log.trace"};
 
-void refuse_unread(config::FinetuneRecipe recipe) {
+void refuse_options_of_text(config::FinetuneRecipe recipe) {
   config::FinetuneRecipe defaults;
   const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
   std::string names;
@@ -97,28 +97,14 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
     if (value->empty()) throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none"));
   if (!(task.epochs >= 0 && task.epochs <= 1e4))
     throw ConfigError(rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs)));
-  const auto range = [](const char* name, std::int64_t value, std::int64_t low) {
-    if (value < low || value > 1 << 24)
-      throw ConfigError(
-          rule_got_fix(concat("task.", name, " must be from ", low, " to ", 1 << 24, "."), concat(value)));
-  };
-  range("train_limit", task.train_limit, 0);
-  range("valid_limit", task.valid_limit, 0);
-  range("doc_stride", task.doc_stride, 1);
-  range("max_query_length", task.max_query_length, 0);
-  range("n_best", task.n_best, 1);
-  range("max_answer_length", task.max_answer_length, 1);
   const config::TaskConfig usual;
-  const bool spans = std::string_view(form.head) == "span";
-  for (const auto& [name, given, read] :
-       {std::tuple{"doc_stride", task.doc_stride != usual.doc_stride, spans},
-        {"n_best", task.n_best != usual.n_best, spans},
-        {"max_answer_length", task.max_answer_length != usual.max_answer_length, spans},
-        {"max_query_length", task.max_query_length != usual.max_query_length,
-         spans || std::string_view(form.head) == "options"}})
-    if (given && !read)
-      throw ConfigError(rule_got_fix(concat("task.", name, " says nothing of ", task.name, "."),
-                                     "another value than the default", "leave it out"));
+  check_task_numbers(task.name, form.head,
+                     {{"task.train_limit", task.train_limit, 0},
+                      {"task.valid_limit", task.valid_limit, 0},
+                      {"task.doc_stride", task.doc_stride, 1, usual.doc_stride, " span "},
+                      {"task.max_query_length", task.max_query_length, 0, usual.max_query_length, " span options "},
+                      {"task.n_best", task.n_best, 1, usual.n_best, " span "},
+                      {"task.max_answer_length", task.max_answer_length, 1, usual.max_answer_length, " span "}});
   std::vector<std::int64_t> seeds = task.seeds;
   std::ranges::sort(seeds);
   if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
@@ -159,7 +145,7 @@ FinetuneOptions parse(const Args& args) {
   }
   config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
     check_task(options.recipe.task, options.recipe.model);
-    refuse_unread(options.recipe);
+    refuse_options_of_text(options.recipe);
     complete(options.recipe);
   });
   return options;

@@ -16,7 +16,7 @@ inline void need_option(bool given, const char* flag) {
 }
 
 /// Throws ConfigError where an option was set that is read with another alone.
-inline void refuse_unread(bool set, const char* flag, const char* needs) {
+inline void refuse_without(bool set, const char* flag, const char* needs) {
   if (set)
     throw ConfigError(rule_got_fix(concat(flag, " says nothing without ", needs, "."), "it is set", "leave it out"));
 }

@@ -82,43 +82,51 @@ def last_line(words):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def steps_in_turns(arguments, script, dtype, recipe, batch, length, unit, tokens_of_unit):
+    """Trains by our program and by `script --peer` in turns; `unit`_per_s of both (a unit: tokens_of_unit tokens that
+    are read), their ratio and that of the peaks of memory, as medians."""
+    pairs = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "recipe.toml"
+        path.write_text(recipe)
+        common = ["--steps", arguments.steps, "--dropout", arguments.dropout]
+        for _ in range(arguments.rounds):
+            ours = last_line([PROGRAM, "bench", "step", "--model", path, "--micro-batch-size", batch, "--seq-length",
+                              length, "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads,
+                              "--json", *common])
+            pairs.append((ours, last_line([sys.executable, script, "--peer", "--dtypes", dtype, "--threads",
+                                           arguments.threads, *common])))
+
+    def middle(value):
+        return statistics.median(value(*pair) for pair in pairs)
+
+    ratios = [ours["tokens_per_s"] / tokens_of_unit / theirs[f"{unit}_per_s"] for ours, theirs in pairs]
+    return {"dtype": dtype, "threads": arguments.threads, "dropout": arguments.dropout,
+            f"{unit}_per_s": middle(lambda ours, _: ours["tokens_per_s"]) / tokens_of_unit,
+            f"peer_{unit}_per_s": middle(lambda _, theirs: theirs[f"{unit}_per_s"]),
+            "ratio": statistics.median(ratios), "ratio_range": [min(ratios), max(ratios)],
+            "memory_ratio": middle(lambda ours, theirs: ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]),
+            "bound_fraction": middle(lambda ours, _: ours["bound_fraction"])}
+
+
+def step_options(text):
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main():
+    arguments = step_options(__doc__).parse_args()
     if arguments.peer:
         peer(arguments)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = pathlib.Path(folder) / "bert.toml"
-        recipe.write_text(RECIPE)
-        common = ["--steps", arguments.steps, "--dropout", arguments.dropout]
-        for dtype in arguments.dtypes:
-            pairs = []
-            for _ in range(arguments.rounds):
-                ours = last_line([PROGRAM, "bench", "step", "--model", recipe, "--micro-batch-size", BATCH,
-                                  "--seq-length", LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank",
-                                  arguments.threads, "--json", *common])
-                theirs = last_line([sys.executable, __file__, "--peer", "--dtypes", dtype, "--threads",
-                                    arguments.threads, *common])
-                pairs.append((ours, theirs))
-
-            def middle(value):
-                return statistics.median(value(*pair) for pair in pairs)
-
-            ratios = [ours["tokens_per_s"] / theirs["tokens_per_s"] for ours, theirs in pairs]
-            print(json.dumps({
-                "dtype": dtype, "threads": arguments.threads, "dropout": arguments.dropout,
-                "tokens_per_s": middle(lambda ours, _: ours["tokens_per_s"]),
-                "peer_tokens_per_s": middle(lambda _, theirs: theirs["tokens_per_s"]),
-                "ratio": statistics.median(ratios), "ratio_range": [min(ratios), max(ratios)],
-                "memory_ratio": middle(lambda ours, theirs: ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]),
-                "bound_fraction": middle(lambda ours, _: ours["bound_fraction"])}), flush=True)
+    for dtype in arguments.dtypes:
+        print(json.dumps(steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, "tokens", 1)), flush=True)
 
 
 if __name__ == "__main__":

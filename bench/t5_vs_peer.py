@@ -2,21 +2,19 @@
 """A T5 of the shape of v1.1-base (h 768, gated GELU, 32128 tokens) with 4 + 4 layers, ours against transformers in
 PyTorch eager, in turns so that a busy machine slows both:
 
-    bench/t5_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--beams 1 4]
+    bench/t5_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--dropout 0] [--beams 1 4]
 
-Needs torch and transformers. A training step: 4 samples, 512 tokens read and 128 written, AdamW and clipping, no
-dropout; the peer's bf16 is autocast. Generation in float32: what 64 tokens more take, greedily and with beams, after a
-prompt of 256. Prints one JSON object for each: tokens/s of both (medians) and their ratio."""
-import argparse
+Needs torch and transformers. A training step: 4 samples, 512 tokens read and 128 written, AdamW and clipping; the
+peer's bf16 is autocast. Generation in float32: what 64 tokens more take, greedily and with beams, after a prompt of
+256. Prints one JSON object for each: tokens/s of both (medians) and their ratio."""
 import json
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-from bert_step_vs_peer import PROGRAM, last_line, print_steps
+from bert_step_vs_peer import PROGRAM, print_steps, step_options, steps_in_turns
 
 LAYERS, HIDDEN, HEADS, INNER, VOCAB, LENGTH, WRITTEN, BATCH = 4, 768, 12, 2048, 32128, 512, 128, 4
 FEW, MANY, PROMPT = 16, 80, 256
@@ -39,21 +37,21 @@ decoder_seq_length = {WRITTEN}
 """
 
 
-def peer_model():
+def peer_model(dropout=0.0):
     import torch
     import transformers
     transformers.logging.set_verbosity_error()
     torch.manual_seed(1)
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=VOCAB, d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=0))
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=dropout, decoder_start_token_id=0))
     model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN) * 0.05)  # one of its own
     return torch, model
 
 
 def peer_steps(arguments):
     """Prints what the steps of PyTorch took. A process of its own, so that its peak memory is its own."""
-    torch, model = peer_model()
+    torch, model = peer_model(arguments.dropout)
     torch.set_num_threads(arguments.threads)
     model.train()
     parameters = list(model.parameters())
@@ -61,24 +59,6 @@ def peer_steps(arguments):
     tokens, labels = torch.randint(0, VOCAB, (BATCH, LENGTH)), torch.randint(0, VOCAB, (BATCH, WRITTEN))
     print_steps(arguments, parameters, optimizer, BATCH, "samples_per_s",
                 lambda: model(input_ids=tokens, labels=labels).loss)
-
-
-def step(arguments, folder, dtype):
-    recipe = folder / "t5.toml"
-    recipe.write_text(RECIPE)
-    pairs = []
-    for _ in range(arguments.rounds):
-        ours = last_line([PROGRAM, "bench", "step", "--model", recipe, "--micro-batch-size", BATCH, "--seq-length",
-                          LENGTH, "--warmup", 1, "--dtype", dtype, "--threads-per-rank", arguments.threads, "--json",
-                          "--steps", arguments.steps, "--dropout", 0])
-        theirs = last_line([sys.executable, __file__, "--peer", "--dtypes", dtype, "--threads", arguments.threads,
-                            "--steps", arguments.steps])
-        pairs.append((ours["tokens_per_s"] / LENGTH, theirs["samples_per_s"],
-                      ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]))
-    return {"what": "step", "dtype": dtype, "samples_per_s": statistics.median(pair[0] for pair in pairs),
-            "peer_samples_per_s": statistics.median(pair[1] for pair in pairs),
-            "ratio": statistics.median(pair[0] / pair[1] for pair in pairs),
-            "memory_ratio": statistics.median(pair[2] for pair in pairs)}
 
 
 def generation(arguments, folder):
@@ -120,21 +100,17 @@ def generation(arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
-    parser.add_argument("--threads", type=int, default=2)
+    parser = step_options(__doc__)
     parser.add_argument("--beams", nargs="*", type=int, default=[1, 4])
-    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
         peer_steps(arguments)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        for dtype in arguments.dtypes:
-            print(json.dumps(step(arguments, pathlib.Path(folder), dtype)), flush=True)
-        if arguments.beams:
+    for dtype in arguments.dtypes:
+        print(json.dumps({"what": "step", **steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, "samples",
+                                                           LENGTH)}), flush=True)
+    if arguments.beams:
+        with tempfile.TemporaryDirectory() as folder:
             generation(arguments, pathlib.Path(folder))
 
 

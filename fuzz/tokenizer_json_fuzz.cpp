@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/text/files/token_spellings.h"
 #include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/text/vocabulary.h"
@@ -44,7 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const std::size_t cut = bytes.find('\n');
     const std::string_view merges = cut == std::string_view::npos ? "" : bytes.substr(cut + 1);
-    megatron::text::parse_vocab_and_merges(bytes.substr(0, cut), "vocab", merges, "merges");
+    megatron::text::parse_vocab_and_merges(megatron::text::parse_json(bytes.substr(0, cut), "vocab"), "vocab", {},
+                                           merges, "merges");
   } catch (const megatron::ConfigError&) {
   }
   return 0;

@@ -337,7 +337,7 @@ TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
   EXPECT_EQ(given({"--bf16"}).train.dtype, "bf16");
   EXPECT_EQ(given({"--fp16"}).train.dtype, "fp16");
   EXPECT_EQ(given({"--bf16"}).optimizer.grad_dtype, "bf16");
-  EXPECT_THAT(recipe_error("", {"--bf16", "--fp16"}), HasSubstr("a run has one precision"));
+  EXPECT_THAT(recipe_error("", {"--bf16", "--fp16"}), HasSubstr("--bf16 and --fp16"));
   EXPECT_EQ(given({"--bf16", "--accumulate-allreduce-grads-in-fp32"}).optimizer.grad_dtype, "fp32");
   EXPECT_EQ(given({"--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"}).optimizer.grad_dtype, "bf16");
   EXPECT_TRUE(given({"--use-distributed-optimizer"}).optimizer.use_distributed_optimizer);

@@ -177,7 +177,7 @@ class Finetune(unittest.TestCase):
             self.assertEqual(again.get("accuracy"), accuracy if name == "valid" else None)
             self.assertEqual((output / "predictions.tsv").read_bytes(), (beside / "predictions.tsv").read_bytes())
         self.assertEqual(json.loads(run(*words, self.path / "valid.tsv", "--limit", 7))["examples"], 7)
-        self.assertIn("not there yet", run(*words, self.path / "valid.tsv", "--output", output, code=2))
+        self.assertIn("must not exist, or be empty", run(*words, self.path / "valid.tsv", "--output", output, code=2))
         self.assertIn("a label for each", run(*words, self.path / "test.tsv", code=2))
         qqp = self.path / "qqp.tsv"
         qqp.write_text("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\told cat\tnew cat\t0\n")

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::text {
@@ -15,75 +16,25 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Templates as the families' folders hold them; tests/interop compares them with transformers.
-const std::string kSmolLm2 =
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
-    "are "
-    "a helper<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "
-    "+ "
-    "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-const std::string kLlama3 =
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 "
-    "%}{% "
-    "set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
-const std::string kLlama31 = R"({{- bos_token }}
-{%- if custom_tools is defined %}
-    {%- set tools = custom_tools %}
-{%- endif %}
-{%- if not date_string is defined %}
-    {%- set date_string = "26 Jul 2024" %}
-{%- endif %}
-
-{#- The system message goes into the right place. #}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
-{%- if builtin_tools is defined or tools is not none %}
-    {{- "Environment: ipython\n" + builtin_tools | reject('equalto', 'code') | join(", ") }}
-{%- endif %}
-{{- "Cutting Knowledge Date: December 2023\n" }}
-{{- "Today Date: " + date_string + "\n\n" }}
-{{- system_message }}
-{{- "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'
-            + message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- for name, value in message.tool_calls[0].function.arguments | items %}
-            {{- name + '="' + value | tojson(indent=4) + '"' }}
-        {%- endfor %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-)";
-const std::string kLlama2 =
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = "
-    "messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
-    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ "
-    "raise_exception('turns') }}{% endif %}{% if loop.index0 == 0 and system_message != false %}{% set content = "
-    "'<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = "
-    "message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + "
-    "' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}"
-    "{% endfor %}";
-const std::string kMistral =
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + "
-    "' "
-    "[/INST]' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}{% endif %}{% endfor %}";
+/// A template as its family's folders hold it; tests/interop compares them with transformers.
+std::string golden(const std::string& name) {
+  return read_file(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/chat" / (name + ".jinja"), 1 << 16);
+}
+const std::string kChatMl = golden("chatml"), kLlama2 = golden("llama2"), kLlama3 = golden("llama3"),
+                  kLlama31 = golden("llama3.1"), kMistral = golden("mistral");
 
 const std::vector<ChatMessage> kTalk = {
     {"user", " Hi "}, {"assistant", "Hello "}, {"user", "Bye"}, {"assistant", "So"}};
 const std::vector<ChatMessage> kWithSystem = {{"system", "Be brief"}, {"user", "Hi"}, {"assistant", "Hello"}};
 
 ChatTemplate parsed(const std::string& jinja) { return {jinja, "<s>", "</s>", "test"}; }
+
+/// `text` with `part` replaced by `by`.
+std::string with(std::string text, const std::string& part, const std::string& by) {
+  const std::size_t at = text.find(part);
+  EXPECT_NE(at, std::string::npos) << part;
+  return text.replace(at, part.size(), by);
+}
 
 /// What the assistant writes, piece by piece.
 std::vector<std::string> answers_of(const RenderedChat& chat) {
@@ -93,15 +44,22 @@ std::vector<std::string> answers_of(const RenderedChat& chat) {
 }
 
 TEST(ChatTemplate, WritesChatMlWithItsSystemMessageWhereThereIsNone) {
-  const RenderedChat chat = parsed(kSmolLm2).render(kTalk, /*open=*/true);
+  const RenderedChat chat = parsed(kChatMl).render(kTalk, /*open=*/true);
   EXPECT_EQ(chat.text,
-            "<|im_start|>system\nYou are a helper<|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n"
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi "
+            "<|im_end|>\n<|im_start|>assistant\n"
             "Hello <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nSo<|im_end|>\n"
             "<|im_start|>assistant\n");
   EXPECT_THAT(answers_of(chat), ElementsAre("Hello <|im_end|>", "So<|im_end|>"));
-  EXPECT_EQ(parsed(kSmolLm2).render(kWithSystem).text,
+  EXPECT_EQ(parsed(kChatMl).render(kWithSystem).text,
             "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
             "<|im_end|>\n");
+}
+
+TEST(ChatTemplate, WritesChatMlOfATemplateThatKnowsTools) {
+  EXPECT_THAT(parsed(golden("qwen2.5")).render(kTalk).text,
+              testing::StartsWith("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+                                  "assistant.<|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n"));
 }
 
 TEST(ChatTemplate, WritesLlama3) {
@@ -137,69 +95,25 @@ TEST(ChatTemplate, WritesLlama2) {
 
 TEST(ChatTemplate, WritesMistralWithTheBlanksOfItsTemplate) {
   EXPECT_EQ(parsed(kMistral).render(kTalk).text, "<s>[INST]  Hi  [/INST]Hello </s>[INST] Bye [/INST]So</s>");
-  const std::string other = R"({%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if not (message.tool_calls is defined and message.tool_calls is not none) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("turns") }}
-        {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
-    {%- endif %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == user_messages[-1]) %}
-            {{- "[AVAILABLE_TOOLS]" }}
-        {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"]|trim + eos_token + ' ' }}
-    {%- endif %}
-{%- endfor %}
-)";
+  const std::string other = with(golden("mistral_v3"), "eos_token}}", "eos_token + ' ' }}");
   const RenderedChat chat = parsed(other).render(kTalk);
   EXPECT_EQ(chat.text, "<s>[INST]  Hi [/INST] Hello</s> [INST] Bye[/INST] So</s> ");
   EXPECT_THAT(answers_of(chat), ElementsAre(" Hello</s>", " So</s>"));
 }
 
-/// `text` with `part` replaced by `by`.
-std::string with(std::string text, const std::string& part, const std::string& by) {
-  const std::size_t at = text.find(part);
-  EXPECT_NE(at, std::string::npos) << part;
-  return text.replace(at, part.size(), by);
-}
-
 TEST(ChatTemplate, RefusesTemplatesThatItWouldGetWrong) {
-  const std::string phi4 =
-      "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + "
-      "message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + "
-      "message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant"
-      "<|im_sep|>' + message['content'] + '<|im_end|>'}}{% endif %}{% endfor %}";
   const std::string messages_end = "'<|im_end|>' + '\n'", eot = "'<|eot_id|>' %}";
   for (const std::string& jinja : {
            std::string("{{ messages }}"),
            std::string("### Human: "),
-           phi4,
-           with(kSmolLm2, messages_end, "'<|im_end|>'"),                           // no end of line
-           with(kSmolLm2, messages_end, "('' if loop.last else '<|im_end|>\n')"),  // the last mark left out
-           with(kSmolLm2, "message['content'] +", "message['content'] | trim +"),
-           with(kSmolLm2, "{% for", "{{ bos_token }}{% for"),
-           with(kSmolLm2, "assistant\n' }}", "assistant\n<think>' }}"),  // begins answers otherwise
-           with(kSmolLm2, "{% for message in messages %}", "{% for message in messages if message['content'] %}"),
-           with(kSmolLm2, "{% endfor %}", ""),
+           golden("phi4"),
+           with(kChatMl, messages_end, "'<|im_end|>'"),                           // no end of line
+           with(kChatMl, messages_end, "('' if loop.last else '<|im_end|>\n')"),  // the last mark left out
+           with(kChatMl, "message['content'] +", "message['content'] | trim +"),
+           with(kChatMl, "{% for", "{{ bos_token }}{% for"),
+           with(kChatMl, "assistant\n' }}", "assistant\n<think>' }}"),  // begins answers otherwise
+           with(kChatMl, "{% for message in messages %}", "{% for message in messages if message['content'] %}"),
+           with(kChatMl, "{% endfor %}", ""),
            with(kLlama3, " | trim", ""),
            with(kLlama3, "\\n\\n'+", "\\n'+"),
            with(kLlama3, eot, "'<|eot_id|>\\n' %}"),
@@ -216,7 +130,7 @@ TEST(ChatTemplate, RefusesTemplatesThatItWouldGetWrong) {
 
 TEST(ChatTemplate, SaysWhatATemplateWritesOtherwise) {
   try {
-    parsed(with(kSmolLm2, "'<|im_end|>' + '\n'", "'<|im_end|>'"));
+    parsed(with(kChatMl, "'<|im_end|>' + '\n'", "'<|im_end|>'"));
     FAIL() << "was read";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("test: a chat template must be ChatML's"));
@@ -226,20 +140,20 @@ TEST(ChatTemplate, SaysWhatATemplateWritesOtherwise) {
 
 TEST(ChatTemplate, ReadsAsMuchOfATemplateAsConversationsWithoutToolsNeed) {
   const std::string unused =
-      with(kSmolLm2, "{% for", "{% if tools %}{{ tools | tojson(indent=2) + '{\\\"a\\\": \\'\\\\' }}{% endif %}{% for");
-  EXPECT_EQ(parsed(unused).render(kTalk).text, parsed(kSmolLm2).render(kTalk).text);
-  EXPECT_THROW(parsed(with(kSmolLm2, "{% for", "{{ messages | tojson }}{% for")), ConfigError);
-  EXPECT_THROW(parsed(with(kSmolLm2, "{% for", "{% macro x() %}{% endmacro %}{% for")), ConfigError);
+      with(kChatMl, "{% for", "{% if tools %}{{ tools | tojson(indent=2) + '{\\\"a\\\": \\'\\\\' }}{% endif %}{% for");
+  EXPECT_EQ(parsed(unused).render(kTalk).text, parsed(kChatMl).render(kTalk).text);
+  EXPECT_THROW(parsed(with(kChatMl, "{% for", "{{ messages | tojson }}{% for")), ConfigError);
+  EXPECT_THROW(parsed(with(kChatMl, "{% for", "{% macro x() %}{% endmacro %}{% for")), ConfigError);
 }
 
 TEST(ChatTemplate, WantsTurnsWhereTheTemplateDoes) {
   const std::string raising =
-      with(kSmolLm2, "{% for message in messages %}",
+      with(kChatMl, "{% for message in messages %}",
            "{% for message in messages %}{% if not loop.first and message.role == messages[loop.index0 - 1].role %}"
            "{{ raise_exception('turns') }}{% endif %}");
-  EXPECT_EQ(parsed(raising).render(kTalk).text, parsed(kSmolLm2).render(kTalk).text);
+  EXPECT_EQ(parsed(raising).render(kTalk).text, parsed(kChatMl).render(kTalk).text);
   EXPECT_THROW(parsed(raising).render(std::vector<ChatMessage>{{"user", "a"}, {"user", "b"}}), ConfigError);
-  EXPECT_NE(parsed(raising).description(), parsed(kSmolLm2).description());
+  EXPECT_NE(parsed(raising).description(), parsed(kChatMl).description());
 }
 
 TEST(ChatTemplate, ReadsHostileTemplatesInLittleTimeAndMemory) {
@@ -270,8 +184,8 @@ TEST(ChatTemplate, RefusesConversationsThatTheFamilyDoesNotHave) {
     }
     return "";
   };
-  EXPECT_THAT(error(kSmolLm2, {}), HasSubstr("must have messages"));
-  EXPECT_THAT(error(kSmolLm2, {{"tool", "4"}}), HasSubstr("\"tool\""));
+  EXPECT_THAT(error(kChatMl, {}), HasSubstr("must have messages"));
+  EXPECT_THAT(error(kChatMl, {{"tool", "4"}}), HasSubstr("\"tool\""));
   EXPECT_THAT(error(kMistral, kWithSystem), HasSubstr("no system message"));
   EXPECT_THAT(error(kLlama2, {{"assistant", "Hi"}}), HasSubstr("assistant as turn 1"));
   EXPECT_THAT(error(kMistral, {{"user", "a"}, {"user", "b"}}), HasSubstr("user as turn 2"));
@@ -284,8 +198,8 @@ TEST(ChatTemplate, IsReadFromAFoldersConfigurationOrTemplateFile) {
       << R"({"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": )" << nlohmann::json(kMistral)
       << "}";
   EXPECT_EQ(ChatTemplate::load(folder.path()).render(kTalk).text.substr(0, 9), "<b>[INST]");
-  std::ofstream(folder.path() / "chat_template.jinja") << kSmolLm2;
-  EXPECT_THAT(ChatTemplate::load(folder.path()).render(kTalk).text, HasSubstr("You are a helper"));
+  std::ofstream(folder.path() / "chat_template.jinja") << kChatMl;
+  EXPECT_THAT(ChatTemplate::load(folder.path()).render(kTalk).text, HasSubstr("You are a helpful assistant."));
   std::ofstream(folder.path() / "tokenizer_config.json") << "[";
   EXPECT_THROW(ChatTemplate::load(folder.path()), ConfigError);
 }

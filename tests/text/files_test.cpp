@@ -264,7 +264,7 @@ TEST_F(TokenizerFiles, ReadsEitherPairOfFilesByFolderOrByName) {
 
 TEST_F(TokenizerFiles, NamesThePlaceOfABadMerge) {
   const auto refuse = [&](const std::string& merges, const std::string& message) {
-    EXPECT_THAT([&] { parse_vocab_and_merges(golden_["model"]["vocab"].dump(), "v", merges, "m"); },
+    EXPECT_THAT([&] { parse_vocab_and_merges(golden_["model"]["vocab"], "v", {}, merges, "m"); },
                 ThrowsMessage<ConfigError>(HasSubstr(message)));
   };
   refuse("#version: 0.2\nt h\nt  h\n", "m byte 18: a merge must be two tokens");

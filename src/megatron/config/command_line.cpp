@@ -1,4 +1,5 @@
 #include <map>
+#include <set>
 
 #include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
@@ -74,11 +75,10 @@ class WordParser {
     const MegatronSwitch* const preset =
         of_a_run_ && found == by_name_.end() && equals == std::string::npos ? megatron_switch(name) : nullptr;
     if (preset != nullptr) {
-      if (name == "bf16" || name == "fp16") {
-        if (!precision_.empty() && precision_ != name)
-          report(rule_got_fix("a run has one precision.", "--bf16 and --fp16", "leave one out"));
-        precision_ = name;
-      }
+      if (preset->excludes != nullptr && switches_.contains(preset->excludes))
+        report(rule_got_fix("one of two switches excludes the other.", concat("--", preset->excludes, " and --", name),
+                            "leave one out"));
+      switches_.insert(name);
       for (const auto& [path, value] : preset->settings)
         set(by_name_.at(normalized(path)), "--" + typed, false, {value});
       return;
@@ -153,7 +153,7 @@ class WordParser {
 
   const std::vector<Field>& fields_;
   const bool of_a_run_;
-  std::string precision_;                       // of Megatron-LM's switches, the one given
+  std::set<std::string> switches_;              ///< of Megatron-LM's, those given
   std::map<std::string, std::size_t> by_name_;  ///< normalized path or alias -> index into fields_
   std::map<std::size_t, Value> pending_;
   std::string errors_;

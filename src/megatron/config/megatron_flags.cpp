@@ -59,8 +59,8 @@ constexpr MegatronFlag kFlags[] = {
 
 const std::vector<MegatronSwitch>& switches() {
   static const std::vector<MegatronSwitch> all = {
-      {"bf16", {{"train.dtype", "bf16"}}},
-      {"fp16", {{"train.dtype", "fp16"}}},
+      {"bf16", {{"train.dtype", "bf16"}}, "fp16"},
+      {"fp16", {{"train.dtype", "fp16"}}, "bf16"},
       {"grad-reduce-in-bf16", {{"optimizer.grad_dtype", "bf16"}}},
       {"accumulate-allreduce-grads-in-fp32", {{"optimizer.grad_dtype", "fp32"}}},
       {"swiglu", {{"model.activation", "silu"}, {"model.gated_linear_unit", "true"}}},

@@ -22,6 +22,7 @@ struct MegatronSwitch {
   };
   const char* name;
   std::vector<Setting> settings;
+  const char* excludes = nullptr;  ///< another switch
 };
 
 /// The entry for a normalized name without dashes, or null.

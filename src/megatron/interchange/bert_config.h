@@ -5,8 +5,8 @@
 #include "megatron/interchange/hf_config.h"
 #include "megatron/interchange/json_fields.h"
 
-// A BERT whose blocks begin with their norms (Shoeybi et al. 2019, figure 7 (b)) is transformers' MegatronBert.
 // config.json of a BERT folder: with the heads of its pretraining, or with that of a task; and of any model's classes.
+// A BERT whose blocks begin with their norms (Shoeybi et al. 2019, figure 7 (b)) is transformers' MegatronBert.
 namespace megatron::interchange {
 
 /// model_type of a MegatronBert.

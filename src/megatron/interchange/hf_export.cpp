@@ -1,5 +1,4 @@
 #include <ATen/ops/empty.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -7,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/atomic_folder.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/dtypes.h"
@@ -128,16 +128,6 @@ class FolderWriter {
   std::string dtype_;
 };
 
-/// A folder beside `final_path` that was not there before.
-fs::path make_temporary_folder(const fs::path& final_path) {
-  make_folder(final_path.parent_path());
-  for (int attempt = 0;; ++attempt) {
-    const fs::path path =
-        final_path.parent_path() / concat(".tmp-", final_path.filename().string(), "-", ::getpid(), "-", attempt);
-    if (fs::create_directory(path)) return path;
-  }
-}
-
 void check_nothing_is_left_out(const checkpoint::WeightSource& weights, const Mapping& mapping) {
   const auto used = source_shapes(mapping);
   for (const std::string& name : weights.tensors())
@@ -150,29 +140,19 @@ void check_nothing_is_left_out(const checkpoint::WeightSource& weights, const Ma
 
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
                          const ExportOptions& options) {
-  if (fs::exists(folder) && !fs::is_empty(folder))
-    throw ConfigError(rule_got_fix("export: the output folder must not exist, or be empty.", folder.string(),
-                                   "name another --output"));
+  AtomicFolder::check(folder);
   Mapping mapping = export_mapping(weights, config);
   check_nothing_is_left_out(weights, mapping);
   const MappedSource theirs(borrowed(weights), std::move(mapping));
   const FolderWriter writer(theirs, options);
 
-  const fs::path whole = fs::absolute(folder).lexically_normal();
-  const fs::path final_path = whole.has_filename() ? whole : whole.parent_path();
-  const fs::path temporary = make_temporary_folder(final_path);
-  try {
-    write_file(temporary / "config.json",
-               config_json(config, writer.dtype(), config.family == Family::Bert ? bert_architecture(theirs) : ""));
-    writer.write(temporary);
-    if (!options.tokenizer.empty()) copy_companions(options.tokenizer, temporary);
-    fs::rename(temporary, final_path);
-    fsync_folder(final_path.parent_path());
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
+  AtomicFolder output(folder);
+  const fs::path& place = output.temporary_path();
+  write_file(place / "config.json",
+             config_json(config, writer.dtype(), config.family == Family::Bert ? bert_architecture(theirs) : ""));
+  writer.write(place);
+  if (!options.tokenizer.empty()) copy_companions(options.tokenizer, place);
+  output.commit();
 }
 
 }  // namespace megatron::interchange

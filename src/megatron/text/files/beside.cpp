@@ -6,8 +6,8 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
 #include "megatron/text/files/json_component.h"
+#include "megatron/text/files/object_file.h"
 #include "megatron/text/files/pipeline_forms.h"
 #include "megatron/text/files/tokenizer_files.h"
 
@@ -17,26 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 28;
 constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
 
-/// An object of the folder, empty where the file is not there.
-struct File {
-  File(const fs::path& folder, const char* name)
-      : path((folder / name).string()),
-        content(fs::exists(path) ? parse_json(read_file(path, kMaxFileBytes), path) : json::object()),
-        root(content, path + ": ") {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  /// Its member where that is a text, else an empty one.
-  std::string text(const char* key) const { return root.get(key).is_string() ? root.text(key) : std::string(); }
-
-  std::string path;
-  json content;
-  Component root;
-};
+using File = ObjectFile;
 
 /// `value` of a file: the token's content, or an object with it and how it is found.
 SpecialToken read_token(const Component& file, const char* key, const json& value) {

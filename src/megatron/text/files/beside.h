@@ -1,10 +1,9 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "megatron/text/vocabulary.h"
 

@@ -8,7 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/text/files/beside.h"
-#include "megatron/text/files/json_component.h"
+#include "megatron/text/files/object_file.h"
 #include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/files/sentinels.h"
 #include "megatron/text/files/tiktoken_file.h"
@@ -21,10 +21,34 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 28;
+Vocabulary read_pair(const fs::path& vocab_file, const fs::path& merges) {
+  const fs::path folder = vocab_file.parent_path();
+  const nlohmann::json vocab = parse_json(read_file(vocab_file, kMaxFileBytes), vocab_file.string());
+  Vocabulary vocabulary = parse_vocab_and_merges(vocab, vocab_file.string(), added_tokens_beside(folder, vocab),
+                                                 read_file(merges, kMaxFileBytes), merges.string());
+  follow_config(folder, vocabulary);
+  return vocabulary;
+}
 
-Vocabulary join_pair(const nlohmann::json& vocab, const std::string& vocab_name, std::vector<SpecialToken> specials,
-                     std::string_view merges, const std::string& merges_name) {
+/// What tokenizer_config.json beside a vocab.txt says of normalization; of what it does not say, what the type asked
+/// for does, and lower case where that says nothing either.
+BertNormalization normalization_beside(const fs::path& folder, std::string_view type) {
+  const ObjectFile file(folder, "tokenizer_config.json");
+  const Component& config = file.root;
+  BertNormalization bert;
+  bert.lower_case = bert.strip_accents = type != "BertWordPieceCase";
+  if (!file.there) return bert;
+  bert.lower_case = config.boolean("do_lower_case", bert.lower_case);
+  bert.space_chinese = config.boolean("tokenize_chinese_chars", true);
+  bert.strip_accents = config.boolean("strip_accents", bert.lower_case);
+  return bert;
+}
+
+}  // namespace
+
+Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string& vocab_name,
+                                  std::vector<SpecialToken> specials, std::string_view merges,
+                                  const std::string& merges_name) {
   SpellingReader reader(vocab_name);
   reader.read_tokens(vocab, std::move(specials));
 
@@ -43,42 +67,6 @@ Vocabulary join_pair(const nlohmann::json& vocab, const std::string& vocab_name,
     reader.add_merge(line.substr(0, space), line.substr(space + 1), where);
   }
   return reader.take();
-}
-
-Vocabulary read_pair(const fs::path& vocab_file, const fs::path& merges) {
-  const fs::path folder = vocab_file.parent_path();
-  const nlohmann::json vocab = parse_json(read_file(vocab_file, kMaxFileBytes), vocab_file.string());
-  Vocabulary vocabulary = join_pair(vocab, vocab_file.string(), added_tokens_beside(folder, vocab),
-                                    read_file(merges, kMaxFileBytes), merges.string());
-  follow_config(folder, vocabulary);
-  return vocabulary;
-}
-
-/// What tokenizer_config.json beside a vocab.txt says of normalization; of what it does not say, what the type asked
-/// for does, and lower case where that says nothing either.
-BertNormalization normalization_beside(const fs::path& folder, std::string_view type) {
-  const fs::path path = folder / "tokenizer_config.json";
-  BertNormalization bert;
-  bert.lower_case = bert.strip_accents = type != "BertWordPieceCase";
-  if (!fs::exists(path)) return bert;
-  const nlohmann::json file = parse_json(read_file(path, kMaxFileBytes), path.string());
-  const Component config(file, path.string() + ": ");
-  bert.lower_case = config.boolean("do_lower_case", bert.lower_case);
-  bert.space_chinese = config.boolean("tokenize_chinese_chars", true);
-  bert.strip_accents = config.boolean("strip_accents", bert.lower_case);
-  return bert;
-}
-
-}  // namespace
-
-Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string& vocab_name, std::string_view merges,
-                                  const std::string& merges_name) {
-  const nlohmann::json vocab = parse_json(vocab_json, vocab_name);
-  std::vector<SpecialToken> specials;
-  if (vocab.is_object() && vocab.contains("<|endoftext|>") && vocab["<|endoftext|>"].is_number_unsigned() &&
-      vocab["<|endoftext|>"].get<std::uint64_t>() < vocab.size())
-    specials.push_back({"<|endoftext|>", vocab["<|endoftext|>"].get<std::int32_t>(), true});
-  return join_pair(vocab, vocab_name, std::move(specials), merges, merges_name);
 }
 
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,8 +32,9 @@ Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view t
 Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line
-/// "#version…" is skipped). <|endoftext|> is special where the vocabulary has it.
-Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string& vocab_name, std::string_view merges,
+/// "#version…" is skipped). `specials`: what is added to the vocabulary, and what of it is special (beside.h).
+Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string& vocab_name,
+                                  std::vector<SpecialToken> specials, std::string_view merges,
                                   const std::string& merges_name);
 
 /// BERT's vocab.txt: a token a line, its id the number of the line. The tokens [PAD], [UNK], [CLS], [SEP] and [MASK]
