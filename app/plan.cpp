@@ -121,9 +121,8 @@ int plan(const Args& args) {
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const bool matrix_unit = kernels::instruction_set() == "amx";  // of this machine
-  const std::string text =
-      options.as_json ? plan::report(run, matrix_unit).dump() + "\n" : plan::report_text(run, matrix_unit);
+  const std::string machine = kernels::instruction_set();
+  const std::string text = options.as_json ? plan::report(run, machine).dump() + "\n" : plan::report_text(run, machine);
   if (!options.draw.empty()) {
     const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",

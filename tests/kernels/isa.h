@@ -11,12 +11,9 @@ namespace megatron::kernels {
 
 /// The vector instruction sets of this machine.
 inline std::vector<std::string> vector_instruction_sets() {
-  force_instruction_set("auto");
-  const std::string best = instruction_set();
-  if (best == "amx") return {"avx2", "avx512", "amx"};
-  if (best == "avx512") return {"avx2", "avx512"};
-  if (best == "avx2") return {"avx2"};
-  return {};
+  std::vector<std::string> names = instruction_sets();
+  names.pop_back();  // the reference
+  return names;
 }
 
 /// Runs the test body once on each vector instruction set; skipped where there is none.
@@ -49,8 +46,21 @@ class OnEveryInstructionSet : public testing::Test {
 };
 
 /// The same with AMX's matrix unit emulated: packing, edges, blocks and sums are the code that runs on the hardware.
+/// Where the machine has such a unit, or dot products in their place, on_each runs the body once more on it.
 class OnEmulatedTiles : public OnEveryInstructionSet {
  protected:
+  template <class Body>
+  void on_each(const Body& body) {
+    cpu::emulate_tiles(true);
+    OnEveryInstructionSet::on_each(body);
+    cpu::emulate_tiles(false);
+    for (const std::string& name : vector_instruction_sets()) {
+      if (name != "amx" && name != "avx512_bf16") continue;
+      SCOPED_TRACE(name + " itself");
+      force_instruction_set(name);
+      body();
+    }
+  }
   void SetUp() override {
     OnEveryInstructionSet::SetUp();
     cpu::emulate_tiles(true);

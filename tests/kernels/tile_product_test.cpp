@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/kernels/cpu/tile_multiply.h"
 #include "megatron/kernels/cpu/tiles.h"
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/tile_matmul.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
 
@@ -104,6 +106,11 @@ TEST_F(TileProductTest, ThreeBf16ProductsOfFloat32AreNearlyAsExactAsFloat32) {
                            relative_error(grad, at::matmul(wide(dy).t(), wide(x)))};
       };
       set_matmul_precision("high");
+      if (!cpu::emulated_tiles() && instruction_set() == "avx512_bf16") {
+        EXPECT_EQ(matmul_precision(), "highest") << "three such products are slower than one of float32";
+        for (const double error : errors()) EXPECT_LT(error, 1e-6);
+        continue;
+      }
       EXPECT_EQ(matmul_precision(), "high");
       for (const double error : errors()) {
         EXPECT_LT(error, 1e-5);
@@ -170,6 +177,30 @@ TEST(Tiles, EmulationDoesWhatTheInstructionsDo) {
   const auto real = three_products<cpu::HardwareTiles>(a, pairs, c);
   for (std::size_t i = 0; i < real.size(); ++i) EXPECT_NEAR(real[i], emulated[i], 1e-4);
 #endif
+}
+
+TEST(Tiles, DotProductsDoWhatTilesDo) {
+  if (!cpu::has_dots()) GTEST_SKIP() << "this machine has no AVX512_BF16";
+  constexpr std::size_t kPieces = 3, kStride = 40;
+  const auto depth = static_cast<std::int64_t>(kPieces * cpu::kPieceDepth);
+  const at::Tensor a = bf16({32, depth}), b = bf16({depth, 32}), packed = pack_for_tiles(b), c = at::randn({32, 40});
+  const at::Tensor truth = at::matmul(wide(a), wide(b));
+  const auto* words = reinterpret_cast<const std::uint16_t*>(packed.const_data_ptr<std::int16_t>());
+  const std::ptrdiff_t row = 2 * depth;
+  for (const bool accumulate : {false, true}) {
+    for (const std::size_t rows : {32, 17, 8, 1}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows" << (accumulate ? ", added" : ""));
+      const at::Tensor sums = c.clone();
+      const cpu::LeftPanel left{static_cast<const std::byte*>(a.const_data_ptr()), row, 16 * row, 64, rows};
+      cpu::DotTiles dots;
+      cpu::multiply_tiles(dots, left, words, kPieces, sums.mutable_data_ptr<float>(), kStride, accumulate);
+      const auto count = static_cast<std::int64_t>(rows);
+      const at::Tensor want = truth.narrow(0, 0, count) +
+                              (accumulate ? wide(c).narrow(0, 0, count).narrow(1, 0, 32) : at::zeros({1}, at::kDouble));
+      EXPECT_LT(relative_error(sums.narrow(0, 0, count).narrow(1, 0, 32), want), 1e-6);
+      EXPECT_TRUE(sums.narrow(1, 32, 8).equal(c.narrow(1, 32, 8))) << "it wrote behind the columns";
+    }
+  }
 }
 
 }  // namespace

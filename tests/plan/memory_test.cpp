@@ -69,8 +69,8 @@ TEST(MemoryPlan, DoublesInDoublePrecision) {
   EXPECT_EQ(memory_of(in("fp64")).total(), 2 * memory_of(in("fp32")).total());
 }
 
-TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixWhereThereIsAMatrixUnit) {
-  const auto packed = [](const char* dtype, const char* kernels, bool unit, const char* precision = "highest",
+TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixForAmxAndDotProducts) {
+  const auto packed = [](const char* dtype, const char* kernels, const char* machine, const char* precision = "highest",
                          bool untied = false, int pp = 1, int pp_rank = 0) {
     const ResolvedRun run = with([&](auto& c) {
       c.train.dtype = dtype;
@@ -79,23 +79,25 @@ TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixWhereThereIsAMatrixUnit) {
       c.model.untie_embeddings_and_output_weights = untied;
       c.parallel.pp = pp;
     });
-    const MemoryPlan with_unit = memory_plan(run, 0, pp_rank, 0, unit);
+    const MemoryPlan with_unit = memory_plan(run, 0, pp_rank, 0, machine);
     EXPECT_EQ(with_unit.total() - memory_plan(run, 0, pp_rank, 0).total(),
               kernels == std::string("auto") ? with_unit.packed_weights : 0);
     return with_unit.packed_weights;
   };
   // 8 layers of 12 x 256^2, and the embedding, tied to the output: 4 bytes an element.
   const std::int64_t layers = 8 * 12 * 256 * 256, output = 4096 * 256;
-  EXPECT_EQ(packed("bf16", "auto", true), 4 * (layers + output));
-  EXPECT_EQ(packed("fp32", "auto", true, "high"), 8 * (layers + output));
-  EXPECT_EQ(packed("bf16", "amx", false), 4 * (layers + output));
-  EXPECT_EQ(packed("bf16", "auto", true, "highest", /*untied=*/true), 4 * (layers + output)) << "rows are looked up";
-  EXPECT_EQ(packed("bf16", "auto", true, "highest", false, 2, 0), 2 * layers);
-  EXPECT_EQ(packed("bf16", "auto", true, "highest", false, 2, 1), 2 * layers + 4 * output);
-  for (const char* kernels : {"avx512", "reference"}) EXPECT_EQ(packed("bf16", kernels, true), 0);
-  EXPECT_EQ(packed("bf16", "auto", false), 0);
-  EXPECT_EQ(packed("fp32", "auto", true), 0);
-  EXPECT_EQ(packed("fp16", "auto", true), 0);
+  EXPECT_EQ(packed("bf16", "auto", "amx"), 4 * (layers + output));
+  EXPECT_EQ(packed("fp32", "auto", "amx", "high"), 8 * (layers + output));
+  EXPECT_EQ(packed("bf16", "amx", ""), 4 * (layers + output));
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", /*untied=*/true), 4 * (layers + output)) << "rows are looked up";
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", false, 2, 0), 2 * layers);
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", false, 2, 1), 2 * layers + 4 * output);
+  for (const char* kernels : {"avx512", "reference"}) EXPECT_EQ(packed("bf16", kernels, "amx"), 0);
+  EXPECT_EQ(packed("bf16", "auto", "avx512"), 0);
+  EXPECT_EQ(packed("bf16", "auto", "avx512_bf16"), 4 * (layers + output));
+  EXPECT_EQ(packed("fp32", "auto", "avx512_bf16", "high"), 0) << "three such products are slower than one of float32";
+  EXPECT_EQ(packed("fp32", "auto", "amx"), 0);
+  EXPECT_EQ(packed("fp16", "auto", "amx"), 0);
 }
 
 TEST(LayerActivationBytes, CountEachTensorThatIsKept) {

@@ -224,9 +224,11 @@ TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
         Engine engine(run, world, at::kCPU);
         testing::take_step(run, engine, 0);
         (void)engine.parameters.values();
-        const auto planned = plan::memory_plan(run, 0, engine.context.index(plan::Axis::Pp), 0);
+        const auto planned =
+            plan::memory_plan(run, 0, engine.context.index(plan::Axis::Pp), 0, kernels::instruction_set());
         EXPECT_EQ(planned.gradients, engine.parameters.gradient_bytes());
-        const auto want = static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state);
+        const auto want = static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state +
+                                              planned.packed_weights);
         EXPECT_NEAR(static_cast<double>(counter->bytes()), want, 0.02 * want) << strategy << " dp " << layout.dp;
       });
     }

@@ -11,8 +11,8 @@
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 
-// Training whose matrix products run on the matrix unit of AMX, emulated: in particular, weights that are packed for it
-// must be packed again after every update.
+// Training whose matrix products run on the matrix unit of AMX, emulated, and on what this machine has itself: in
+// particular, weights that are packed for it must be packed again after every update.
 namespace megatron::train {
 namespace {
 
@@ -20,9 +20,22 @@ class TileUnit : public ::testing::Test {
  protected:
   void TearDown() override {
     kernels::cpu::emulate_tiles(false);
+    kernels::force_instruction_set("auto");
     kernels::set_matmul_precision("highest");
   }
 };
+
+/// The units of bf16 products that this machine has.
+std::vector<std::string> own_units() {
+  std::vector<std::string> names = kernels::instruction_sets();
+  std::erase_if(names, [](const std::string& name) { return name != "amx" && name != "avx512_bf16"; });
+  return names;
+}
+/// The best instruction set without one.
+void force_no_unit() {
+  for (const std::string& name : kernels::instruction_sets())
+    if (name != "amx" && name != "avx512_bf16") return kernels::force_instruction_set(name);
+}
 
 std::vector<double> losses(const char* dtype, bool sharded) {
   auto config = testing::tiny_config(1, sharded ? 2 : 1, dtype);
@@ -43,13 +56,23 @@ std::vector<double> losses(const char* dtype, bool sharded) {
 
 TEST_F(TileUnit, LossesOfBf16AreThoseWithoutItWithinTwoThousandths) {
   for (const bool sharded : {false, true}) {
+    force_no_unit();
     const auto want = losses("bf16", sharded);
-    kernels::cpu::emulate_tiles(true);
-    const auto got = losses("bf16", sharded);
-    kernels::cpu::emulate_tiles(false);
     EXPECT_LT(want.back(), 0.99 * want.front()) << "nothing was learnt, so stale weights would not show";
-    for (std::size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i], want[i], 2e-3 * want[i]) << "step " << i + 1 << (sharded ? ", sharded optimizer" : "");
+    const auto expect_near = [&](const std::string& unit) {
+      const auto got = losses("bf16", sharded);
+      EXPECT_NE(got, want) << "the same products were computed";
+      for (std::size_t i = 0; i < want.size(); ++i)
+        EXPECT_NEAR(got[i], want[i], 2e-3 * want[i])
+            << unit << ", step " << i + 1 << (sharded ? ", sharded optimizer" : "");
+    };
+    kernels::cpu::emulate_tiles(true);
+    expect_near("emulated tiles");
+    kernels::cpu::emulate_tiles(false);
+    for (const std::string& unit : own_units()) {
+      kernels::force_instruction_set(unit);
+      expect_near(unit);
+    }
   }
 }
 
@@ -79,7 +102,7 @@ TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {
         const std::int64_t before = counter->bytes();
         testing::take_step(run, engine, 0);
         const auto planned = plan::memory_plan(run, engine.context.index(plan::Axis::Tp),
-                                               engine.context.index(plan::Axis::Pp), 0, /*matrix_unit=*/true);
+                                               engine.context.index(plan::Axis::Pp), 0, "amx");
         EXPECT_GT(planned.packed_weights, planned.parameters);
         EXPECT_NEAR(static_cast<double>(counter->bytes() - before), static_cast<double>(planned.packed_weights),
                     0.02 * static_cast<double>(planned.packed_weights))

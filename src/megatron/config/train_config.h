@@ -52,7 +52,7 @@ struct TrainConfig {
       "recompute-modules");
     v("distribute_saved_activations", distribute_saved_activations,
       "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
-    v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512, avx2 or reference.");
+    v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512_bf16, avx512, avx2 or reference.");
     v("matmul_precision", matmul_precision,
       "float32 matrix products: highest, or high, which permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX.",
       "matmul-precision");

@@ -97,7 +97,8 @@ at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& w) {
 
 /// a b of a's dtype.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (!readable(a) || !readable(b) || !is_half(a)) return at::mm(a, b);
+  const bool own = readable(a) && readable(b) && (is_half(a) || cpu::own_float32_products());
+  if (!own) return at::mm(a, b);
   at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
   multiply(c, a, b, false);
   return c;
@@ -181,7 +182,7 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
   at::Tensor target = grad_w;
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool own = readable(grad_w) && readable(dy) && readable(x) && grad_w.stride(1) == 1;
-  if (own && (is_half(dy) || on_tiles(dy, x))) {
+  if (own && (is_half(dy) || on_tiles(dy, x) || cpu::own_float32_products())) {
     if (beta != 0 && beta != 1) target.mul_(beta);
     return add_weight_gradient(target, dy_rows, x_rows, beta != 0);
   }

@@ -5,14 +5,15 @@
 
 // Matrix products of a linear layer y = x W^T, x [.., k], w [n, k], y [.., n]; the leading dimensions are one. float64,
 // float32, bf16, fp16; sums of bf16 and fp16 are taken in float32, and rounded once.
-// On the CPU bf16 is computed by AMX, else by float32 arithmetic on numbers widened piece by piece; float32 by
-// libtorch.
+// On the CPU bf16 is computed by AMX or AVX512_BF16, else by float32 arithmetic on numbers widened piece by piece;
+// float32 by libtorch, or by own kernels where these are faster (decision 38).
 namespace megatron::kernels {
 
-/// Copies of a weight in the order in which the matrix unit of AMX reads it: made when a product first wants them, and
-/// again once the weight was written to. That is known by the tensor's version, which every operation of ATen raises;
-/// who writes through a pointer calls written_to(). 2 bytes an element for linear() and 2 for linear_input_gradient(),
-/// twice that for float32 with precision "high". Empty where there is no such unit (cpu/tiles.h). One thread at a time.
+/// Copies of a weight in the order in which AMX's tiles and AVX512_BF16's dot products read it: made when a product
+/// first wants them, and again once the weight was written to. That is known by the tensor's version, which every
+/// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes an element for linear() and 2 for
+/// linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
+/// (cpu/tiles.h). One thread at a time.
 class PackedWeight {
  public:
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand

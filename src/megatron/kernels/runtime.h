@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 // What main() sets up once, before the first tensor and in each worker thread.
 namespace megatron::kernels {
@@ -19,9 +20,10 @@ MemoryStats memory_stats();  ///< zeros where the allocator is not installed
 /// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
 void configure_thread(int num_threads);
 
-/// "amx" (and AVX512), "avx512", "avx2", "reference": the instruction set that the kernels run on. `force` names one to
-/// use instead (tests, --train.kernels).
+/// "amx" (and AVX512), "avx512_bf16", "avx512", "avx2", "reference": the instruction set that the kernels run on.
+/// `force` names one to use instead (tests, --train.kernels).
 std::string instruction_set();
+std::vector<std::string> instruction_sets();  ///< those that this machine has, the one that "auto" chooses first
 void force_instruction_set(const std::string& name);
 
 /// What products of float32 matrices may lose: "highest", nothing; "high", what three bf16 products on the matrix unit

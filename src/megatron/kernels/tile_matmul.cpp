@@ -21,6 +21,9 @@ std::atomic<bool>& high_precision_suffices() {
   return high;
 }
 
+/// Three products of bf16 are faster than one of float32 on tiles alone.
+bool splits(cpu::TileUnit unit) { return unit == cpu::TileUnit::Hardware || unit == cpu::TileUnit::Emulated; }
+
 bool split(const at::Tensor& x) { return x.scalar_type() == at::kFloat; }
 
 std::uint16_t* words_of(const at::Tensor& packed) {
@@ -36,7 +39,8 @@ Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   constexpr std::size_t kRows = 512, kPackedWords = 1 << 19, kLeastColumns = 256;
   const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth * (p.b_low != nullptr ? 2 : 1);
   const auto whole = [](std::size_t n) { return std::max<std::size_t>(n / cpu::kPanelLines, 1) * cpu::kPanelLines; };
-  Cut cut{whole(std::min(kRows, kPackedWords / std::max<std::size_t>(row_words, 1))), p.columns};
+  const std::size_t most = cpu::reads_in_place(p) ? kRows : kPackedWords / std::max<std::size_t>(row_words, 1);
+  Cut cut{whole(std::min(kRows, most)), p.columns};
   const auto pieces = [&] {
     return ((p.rows + cut.rows - 1) / cut.rows) * ((p.columns + cut.columns - 1) / cut.columns);
   };
@@ -60,14 +64,15 @@ void set_matmul_precision(const std::string& name) {
 }
 
 std::string matmul_precision() {
-  const bool high = high_precision_suffices() && cpu::tile_unit() != cpu::TileUnit::None;
+  const bool high = high_precision_suffices() && splits(cpu::tile_unit());
   return high ? "high" : "highest";
 }
 
 bool on_tiles(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_cpu() || !b.is_cpu() || a.scalar_type() != b.scalar_type()) return false;
-  if (cpu::tile_unit() == cpu::TileUnit::None) return false;
-  return a.scalar_type() == at::kBFloat16 || (a.scalar_type() == at::kFloat && high_precision_suffices());
+  const cpu::TileUnit unit = cpu::tile_unit();
+  if (a.scalar_type() == at::kBFloat16) return unit != cpu::TileUnit::None;
+  return a.scalar_type() == at::kFloat && high_precision_suffices() && splits(unit);
 }
 
 at::Tensor pack_for_tiles(const at::Tensor& b_any) {
@@ -104,8 +109,9 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
   const Cut cut = cut_of(whole, static_cast<std::size_t>(threads));
   const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
   const std::size_t down = (whole.rows + cut.rows - 1) / cut.rows, panel_words = cpu::packed_words(1, depth);
-  const auto scratch_bytes =
-      static_cast<std::int64_t>((cpu::tile_scratch_bytes(cut.rows, depth, whole.b_low != nullptr) + 63) / 64 * 64);
+  cpu::TileProduct largest = whole;
+  largest.rows = cut.rows;
+  const auto scratch_bytes = static_cast<std::int64_t>((cpu::tile_scratch_bytes(largest) + 63) / 64 * 64);
   const at::Tensor scratch = at::empty({threads, scratch_bytes}, at::kByte);
   auto* const bytes = reinterpret_cast<std::byte*>(scratch.mutable_data_ptr<std::uint8_t>());
   const cpu::TileUnit unit = cpu::tile_unit();

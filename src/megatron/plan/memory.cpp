@@ -219,9 +219,11 @@ SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, i
   return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
 }
 
-bool packs_weights(const config::TrainConfig& train, bool matrix_unit) {
-  const bool computes = train.kernels == "amx" || (train.kernels == "auto" && matrix_unit);
-  return computes && (train.dtype == "bf16" || (train.dtype == "fp32" && train.matmul_precision == "high"));
+bool packs_weights(const config::TrainConfig& train, std::string_view machine) {
+  const std::string_view kernels = train.kernels == "auto" ? machine : train.kernels;
+  const bool tiles = kernels == "amx";
+  return train.dtype == "bf16" ? tiles || kernels == "avx512_bf16"
+                               : tiles && train.dtype == "fp32" && train.matmul_precision == "high";
 }
 
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs) {
@@ -238,7 +240,7 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
 }
 
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
-                       bool matrix_unit) {
+                       std::string_view machine) {
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
@@ -251,7 +253,7 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   memory.parameters = elements * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = owned * element.optimizer;
-  if (packs_weights(config.train, matrix_unit)) memory.packed_weights = packed_weight_bytes(config.train, specs);
+  if (packs_weights(config.train, machine)) memory.packed_weights = packed_weight_bytes(config.train, specs);
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.is_t5())) *

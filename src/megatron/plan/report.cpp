@@ -123,13 +123,13 @@ json first_step_of(const ResolvedRun& run) {
 }
 
 /// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor and pipeline groups alone.
-json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, bool matrix_unit) {
+json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::string_view machine) {
   const int tp = run.grid.size(Axis::Tp);
   std::vector<MemoryPlan> plans;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
       plans.push_back(
-          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], matrix_unit));
+          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], machine));
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
     const Coord coord = run.grid.coord_of(rank);
@@ -182,7 +182,7 @@ json schedule_of(const ResolvedRun& run, const schedule::Program& program, const
 
 }  // namespace
 
-json report(const ResolvedRun& run, bool matrix_unit) {
+json report(const ResolvedRun& run, std::string_view machine) {
   const config::RunConfig& config = run.config;
   const std::int64_t batch = config.train.global_batch_size;
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
@@ -203,7 +203,7 @@ json report(const ResolvedRun& run, bool matrix_unit) {
           {"gradient_buffers", gradient_buffers},
           {"warnings", gradient_warnings(run)},
           {"first_step", first_step_of(run)},
-          {"memory_bytes", memory_of(run, timeline, matrix_unit)},
+          {"memory_bytes", memory_of(run, timeline, machine)},
           {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
           {"parameters", parameter_count(run.shape)},
           {"padded_vocab", run.shape.padded_vocab},

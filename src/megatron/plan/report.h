@@ -1,6 +1,7 @@
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "megatron/plan/rules.h"
 
@@ -10,10 +11,10 @@ namespace megatron::plan {
 /// The whole plan, nothing left out: groups by name, each parameter with its slices, where each gradient lies, which
 /// samples each rank computes in the first step, memory by rank, arithmetic. Positions and lengths are elements,
 /// ranges are [begin, end). Of a step of more than 65536 samples, the first microbatches alone are listed.
-/// `matrix_unit`: see packs_weights().
-nlohmann::json report(const ResolvedRun& run, bool matrix_unit = false);
+/// `machine`: see packs_weights().
+nlohmann::json report(const ResolvedRun& run, std::string_view machine = {});
 
 /// The same for a reader: equal layers once, long lists by their beginning.
-std::string report_text(const ResolvedRun& run, bool matrix_unit = false);
+std::string report_text(const ResolvedRun& run, std::string_view machine = {});
 
 }  // namespace megatron::plan

@@ -190,8 +190,8 @@ std::string warnings_text(const json& warnings) {
 
 }  // namespace
 
-std::string report_text(const ResolvedRun& run, bool matrix_unit) {
-  const json all = report(run, matrix_unit);
+std::string report_text(const ResolvedRun& run, std::string_view machine) {
+  const json all = report(run, machine);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
          parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
          first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]) + warnings_text(all["warnings"]);

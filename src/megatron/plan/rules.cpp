@@ -204,7 +204,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMostLayers);
   for (const std::string& module : train.recompute_modules)
     rules.one_of("train.recompute_modules", module, {"core_attn", "layernorm", "mlp"});
-  rules.one_of("train.kernels", train.kernels, {"auto", "amx", "avx512", "avx2", "reference"});
+  rules.one_of("train.kernels", train.kernels, {"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"});
   rules.one_of("train.matmul_precision", train.matmul_precision, {"highest", "high"});
   rules.require(train.matmul_precision != "high" || train.dtype == "fp32",
                 "train.matmul_precision = high is for train.dtype = fp32.", concat("train.dtype = ", train.dtype),

@@ -215,6 +215,7 @@ void backward(const AttentionProblem& p, TileUnit unit, const Head& head, const 
   const TileCounts count(p);
   const Pass pass{p, head, dout, out, logsumexp_bns + p.row_of(head), count, Space(count, scratch)};
 #if defined(__x86_64__)
+  if (unit == TileUnit::Dots) return backward_on<DotTiles>(pass, dq, dk, dv, shared);
   if (unit == TileUnit::Hardware) return backward_on<HardwareTiles>(pass, dq, dk, dv, shared);
 #endif
   if (unit == TileUnit::Emulated) backward_on<EmulatedTiles>(pass, dq, dk, dv, shared);

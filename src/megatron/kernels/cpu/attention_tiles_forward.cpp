@@ -63,6 +63,7 @@ void forward_on(const AttentionProblem& p, const Head& head, std::size_t block, 
 void forward(const AttentionProblem& p, TileUnit unit, const Head& head, std::size_t block, const Words* packed,
              const MutableHeads& out, float* logsumexp_bns, float* scratch) {
 #if defined(__x86_64__)
+  if (unit == TileUnit::Dots) return forward_on<DotTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
   if (unit == TileUnit::Hardware) return forward_on<HardwareTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
 #endif
   if (unit == TileUnit::Emulated) forward_on<EmulatedTiles>(p, head, block, packed, out, logsumexp_bns, scratch);

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/tiles.h"
@@ -14,24 +15,32 @@
 namespace megatron::kernels {
 namespace {
 
-enum class Isa : int { Reference, Avx2, Avx512, Amx };  // Amx: and AVX512
+enum class Isa : int { Reference, Avx2, Avx512, Avx512Bf16, Amx };  // Amx: and AVX512
 
-Isa best_isa() {
+/// What this machine has, the one that `auto` chooses first.
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas;
 #if HWY_ARCH_X86
   const std::int64_t targets = hwy::SupportedTargets();
-  if ((targets & HWY_AVX3) != 0) return cpu::has_tiles() ? Isa::Amx : Isa::Avx512;
-  if ((targets & HWY_AVX2) != 0) return Isa::Avx2;
+  if ((targets & HWY_AVX3) != 0) {
+    if (cpu::has_tiles()) isas.push_back(Isa::Amx);
+    if (cpu::fast_dots()) isas.push_back(Isa::Avx512Bf16);
+    isas.push_back(Isa::Avx512);
+    if (cpu::has_dots() && !cpu::fast_dots()) isas.push_back(Isa::Avx512Bf16);
+  }
+  if ((targets & HWY_AVX2) != 0) isas.push_back(Isa::Avx2);
 #endif
-  return Isa::Reference;
+  isas.push_back(Isa::Reference);
+  return isas;
 }
 
 std::atomic<Isa>& chosen_isa() {
-  static std::atomic<Isa> isa = best_isa();
+  static std::atomic<Isa> isa = available_isas().front();
   return isa;
 }
 
 const char* name_of(Isa isa) {
-  constexpr std::array kNames = {"reference", "avx2", "avx512", "amx"};
+  constexpr std::array kNames = {"reference", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<std::size_t>(isa)];
 }
 
@@ -51,20 +60,43 @@ std::string instruction_set() { return name_of(chosen_isa()); }
 void force_instruction_set(const std::string& name) {
   const Isa previous = chosen_isa();
   select(Isa::Reference);  // shows all that the CPU has again
-  const Isa best = best_isa();
+  const std::vector<Isa> isas = available_isas();
   select(previous);
-  if (name == "auto") return select(best);
-  for (const Isa isa : {Isa::Reference, Isa::Avx2, Isa::Avx512, Isa::Amx}) {
-    if (name == name_of(isa) && isa <= best) return select(isa);
+  if (name == "auto") return select(isas.front());
+  std::string known;
+  for (const Isa isa : isas) {
+    if (name == name_of(isa)) return select(isa);
+    known += concat(known.empty() ? "" : ", ", name_of(isa));
   }
-  throw ConfigError(
-      rule_got_fix("train.kernels: an instruction set that this machine has: auto, amx, avx512, avx2 or reference.",
-                   concat("\"", name, "\"; the best one here is ", name_of(best)), "--train.kernels=auto"));
+  throw ConfigError(rule_got_fix(
+      "train.kernels: auto, amx, avx512_bf16, avx512, avx2 or reference, of which the machine must have it.",
+      concat("\"", name, "\"; this machine has ", known), "--train.kernels=auto"));
+}
+
+std::vector<std::string> instruction_sets() {
+  const Isa previous = chosen_isa();
+  select(Isa::Reference);  // shows all that the CPU has again
+  std::vector<std::string> names;
+  for (const Isa isa : available_isas()) names.emplace_back(name_of(isa));
+  select(previous);
+  return names;
 }
 
 cpu::TileUnit cpu::tile_unit() {
   if (emulated_tiles()) return TileUnit::Emulated;
-  return chosen_isa().load(std::memory_order_relaxed) == Isa::Amx ? TileUnit::Hardware : TileUnit::None;
+  switch (chosen_isa().load(std::memory_order_relaxed)) {
+    case Isa::Amx:
+      return TileUnit::Hardware;
+    case Isa::Avx512Bf16:
+      return TileUnit::Dots;
+    default:
+      return TileUnit::None;
+  }
+}
+
+bool cpu::own_float32_products() {
+  static const bool amd = made_by_amd();
+  return amd && chosen_isa().load(std::memory_order_relaxed) >= Isa::Avx512;
 }
 
 bool cpu::enabled() { return chosen_isa().load(std::memory_order_relaxed) != Isa::Reference; }

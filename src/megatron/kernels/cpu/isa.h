@@ -6,6 +6,10 @@ namespace megatron::kernels::cpu {
 /// Whether the vector kernels may run: AVX2 or better, and not forced to "reference". Process-wide.
 bool enabled();
 
+/// Whether float32 matrix products are our own as well: with AVX512 on AMD's processors, where MKL, which computes
+/// libtorch's, stays with AVX2 (decision 38).
+bool own_float32_products();
+
 /// Whether `x` is contiguous `dtype` on the CPU.
 inline bool plain(at::ScalarType dtype, const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == dtype && x.is_contiguous();

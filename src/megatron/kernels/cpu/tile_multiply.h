@@ -14,9 +14,10 @@ inline constexpr std::ptrdiff_t kTileRowBytes = 64;
 struct LeftPanel {
   const std::byte* data;
   std::ptrdiff_t stride, second, piece;  ///< bytes between rows of a tile, to the second tile, to the next piece
+  std::size_t rows = 32;                 ///< those that are wanted; tiles compute all
 
   LeftPanel from(std::size_t first) const {
-    return {data + static_cast<std::ptrdiff_t>(first) * piece, stride, second, piece};
+    return {data + static_cast<std::ptrdiff_t>(first) * piece, stride, second, piece, rows};
   }
 };
 
@@ -53,5 +54,8 @@ void multiply_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, st
   tiles.template store<2>(below, row_bytes);
   tiles.template store<3>(below + 16, row_bytes);
 }
+/// The same by AVX512_BF16's dot products of pairs (vdpbf16ps), for a's `rows`, rounded up to 8.
+void multiply_tiles(DotTiles&, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,
+                    std::size_t stride, bool accumulate);
 
 }  // namespace megatron::kernels::cpu

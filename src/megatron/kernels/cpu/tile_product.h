@@ -38,8 +38,11 @@ struct TileProduct {
 
 /// The most columns whose sums are held at once, when they are not taken in c itself.
 inline constexpr std::size_t kTileColumns = 2048;
-/// Bytes of scratch of one call of at most `rows` rows.
-std::size_t tile_scratch_bytes(std::size_t rows, std::size_t depth, bool split);
+/// Whether the rows of a are read where they lie, as whole tiles of bf16 numbers. Others are packed first, and so are
+/// those at the end that fill no panel.
+bool reads_in_place(const TileProduct& product);
+/// Bytes of scratch of one call.
+std::size_t tile_scratch_bytes(const TileProduct& product);
 /// One call is one piece of work for one thread. `scratch` is aligned to 64 bytes.
 void tile_product(const TileProduct& product, TileUnit unit, std::byte* scratch);
 

@@ -6,17 +6,24 @@
 #include <cstring>
 
 // Matrix products of bf16 by tiles of 16 rows of 64 bytes, as AMX has them (Intel 64 and IA-32 Architectures Software
-// Developer's Manual, volume 1, chapter 18). What computes with tiles takes one of two classes as a template argument:
-// HardwareTiles are the instructions, EmulatedTiles the same in C++, by which every path is tested on machines without
-// AMX.
+// Developer's Manual, volume 1, chapter 18). What computes with tiles takes one of three classes as template argument:
+// HardwareTiles are the instructions of AMX; EmulatedTiles the same in C++, by which every path is tested on machines
+// without AMX; DotTiles leave blocks of tiles to the dot products of AVX512_BF16, which read them in the same order.
 namespace megatron::kernels::cpu {
 
-enum class TileUnit { None, Emulated, Hardware };
+enum class TileUnit { None, Emulated, Dots, Hardware };
 
-/// What kernels compute tiles with from now on: Hardware where the chosen instruction set is "amx". Process-wide.
+/// What kernels compute tiles with from now on: Hardware where the chosen instruction set is "amx", Dots where it is
+/// "avx512_bf16". Process-wide.
 TileUnit tile_unit();
 /// Whether this process may use AMX's bf16 tiles; asks the system for permission the first time.
 bool has_tiles();
+/// Whether the processor has AVX512_BF16, given that it has AVX512.
+bool has_dots();
+/// Whether its dot product of bf16 pairs does more than its float32 FMA: twice as much on AMD's (Zen 4), half as much
+/// on Intel's (decision 38).
+bool fast_dots();
+bool made_by_amd();  ///< the processor
 /// Whether tiles are emulated: for tests, switched on and off by emulate_tiles.
 bool emulated_tiles();
 void emulate_tiles(bool on);
@@ -109,5 +116,8 @@ class EmulatedTiles {
 
   std::array<Tile, 8> tiles_ = {};
 };
+
+/// Holds nothing: the sums of a block stay in vector registers (tile_multiply.h).
+class DotTiles {};
 
 }  // namespace megatron::kernels::cpu
