@@ -27,7 +27,8 @@ generate::EarlyStopping early_stopping_of(const std::string& name) {
   for (const auto& [known, value] :
        {std::pair{"likely", EarlyStopping::Likely}, {"full", EarlyStopping::WhenFull}, {"never", EarlyStopping::Never}})
     if (name == known) return value;
-  throw ConfigError(rule_got_fix("generate: --early-stopping must be likely, full or never.", name));
+  throw ConfigError(rule_got_fix("generate: --early-stopping must be likely, full or never.", name,
+                                 "--early-stopping likely (the default)"));
 }
 
 /// What the encoder reads: the prompt's tokens, ended as its texts were in training.

@@ -239,10 +239,13 @@ Json measure_stall(const Options& options, const plan::ResolvedRun& run, const f
 int bench_checkpoint(const Args& args) {
   Options options;
   const auto words = config::parse_command_line(options, args, "megatron bench checkpoint [OPTION]…");
-  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+  if (!words.empty())
+    throw ConfigError(
+        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
   if (options.repeats < 1 || options.steps < 0 || options.load_tp < 1)
     throw ConfigError(rule_got_fix("--repeats and --load-tp must be 1 or more, --steps 0 or more.",
-                                   concat(options.repeats, ", ", options.load_tp, ", ", options.steps)));
+                                   concat(options.repeats, ", ", options.load_tp, ", ", options.steps),
+                                   "--repeats 1 --load-tp 1 --steps 0"));
   config::RunConfig config;
   config::read_toml(config::fields_of(config), read_file(options.recipe), options.recipe);
   config.train.global_batch_size = config.train.micro_batch_size = 1;
@@ -254,7 +257,8 @@ int bench_checkpoint(const Args& args) {
   const fs::path parent = options.folder.empty() ? fs::temp_directory_path() : fs::path(options.folder);
   std::string folder = (parent / "megatron-bench-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr)
-    throw ConfigError(rule_got_fix("--folder must be writable.", parent.string()));
+    throw ConfigError(
+        rule_got_fix("--folder must be writable.", parent.string(), "name a folder in which you may write"));
   Json report;
   try {
     report = measure_disk(options, run.shape, folder);

@@ -74,18 +74,22 @@ json timings(const Options& options, bool gloo) {
 int bench_comm(const Args& args) {
   Options options;
   const auto rest = config::parse_command_line(options, args, "megatron bench comm [OPTION]…");
-  if (!rest.empty()) throw ConfigError(rule_got_fix("bench comm takes options alone.", rest[0]));
+  if (!rest.empty())
+    throw ConfigError(
+        rule_got_fix("bench comm takes options alone.", rest[0], "leave it out; --help lists the options"));
   const bool sizes_fit = std::all_of(options.sizes.begin(), options.sizes.end(), [](std::int64_t bytes) {
     return bytes >= 4 && bytes % 4 == 0 && bytes <= (std::int64_t{1} << 32);
   });
   if (!sizes_fit) {
     std::string sizes;
     for (const std::int64_t bytes : options.sizes) sizes += concat(sizes.empty() ? "" : ",", bytes);
-    throw ConfigError(rule_got_fix("--sizes must be multiples of 4 bytes, from 4 bytes to 4 GiB.", sizes));
+    throw ConfigError(
+        rule_got_fix("--sizes must be multiples of 4 bytes, from 4 bytes to 4 GiB.", sizes, "--sizes 4096,1048576"));
   }
   if (options.ranks < 2 || options.ranks > 64 || options.repeats < 1)
     throw ConfigError(rule_got_fix("bench comm needs 2 to 64 ranks and a repeat.",
-                                   concat(options.ranks, " ranks, ", options.repeats, " repeats")));
+                                   concat(options.ranks, " ranks, ", options.repeats, " repeats"),
+                                   "--ranks 2 --repeats 1"));
   json rows = timings(options, false);
   for (json& row : timings(options, true)) rows.push_back(std::move(row));
   if (options.json) {

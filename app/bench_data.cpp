@@ -40,12 +40,14 @@ struct Options {
   }
 
   void check() const {
-    if (input.empty()) throw ConfigError(rule_got_fix("--input must be given.", "nothing"));
-    if (tokenizer.empty()) throw ConfigError(rule_got_fix("--tokenizer must be given.", "nothing"));
+    if (input.empty()) throw ConfigError(rule_got_fix("--input must be given.", "nothing", "--input FILE"));
+    if (tokenizer.empty())
+      throw ConfigError(rule_got_fix("--tokenizer must be given.", "nothing", "--tokenizer FOLDER"));
     if (samples < 1 || fetches < 1 || repeats < 1)
       throw ConfigError(rule_got_fix("--samples, --fetches and --repeats must be 1 or more.",
-                                     concat(samples, ", ", fetches, ", ", repeats)));
-    if (workers < 0 || workers > 1024) throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(workers)));
+                                     concat(samples, ", ", fetches, ", ", repeats), "1 for what is less"));
+    if (workers < 0 || workers > 1024)
+      throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(workers), "--workers 0"));
   }
 };
 
@@ -129,7 +131,9 @@ int bench_data(const Args& args) {
   Options options;
   const auto words =
       config::parse_command_line(options, args, "megatron bench data --input F… --tokenizer T [OPTION]…");
-  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+  if (!words.empty())
+    throw ConfigError(
+        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
   options.check();
   const nlohmann::ordered_json report = measure(options);
   if (options.json)

@@ -64,9 +64,10 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
 
 std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
   if (options.steps < 1 || options.warmup < 0 || options.rounds < 1 || options.schedules.empty())
-    throw ConfigError(rule_got_fix("--steps and --rounds must be at least 1, --warmup 0, and --schedules name one.",
-                                   concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ",
-                                          options.schedules.size(), " schedules")));
+    throw ConfigError(rule_got_fix(
+        "--steps and --rounds must be at least 1, --warmup 0, and --schedules name one.",
+        concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ", options.schedules.size(), " schedules"),
+        "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
   std::vector<plan::ResolvedRun> runs;
   for (const std::string& name : options.schedules) {
     config::RunConfig config = options.run;

@@ -144,7 +144,7 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
   if (options.steps < 1 || options.warmup < 0)
     throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
-                                   concat(options.steps, " and ", options.warmup)));
+                                   concat(options.steps, " and ", options.warmup), "--steps 1 --warmup 0"));
   return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0});
 }
 
@@ -324,7 +324,8 @@ void print_table(const Json& json) {
 int bench_step(const Args& args) {
   Options options;
   if (!config::parse_command_line(options, args, "megatron bench step [OPTION]…").empty())
-    throw ConfigError(rule_got_fix("megatron bench step takes options alone.", "a word without --"));
+    throw ConfigError(rule_got_fix("megatron bench step takes options alone.", "a word without --",
+                                   "leave it out; --help lists the options"));
   const auto place = comm::place_from(environment());
   const plan::ResolvedRun run = resolve(options, place);
   kernels::install_caching_allocator();

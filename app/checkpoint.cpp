@@ -119,7 +119,8 @@ std::string stored_dtype(const std::string& name) {
   for (const auto& [given, stored] :
        {std::pair{"", ""}, {"fp32", "F32"}, {"fp64", "F64"}, {"bf16", "BF16"}, {"fp16", "F16"}})
     if (name == given) return stored;
-  throw ConfigError(rule_got_fix("--dtype must be fp32, fp64, bf16 or fp16.", name));
+  throw ConfigError(
+      rule_got_fix("--dtype must be fp32, fp64, bf16 or fp16.", name, "leave --dtype out, and it stays as it is"));
 }
 
 int reshard(const Args& args) {
@@ -130,7 +131,7 @@ int reshard(const Args& args) {
   if (words.size() != 2)
     throw ConfigError(rule_got_fix("checkpoint reshard: two folders must be named.", concat(words.size()), kUsage));
   if (flags.files < 1 || flags.files > 99999)
-    throw ConfigError(rule_got_fix("--files must be 1 to 99999.", concat(flags.files)));
+    throw ConfigError(rule_got_fix("--files must be 1 to 99999.", concat(flags.files), "--files 1 (the default)"));
   const auto made = checkpoint::reshard(
       words[0], words[1],
       {.files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only});
@@ -160,7 +161,8 @@ int diff(const Args& args) {
   if (words.size() != 2)
     throw ConfigError(rule_got_fix("checkpoint diff: two folders must be named.", concat(words.size()), kUsage));
   if (!(flags.tolerance >= 0))
-    throw ConfigError(rule_got_fix("--tolerance must be 0 or more.", concat(flags.tolerance)));
+    throw ConfigError(
+        rule_got_fix("--tolerance must be 0 or more.", concat(flags.tolerance), "--tolerance 0 (the default)"));
   std::int64_t compared = 0;
   const auto found = checkpoint::differences(words[0], words[1], flags.tolerance, &compared);
   json list = json::array();

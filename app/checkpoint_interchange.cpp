@@ -55,7 +55,8 @@ void check(const std::vector<std::string>& rest, const std::string& input, const
 std::string dtype_of(const std::string& name) {
   for (const auto& [ours, theirs] : {std::pair{"", ""}, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}})
     if (name == ours || name == theirs) return theirs;
-  throw ConfigError(rule_got_fix("checkpoint: --dtype must be fp32, bf16 or fp16.", name));
+  throw ConfigError(rule_got_fix("checkpoint: --dtype must be fp32, bf16 or fp16.", name,
+                                 "leave --dtype out, and it stays as it is"));
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ struct RunFlags {
   int threads() const { return threads_of(workers, "--workers"); }
   std::size_t max_document_bytes() const {
     if (max_document_mb < 1 || max_document_mb > 2048)
-      throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(max_document_mb)));
+      throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2048.", concat(max_document_mb),
+                                     "--max-document-mb 64 (the default)"));
     return static_cast<std::size_t>(max_document_mb) << 20;
   }
 };
@@ -184,11 +185,13 @@ struct DedupFlags {
 
 corpus::DedupOptions dedup_options(const DedupFlags& flags) {
   const auto one_of = [](const char* flag, const std::string& got, const char* a, const char* b) {
-    if (got != a && got != b) throw ConfigError(rule_got_fix(concat(flag, " must be ", a, " or ", b, "."), got));
+    if (got != a && got != b)
+      throw ConfigError(rule_got_fix(concat(flag, " must be ", a, " or ", b, "."), got, concat(flag, " ", a)));
     return got == b;
   };
   if (flags.memory_mb < 1 || flags.memory_mb > 1 << 24)
-    throw ConfigError(rule_got_fix("--memory-mb must be 1 to 16777216.", concat(flags.memory_mb)));
+    throw ConfigError(
+        rule_got_fix("--memory-mb must be 1 to 16777216.", concat(flags.memory_mb), "--memory-mb 2048 (the default)"));
   corpus::DedupOptions options{.output = flags.output, .report = flags.report, .threshold = flags.threshold};
   options.text = flags.input.text(flags.run);
   options.shingles = {.characters = one_of("--shingles", flags.shingles, "words", "characters"),
@@ -274,7 +277,8 @@ corpus::OverlapOptions overlap_options(const OverlapFlags& flags) {
   for (const auto& [flag, value] : {std::pair("--remove-chars", flags.remove_chars),
                                     {"--min-chars", flags.min_chars},
                                     {"--max-pieces", flags.max_pieces}})
-    if (value < 0) throw ConfigError(rule_got_fix(concat(flag, " must be 0 or more."), concat(value)));
+    if (value < 0)
+      throw ConfigError(rule_got_fix(concat(flag, " must be 0 or more."), concat(value), concat(flag, " 0")));
   corpus::OverlapOptions options{.report = flags.report, .output = flags.output, .common = flags.common};
   options.training = flags.input.text(flags.run);
   options.test = {.inputs = flags.test, .format = flags.test_format, .key = flags.test_key};
@@ -334,11 +338,12 @@ int data_filter(const Args& args) {
       "Drops documents that are too short, in other languages or from unwanted sites; keeps the others as they are."));
   need_option(!flags.input.input.empty(), "--input");
   if (flags.on_error != "stop" && flags.on_error != "skip")
-    throw ConfigError(rule_got_fix("--on-error must be stop or skip.", flags.on_error));
+    throw ConfigError(
+        rule_got_fix("--on-error must be stop or skip.", flags.on_error, "--on-error stop (the default)"));
   refuse_without(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
   refuse_without(!flags.tokenizer.empty() && flags.min_tokens == 0, "--tokenizer", "--min-tokens");
   refuse_without(flags.url_key != FilterFlags().url_key && flags.block_domains.empty() && flags.block_urls.empty(),
-                "--url-key", "--block-domains or --block-urls");
+                 "--url-key", "--block-domains or --block-urls");
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
   if (!flags.tokenizer.empty()) tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);

@@ -146,7 +146,7 @@ Rows rows_of(const FeaturesFlags& flags, const text::Tokenizer& tokenizer, int t
   if (flags.task == "squad1") return squad_rows(flags, tasks::SquadVersion::V1, tokenizer, threads);
   if (flags.task == "squad2") return squad_rows(flags, tasks::SquadVersion::V2, tokenizer, threads);
   if (flags.task == "race") return race_rows(flags, tokenizer, threads);
-  throw ConfigError(rule_got_fix("--task must be mnli, qqp, squad1, squad2 or race.", flags.task));
+  throw ConfigError(rule_got_fix("--task must be mnli, qqp, squad1, squad2 or race.", flags.task, "--task mnli"));
 }
 
 /// Makes every row as a batch would, and writes them where there is a file. Returns their tokens without padding.
@@ -178,7 +178,8 @@ int data_features(const Args& args) {
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   if (flags.seq_length < 0 || flags.max_query_length < 0)
     throw ConfigError(rule_got_fix("--seq-length and --max-query-length must be 0 or more.",
-                                   concat(flags.seq_length, " and ", flags.max_query_length)));
+                                   concat(flags.seq_length, " and ", flags.max_query_length),
+                                   "0, the task's usual length"));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);

@@ -108,17 +108,18 @@ int data_index(const Args& args) {
       "Builds the order of samples ahead of time: DIR/SPLIT_{document,sample,shuffle}_index.npy, of bert and t5\n"
       "DIR/SPLIT_sample_index.npy.");
   if (words.size() != 1)
-    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words")));
+    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words"),
+                                   "megatron data index PREFIX [OPTION]…"));
   if (flags.kind != "gpt" && flags.kind != "bert" && flags.kind != "t5")
-    throw ConfigError(rule_got_fix("--kind must be gpt, bert or t5.", flags.kind));
+    throw ConfigError(rule_got_fix("--kind must be gpt, bert or t5.", flags.kind, "--kind gpt (the default)"));
   refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
-                "--kind bert or t5");
+                 "--kind bert or t5");
   refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
   need_option(!flags.output.empty(), "--output");
   need_option(flags.seq_length != 0, "--seq-length");
   if (flags.samples.size() != 3)
-    throw ConfigError(
-        rule_got_fix("--samples takes three numbers, such as 1000,50,10.", concat(flags.samples.size(), " numbers")));
+    throw ConfigError(rule_got_fix("--samples takes three numbers, such as 1000,50,10.",
+                                   concat(flags.samples.size(), " numbers"), "--samples 1000,50,10"));
   const data::IndexedDataset pair(words[0]);
   const nlohmann::ordered_json report = flags.kind == "gpt" ? index_gpt(flags, pair) : index_sentences(flags, pair);
   if (flags.json) print_json(report);

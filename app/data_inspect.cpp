@@ -82,7 +82,8 @@ struct CatFlags {
 /// "A:B" within [0, documents].
 std::pair<std::int64_t, std::int64_t> document_range(const std::string& text, std::int64_t documents) {
   const auto fail = [&](const std::string& got) {
-    throw ConfigError(rule_got_fix(concat("--range is A:B with 0 <= A <= B, of ", documents, " documents."), got));
+    throw ConfigError(rule_got_fix(concat("--range is A:B with 0 <= A <= B, of ", documents, " documents."), got,
+                                   concat("--range 0:", documents)));
   };
   const auto number = [&](std::string_view digits) -> std::int64_t {
     const bool right = !digits.empty() && digits.size() <= 18 &&
@@ -107,7 +108,8 @@ std::vector<std::int32_t> ids_of(const data::IndexedDataset& pair, std::int64_t 
   std::vector<std::int32_t> ids;
   for (const std::int64_t token : tokens) {
     if (!std::in_range<std::int32_t>(token))
-      throw ConfigError(rule_got_fix("a token id must fit 32 bits.", concat(token, " in sequence ", sequence)));
+      throw ConfigError(rule_got_fix("a token id must fit 32 bits.", concat(token, " in sequence ", sequence),
+                                     "make the pair again from its text"));
     ids.push_back(static_cast<std::int32_t>(token));
   }
   return ids;
@@ -147,7 +149,9 @@ int data_info(const Args& args) {
   InfoFlags flags;
   const auto words = config::parse_command_line(
       flags, args, "megatron data info P [--json]\n\nReads all of P.bin and P.idx, checks it and sums it up.");
-  if (words.size() != 1) throw ConfigError(rule_got_fix("data info takes one prefix.", concat(words.size(), " words")));
+  if (words.size() != 1)
+    throw ConfigError(
+        rule_got_fix("data info takes one prefix.", concat(words.size(), " words"), "megatron data info PREFIX"));
   const data::IndexedDataset pair(words[0]);
   const data::PairSummary summary = data::summarize(pair);
   const double mean = pair.size() == 0 ? 0 : static_cast<double>(summary.tokens) / static_cast<double>(pair.size());
@@ -175,7 +179,9 @@ int data_cat(const Args& args) {
       config::parse_command_line(flags, args,
                                  "megatron data cat P [--range A:B] [--tokenizer T] [--json]\n\nPrints documents of "
                                  "P.bin and P.idx, a line each sequence: its text, or its ids.");
-  if (words.size() != 1) throw ConfigError(rule_got_fix("data cat takes one prefix.", concat(words.size(), " words")));
+  if (words.size() != 1)
+    throw ConfigError(
+        rule_got_fix("data cat takes one prefix.", concat(words.size(), " words"), "megatron data cat PREFIX"));
   const data::IndexedDataset pair(words[0]);
   const auto [first, end] = document_range(flags.range, pair.num_documents());
   std::optional<text::Tokenizer> tokenizer;

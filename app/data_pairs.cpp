@@ -85,16 +85,20 @@ struct SplitFlags {
 std::vector<std::int64_t> bounds_of(const SplitFlags& flags, std::int64_t documents) {
   const bool by_share = !flags.shares.empty();
   if (by_share == !flags.documents.empty())
-    throw ConfigError(rule_got_fix("data split needs either --shares or --documents.", by_share ? "both" : "none"));
+    throw ConfigError(
+        rule_got_fix("data split needs either --shares or --documents.", by_share ? "both" : "none", "--shares 8,1,1"));
   const std::vector<std::int64_t>& sizes = by_share ? flags.shares : flags.documents;
   double all = 0;
   for (const std::int64_t size : sizes) {
-    if (size < 0) throw ConfigError(rule_got_fix("parts cannot be negative.", concat(size)));
+    if (size < 0) throw ConfigError(rule_got_fix("parts cannot be negative.", concat(size), "0 or more for each part"));
     all += static_cast<double>(size);
   }
-  if (all == 0) throw ConfigError(rule_got_fix("one part must not be empty.", "only zeros"));
+  if (all == 0)
+    throw ConfigError(rule_got_fix("one part must not be empty.", "only zeros",
+                                   by_share ? "--shares 8,1,1" : concat("--documents ", documents)));
   if (!by_share && all > static_cast<double>(documents))
-    throw ConfigError(rule_got_fix(concat("the parts may have at most ", documents, " documents."), concat(all)));
+    throw ConfigError(rule_got_fix(concat("the parts may have at most ", documents, " documents."), concat(all),
+                                   "--shares 8,1,1, whatever the number"));
   std::vector<std::int64_t> bounds = {0};
   double sum = 0;
   for (const std::int64_t size : sizes) {
@@ -106,13 +110,15 @@ std::vector<std::int64_t> bounds_of(const SplitFlags& flags, std::int64_t docume
 
 std::vector<std::string> names_of(const SplitFlags& flags, std::size_t parts) {
   if (!flags.names.empty() && flags.names.size() != parts)
-    throw ConfigError(rule_got_fix(concat("--names must name the ", parts, " parts."), concat(flags.names.size())));
+    throw ConfigError(rule_got_fix(concat("--names must name the ", parts, " parts."), concat(flags.names.size()),
+                                   "leave --names out, and the parts are numbered"));
   std::vector<std::string> names;
   for (std::size_t i = 0; i < parts; ++i)
     names.push_back(flags.output_prefix + "_" + (flags.names.empty() ? std::to_string(i) : flags.names[i]));
   for (std::size_t i = 0; i < parts; ++i)
     if (std::find(names.begin() + static_cast<std::ptrdiff_t>(i) + 1, names.end(), names[i]) != names.end())
-      throw ConfigError(rule_got_fix("--names must differ.", names[i] + " twice"));
+      throw ConfigError(
+          rule_got_fix("--names must differ.", names[i] + " twice", "leave --names out, and the parts are numbered"));
   return names;
 }
 
@@ -124,7 +130,8 @@ int data_merge(const Args& args) {
       flags, args,
       "megatron data merge A B … --output-prefix P\n\nThe documents of several pairs, one after another, as one pair.");
   need_option(!flags.output_prefix.empty(), "--output-prefix");
-  if (words.empty()) throw ConfigError(rule_got_fix("data merge takes prefixes.", "none"));
+  if (words.empty())
+    throw ConfigError(rule_got_fix("data merge takes prefixes.", "none", "megatron data merge A B --output-prefix P"));
   std::vector<data::IndexedDataset> pairs;
   std::int64_t documents = 0;
   for (const std::string& word : words) {
@@ -151,7 +158,8 @@ int data_split(const Args& args) {
       "pair in their order as several pairs.");
   need_option(!flags.output_prefix.empty(), "--output-prefix");
   if (words.size() != 1)
-    throw ConfigError(rule_got_fix("data split takes one prefix.", concat(words.size(), " words")));
+    throw ConfigError(rule_got_fix("data split takes one prefix.", concat(words.size(), " words"),
+                                   "megatron data split P --shares 8,1,1 --output-prefix Q"));
   const data::IndexedDataset pair(words[0]);
   data::summarize(pair);
   const std::vector<std::int64_t> bounds = bounds_of(flags, pair.num_documents());

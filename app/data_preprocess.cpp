@@ -74,19 +74,24 @@ struct PreprocessFlags {
 
 data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const text::Tokenizer& tokenizer) {
   if (flags.max_document_mb < 1 || flags.max_document_mb > 2000)  // its tokens are counted in 32 bits
-    throw ConfigError(rule_got_fix("--max-document-mb must be 1 to 2000.", concat(flags.max_document_mb)));
-  if (flags.note_mb < 1 || flags.note_mb > 1 << 20)
-    throw ConfigError(rule_got_fix("--note-mb must be 1 to 1048576.", concat(flags.note_mb)));
-  if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
     throw ConfigError(
-        rule_got_fix("--piece-bytes must be 4 to the bytes of --max-document-mb.", concat(flags.piece_bytes)));
+        rule_got_fix("--max-document-mb must be 1 to 2000.", concat(flags.max_document_mb), "--max-document-mb 64"));
+  if (flags.note_mb < 1 || flags.note_mb > 1 << 20)
+    throw ConfigError(rule_got_fix("--note-mb must be 1 to 1048576.", concat(flags.note_mb),
+                                   concat("--note-mb ", PreprocessFlags().note_mb, " (the default)")));
+  if (flags.piece_bytes < 4 || flags.piece_bytes > flags.max_document_mb << 20)
+    throw ConfigError(rule_got_fix("--piece-bytes must be 4 to the bytes of --max-document-mb.",
+                                   concat(flags.piece_bytes),
+                                   concat("--piece-bytes ", PreprocessFlags().piece_bytes, " (the default)")));
   const PreprocessFlags unset;
   if (flags.piece_bytes != unset.piece_bytes && flags.format != "pieces")
-    throw ConfigError(rule_got_fix("--piece-bytes needs --format pieces.", "--format " + flags.format));
+    throw ConfigError(rule_got_fix("--piece-bytes needs --format pieces.", "--format " + flags.format,
+                                   "--format pieces, or leave --piece-bytes out"));
   for (const auto& [flag, given] :
        {std::pair("--keep-newlines", flags.keep_newlines), {"--lang", flags.lang != unset.lang}})
     if (given && !flags.split_sentences)
-      throw ConfigError(rule_got_fix(concat(flag, " needs --split-sentences."), concat(flag, " alone")));
+      throw ConfigError(rule_got_fix(concat(flag, " needs --split-sentences."), concat(flag, " alone"),
+                                     concat("--split-sentences, or leave ", flag, " out")));
   data::PreprocessOptions options;
   options.text.inputs = flags.input;
   options.text.format = data::text_format_of(flags.format);

@@ -69,7 +69,8 @@ void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& re
     throw ConfigError(rule_got_fix("eval: --data must name what is scored.", "none", "--data FILE"));
   Progress::mode_of(flags.progress);
   if (flags.limit < 0 || flags.batch_size < 0)
-    throw ConfigError(rule_got_fix("eval: --limit and --batch-size must be 0 or above.", "a negative number"));
+    throw ConfigError(rule_got_fix("eval: --limit and --batch-size must be 0 or above.", "a negative number",
+                                   "0 (the default): all, and as many at once as hold 4096 tokens"));
 }
 
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {

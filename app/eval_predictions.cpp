@@ -45,7 +45,9 @@ std::string class_report(const std::vector<std::int32_t>& predicted, const std::
 }
 
 void need_labels(bool labelled, const std::string& data) {
-  if (!labelled) throw ConfigError(rule_got_fix(data + " must have a label for each example.", "some have none"));
+  if (!labelled)
+    throw ConfigError(rule_got_fix(data + " must have a label for each example.", "some have none",
+                                   "name the published file that has labels; those of test sets have none"));
 }
 
 std::string glue_report(const PredictionFlags& flags, tasks::GlueTask task) {
@@ -97,9 +99,11 @@ int eval_predictions(const Args& args) {
   need_option(!flags.data.empty(), "--data");
   need_option(!flags.predictions.empty(), "--predictions");
   if (!flags.null_odds.empty() && kind != tasks::TaskKind::Squad2)
-    throw ConfigError(rule_got_fix("--null-odds is for squad2.", flags.task));
+    throw ConfigError(
+        rule_got_fix("--null-odds is for squad2.", flags.task, "--task squad2, or leave --null-odds out"));
   if (flags.null_threshold != PredictionFlags().null_threshold && flags.null_odds.empty())
-    throw ConfigError(rule_got_fix("--null-threshold needs --null-odds.", "none"));
+    throw ConfigError(
+        rule_got_fix("--null-threshold needs --null-odds.", "none", "--null-odds FILE, or leave --null-threshold out"));
   const std::string report = kind == tasks::TaskKind::Mnli     ? glue_report(flags, tasks::GlueTask::Mnli)
                              : kind == tasks::TaskKind::Qqp    ? glue_report(flags, tasks::GlueTask::Qqp)
                              : kind == tasks::TaskKind::Race   ? race_report(flags)

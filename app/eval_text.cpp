@@ -69,7 +69,8 @@ std::vector<std::int64_t> read_pair(const std::string& prefix, std::int64_t limi
   const std::int64_t tokens = pair.verify();
   if (tokens > stored)
     throw ConfigError(rule_got_fix(concat(prefix, ": sequences must not overlap."),
-                                   concat(tokens, " tokens, of which ", stored, " are stored")));
+                                   concat(tokens, " tokens, of which ", stored, " are stored"),
+                                   "make the pair again: megatron data preprocess"));
   std::vector<std::int64_t> ids;
   const std::int64_t wanted = limit > 0 ? std::min(limit, tokens) : tokens;
   ids.resize(static_cast<std::size_t>(wanted));
@@ -109,21 +110,22 @@ void choose_windows(TextFlags& flags, const TrainedModel& model, bool paper) {
   if (flags.window == 0) flags.window = std::min<std::int64_t>(paper ? 1025 : 1024, context);
   if (flags.window > context)
     throw ConfigError(rule_got_fix(concat("--window must be at most ", context, ", which the model's positions hold."),
-                                   concat(flags.window)));
+                                   concat(flags.window), concat("--window ", context)));
   if (flags.stride == 0) flags.stride = usual_stride > 0 ? std::min(usual_stride, flags.window) : flags.window;
 }
 
 TextTask prepare(TextFlags flags, bool paper) {
   if (flags.limit_tokens < 0 || flags.window < 0 || flags.stride < 0)
-    throw ConfigError(
-        rule_got_fix("eval: --window, --stride and --limit-tokens must be 0 or above.", "a negative number"));
+    throw ConfigError(rule_got_fix("eval: --window, --stride and --limit-tokens must be 0 or above.",
+                                   "a negative number", "leave out what is negative"));
   TextTask task{
       .flags = {}, .work = {.model = open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
   choose_windows(flags, work.model, paper);
   if (const auto pair = pair_of(flags.data)) {
     if (flags.detokenize || paper)
-      throw ConfigError(rule_got_fix("eval: --detokenize and --paper are for texts.", "the tokens of " + *pair));
+      throw ConfigError(rule_got_fix("eval: --detokenize and --paper are for texts.", "the tokens of " + *pair,
+                                     "leave them out, or name the text itself"));
     work.ids = read_pair(*pair, flags.limit_tokens);
   } else {
     task.text = tasks::wikitext(read_file(flags.data), flags.detokenize, paper);

@@ -12,7 +12,8 @@ namespace megatron::app {
 
 /// Throws ConfigError where an option that a job cannot do without is missing.
 inline void need_option(bool given, const char* flag) {
-  if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing"));
+  if (!given)
+    throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing", "give it; --help says what it takes"));
 }
 
 /// Throws ConfigError where an option was set that is read with another alone.
@@ -26,12 +27,15 @@ using config::kTokenizerTypeHelp;
 
 /// Throws ConfigError where a job that takes no words got some.
 inline void no_words(const std::vector<std::string>& words) {
-  if (!words.empty()) throw ConfigError(rule_got_fix("this job takes options alone.", words[0]));
+  if (!words.empty())
+    throw ConfigError(
+        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
 }
 
 /// Threads that the option `name` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.
 inline int threads_of(int flag, const char* name = "--threads") {
-  if (flag < 0 || flag > 1024) throw ConfigError(rule_got_fix(concat(name, " must be 0 to 1024."), concat(flag)));
+  if (flag < 0 || flag > 1024)
+    throw ConfigError(rule_got_fix(concat(name, " must be 0 to 1024."), concat(flag), concat(name, " 0, one a core")));
   return flag > 0 ? flag : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

@@ -82,7 +82,9 @@ std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   std::vector<std::string> prompts = flags.prompt;
   if (!flags.prompt_file.empty()) {
     std::ifstream file(flags.prompt_file, std::ios::binary);
-    if (!file) throw ConfigError(rule_got_fix("generate: --prompt-file must be readable.", flags.prompt_file));
+    if (!file)
+      throw ConfigError(rule_got_fix("generate: --prompt-file must be readable.", flags.prompt_file,
+                                     "name a file that is there and may be read"));
     for (std::string line; std::getline(file, line);) prompts.push_back(line);
   }
   if (prompts.empty())

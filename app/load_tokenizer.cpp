@@ -21,7 +21,8 @@ text::Tokenizer load_tokenizer(const std::string& path, const std::string& type)
 text::Specials specials_of(const std::string& flag) {
   if (flag == "recognised") return text::Specials::Recognised;
   if (flag == "text") return text::Specials::AsText;
-  throw ConfigError(rule_got_fix("--special-tokens must be recognised or text.", flag));
+  throw ConfigError(
+      rule_got_fix("--special-tokens must be recognised or text.", flag, "--special-tokens recognised (the default)"));
 }
 
 }  // namespace megatron::app

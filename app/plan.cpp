@@ -43,7 +43,7 @@ struct PlanOptions {
 bool draws_picture(const std::string& file) {
   if (file.ends_with(".svg")) return true;
   if (file.empty() || file.ends_with(".txt")) return false;
-  throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file));
+  throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file, "--draw schedule.svg"));
 }
 
 /// Throws ConfigError unless each rank has computed what the plan's program says, in its order.

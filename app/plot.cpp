@@ -122,11 +122,14 @@ int plot(const Args& args) {
   Options options;
   const auto words = config::parse_command_line(options, args, kUsage);
   if (words.empty() || words.size() > kMostCurves)
-    throw ConfigError(rule_got_fix(concat("plot takes 1 to ", kMostCurves, " runs."), concat(words.size())));
+    throw ConfigError(rule_got_fix(concat("plot takes 1 to ", kMostCurves, " runs."), concat(words.size()),
+                                   "megatron plot runs/a runs/b"));
   if (options.x != "iteration" && options.x != "consumed_samples")
-    throw ConfigError(rule_got_fix("--x must be iteration or consumed_samples.", options.x));
+    throw ConfigError(
+        rule_got_fix("--x must be iteration or consumed_samples.", options.x, "--x iteration (the default)"));
   if (options.smooth < 1 || options.smooth > 1'000'000)
-    throw ConfigError(rule_got_fix("--smooth must be 1 to 1000000.", concat(options.smooth)));
+    throw ConfigError(
+        rule_got_fix("--smooth must be 1 to 1000000.", concat(options.smooth), "--smooth 1, no smoothing"));
   std::vector<Run> runs;
   std::vector<std::string> inputs;
   for (const std::string& word : words) inputs.push_back(metrics_of(word).string());

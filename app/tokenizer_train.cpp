@@ -86,11 +86,14 @@ void check(const Flags& flags) {
   need_option(!flags.output.empty(), "--output");
   threads_of(flags.threads);
   if (flags.kind != "bpe" && flags.kind != "wordpiece" && flags.kind != "unigram")
-    throw ConfigError(rule_got_fix("--kind must be bpe, wordpiece or unigram.", flags.kind));
+    throw ConfigError(
+        rule_got_fix("--kind must be bpe, wordpiece or unigram.", flags.kind, "--kind bpe (the default)"));
   if (flags.kind != "wordpiece" && (flags.cased || flags.limit_alphabet != 0))
-    throw ConfigError(rule_got_fix("--cased and --limit-alphabet are for wordpiece.", "--kind " + flags.kind));
+    throw ConfigError(rule_got_fix("--cased and --limit-alphabet are for wordpiece.", "--kind " + flags.kind,
+                                   "--kind wordpiece, or leave them out"));
   if (flags.kind == "unigram" && flags.min_frequency != 0)
-    throw ConfigError(rule_got_fix("--min-frequency is for kinds that merge.", "--kind unigram"));
+    throw ConfigError(
+        rule_got_fix("--min-frequency is for kinds that merge.", "--kind unigram", "leave --min-frequency out"));
   if (flags.kind == "bpe") flags.merges().check(text::kByteAlphabet);
   if (flags.kind == "wordpiece") flags.word_piece().check();
   if (flags.kind == "unigram") flags.merges().check(text::kUnigramAlphabet);
@@ -137,7 +140,9 @@ Learned train_merges(const Flags& flags) {
   const text::PieceCounter pieces = text::count_pieces(
       [&](std::string& document) { return documents.next(document); }, threads_of(flags.threads),
       is_bpe ? text::CountPieces(text::count_gpt2_pieces) : text::count_bert_words(flags.word_piece().normalization));
-  if (pieces.distinct() == 0) throw ConfigError(rule_got_fix("the input must hold text.", "no character"));
+  if (pieces.distinct() == 0)
+    throw ConfigError(rule_got_fix("the input must hold text.", "no character",
+                                   "--input a file with text; of JSON lines, the key that holds it: --json-key"));
   Progress progress("merge", "tokens", flags.vocab_size, Progress::mode_of(flags.progress));
   const auto update = [&](std::int64_t tokens) { progress.update(tokens); };
   const text::Tokenizer tokenizer(is_bpe ? text::train_bpe(pieces, flags.merges(), update)

@@ -140,7 +140,8 @@ TEST(Layout, ShowsWhereItCannotBeRead) {
   EXPECT_EQ(error("Et*3|x|tL"),
             "parallel.pp_layout cannot be read: only E, t, L, |, (, ), * and numbers have a meaning (character 6).\n"
             "  got:  Et*3|x|tL\n"
-            "             ^");
+            "             ^\n"
+            "  fix:  --pp-layout \"Et*3|t*4|t*4|t*3L\", or balanced");
   EXPECT_THAT(error("E(t|tL"), HasSubstr("')' is missing (character 7)"));
   EXPECT_THAT(error("Et)|tL"), HasSubstr("')' without '(' (character 3)"));
   EXPECT_THAT(error("Et*|tL"), HasSubstr("'*' needs a number of at least 1 (character 4)"));

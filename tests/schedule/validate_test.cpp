@@ -69,7 +69,8 @@ TEST(Validate, ShowsWhoWaitsForWhomInARing) {
             "  got:  blocked at:\n"
             "    rank 0 op #1 B0.0 waits for B1.0 of rank 1\n"
             "    rank 1 op #1 F1.1 waits for F0.1 of rank 0\n"
-            "    rank 2 op #2 F2.1 waits for F1.1 of rank 1");
+            "    rank 2 op #2 F2.1 waits for F1.1 of rank 1\n"
+            "  fix:  megatron plan RECIPE … --draw schedule.txt writes schedules that can");
 }
 
 TEST(Validate, RefusesSendsThatBlockOneAnotherUntilTheirReceivesArePosted) {

@@ -2,6 +2,8 @@
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 
 #include "megatron/base/error.h"
 
@@ -19,6 +21,19 @@ inline void attempt_all(std::initializer_list<std::function<void()>> steps) {
     }
   }
   if (!errors.empty()) throw ConfigError(errors);
+}
+
+/// Returns what `work` returns; a ConfigError of it that has no fix gets `fix`. Readers of files, which have one fix
+/// for all that can be wrong with them. Errors of derived kinds stay what they are.
+template <class Work>
+auto with_fix(const std::string& fix, const Work& work) {
+  try {
+    return work();
+  } catch (const ConfigError& error) {
+    const std::string_view text = error.what();
+    if (typeid(error) != typeid(ConfigError) || text.find("\n  fix:") != std::string_view::npos) throw;
+    throw ConfigError(concat(text, "\n  fix:  ", fix));
+  }
 }
 
 }  // namespace megatron

@@ -40,12 +40,14 @@ class Descriptor {
 std::pair<int, std::uint64_t> open_regular(const std::filesystem::path& path) {
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0)
-    throw ConfigError(
-        rule_got_fix("an input file must exist and be readable.", path.string() + ": " + system_message()));
+    throw ConfigError(rule_got_fix("an input file must exist and be readable.", path.string() + ": " + system_message(),
+                                   "name a file that is there and may be read"));
   struct stat status {};
   if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
     close(descriptor);
-    throw ConfigError(rule_got_fix("an input must be a regular file.", path.string()));
+    throw ConfigError(
+        rule_got_fix("an input must be a regular file.", path.string(),
+                     std::filesystem::is_directory(path) ? "name a file in it" : "copy what it gives to a file"));
   }
   return {descriptor, static_cast<std::uint64_t>(status.st_size)};
 }
@@ -97,7 +99,8 @@ std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t
   if (!fits)
     throw ConfigError(
         rule_got_fix(concat(path_.string(), ": ", what, " must lie within the file."),
-                     concat(count, " x ", item_size, " bytes at byte ", offset, " of a file of ", size_, " bytes")));
+                     concat(count, " x ", item_size, " bytes at byte ", offset, " of a file of ", size_, " bytes"),
+                     "copy or make the file anew: it is cut off or damaged"));
   return {data_ + offset, count * item_size};
 }
 
@@ -131,8 +134,9 @@ void AtomicFile::open_named() {
     temporary_path_ = other_name(attempt);
     descriptor_ = open(temporary_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno != EEXIST)
-      throw ConfigError(
-          rule_got_fix("an output's folder must exist and be writable.", path_.string() + ": " + system_message()));
+      throw ConfigError(rule_got_fix("an output's folder must exist and be writable.",
+                                     path_.string() + ": " + system_message(),
+                                     "name a folder that is there and in which you may write"));
   }
   is_named_ = true;
 }
@@ -189,8 +193,8 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   const auto [opened, size] = open_regular(path);
   const Descriptor descriptor(opened);
   if (size > limit)
-    throw ConfigError(
-        rule_got_fix(concat(path.string(), ": the file may have at most ", limit, " bytes."), concat(size, " bytes")));
+    throw ConfigError(rule_got_fix(concat(path.string(), ": the file may have at most ", limit, " bytes."),
+                                   concat(size, " bytes"), "name the file that was meant"));
   std::string text(size, '\0');
   std::size_t done = 0;
   while (done < text.size()) {

@@ -51,7 +51,7 @@ void verify_file(const fs::path& folder, const Manifest& manifest, std::size_t i
       if (entry == entries.end() || entry->second.dtype != tensor.dtype || entry->second.shape != slice.box.shape)
         throw Damage(rule_got_fix(concat(file.name(), ": must hold a slice of \"", name, "\" at byte ", slice.begin,
                                          ", as the manifest says."),
-                                  "a header that does not say so"));
+                                  "a header that does not say so", kLoadAnother));
     }
   }
 }

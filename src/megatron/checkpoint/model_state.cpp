@@ -54,8 +54,9 @@ config::RunConfig saved_recipe(const std::filesystem::path& folder) {
   const auto entry = metadata.find("recipe");
   const auto recipe = entry == metadata.end() ? nlohmann::json() : nlohmann::json::parse(entry->second, nullptr, false);
   if (!recipe.is_string())
-    throw ConfigError(
-        rule_got_fix(concat("The checkpoint ", found.string(), " must hold the recipe of its run."), "none"));
+    throw ConfigError(rule_got_fix(concat("The checkpoint ", found.string(), " must hold the recipe of its run."),
+                                   "none",
+                                   "name a checkpoint that megatron train or megatron checkpoint import has written"));
   config::RunConfig config;
   config::read_toml(config::fields_of(config), recipe.get<std::string>(), "the recipe in " + found.string());
   return config;

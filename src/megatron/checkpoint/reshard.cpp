@@ -68,7 +68,8 @@ fs::path reshard(const fs::path& from, const fs::path& to, const ReshardOptions&
   const Reader reader(find_checkpoint(from));
   const std::string name = iteration_name(reader.manifest().iteration);
   if (fs::exists(to / name) && fs::equivalent(to / name, reader.name()))
-    throw ConfigError(rule_got_fix("A checkpoint is written anew in another folder.", to.string() + ", its own"));
+    throw ConfigError(rule_got_fix("A checkpoint is written anew in another folder.", to.string() + ", its own",
+                                   "name another folder"));
   if (has_checkpoint(to))
     throw ConfigError(
         rule_got_fix("reshard: the folder written must not hold checkpoints.", to.string(), "name another folder"));

@@ -344,7 +344,9 @@ std::string address_towards(const std::string& host, int port) {
                   getnameinfo(reinterpret_cast<const sockaddr*>(&local), length, text, sizeof text, nullptr, 0,
                               NI_NUMERICHOST) == 0;
   close(fd);
-  if (!ok) throw PeerError(rule_got_fix("This host must have a route to the rendezvous host.", host));
+  if (!ok)
+    throw PeerError(rule_got_fix("This host must have a route to the rendezvous host.", host,
+                                 "set MASTER_ADDR to an address that every host reaches"));
   return text;
 }
 

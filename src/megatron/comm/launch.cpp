@@ -172,8 +172,9 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
   const bool not_run = read(error_pipe[0], &error, sizeof error) == sizeof error;
   close(error_pipe[0]);
   if (not_run)
-    throw ConfigError(
-        rule_got_fix("The program of the ranks must be executable.", command[0] + ": " + std::strerror(error)));
+    throw ConfigError(rule_got_fix("The program of the ranks must be executable.",
+                                   command[0] + ": " + std::strerror(error),
+                                   "start the program by a path that may be executed"));
   return result;
 }
 

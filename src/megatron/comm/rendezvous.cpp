@@ -32,7 +32,8 @@ class Reader {
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
     if (error != std::errc() || end != value.data() + value.size() || number < low || number > high)
       throw ConfigError(rule_got_fix(
-          concat("The variable ", name, " of ", launcher_, " must be a number from ", low, " to ", high, "."), value));
+          concat("The variable ", name, " of ", launcher_, " must be a number from ", low, " to ", high, "."), value,
+          "start with the launcher itself, or set it on every rank"));
     return number;
   }
 
@@ -147,7 +148,8 @@ Place from_slurm(const Reader& in) {
 }
 
 [[noreturn]] void bad_host_list(const std::string& list) {
-  throw ConfigError(rule_got_fix("A host list reads name or name[a-b,c], joined by commas.", list));
+  throw ConfigError(rule_got_fix("A host list reads name or name[a-b,c], joined by commas.", list,
+                                 "MASTER_ADDR=HOST, and the list is not read"));
 }
 
 /// "001-003,007" appended to `prefix`: widths are kept.

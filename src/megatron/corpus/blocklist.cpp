@@ -28,7 +28,8 @@ void for_each_entry(const std::string& path, OnEntry&& entry) {
       if (line.empty() || line[0] == '#') continue;
       const std::string where = concat(block.file, ", line ", block.records[i].line, ": ");
       if (line.find_first_of(" \t") != std::string_view::npos)
-        throw ConfigError(rule_got_fix(where + "a list of sites must have one name a line.", std::string(line)));
+        throw ConfigError(rule_got_fix(where + "a list of sites must have one name a line.", std::string(line),
+                                       "one site a line, such as example.com"));
       entry(line, where);
     }
 }
@@ -71,7 +72,8 @@ void Blocklist::add_urls(const std::string& path) {
   for_each_entry(path, [&](std::string_view line, const std::string& where) {
     UrlParts parts = url_parts(line);
     if (parts.host.empty())
-      throw ConfigError(rule_got_fix(where + "a list of URLs must hold URLs.", std::string(line)));
+      throw ConfigError(rule_got_fix(where + "a list of URLs must hold URLs.", std::string(line),
+                                     "one URL a line, such as https://example.com/page"));
     urls_.insert(std::move(parts.address));
   });
 }

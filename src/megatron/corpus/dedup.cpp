@@ -256,10 +256,11 @@ class Deduplication {
 }  // namespace
 
 DedupResult deduplicate(const DedupOptions& options, const OnDedupProgress& progress) {
-  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
+  if (options.workers < 1)
+    throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
   if (!(options.threshold > 0 && options.threshold <= 1))
-    throw ConfigError(
-        rule_got_fix("a threshold of similarity must be above 0 and at most 1.", concat(options.threshold)));
+    throw ConfigError(rule_got_fix("a threshold of similarity must be above 0 and at most 1.",
+                                   concat(options.threshold), "--threshold 0.7 (the default)"));
   Shingler{options.shingles};  // checks its options
   check_has_records(options.text);
   check_outputs({options.output, options.report}, options.text.inputs);

@@ -147,9 +147,11 @@ const char* reason_name(Reason reason) {
 }
 
 FilterResult filter(const FilterOptions& options, const OnProgress& progress) {
-  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
+  if (options.workers < 1)
+    throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
   if (options.min_tokens < 0)
-    throw ConfigError(rule_got_fix("the least number of tokens must be 0 or more.", concat(options.min_tokens)));
+    throw ConfigError(
+        rule_got_fix("the least number of tokens must be 0 or more.", concat(options.min_tokens), "--min-tokens 0"));
   check_has_records(options.text);
   if (!(options.block_domains.empty() && options.block_urls.empty()) && options.text.format != data::TextFormat::Auto &&
       options.text.format != data::TextFormat::Jsonl)

@@ -65,9 +65,11 @@ double Bands::recall(double jaccard) const { return 1 - std::pow(1 - std::pow(ja
 
 Bands choose_bands(int hashes, double threshold) {
   if (hashes < 1 || hashes > kMostHashes)
-    throw ConfigError(rule_got_fix(concat("a signature must have 1 to ", kMostHashes, " hashes."), concat(hashes)));
+    throw ConfigError(rule_got_fix(concat("a signature must have 1 to ", kMostHashes, " hashes."), concat(hashes),
+                                   "leave --hashes out"));
   if (!(threshold > 0 && threshold <= 1))
-    throw ConfigError(rule_got_fix("a threshold of similarity must be above 0 and at most 1.", concat(threshold)));
+    throw ConfigError(rule_got_fix("a threshold of similarity must be above 0 and at most 1.", concat(threshold),
+                                   "--threshold 0.7 (the default)"));
   Bands best{.bands = hashes, .rows = 1};
   for (int rows = 2; rows <= hashes; ++rows) {
     const Bands bands{.bands = hashes / rows, .rows = rows};
@@ -79,7 +81,7 @@ Bands choose_bands(int hashes, double threshold) {
 MinHasher::MinHasher(Bands bands, std::uint64_t seed) : bands_(bands) {
   if (bands.bands < 1 || bands.rows < 1 || bands.bands > kMostHashes / bands.rows)
     throw ConfigError(rule_got_fix(concat("bands times rows must be 1 to ", kMostHashes, "."),
-                                   concat(bands.bands, " bands of ", bands.rows)));
+                                   concat(bands.bands, " bands of ", bands.rows), "leave --bands and --rows out"));
   const auto places = static_cast<std::size_t>(bands.bands * bands.rows);
   const std::size_t padded = (places + kBlock - 1) / kBlock * kBlock;
   const std::uint64_t key = stream_key(seed, "minhash");

@@ -30,7 +30,8 @@ void NgramTable::grow() {
 std::uint32_t NgramTable::add(std::uint64_t hash) {
   if (const std::uint32_t known = find(hash); known != kNone) return known;
   if (size_ >= std::size_t{1} << 31)
-    throw ConfigError(rule_got_fix("a test set must have fewer than 2^31 different n-grams.", "more"));
+    throw ConfigError(rule_got_fix("a test set must have fewer than 2^31 different n-grams.", "more",
+                                   "compare with a part of the test set at a time"));
   if ((size_ + 1) * 2 > hashes_.size()) grow();
   put(hash, static_cast<std::uint32_t>(size_));
   return static_cast<std::uint32_t>(size_++);

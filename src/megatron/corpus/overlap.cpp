@@ -125,7 +125,8 @@ class Overlap {
       : options_(options), progress_(progress), test_(options), counts_(test_.table().size()) {
     if (test_.ngrams().empty())
       throw ConfigError(rule_got_fix(concat("a test set must have a document of ", options.min_ngram, " words."),
-                                     concat(test_.documents().size(), " shorter documents")));
+                                     concat(test_.documents().size(), " shorter documents"),
+                                     "a smaller --min-ngram, or a larger test set"));
   }
 
   OverlapResult run() {
@@ -268,12 +269,15 @@ double OverlapResult::percent() const {
 }
 
 OverlapResult overlap(const OverlapOptions& options, const OnProgress& progress) {
-  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
+  if (options.workers < 1)
+    throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
   if (options.ngram < 1 || options.ngram > 64 || options.min_ngram < 1 || options.min_ngram > options.ngram)
     throw ConfigError(rule_got_fix("an n-gram must have 1 to 64 words, and the shortest no more than the others.",
-                                   concat(options.min_ngram, " to ", options.ngram)));
+                                   concat(options.min_ngram, " to ", options.ngram),
+                                   "leave --ngram and --min-ngram out"));
   if (options.common < 0)
-    throw ConfigError(rule_got_fix("a number of occurrences must be 0 or more.", concat(options.common)));
+    throw ConfigError(rule_got_fix("a number of occurrences must be 0 or more.", concat(options.common),
+                                   "--common 10 (the default)"));
   if (!options.output.empty()) {
     check_has_records(options.training);
     for (const std::string& input : options.training.inputs)

@@ -49,22 +49,25 @@ const nlohmann::json& member(const nlohmann::json& object, const char* name, nlo
                              const std::string& file) {
   const auto found = object.is_object() ? object.find(name) : object.end();
   if (found == object.end() || found->type() != type)
-    throw ConfigError(
-        rule_got_fix(concat(file,
-                            ": a SQuAD file has data, of these paragraphs, of these context and qas, of these "
-                            "question."),
-                     concat("no \"", name, "\" where it belongs")));
+    throw ConfigError(rule_got_fix(
+        concat(file,
+               ": a SQuAD file has data, of these paragraphs, of these context and qas, of these "
+               "question."),
+        concat("no \"", name, "\" where it belongs"), "the file as it is published, or another --test-format"));
   return *found;
 }
 
 void read_squad(const TestSetOptions& options, const OnDocument& document) {
   const std::string key = options.key.empty() ? "question" : options.key;
   if (key != "question" && key != "context")
-    throw ConfigError(rule_got_fix("the texts of SQuAD are question or context.", key));
+    throw ConfigError(
+        rule_got_fix("the texts of SQuAD are question or context.", key, "--test-key question (the default)"));
   using Type = nlohmann::json::value_t;
   for (const std::string& file : options.inputs) {
     const auto root = nlohmann::json::parse(read_file(file), nullptr, false);
-    if (root.is_discarded()) throw ConfigError(rule_got_fix(file + " must be JSON.", "other text"));
+    if (root.is_discarded())
+      throw ConfigError(
+          rule_got_fix(file + " must be JSON.", "other text", "the file as it is published, or another --test-format"));
     std::int64_t number = 0;
     for (const auto& article : member(root, "data", Type::array, file))
       for (const auto& paragraph : member(article, "paragraphs", Type::array, file)) {
@@ -81,7 +84,7 @@ void read_squad(const TestSetOptions& options, const OnDocument& document) {
 }  // namespace
 
 void read_test_set(const TestSetOptions& options, const OnDocument& document) {
-  if (options.inputs.empty()) throw ConfigError(rule_got_fix("there must be a test set.", "none"));
+  if (options.inputs.empty()) throw ConfigError(rule_got_fix("there must be a test set.", "none", "--test FILE"));
   if (options.format == "wikitext") return read_wikitext(options, document);
   if (options.format == "squad") return read_squad(options, document);
   data::TextReaderOptions text{.inputs = options.inputs, .format = data::text_format_of(options.format)};

@@ -203,7 +203,8 @@ void append_ngrams(std::span<const std::uint64_t> units, std::size_t n, std::vec
 
 Shingler::Shingler(ShingleOptions options) : options_(options) {
   if (options.size < 1 || options.size > 64)
-    throw ConfigError(rule_got_fix("a shingle must have 1 to 64 words or characters.", concat(options.size)));
+    throw ConfigError(rule_got_fix("a shingle must have 1 to 64 words or characters.", concat(options.size),
+                                   "--shingle-size 5 (the default)"));
 }
 
 void Shingler::append_characters(std::string_view folded) {

@@ -29,13 +29,14 @@ std::optional<double> number_of(const std::string& word) {
 
 void check_count(std::size_t sets) {
   if (sets > kMostSets)
-    throw ConfigError(rule_got_fix(concat("a blend has at most ", kMostSets, " datasets."), concat(sets)));
+    throw ConfigError(rule_got_fix(concat("a blend has at most ", kMostSets, " datasets."), concat(sets),
+                                   "merge some: megatron data merge A B --output-prefix P"));
 }
 
 }  // namespace
 
 Blend parse_blend(const std::vector<std::string>& words) {
-  if (words.empty()) throw ConfigError(rule_got_fix("a blend must name a dataset.", "no words"));
+  if (words.empty()) throw ConfigError(rule_got_fix("a blend must name a dataset.", "no words", "--data-path PREFIX"));
   Blend blend;
   std::vector<double> weights;
   if (words.size() % 2 == 0)
@@ -66,7 +67,8 @@ Blend read_blend_file(const std::filesystem::path& path) {
   std::vector<std::string> words;
   for (std::string word; text >> word;) words.push_back(word);
   if (words.empty())
-    throw ConfigError(rule_got_fix(concat(path.string(), ": must hold weights and prefixes."), "an empty file"));
+    throw ConfigError(rule_got_fix(concat(path.string(), ": must hold weights and prefixes."), "an empty file",
+                                   "words as in --data-path: 0.3 A 0.7 B"));
   return parse_blend(words);
 }
 

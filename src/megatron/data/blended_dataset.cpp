@@ -61,7 +61,8 @@ void BlendedDataset::build(const Spec& spec, const CacheEntry& entry) const {
   const std::vector<std::int64_t> sizes = sizes_of(sets_);
   const std::int64_t size = spec.size.value_or(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
   if (size < 0 || size > kMostSamples)
-    throw ConfigError(rule_got_fix(concat("a blend has 0 to ", kMostSamples, " samples."), concat(size)));
+    throw ConfigError(rule_got_fix(concat("a blend has 0 to ", kMostSamples, " samples."), concat(size),
+                                   "a shorter run: --train-iters"));
   NpyWriter set(entry.file(kSetIndex), NpyType::I16, {size}), sample(entry.file(kSampleIndex), NpyType::I64, {size});
   const BlendOrder order{set.values<std::int16_t>(), sample.values<std::int64_t>()};
   if (spec.size)

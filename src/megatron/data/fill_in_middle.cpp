@@ -52,11 +52,13 @@ FillInMiddle::FillInMiddle(const FillInMiddleOptions& options, const text::Token
     : options_(options), tokenizer_(tokenizer), key_(key) {
   for (const double rate : {options.rate, options.spm_rate, options.fragment_rate})
     if (!(rate >= 0 && rate <= 1))
-      throw ConfigError(rule_got_fix("a rate of fill-in-the-middle must be from 0 to 1.", concat(rate)));
+      throw ConfigError(
+          rule_got_fix("a rate of fill-in-the-middle must be from 0 to 1.", concat(rate), "0.5 (the default)"));
   for (const std::int32_t token : {options.prefix, options.middle, options.suffix, options.pad, options.eod})
     if (token < 0 || token >= tokenizer.vocab_size())
       throw ConfigError(rule_got_fix(
-          "fill-in-the-middle needs tokens for prefix, middle, suffix, padding and end of document.", concat(token)));
+          "fill-in-the-middle needs tokens for prefix, middle, suffix, padding and end of document.", concat(token),
+          "a tokenizer that has them, or their names here: --fim-prefix-token and the others"));
 }
 
 void FillInMiddle::add_permuted(std::span<const std::int32_t> text, double rate, Random& random,

@@ -136,22 +136,27 @@ void check_split(SplitPart part, const std::string& split, const SequenceRange& 
 GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_epoch) {
   const std::int64_t seq = spec.seq_length, extra = spec.extra_token ? 1 : 0;
   if (seq < 1 || seq > kLongestSample)
-    throw ConfigError(rule_got_fix(concat("the sequence length must be 1 to ", kLongestSample, "."), concat(seq)));
+    throw ConfigError(rule_got_fix(concat("the sequence length must be 1 to ", kLongestSample, "."), concat(seq),
+                                   "--seq-length 1024"));
   if (spec.seed > std::numeric_limits<std::uint32_t>::max())
-    throw ConfigError(rule_got_fix("the seed of the sample order must be below 2^32.", concat(spec.seed)));
+    throw ConfigError(
+        rule_got_fix("the seed of the sample order must be below 2^32.", concat(spec.seed), "--seed 1234"));
   const std::int64_t wanted = spec.num_samples.value_or(0);
-  if (wanted < 0) throw ConfigError(rule_got_fix("the number of samples cannot be negative.", concat(wanted)));
+  if (wanted < 0)
+    throw ConfigError(rule_got_fix("the number of samples cannot be negative.", concat(wanted), "0 or more"));
   GptIndexPlan plan{.tokens_per_epoch = tokens_per_epoch};
   if (tokens_per_epoch == 0) {
     if (wanted > 0)
-      throw ConfigError(
-          rule_got_fix("a split that samples are asked of must have tokens.", concat(wanted, " samples of no tokens")));
+      throw ConfigError(rule_got_fix("a split that samples are asked of must have tokens.",
+                                     concat(wanted, " samples of no tokens"),
+                                     "a larger share of the documents for it (--split), or more text"));
     return plan;
   }
   std::int64_t needed = 0;
   if (__builtin_mul_overflow(wanted, seq, &needed) ||
       needed > std::numeric_limits<std::int64_t>::max() / 2 - tokens_per_epoch)
-    throw ConfigError(rule_got_fix("samples x sequence length must be below 2^62 tokens.", concat(wanted, " x ", seq)));
+    throw ConfigError(rule_got_fix("samples x sequence length must be below 2^62 tokens.", concat(wanted, " x ", seq),
+                                   "fewer samples: --train-iters"));
   plan.epochs = std::max<std::int64_t>(1, (needed + extra + tokens_per_epoch - 1) / tokens_per_epoch);
   const std::int64_t stream = std::max<std::int64_t>(0, plan.epochs * tokens_per_epoch - extra);
   plan.samples = spec.keep_partial ? (stream + seq - 1) / seq : stream / seq;
@@ -208,7 +213,8 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   std::int64_t positions = 0;
   if (__builtin_mul_overflow(range.size(), plan.epochs, &positions) || positions > std::int64_t{1} << 48)
     throw ConfigError(rule_got_fix("the samples asked for must not repeat the split so often.",
-                                   concat(plan.epochs, " passes over ", range.size(), " sequences")));
+                                   concat(plan.epochs, " passes over ", range.size(), " sequences"),
+                                   "fewer samples (--train-iters), or more text"));
   NumpyRandom random(static_cast<std::uint32_t>(spec.seed));
   NpyType type = NpyType::I32;
 

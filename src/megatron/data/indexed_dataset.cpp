@@ -143,8 +143,8 @@ void IndexedDataset::parse() {
 
 void IndexedDataset::check_sequence(std::int64_t sequence) const {
   if (sequence < 0 || sequence >= sequences_)
-    throw ConfigError(
-        rule_got_fix(concat(prefix_, ": a sequence must be one of ", sequences_, "."), concat("sequence ", sequence)));
+    throw ConfigError(rule_got_fix(concat(prefix_, ": a sequence must be one of ", sequences_, "."),
+                                   concat("sequence ", sequence), concat("0 to ", sequences_ - 1)));
 }
 
 std::int64_t IndexedDataset::length(std::int64_t sequence) const {
@@ -272,12 +272,14 @@ void IndexedDatasetWriter::add_documents(const IndexedDataset& from, std::int64_
                      "preprocess both with the same tokenizer"));
   if (sequences_ > 0 && from.size() > 0 && from.has_modes() != (modes_.size() > 0))
     throw ConfigError(rule_got_fix("datasets that are merged must all have modes or none.",
-                                   from.prefix() + (from.has_modes() ? " has modes" : " has none")));
+                                   from.prefix() + (from.has_modes() ? " has modes" : " has none"),
+                                   "preprocess both alike"));
   for (std::int64_t document = first; document < end; ++document) {
     const std::int64_t next = from.first_sequence(document + 1);
     if (next < from.first_sequence(document))
       throw ConfigError(rule_got_fix(from.prefix() + ".idx: documents must follow one another.",
-                                     concat("document ", document, " ends before it begins")));
+                                     concat("document ", document, " ends before it begins"),
+                                     "make the pair again from its text"));
     for (std::int64_t i = from.first_sequence(document); i < next; ++i) {
       bin_.write(from.raw(i));
       const auto length = static_cast<std::int32_t>(from.length(i));

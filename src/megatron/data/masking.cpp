@@ -34,7 +34,8 @@ std::vector<double> cumulative_lengths(const MaskingOptions& options) {
 
 void check(const MaskingOptions& options) {
   if (!(options.probability >= 0 && options.probability <= 1))
-    throw ConfigError(rule_got_fix("the masking probability must be 0 to 1.", concat(options.probability)));
+    throw ConfigError(rule_got_fix("the masking probability must be 0 to 1.", concat(options.probability),
+                                   "--mask-prob 0.15 (the default)"));
   if (options.max_ngram < 1 || options.max_ngram > kLongestNgram)
     throw ConfigError(rule_got_fix(concat("the longest n-gram to mask must be 1 to ", kLongestNgram, " words."),
                                    concat(options.max_ngram)));

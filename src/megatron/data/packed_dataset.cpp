@@ -84,12 +84,14 @@ void PackedDataset::build(const CacheEntry& entry, Packing packing) const {
   const std::int64_t wanted = spec_.index.num_samples.value_or(0);
   if (wanted > 0 && passes.samples() == 0)
     throw ConfigError(rule_got_fix(concat(spec_.prefix, ": documents that samples are made of must have two tokens."),
-                                   concat(wanted, " samples of none")));
+                                   concat(wanted, " samples of none"),
+                                   "another part of the documents (--split), or longer ones"));
   const std::int64_t repeats = wanted == 0 ? 1 : (wanted + passes.samples() - 1) / passes.samples();
   std::int64_t pieces = 0;
   if (__builtin_mul_overflow(repeats, passes.pieces(), &pieces) || pieces > kMostPieces)
     throw ConfigError(rule_got_fix("the samples asked for must not repeat the data so often.",
-                                   concat(repeats, " passes of ", passes.pieces(), " pieces")));
+                                   concat(repeats, " passes of ", passes.pieces(), " pieces"),
+                                   "fewer samples (--train-iters), or more text"));
   NpyWriter piece_index(entry.file(kPieces), NpyType::I32, {pieces, 2});
   NpyWriter begins(entry.file(kBegins), NpyType::I64, {repeats * passes.samples() + 1});
   const auto values = piece_index.values<std::int32_t>();

@@ -146,7 +146,8 @@ void read_all(BlockReader& reader, JobQueue& queue) {
 /// Plain text has no keys to take a text of each from.
 void check_keys(const PreprocessOptions& options, const std::string& got) {
   if (options.json_keys.size() > 1)
-    throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone (--json-keys).", got));
+    throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone (--json-keys).", got,
+                                   "one key, or --format jsonl"));
 }
 
 /// One worker: its parser, its encoder, and buffers that last from block to block.
@@ -303,13 +304,17 @@ nlohmann::ordered_json identity_of(const PreprocessOptions& options, const TextE
 }
 
 void check(const PreprocessOptions& options, const TextEncoder& encoder) {
-  if (options.workers < 1) throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers)));
+  if (options.workers < 1)
+    throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
   if (options.append_eod && (options.eod < 0 || options.eod >= encoder.vocab_size))
-    throw ConfigError(rule_got_fix("the end-of-document token must be in the vocabulary.", concat(options.eod)));
-  if (options.json_keys.empty()) throw ConfigError(rule_got_fix("there must be a key (--json-keys).", "none"));
+    throw ConfigError(rule_got_fix("the end-of-document token must be in the vocabulary.", concat(options.eod),
+                                   "a tokenizer that has it, or leave --append-eod out"));
+  if (options.json_keys.empty())
+    throw ConfigError(rule_got_fix("there must be a key (--json-keys).", "none", "--json-keys text (the default)"));
   for (auto key = options.json_keys.begin(); key != options.json_keys.end(); ++key)
     if (std::find(options.json_keys.begin(), key, *key) != key)
-      throw ConfigError(rule_got_fix("each key makes a pair of its own (--json-keys).", *key + " twice"));
+      throw ConfigError(rule_got_fix("each key makes a pair of its own (--json-keys).", *key + " twice",
+                                     concat("name ", *key, " once")));
   if (options.text.format != TextFormat::Auto && options.text.format != TextFormat::Jsonl)
     check_keys(options, "a format of plain text");
 }
@@ -398,7 +403,7 @@ TextEncoder encoder_of(const text::Tokenizer& tokenizer, Around around, text::Sp
 OnError on_error_of(std::string_view name) {
   if (name == "stop") return OnError::Stop;
   if (name == "skip") return OnError::Skip;
-  throw ConfigError(rule_got_fix("--on-error is stop or skip.", std::string(name)));
+  throw ConfigError(rule_got_fix("--on-error is stop or skip.", std::string(name), "--on-error stop (the default)"));
 }
 
 PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder& encoder,
@@ -426,8 +431,9 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
     for (std::size_t key = 0; key < options.json_keys.size(); ++key) tokens += parts.tokens(key);
     if (tokens == 0) {
       parts.discard();
-      throw ConfigError(
-          rule_got_fix("the input must hold text.", concat(parts.documents(0), " documents without a token")));
+      throw ConfigError(rule_got_fix("the input must hold text.",
+                                     concat(parts.documents(0), " documents without a token"),
+                                     "--input a file with text; of JSON lines, the key that holds it: --json-keys"));
     }
     parts.note(state);
   }

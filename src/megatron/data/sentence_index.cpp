@@ -146,12 +146,14 @@ void check_sentence_index(const SentenceIndexSpec& spec) {
         concat("samples of sentences must have 2 to ", kLongestSample, " tokens of text beside those that frame it."),
         concat(spec.max_tokens), "set the sequence length accordingly"));
   if (!(spec.short_probability == 0 || (spec.short_probability >= 1e-9 && spec.short_probability <= 1)))
-    throw ConfigError(
-        rule_got_fix("the share of shorter samples must be 0, or 1e-9 to 1.", concat(spec.short_probability)));
+    throw ConfigError(rule_got_fix("the share of shorter samples must be 0, or 1e-9 to 1.",
+                                   concat(spec.short_probability), "--short-seq-prob 0.1 (the default)"));
   if (spec.seed >= std::numeric_limits<std::int32_t>::max())
-    throw ConfigError(rule_got_fix("the seed of samples of sentences must be below 2^31 - 1.", concat(spec.seed)));
+    throw ConfigError(
+        rule_got_fix("the seed of samples of sentences must be below 2^31 - 1.", concat(spec.seed), "--seed 1234"));
   if (spec.num_samples.value_or(0) < 0)
-    throw ConfigError(rule_got_fix("the number of samples cannot be negative.", concat(*spec.num_samples)));
+    throw ConfigError(
+        rule_got_fix("the number of samples cannot be negative.", concat(*spec.num_samples), "0 or more"));
 }
 
 std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec,

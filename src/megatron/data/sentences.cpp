@@ -66,7 +66,8 @@ std::unordered_set<std::string_view> words_of(std::string_view list) {
 const Language& language_of(std::string_view name) {
   for (const Language& language : kLanguages)
     if (name == language.code || name == language.name) return language;
-  throw ConfigError(rule_got_fix("sentences can be found in en, de, fr and es.", std::string(name)));
+  throw ConfigError(
+      rule_got_fix("sentences can be found in en, de, fr and es.", std::string(name), "--lang en (the default)"));
 }
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }

@@ -45,7 +45,8 @@ class ChatParser {
 
  private:
   [[noreturn]] static void fail(const std::string& got) {
-    throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got));
+    throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got,
+                                   "one such object a line"));
   }
   /// The last member of this name, if it is an object that has one.
   static std::optional<simdjson::dom::element> member(simdjson::dom::element value, std::string_view name) {
@@ -71,7 +72,9 @@ void tokenize_file(const std::string& path, const std::string& prefix, const tex
     for (const TextBlock::Record& record : block.records) {
       std::vector<std::int32_t> tokens;
       try {
-        if (record.too_long) throw ConfigError(rule_got_fix("a conversation has at most 64 MiB.", "more"));
+        if (record.too_long)
+          throw ConfigError(
+              rule_got_fix("a conversation has at most 64 MiB.", "more", "cut it into several conversations"));
         const auto messages = parser.parse(std::string_view(block.bytes).substr(record.begin, record.size));
         tokens = encode_chat(chat_template.render(messages), encoder);
       } catch (const ConfigError& error) {
@@ -103,7 +106,9 @@ std::string build_chat_pair(const std::string& path, const text::Tokenizer& toke
   const std::filesystem::path file = path;
   std::error_code missing;
   const auto size = std::filesystem::file_size(file, missing);
-  if (missing) throw ConfigError(rule_got_fix("conversations must be in a readable file.", path));
+  if (missing)
+    throw ConfigError(
+        rule_got_fix("conversations must be in a readable file.", path, "name a file that is there and may be read"));
   const auto changed = std::filesystem::last_write_time(file).time_since_epoch().count();
   const auto folder =
       cache_folder.empty() ? file.parent_path() / "cache" / "SFTDataset_indices" : std::filesystem::path(cache_folder);
@@ -136,7 +141,8 @@ void check_learned(const std::string& path, const IndexedDataset& pair, const Se
   }
   if (range.size() > 0 && all == 0)
     throw ConfigError(rule_got_fix(path + ": conversations must have something to learn: messages of the assistant.",
-                                   concat(range.size(), " conversations without one")));
+                                   concat(range.size(), " conversations without one"),
+                                   "messages with \"role\": \"assistant\""));
   if (kept < all && kept == 0)
     throw ConfigError(rule_got_fix(
         concat(path, ": messages of the assistant must begin within data.seq_length ", seq_length, "."),

@@ -14,7 +14,8 @@ namespace {
 void check(const T5DatasetSpec& spec) {
   if (spec.decoder_seq_length < 3 || spec.decoder_seq_length > kLongestSample)
     throw ConfigError(rule_got_fix(concat("the decoder's sequence length must be 3 to ", kLongestSample, "."),
-                                   concat(spec.decoder_seq_length)));
+                                   concat(spec.decoder_seq_length),
+                                   "--data.decoder_seq_length 0 (the default), a quarter of the encoder's"));
   if (spec.masking.permute)
     throw ConfigError(rule_got_fix("tokens of T5's samples cannot change places.", "the masking option permute"));
 }

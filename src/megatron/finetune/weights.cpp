@@ -34,9 +34,11 @@ std::vector<std::string> check_weights(const std::filesystem::path& folder, cons
     return !begins_with_one_of(name, {"task_head.", "pooler.", "lm_head.", "output_layer.", "binary_head."});
   });
   if (!lost.empty() || !misplaced.empty())
-    throw ConfigError(rule_got_fix(concat("The weights in ", folder.string(), " must be those of the recipe's model."),
-                                   concat("missing: ", lost.empty() ? "none" : joined(lost),
-                                          "; without a place: ", misplaced.empty() ? "none" : joined(misplaced))));
+    throw ConfigError(
+        rule_got_fix(concat("The weights in ", folder.string(), " must be those of the recipe's model."),
+                     concat("missing: ", lost.empty() ? "none" : joined(lost),
+                            "; without a place: ", misplaced.empty() ? "none" : joined(misplaced)),
+                     "the model options that the weights were trained with, or none: --load brings them"));
   if (!report.missing.empty()) messages.push_back("begin anew: " + joined(report.missing));
   if (!report.unexpected.empty()) messages.push_back("without a place here: " + joined(report.unexpected));
   return messages;

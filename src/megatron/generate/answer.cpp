@@ -152,7 +152,8 @@ void check(const Texts& texts, std::int64_t vocab, const AnswerOptions& options)
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (texts[i].empty() || std::ssize(texts[i]) > kMostTokens)
       throw ConfigError(rule_got_fix(concat("a prompt must have 1 … ", kMostTokens, " tokens."),
-                                     concat(texts[i].size(), " in prompt ", i)));
+                                     concat(texts[i].size(), " in prompt ", i),
+                                     texts[i].empty() ? "write something in it" : "a shorter prompt"));
 }
 
 std::vector<std::vector<Beam>> answers(const StagedT5& model, const Texts& texts, const AnswerOptions& options,

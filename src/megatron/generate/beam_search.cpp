@@ -63,19 +63,22 @@ void keep_best(std::vector<Beam>& beams, std::size_t count) {
 
 void check(const BeamOptions& options, std::int64_t vocab) {
   std::string wrong;
-  const auto rule = [&](bool holds, const std::string& what, const std::string& got) {
-    if (!holds) wrong += concat(wrong.empty() ? "" : "\n", rule_got_fix(what, got));
+  const auto rule = [&](bool holds, const std::string& what, const std::string& got, const std::string& fix) {
+    if (!holds) wrong += concat(wrong.empty() ? "" : "\n", rule_got_fix(what, got, fix));
   };
   rule(options.num_beams >= 1 && options.num_beams <= kMostBeams,
-       concat("num-beams must be from 1 to ", kMostBeams, "."), concat(options.num_beams));
+       concat("num-beams must be from 1 to ", kMostBeams, "."), concat(options.num_beams),
+       "--num-beams 1 (the default)");
   rule(options.max_new_tokens >= 1 && options.max_new_tokens <= kMostTokens,
-       concat("max-new-tokens must be from 1 to ", kMostTokens, "."), concat(options.max_new_tokens));
+       concat("max-new-tokens must be from 1 to ", kMostTokens, "."), concat(options.max_new_tokens),
+       "--max-new-tokens 64 (the default)");
   rule(std::abs(options.length_penalty) <= kMostPenalty,
-       concat("length-penalty must be from -", kMostPenalty, " to ", kMostPenalty, "."),
-       concat(options.length_penalty));
+       concat("length-penalty must be from -", kMostPenalty, " to ", kMostPenalty, "."), concat(options.length_penalty),
+       "--length-penalty 1 (the default)");
   if (wrong.empty())
     rule(looked_at(options) <= vocab, "the tokens of the model must be as many as the continuations that are compared.",
-         concat(vocab, " tokens, and ", looked_at(options), " continuations of ", options.num_beams, " beams"));
+         concat(vocab, " tokens, and ", looked_at(options), " continuations of ", options.num_beams, " beams"),
+         "--num-beams 1 (the default)");
   if (!wrong.empty()) throw ConfigError(wrong);
 }
 

@@ -132,14 +132,16 @@ void Batch::step(Prompts& texts, const OnToken& on_token) {
 void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& options) {
   check(options.sampling);
   if (options.max_new_tokens < 0)
-    throw ConfigError(rule_got_fix("max-new-tokens must be 0 or above.", concat(options.max_new_tokens)));
+    throw ConfigError(rule_got_fix("max-new-tokens must be 0 or above.", concat(options.max_new_tokens),
+                                   "--max-new-tokens 64 (the default)"));
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const auto size = static_cast<std::int64_t>(prompts[i].size());
     if (size == 0)
-      throw ConfigError(rule_got_fix("a prompt must have at least one token.", concat("none in prompt ", i)));
+      throw ConfigError(rule_got_fix("a prompt must have at least one token.", concat("none in prompt ", i),
+                                     "write something in it"));
     if (size > context)
       throw ConfigError(rule_got_fix(concat("a prompt must fit into the model's context of ", context, " tokens."),
-                                     concat("prompt ", i, " has ", size, " tokens")));
+                                     concat("prompt ", i, " has ", size, " tokens"), "a shorter prompt"));
   }
 }
 

@@ -14,6 +14,9 @@
 namespace megatron::interchange {
 namespace {
 
+/// What to do with a model that no such folder can hold.
+constexpr const char* kKeepOurs = "leave it a checkpoint of this program: generate, eval and train --load read it";
+
 using nlohmann::json;
 
 constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
@@ -376,7 +379,7 @@ Family family_of(const config::ModelConfig& model) {
     throw ConfigError(
         rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
                      "other head for it.",
-                     concat("model.head ", model.head)));
+                     concat("model.head ", model.head), kKeepOurs));
   const plan::GptShape shape = shape_of(model);
   const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
                      shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
@@ -390,7 +393,8 @@ Family family_of(const config::ModelConfig& model) {
         "activation relu, gelu_tanh, gelu or silu, or gated gelu_tanh, silu or relu.",
         concat("normalization ", model.normalization, ", add_bias_linear ", model.add_bias_linear ? "true" : "false",
                ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads, activation ", model.activation,
-               ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false")));
+               ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false"),
+        kKeepOurs));
   }
   if (shape.is_bert()) {
     if (first && shape.tied_output && shape.token_types > 0 && model.activation == "gelu") return Family::Bert;
@@ -399,7 +403,8 @@ Family family_of(const config::ModelConfig& model) {
         "activation gelu, tied embeddings and one key and value head a head.",
         concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
                ", num_tokentypes ", model.num_tokentypes, ", add_bias_linear ",
-               model.add_bias_linear ? "true" : "false", ", activation ", model.activation)));
+               model.add_bias_linear ? "true" : "false", ", activation ", model.activation),
+        kKeepOurs));
   }
   if (first && !after) return Family::Gpt2;
   if (llama && !after) return Family::Llama;
@@ -411,7 +416,8 @@ Family family_of(const config::ModelConfig& model) {
              ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
              ", gated_linear_unit ", model.gated_linear_unit, ", add_bias_linear ", model.add_bias_linear,
              ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads of ", shape.head(),
-             ", apply_residual_connection_post_layernorm ", after)));
+             ", apply_residual_connection_post_layernorm ", after),
+      kKeepOurs));
 }
 
 std::string config_json(const FolderConfig& folder, const std::string& dtype, const std::string& bert_architecture) {

@@ -9,14 +9,16 @@ namespace megatron::plan {
 BatchSchedule::BatchSchedule(std::int64_t global_batch, std::int64_t unit, const std::vector<std::int64_t>& rampup)
     : full_(global_batch), start_(global_batch) {
   if (unit < 1 || full_ < 1 || full_ % unit != 0)
-    throw ConfigError(rule_got_fix("train.global_batch_size must be a multiple of train.micro_batch_size x dp.",
-                                   concat("global batch ", full_, ", micro batch x dp ", unit)));
+    throw ConfigError(
+        rule_got_fix("train.global_batch_size must be a multiple of train.micro_batch_size x dp.",
+                     concat("global batch ", full_, ", micro batch x dp ", unit),
+                     unit < 1 ? "" : concat("--global-batch-size ", std::max<std::int64_t>(1, full_ / unit) * unit)));
   if (rampup.empty()) return;
   std::string got;
   for (const std::int64_t number : rampup) got += concat(got.empty() ? "" : ",", number);
   if (rampup.size() != 3 || *std::min_element(rampup.begin(), rampup.end()) < 1)
-    throw ConfigError(
-        rule_got_fix("schedule.rampup_batch_size must be three numbers >= 1: start,increment,samples.", got));
+    throw ConfigError(rule_got_fix("schedule.rampup_batch_size must be three numbers >= 1: start,increment,samples.",
+                                   got, "--rampup-batch-size START INCREMENT SAMPLES, or leave it out"));
   start_ = rampup[0];
   increment_ = rampup[1];
   rampup_samples_ = rampup[2];
@@ -25,7 +27,8 @@ BatchSchedule::BatchSchedule(std::int64_t global_batch, std::int64_t unit, const
     throw ConfigError(rule_got_fix(
         "schedule.rampup_batch_size: the start and the increment must be multiples of train.micro_batch_size x dp, and "
         "a whole number of increments must lead to train.global_batch_size.",
-        concat(got, ", global batch ", full_, ", micro batch x dp ", unit)));
+        concat(got, ", global batch ", full_, ", micro batch x dp ", unit),
+        concat("--rampup-batch-size ", unit, " ", unit, " ", rampup_samples_)));
 }
 
 std::int64_t BatchSchedule::global_batch(std::int64_t consumed) const {

@@ -34,8 +34,9 @@ LrDecay lr_decay_of(const std::string& name) {
   if (name == "cosine") return LrDecay::Cosine;
   if (name == "inverse-square-root") return LrDecay::InverseSquareRoot;
   if (name == "WSD") return LrDecay::Wsd;
-  throw ConfigError(rule_got_fix(
-      "schedule.lr_decay_style must be constant, linear, cosine, inverse-square-root or WSD.", "'" + name + "'"));
+  throw ConfigError(
+      rule_got_fix("schedule.lr_decay_style must be constant, linear, cosine, inverse-square-root or WSD.",
+                   "'" + name + "'", "--lr-decay-style cosine (the default)"));
 }
 
 WsdDecay wsd_decay_of(const std::string& name) {
@@ -43,8 +44,8 @@ WsdDecay wsd_decay_of(const std::string& name) {
   if (name == "cosine") return WsdDecay::Cosine;
   if (name == "exponential") return WsdDecay::Exponential;
   if (name == "minus_sqrt") return WsdDecay::MinusSqrt;
-  throw ConfigError(
-      rule_got_fix("schedule.lr_wsd_decay_style must be linear, cosine, exponential or minus_sqrt.", "'" + name + "'"));
+  throw ConfigError(rule_got_fix("schedule.lr_wsd_decay_style must be linear, cosine, exponential or minus_sqrt.",
+                                 "'" + name + "'", "--lr-wsd-decay-style exponential (the default)"));
 }
 
 double LearningRateSchedule::at(std::int64_t samples) const {

@@ -24,7 +24,7 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
   rules.require(
       heads > kLargestWidth || model.kv_channels > kLargestWidth || heads * model.kv_channels <= kLargestWidth,
       concat("model.num_attention_heads x model.kv_channels must be at most ", kLargestWidth, "."),
-      concat(heads, " x ", model.kv_channels));
+      concat(heads, " x ", model.kv_channels), "--kv-channels 0 (the default)");
   rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kLargestWidth);
   if (model.num_query_groups > 0 && heads > 0)
     rules.require(heads % model.num_query_groups == 0,
@@ -47,7 +47,8 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
   rules.range("model.rope_low_freq_factor", model.rope_low_freq_factor, 1e-6, 1e6);
   rules.require(model.rope_high_freq_factor > model.rope_low_freq_factor && model.rope_high_freq_factor <= 1e9,
                 "model.rope_high_freq_factor must be above model.rope_low_freq_factor.",
-                concat(model.rope_high_freq_factor, " and ", model.rope_low_freq_factor));
+                concat(model.rope_high_freq_factor, " and ", model.rope_low_freq_factor),
+                "--model.rope_low_freq_factor 1 --model.rope_high_freq_factor 4 (the defaults)");
   rules.range<std::int64_t>("model.rope_original_positions", model.rope_original_positions, 1, kMostPositions);
   const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
   const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;

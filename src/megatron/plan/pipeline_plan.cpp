@@ -20,7 +20,7 @@ schedule::Shape shape_of(const ResolvedRun& run, std::int64_t num_microbatches) 
   if (num_microbatches < 1 || num_microbatches > schedule::kMaxMicrobatches)
     throw ConfigError(rule_got_fix(
         concat("a step must have from 1 to ", schedule::kMaxMicrobatches, " microbatches on each data-parallel rank."),
-        concat(num_microbatches)));
+        concat(num_microbatches), "another --global-batch-size or --micro-batch-size"));
   const int pp = run.config.parallel.pp;
   return {.num_ranks = pp,
           .num_chunks = static_cast<int>(run.parts.size()) / pp,
@@ -33,7 +33,8 @@ Program read_program(const ResolvedRun& run) {
   const std::string& path = run.config.parallel.pp_schedule;
   const MappedFile file(path);
   if (file.size() > kLargestFile)
-    throw ConfigError(rule_got_fix("a schedule file has at most 256 MiB.", concat(path, ": ", file.size(), " bytes")));
+    throw ConfigError(rule_got_fix("a schedule file has at most 256 MiB.", concat(path, ": ", file.size(), " bytes"),
+                                   "name a file that megatron plan --draw schedule.txt has written"));
   Program program = schedule::parse_program(std::string(file.text()), path);
   if (program.forward_only)
     throw ConfigError(rule_got_fix(
@@ -43,7 +44,8 @@ Program read_program(const ResolvedRun& run) {
   const auto equal = [&](const char* what, std::int64_t in_file, std::int64_t wanted, const char* option) {
     if (in_file != wanted)
       throw ConfigError(rule_got_fix(concat("the schedule file ", path, " must have the run's ", what, "."),
-                                     concat(in_file, " in the file, ", wanted, " in the run (", option, ")")));
+                                     concat(in_file, " in the file, ", wanted, " in the run (", option, ")"),
+                                     "megatron plan RECIPE … --draw schedule.txt writes one for the run"));
   };
   equal("pipeline ranks", program.placement.num_ranks(), run.config.parallel.pp, "parallel.pp");
   equal("stages", program.placement.num_stages(), static_cast<std::int64_t>(run.parts.size()),
@@ -161,7 +163,8 @@ Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches) 
     throw ConfigError(
         rule_got_fix("every step must have the number of microbatches of the schedule file.",
                      concat(run.schedule_file->num_microbatches, " in ", run.config.parallel.pp_schedule, ", ",
-                            num_microbatches, " in a step of the growing batch (schedule.rampup_batch_size)")));
+                            num_microbatches, " in a step of the growing batch (schedule.rampup_batch_size)"),
+                     "leave --rampup-batch-size out, or --schedule auto"));
   return lowered(run, *run.schedule_file);
 }
 

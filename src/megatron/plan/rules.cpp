@@ -63,7 +63,8 @@ bool is_split(const std::string& split) {
 void check_data(const config::DataConfig& data, bool sentences, const Facts& facts, Rules& rules) {
   if (facts.needs_data) {
     rules.attempt([&] { data::read_blends(data); });
-    rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none");
+    rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none",
+                  "--tokenizer FOLDER");
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "969,30,1");
@@ -163,7 +164,7 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   rules.option("schedule.lr", schedule.lr >= 0, "must be at least 0.", concat(schedule.lr));
   const auto up_to_peak = [&](const char* option, double value) {
     rules.require(value >= 0 && value <= schedule.lr, concat(option, " must be from 0 to schedule.lr."),
-                  concat(value, ", schedule.lr ", schedule.lr));
+                  concat(value, ", schedule.lr ", schedule.lr), concat("--", option, " ", value < 0 ? 0 : schedule.lr));
   };
   up_to_peak("schedule.min_lr", schedule.min_lr);
   up_to_peak("schedule.lr_warmup_init", schedule.lr_warmup_init);
@@ -174,12 +175,14 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   rules.range("schedule.lr_warmup_fraction", schedule.lr_warmup_fraction, 0.0, 1.0);
   rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMostSamples);
   rules.require(schedule.lr_decay_style != "WSD" || schedule.lr_wsd_decay_samples > 0,
-                "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0");
+                "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0",
+                "--lr-wsd-decay-samples N, of the end of the run");
   if (!schedule.rampup_batch_size.empty())
     rules.require(
         schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMostSamples,
         concat("schedule.rampup_batch_size must be start,increment,samples, with at most ", kMostSamples, " samples."),
-        concat(schedule.rampup_batch_size.size(), " numbers"));
+        concat(schedule.rampup_batch_size.size(), " numbers"),
+        "--rampup-batch-size START INCREMENT SAMPLES, or leave it out");
 }
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
@@ -190,7 +193,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   const std::int64_t longest = std::max(data.seq_length, data.decoder_seq_length);
   rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, longest),
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
-                concat(train.micro_batch_size, " x ", longest));
+                concat(train.micro_batch_size, " x ", longest), "--micro-batch-size 1, or shorter samples");
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
@@ -228,7 +231,12 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                 "'" + log.trace + "'", "--log.trace trace.json");
   // Operations on a GPU are only started when their turn is over: their times would be those of launches.
   rules.require(log.trace.empty() || device == "cpu", "log.trace measures ranks on the CPU.",
-                "parallel.device " + device);
+                "parallel.device " + device, "leave --log.trace out, or --device cpu");
+}
+
+/// The next number from `size` on that `unit` divides.
+std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
+  return (std::clamp<std::int64_t>(size, 1, kLargestVocab) + unit - 1) / unit * unit;
 }
 
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
@@ -243,8 +251,10 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
   if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
   rules.require(model.max_position_embeddings >= config.data.seq_length,
                 "model.max_position_embeddings must be at least data.seq_length.",
-                concat(model.max_position_embeddings, " positions, samples of ", config.data.seq_length, " tokens"));
-  rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0");
+                concat(model.max_position_embeddings, " positions, samples of ", config.data.seq_length, " tokens"),
+                concat("--max-position-embeddings ", config.data.seq_length));
+  rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0",
+                "--tokenizer FOLDER, or --vocab-size 50257");
   rules.require(model.vocab_size >= facts.tokenizer_vocab, "model.vocab_size must hold the tokenizer's tokens.",
                 concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
                 concat("--model.vocab-size ", facts.tokenizer_vocab));
@@ -253,11 +263,13 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
   rules.require(
       !by_sequence || config.data.seq_length % tp == 0,
       "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
-      concat(config.data.seq_length, " tokens, tp ", tp));
+      concat(config.data.seq_length, " tokens, tp ", tp),
+      concat("--seq-length ", next_multiple(config.data.seq_length, tp)));
   rules.require(!by_sequence || model.architecture != "t5" || config.data.decoder_seq_length % tp == 0,
                 "data.decoder_seq_length must divide by parallel.tp where parallel.sp or "
                 "train.distribute_saved_activations is on.",
-                concat(config.data.decoder_seq_length, " tokens, tp ", tp));
+                concat(config.data.decoder_seq_length, " tokens, tp ", tp),
+                concat("--data.decoder_seq_length ", next_multiple(config.data.decoder_seq_length, tp)));
   rules.require(model.architecture == "t5" || config.data.decoder_seq_length == 0,
                 "data.decoder_seq_length needs model.architecture t5.", concat(config.data.decoder_seq_length),
                 "--data.decoder_seq_length 0 (the default)");
@@ -277,7 +289,8 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
       check_heads(heads, groups > 0 ? groups : heads, tp, also);
     });
   rules.require(model.ffn_hidden_size % tp == 0, "model.ffn_hidden_size must divide by parallel.tp.",
-                concat(model.ffn_hidden_size, ", tp ", tp));
+                concat(model.ffn_hidden_size, ", tp ", tp),
+                concat("--ffn-hidden-size ", next_multiple(model.ffn_hidden_size, tp)));
 }
 
 RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
@@ -298,7 +311,7 @@ void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
                 "train.distribute_saved_activations needs train.recompute full.", train.recompute,
                 "--train.recompute full");
   rules.require(!full || train.recompute_method != "block" || train.recompute_num_layers > 0,
-                "train.recompute_method block needs train.recompute_num_layers.", "0");
+                "train.recompute_method block needs train.recompute_num_layers.", "0", "--recompute-num-layers 1");
   rules.require(train.recompute != "selective" || !train.recompute_modules.empty(),
                 "train.recompute selective needs train.recompute_modules.", "none",
                 "--train.recompute_modules core_attn");
@@ -398,10 +411,12 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
         static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
   const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;
   rules.require(!decays || rate.warmup_samples < rate.decay_samples, "the warm-up must end before the decay does.",
-                concat("warm-up ", rate.warmup_samples, " samples, decay ", rate.decay_samples, " samples"));
+                concat("warm-up ", rate.warmup_samples, " samples, decay ", rate.decay_samples, " samples"),
+                "fewer --lr-warmup-samples (or a smaller --lr-warmup-fraction), or more --lr-decay-samples");
   rules.require(rate.decay != LrDecay::Wsd || rate.wsd_samples <= rate.decay_samples,
                 "schedule.lr_wsd_decay_samples must be at most the samples of the whole decay.",
-                concat(rate.wsd_samples, " of ", rate.decay_samples));
+                concat(rate.wsd_samples, " of ", rate.decay_samples),
+                concat("--lr-wsd-decay-samples ", rate.decay_samples));
 }
 
 /// Fills in the global batch and derives what follows from it, as far as the values are in range.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
 
 namespace megatron::plan {
@@ -20,11 +21,12 @@ int num_stages_of(const config::ParallelConfig& parallel, std::int64_t num_layer
   const std::int64_t unit = parallel.pp * of_stage;
   if (parallel.vpp != 1)
     throw ConfigError(rule_got_fix("parallel.layers_per_virtual_stage and parallel.vpp must not both be given.",
-                                   concat(of_stage, " and ", parallel.vpp)));
+                                   concat(of_stage, " and ", parallel.vpp), "--vpp 1 (the default)"));
   if (num_layers % unit != 0)
     throw ConfigError(
         rule_got_fix("model.num_layers must divide by parallel.pp x parallel.layers_per_virtual_stage.",
-                     concat(num_layers, " layers, pp ", parallel.pp, ", ", of_stage, " layers a virtual stage")));
+                     concat(num_layers, " layers, pp ", parallel.pp, ", ", of_stage, " layers a virtual stage"),
+                     "--parallel.layers_per_virtual_stage 0 (the default)"));
   return static_cast<int>(num_layers / of_stage);
 }
 
@@ -135,7 +137,7 @@ std::vector<std::int64_t> even_layers_or_fix(const config::ParallelConfig& paral
     return even_layers(parallel, num_layers, num_stages);
   } catch (const ConfigError& error) {
     const std::string fix = working_split(parallel, num_layers);
-    throw ConfigError(error.what() + (fix.empty() ? "" : "\n  fix:  " + fix));
+    throw ConfigError(concat(error.what(), "\n  fix:  ", fix.empty() ? "more layers, or fewer stages" : fix));
   }
 }
 
@@ -152,7 +154,7 @@ void check_one_way(const config::ParallelConfig& parallel) {
   way(ends, "parallel.first_stage_layers or last_stage_layers");
   way(accounts, "parallel.account_for_embedding or account_for_loss");
   way(parallel.standalone_embedding_stage, "parallel.standalone_embedding_stage");
-  if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given));
+  if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given, "leave all but one out"));
 }
 
 void check_layout(const std::vector<StagePart>& parts, const config::ParallelConfig& parallel,
@@ -161,14 +163,15 @@ void check_layout(const std::vector<StagePart>& parts, const config::ParallelCon
   for (const StagePart& part : parts) layers += part.num_layers;
   if (layers != num_layers)
     throw ConfigError(rule_got_fix("parallel.pp_layout must place the layers of the model.",
-                                   concat(layers, " layers in the layout, model.num_layers ", num_layers)));
+                                   concat(layers, " layers in the layout, model.num_layers ", num_layers),
+                                   "--pp-layout balanced"));
   const auto stages = static_cast<int>(parts.size());
   const bool chunks_given = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0;
   const int wanted = chunks_given ? num_stages_of(parallel, num_layers) : parallel.pp;
   if (chunks_given ? stages != wanted : stages % parallel.pp != 0)
     throw ConfigError(rule_got_fix(concat("parallel.pp_layout must have ", chunks_given ? "" : "a multiple of ", wanted,
                                           " stages, as parallel.pp", chunks_given ? " and vpp say." : " says."),
-                                   concat(counted(stages, "stage"), " in the layout")));
+                                   concat(counted(stages, "stage"), " in the layout"), "--pp-layout balanced"));
 }
 
 }  // namespace
@@ -248,8 +251,11 @@ std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel,
                                    "--parallel.pipeline_split_rank 0 (the default)"));
   std::vector<std::int64_t> layers;
   for (int rank = 0; rank < parallel.pp; ++rank)
-    layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
-                                  : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
+    with_fix("another --pipeline-model-parallel-split-rank, or 0, where the decoder begins where the encoder ends",
+             [&] {
+               layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
+                                             : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
+             });
   return parts_of_layers(layers);
 }
 
@@ -267,9 +273,9 @@ EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int6
     least = largest;
   }
   if (!best)
-    throw ConfigError(
-        rule_got_fix("encoder and decoder must each have a stage, and every stage a layer.",
-                     concat(encoder_layers, " and ", decoder_layers, " layers, ", num_stages, " stages")));
+    throw ConfigError(rule_got_fix("encoder and decoder must each have a stage, and every stage a layer.",
+                                   concat(encoder_layers, " and ", decoder_layers, " layers, ", num_stages, " stages"),
+                                   "fewer stages: --pp 2 --vpp 1"));
   EncoderDecoderParts result{.split = *best, .parts = {}};
   for (const bool decoder : {false, true}) {
     const std::int64_t layers = decoder ? decoder_layers : encoder_layers;

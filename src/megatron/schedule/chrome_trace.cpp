@@ -63,7 +63,8 @@ class TraceReader {
 
  private:
   [[noreturn]] void wrong(const std::string& got) const {
-    throw ConfigError(rule_got_fix(concat(name_, ": must be a pipeline's trace as --log.trace writes it."), got));
+    throw ConfigError(rule_got_fix(concat(name_, ": must be a pipeline's trace as --log.trace writes it."), got,
+                                   "name the .json that a run with --log.trace has written"));
   }
 
   json parse(const std::string& text) const {

@@ -25,13 +25,15 @@ void check_size(std::int64_t num_ranks, std::int64_t num_stages, std::int64_t nu
   if (num_ranks < 1 || num_stages < 1 || num_microbatches < 1)
     throw ConfigError(
         rule_got_fix("a pipeline has at least one rank, one stage a rank and one microbatch.",
-                     concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches")));
+                     concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches"),
+                     "--pp 1 --vpp 1, or larger batches"));
   if (num_ranks > kMaxRanks || num_stages > kMaxStages || num_microbatches > kMaxMicrobatches ||
       num_stages * num_microbatches > kMaxOps / kOpsOfMicrobatch)
     throw ConfigError(
         rule_got_fix(concat("a pipeline has at most ", kMaxRanks, " ranks, ", kMaxStages, " stages, ", kMaxMicrobatches,
                             " microbatches, and ", kMaxOps / kOpsOfMicrobatch, " pairs of stage and microbatch."),
-                     concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches")));
+                     concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches"),
+                     "fewer stages (--pp, --vpp) or microbatches (--global-batch-size)"));
 }
 
 void check(const Shape& shape) {

@@ -269,7 +269,8 @@ Communication communication_of(const std::string& text) {
   if (text == "unbatched") return Communication::Unbatched;
   if (text == "batched") return Communication::Batched;
   if (text == "overlapped") return Communication::Overlapped;
-  throw ConfigError(rule_got_fix("pipeline communication is one of: unbatched, batched, overlapped.", text));
+  throw ConfigError(rule_got_fix("pipeline communication is one of: unbatched, batched, overlapped.", text,
+                                 "overlapped (the default)"));
 }
 
 Program insert_communication(const Program& computation, Communication how) {

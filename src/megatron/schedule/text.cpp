@@ -60,7 +60,8 @@ class Parser {
  private:
   [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
     throw ConfigError(rule_got_fix(
-        concat("schedule ", name_, ", line ", line_number_, ", column ", word_ - line_begin_ + 1, ": ", rule), got));
+        concat("schedule ", name_, ", line ", line_number_, ", column ", word_ - line_begin_ + 1, ": ", rule), got,
+        "megatron plan RECIPE … --draw schedule.txt writes such files"));
   }
 
   bool next_line() {

@@ -16,7 +16,8 @@ using Bits = std::uint16_t;
 constexpr Bits bit(Kind kind) { return static_cast<Bits>(1u << static_cast<int>(kind)); }
 
 [[noreturn]] void refuse(const std::string& rule, const std::string& got) {
-  throw ConfigError(rule_got_fix(kRule + rule, got));
+  throw ConfigError(
+      rule_got_fix(kRule + rule, got, "megatron plan RECIPE … --draw schedule.txt writes schedules that can"));
 }
 
 /// "rank 1 op #4 B2.3".

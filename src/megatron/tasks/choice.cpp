@@ -69,7 +69,9 @@ std::vector<ChoiceQuestion> read_choices(const std::string& path, std::int64_t l
                  questions.push_back(parse_choice(std::string_view(block.bytes).substr(record.begin, record.size)));
                });
     }
-  if (questions.empty()) throw ConfigError(rule_got_fix("a file of questions must have one.", "none in " + path));
+  if (questions.empty())
+    throw ConfigError(rule_got_fix("a file of questions must have one.", "none in " + path,
+                                   "one question a line, as docs/evaluation.md says"));
   return questions;
 }
 

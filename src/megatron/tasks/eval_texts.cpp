@@ -15,12 +15,16 @@ void EvalTexts::add(std::string_view beginning, std::string_view ending) {
   const auto common = std::ranges::mismatch(beginning_ids_, text_ids_).in2;
   const std::int64_t before = common - text_ids_.begin(), scored = text_ids_.end() - common;
   const auto got = [&] { return concat("\"", text_.substr(0, 80), "\""); };
-  if (before == 0) throw ConfigError(rule_got_fix("a text must have a token before the part that is scored.", got()));
-  if (scored == 0) throw ConfigError(rule_got_fix("the part of a text that is scored must have a token.", got()));
+  if (before == 0)
+    throw ConfigError(rule_got_fix("a text must have a token before the part that is scored.", got(),
+                                   "take it out, or write something before that part"));
+  if (scored == 0)
+    throw ConfigError(rule_got_fix("the part of a text that is scored must have a token.", got(),
+                                   "take it out, or write something there"));
   if (scored >= most_)
     throw ConfigError(rule_got_fix(
         concat("the part of a text that is scored, and one token before it, must fit into ", most_, " tokens."),
-        concat(scored, " tokens: ", got())));
+        concat(scored, " tokens: ", got()), "take it out: the model has no more positions"));
   const std::int64_t dropped = std::max<std::int64_t>(0, before + scored - most_);
   shortened_ += dropped > 0 ? 1 : 0;
   const auto begin = static_cast<std::int64_t>(ids_.size());

@@ -65,8 +65,8 @@ class GlueReader {
 
  private:
   [[noreturn]] void fail(const std::string& rule, const std::string& got) const {
-    throw ConfigError(
-        rule_got_fix(concat(name_, ", line ", std::max<std::int64_t>(lines_.number(), 1), ": ", rule), got));
+    throw ConfigError(rule_got_fix(concat(name_, ", line ", std::max<std::int64_t>(lines_.number(), 1), ": ", rule),
+                                   got, "the file as it is published, whole"));
   }
 
   std::optional<std::size_t> column(std::string_view wanted, bool must) const {

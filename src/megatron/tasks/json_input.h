@@ -6,6 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
 
 // JSON of others, taken apart with one clear message for what is wrong. The messages have no place: at_place() puts the
@@ -45,7 +46,7 @@ T member(const JsonValue& object, std::string_view key) {
 template <class Place, class Work>
 void at_place(const Place& place, const Work& work) {
   try {
-    work();
+    with_fix("the file as it is published, whole; of your own files, correct this place", work);
   } catch (const ConfigError& error) {
     throw ConfigError(concat(place(), ": ", error.what()));
   }

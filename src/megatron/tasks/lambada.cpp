@@ -9,7 +9,8 @@ namespace megatron::tasks {
 LambadaFormat lambada_format_of(std::string_view name) {
   if (name == "jsonl") return LambadaFormat::Jsonl;
   if (name == "plain") return LambadaFormat::Plain;
-  throw ConfigError(rule_got_fix("--format must be jsonl or plain.", std::string(name)));
+  throw ConfigError(
+      rule_got_fix("--format must be jsonl or plain.", std::string(name), "--format jsonl (the default)"));
 }
 
 Passage split_last_word(std::string_view text) {
@@ -34,7 +35,8 @@ std::vector<Passage> read_lambada(const std::string& path, LambadaFormat format,
                  throw ConfigError(rule_got_fix("a plain passage must be text.", "JSON", "--format jsonl"));
                passages.push_back(split_last_word(text));
              });
-  if (passages.empty()) throw ConfigError(rule_got_fix("a file of passages must have one.", "none in " + path));
+  if (passages.empty())
+    throw ConfigError(rule_got_fix("a file of passages must have one.", "none in " + path, "name the published file"));
   return passages;
 }
 

@@ -42,8 +42,8 @@ void truncate_pair(std::size_t& first, std::size_t& second, std::size_t room) {
 
 PairRows::PairRows(const BertFrame& frame, int seq_length) : frame_(frame), seq_length_(seq_length) {
   if (seq_length < BertFrame::kTokens + 2)
-    throw ConfigError(
-        rule_got_fix("the sequence length must hold two texts and their frame: 5 or more.", concat(seq_length)));
+    throw ConfigError(rule_got_fix("the sequence length must hold two texts and their frame: 5 or more.",
+                                   concat(seq_length), "--seq-length 128"));
 }
 
 void PairRows::add(std::span<const std::int32_t> first, std::span<const std::int32_t> second) {
@@ -78,7 +78,8 @@ PairRows pair_rows(const PairExamples& examples, const text::Tokenizer& tokenize
 PairRows choice_rows(const RaceExamples& examples, const text::Tokenizer& tokenizer, const BertFrame& frame,
                      int seq_length, int max_question_length, int threads) {
   if (max_question_length < 1)
-    throw ConfigError(rule_got_fix("a question of RACE must have at least one token.", concat(max_question_length)));
+    throw ConfigError(rule_got_fix("a question of RACE must have at least one token.", concat(max_question_length),
+                                   "--max-query-length 128"));
   PairRows rows(frame, seq_length);
   const auto articles = tokenizer.encode_batch(
       std::vector<std::string_view>(examples.articles.begin(), examples.articles.end()), threads);

@@ -54,7 +54,8 @@ std::vector<bool> read_by_question(std::string_view text, const std::string& nam
 }
 
 [[noreturn]] void fail_missing(const std::string& name, const std::string& question) {
-  throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question));
+  throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question,
+                                 "predictions of the same file of questions"));
 }
 
 }  // namespace
@@ -117,7 +118,8 @@ std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const st
   const std::vector<std::string>& labels = glue_labels(task);
   std::vector<std::int32_t> classes;
   const auto fail = [&](std::size_t line, const std::string& rule, const std::string& got) {
-    throw ConfigError(rule_got_fix(concat(name, ", line ", line, ": ", rule), got));
+    throw ConfigError(rule_got_fix(concat(name, ", line ", line, ": ", rule), got,
+                                   "one prediction a line, as the benchmark takes them"));
   };
   std::size_t line = 0;
   while (!text.empty()) {

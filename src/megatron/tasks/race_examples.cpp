@@ -97,10 +97,13 @@ RaceExamples read_race(const std::filesystem::path& path) {
          entry.increment(unreadable))
       if (std::error_code gone; entry->is_regular_file(gone) && entry->path().extension() == ".txt")
         files.push_back(entry->path());
-    if (unreadable) throw ConfigError(rule_got_fix("the folder of RACE must be readable.", path.string()));
+    if (unreadable)
+      throw ConfigError(
+          rule_got_fix("the folder of RACE must be readable.", path.string(), "name a folder that may be read"));
     std::sort(files.begin(), files.end());
     if (files.empty())
-      throw ConfigError(rule_got_fix("the folder of RACE must have .txt files.", concat("none in ", path.string())));
+      throw ConfigError(rule_got_fix("the folder of RACE must have .txt files.", concat("none in ", path.string()),
+                                     "name the folder of one part, such as RACE/train/middle"));
   } else {
     files.push_back(path);
   }

@@ -83,7 +83,8 @@ DecodedAnswer decode_spans(const SquadFeatures& features, std::size_t question, 
                            std::span<const float> end_logits, const SpanDecodingOptions& options) {
   if (options.n_best < 1 || options.max_answer_tokens < 1)
     throw ConfigError(rule_got_fix("the number of best answers and the tokens of an answer must be 1 or more.",
-                                   concat(options.n_best, " and ", options.max_answer_tokens)));
+                                   concat(options.n_best, " and ", options.max_answer_tokens),
+                                   "--n-best 20 --max-answer-length 30 (the defaults)"));
   const auto [begin, end] = features.windows_of(question);
   const auto row = static_cast<std::size_t>(features.options().seq_length);
   if (start_logits.size() != (end - begin) * row || end_logits.size() != start_logits.size())

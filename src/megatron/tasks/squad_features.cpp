@@ -14,15 +14,18 @@ constexpr std::size_t kMostWindows = std::size_t{1} << 26;
 
 void check(const SquadFeatureOptions& options) {
   if (options.doc_stride < 1)
-    throw ConfigError(rule_got_fix("the document stride must be 1 or more.", concat(options.doc_stride)));
+    throw ConfigError(rule_got_fix("the document stride must be 1 or more.", concat(options.doc_stride),
+                                   "--doc-stride 128 (the default)"));
   if (options.max_query_length < 1)
-    throw ConfigError(rule_got_fix("a question must have at least one token.", concat(options.max_query_length)));
+    throw ConfigError(rule_got_fix("a question must have at least one token.", concat(options.max_query_length),
+                                   "--max-query-length 64"));
   // Not the sum, which may overflow.
   if (options.seq_length - BertFrame::kTokens - 1 < options.max_query_length)
     throw ConfigError(rule_got_fix(
         "the sequence length must leave room for a context: at least 4 tokens more than the "
         "longest question.",
-        concat("sequence length ", options.seq_length, ", questions of ", options.max_query_length, " tokens")));
+        concat("sequence length ", options.seq_length, ", questions of ", options.max_query_length, " tokens"),
+        "--seq-length 384, or a smaller --max-query-length"));
 }
 
 }  // namespace

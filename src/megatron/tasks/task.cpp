@@ -247,8 +247,8 @@ TaskKind task_kind_of(std::string_view name) {
   if (name == "squad1") return TaskKind::Squad1;
   if (name == "squad2") return TaskKind::Squad2;
   if (name == "race") return TaskKind::Race;
-  throw ConfigError(
-      rule_got_fix("the task must be mnli, qqp, squad1, squad2 or race.", name.empty() ? "none" : std::string(name)));
+  throw ConfigError(rule_got_fix("the task must be mnli, qqp, squad1, squad2 or race.",
+                                 name.empty() ? "none" : std::string(name), "--task mnli"));
 }
 
 TaskForm task_form(TaskKind kind) {
@@ -267,9 +267,11 @@ std::vector<std::string> task_labels(TaskKind kind) {
 std::unique_ptr<const Task> open_task(const std::filesystem::path& path, const text::Tokenizer& tokenizer,
                                       const TaskOptions& options) {
   auto task = open_unchecked(path, tokenizer, options);
-  if (task->size() == 0) throw ConfigError(rule_got_fix(path.string() + " must hold examples.", "none"));
+  if (task->size() == 0)
+    throw ConfigError(rule_got_fix(path.string() + " must hold examples.", "none", "name the published file"));
   if (options.to_learn && !task->labelled())
-    throw ConfigError(rule_got_fix(path.string() + " must have a label for each example.", "some have none"));
+    throw ConfigError(rule_got_fix(path.string() + " must have a label for each example.", "some have none",
+                                   "name the file to train on: test files have no labels"));
   return task;
 }
 

@@ -10,10 +10,13 @@
 namespace megatron::tasks {
 
 std::vector<Window> windows(std::int64_t tokens, std::int64_t window, std::int64_t stride) {
-  if (window < 2) throw ConfigError(rule_got_fix("window must be 2 or more.", concat(window)));
+  if (window < 2) throw ConfigError(rule_got_fix("window must be 2 or more.", concat(window), "--window 1024"));
   if (stride < 1 || stride > window)
-    throw ConfigError(rule_got_fix("stride must be 1 to window.", concat(stride, " of ", window)));
-  if (tokens < 2) throw ConfigError(rule_got_fix("a text must have two tokens to be scored.", concat(tokens)));
+    throw ConfigError(
+        rule_got_fix("stride must be 1 to window.", concat(stride, " of ", window), concat("--stride ", window)));
+  if (tokens < 2)
+    throw ConfigError(
+        rule_got_fix("a text must have two tokens to be scored.", concat(tokens), "name a file with more text"));
   std::vector<Window> result;
   for (std::int64_t begin = 0, seen = 0; seen < tokens; begin += stride) {
     Window next{.begin = begin, .size = std::min(window, tokens - begin)};

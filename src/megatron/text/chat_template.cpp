@@ -57,7 +57,8 @@ void check_turns(std::span<const ChatMessage> messages) {
   for (std::size_t i = 0; i < messages.size(); ++i)
     if (messages[i].role != (i % 2 == 0 ? "user" : "assistant"))
       throw ConfigError(rule_got_fix("user and assistant must take turns in this chat template, the user first.",
-                                     concat(messages[i].role, " as turn ", i + 1)));
+                                     concat(messages[i].role, " as turn ", i + 1),
+                                     "leave out or join what breaks the turns"));
 }
 
 constexpr const char* kDateBegin =
@@ -263,11 +264,12 @@ void ChatTemplate::render_instructions(std::span<const ChatMessage> messages, Re
 }
 
 RenderedChat ChatTemplate::render(std::span<const ChatMessage> messages, bool open) const {
-  if (messages.empty()) throw ConfigError(rule_got_fix("a conversation must have messages.", "none"));
+  if (messages.empty())
+    throw ConfigError(rule_got_fix("a conversation must have messages.", "none", "a message at least"));
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant")
-      throw ConfigError(rule_got_fix("a role is system, user or assistant.", "\"" + role + "\""));
+      throw ConfigError(rule_got_fix("a role is system, user or assistant.", "\"" + role + "\"", "\"role\": \"user\""));
   }
   RenderedChat out;
   if (family_ == Family::ChatMl || family_ == Family::Llama3)

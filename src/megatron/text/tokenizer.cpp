@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
 #include "megatron/text/decode/decode.h"
 #include "megatron/text/files/tokenizer_files.h"
@@ -30,7 +31,8 @@ Framed framed(const std::vector<Template::Item>& items, std::span<const std::int
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path, std::string_view type) {
-  return Tokenizer(read_vocabulary(path, type));
+  return with_fix("name another tokenizer, or copy the files of this one anew, whole",
+                  [&] { return Tokenizer(read_vocabulary(path, type)); });
 }
 
 Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(make_model(std::move(vocabulary))) {}
@@ -56,7 +58,8 @@ std::int32_t Tokenizer::vocab_size() const { return static_cast<std::int32_t>(mo
 
 std::string_view Tokenizer::id_to_bytes(std::int32_t id) const {
   if (id < 0 || id >= vocab_size())
-    throw ConfigError(rule_got_fix(concat("token ids must be 0 … ", vocab_size() - 1), concat("id ", id)));
+    throw ConfigError(rule_got_fix(concat("token ids must be 0 … ", vocab_size() - 1), concat("id ", id),
+                                   "ids that this tokenizer has made"));
   return model_->vocabulary().tokens[static_cast<std::size_t>(id)];
 }
 
@@ -71,7 +74,8 @@ std::int32_t Tokenizer::eod_id() const {
     if (const auto id = token_to_id(name)) return *id;
   throw ConfigError(
       rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>, <|end_of_text|>, </s>, [EOS] or [SEP]",
-                   concat("a vocabulary of ", vocab_size(), " tokens without them")));
+                   concat("a vocabulary of ", vocab_size(), " tokens without them"),
+                   "a tokenizer that has one of them, or leave out what needs it (--append-eod and the like)"));
 }
 
 const std::string& Tokenizer::fingerprint() const { return model_->fingerprint(); }

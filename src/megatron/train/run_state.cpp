@@ -23,7 +23,7 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
   if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
     throw ConfigError(rule_got_fix(
         concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
-        found == metadata.end() ? "nothing" : found->second));
+        found == metadata.end() ? "nothing" : found->second, "--finetune, which takes the weights alone"));
   return value.get<T>();
 }
 

@@ -212,14 +212,17 @@ void TrainOptions::check(std::int64_t alphabet) const {
                                           " special tokens, and fit 31 bits"),
                                    concat("vocab_size ", vocab_size),
                                    vocab_size < needed ? concat("a vocab_size of ", needed, " or more") : ""));
-  if (min_frequency < 1) throw ConfigError(rule_got_fix("min_frequency must be 1 or more.", concat(min_frequency)));
+  if (min_frequency < 1)
+    throw ConfigError(
+        rule_got_fix("min_frequency must be 1 or more.", concat(min_frequency), "--min-frequency 2 (the default)"));
   std::set<std::string_view> seen;
   for (const std::string& content : specials) {
     if (content.size() < 2 || !valid_utf8(content))
       throw ConfigError(rule_got_fix("a special token must be UTF-8 of more than one byte.", printable(content),
                                      "a name in brackets, such as <|endoftext|>"));
     if (!seen.insert(content).second)
-      throw ConfigError(rule_got_fix("each special token must be named once.", printable(content) + " twice"));
+      throw ConfigError(rule_got_fix("each special token must be named once.", printable(content) + " twice",
+                                     concat("name ", printable(content), " once")));
   }
 }
 

@@ -91,13 +91,15 @@ std::string train_unigram(const std::function<bool(std::string&)>& next, const T
   if (!options.specials.empty()) settings["control_symbols"] = quoted_list(options.specials);
   Lines lines(next);
   lines.check();
-  if (lines.done()) throw ConfigError(rule_got_fix("the input must hold text.", "no character"));
+  if (lines.done())
+    throw ConfigError(rule_got_fix("the input must hold text.", "no character",
+                                   "--input a file with text; of JSON lines, the key that holds it: --json-key"));
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model);
   lines.check();
   if (!status.ok())
-    throw ConfigError(
-        rule_got_fix("SentencePiece must be able to learn a Unigram model from the text.", status.error_message()));
+    throw ConfigError(rule_got_fix("SentencePiece must be able to learn a Unigram model from the text.",
+                                   status.error_message(), "a smaller --vocab-size, or more text"));
   return model;
 }
 

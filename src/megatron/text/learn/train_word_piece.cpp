@@ -88,10 +88,13 @@ TrainWords as_symbols(const PieceCounter& pieces, const std::unordered_map<std::
 
 void TrainWordPieceOptions::check() const {
   merges.check(1);
-  if (limit_alphabet < 1) throw ConfigError(rule_got_fix("limit_alphabet must be 1 or more.", concat(limit_alphabet)));
+  if (limit_alphabet < 1)
+    throw ConfigError(rule_got_fix("limit_alphabet must be 1 or more.", concat(limit_alphabet),
+                                   "--limit-alphabet 1000 (the default)"));
   if (std::find(merges.specials.begin(), merges.specials.end(), "[UNK]") == merges.specials.end())
     throw ConfigError(rule_got_fix("WordPiece needs the special token [UNK], what a word becomes that has no tokens.",
-                                   concat(merges.specials.size(), " others")));
+                                   concat(merges.specials.size(), " others"),
+                                   "--special-tokens with [UNK] among them, or leave it out"));
 }
 
 CountPieces count_bert_words(const BertNormalization& normalization) {

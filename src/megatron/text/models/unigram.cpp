@@ -84,7 +84,7 @@ void UnigramModel::search(std::string_view piece, BestWays& ways) const {
     if (options().unknown < 0)
       throw ConfigError(
           rule_got_fix("tokenizer: a text must be made of its tokens, of which none stands for unknown ones",
-                       printable(piece.substr(at, size))));
+                       printable(piece.substr(at, size)), "take the text out, or a tokenizer with an unknown token"));
     ways.reach(at, at + size, options().unknown, unknown_score_ + so_far);
   }
 }

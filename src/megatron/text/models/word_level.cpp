@@ -32,8 +32,9 @@ std::unique_ptr<TextEncoder> WordLevelModel::encoder(int) const { return std::ma
 std::int32_t WordLevelModel::id_of(std::string_view piece) const {
   if (const std::int32_t id = own_id(piece); id >= 0) return id;
   if (unknown_ < 0)
-    throw ConfigError(rule_got_fix(
-        "tokenizer: a text must be made of its tokens, of which none stands for unknown ones", printable(piece)));
+    throw ConfigError(
+        rule_got_fix("tokenizer: a text must be made of its tokens, of which none stands for unknown ones",
+                     printable(piece), "take the text out, or a tokenizer with an unknown token"));
   return unknown_;
 }
 

@@ -70,7 +70,7 @@ void AlignedText::append_kept(const AlignedText& from, std::size_t begin, std::s
 void AlignedText::refuse(std::size_t size) const {
   throw ConfigError(
       rule_got_fix("tokenizer: normalizers must not make a text longer than 64 times what it was and 64 KiB",
-                   concat(size, " bytes, and at most ", most_)));
+                   concat(size, " bytes, and at most ", most_), "another tokenizer, or shorter documents"));
 }
 
 void AlignedText::append_as(const AlignedText& from, std::size_t at, std::string_view bytes) {

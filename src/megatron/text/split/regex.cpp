@@ -142,7 +142,8 @@ Regex::Matcher::Result Regex::Matcher::attempt(const Regex& regex, std::string_v
 void Regex::Matcher::refuse(const Regex& regex, std::string_view text, std::size_t at, const std::string& why) {
   throw ConfigError(rule_got_fix(
       concat(regex.code_->where, ": an expression must match a text in a number of steps that grows as the text does"),
-      concat(printable(regex.code_->pattern), " at character or byte ", at, " of ", text.size(), ": ", why)));
+      concat(printable(regex.code_->pattern), " at character or byte ", at, " of ", text.size(), ": ", why),
+      "another tokenizer, or shorter documents"));
 }
 
 /// A match that begins at `from`, where the free steps and bytes were too few: twice as many again and again.
