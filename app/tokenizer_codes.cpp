@@ -178,9 +178,10 @@ void parse_ids(const std::string& line, const std::string& where, std::vector<st
     std::int32_t id = 0;
     const auto [after, error] = std::from_chars(p, end, id);
     if (error != std::errc{})
-      throw ConfigError(rule_got_fix(where + ": must be token ids with blanks between them",
-                                     concat("at byte ", p - line.data(),
-                                            " of the line: ", std::string(p, std::min<std::ptrdiff_t>(end - p, 20)))));
+      throw ConfigError(rule_got_fix(
+          where + ": must be token ids with blanks between them",
+          concat("at byte ", p - line.data(), " of the line: ", std::string(p, std::min<std::ptrdiff_t>(end - p, 20))),
+          "lines as megatron tokenizer encode prints them"));
     ids.push_back(id);
     p = after;
   }
@@ -193,6 +194,7 @@ int tokenizer_encode(const Args& args) {
   no_words(config::parse_command_line(flags, args, kEncodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer");
   threads_of(flags.threads);
+  data::check_readable(flags.input);
   const text::Specials specials = specials_of(flags.special_tokens);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
@@ -216,6 +218,7 @@ int tokenizer_decode(const Args& args) {
   DecodeFlags flags;
   no_words(config::parse_command_line(flags, args, kDecodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer");
+  data::check_readable(flags.input);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   std::string line;

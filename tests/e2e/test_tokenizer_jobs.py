@@ -55,6 +55,20 @@ class TokenizerJobs(unittest.TestCase):
         self.assertEqual(json.loads(run(*encode, "--add-special-tokens", stdin="<x>"))["ids"], [1, 3, 2])
         self.assertNotIn(3, json.loads(run(*encode, "--special-tokens", "text", stdin="<x>"))["ids"])
 
+    def test_inputs_that_cannot_be_read_are_named_together_before_the_first_is_worked_on(self):
+        self.train("bpe")
+        for job in ["encode", "decode"]:
+            output = self.path / f"{job}.out"
+            words = ["tokenizer", job, "--tokenizer", self.path / "bpe", "--input", self.text,
+                     self.path / "absent.txt", self.path]
+            for options in [[], ["--output", output]]:
+                result = subprocess.run([os.path.abspath(MEGATRON), *map(str, words + options)], capture_output=True,
+                                        text=True, timeout=60)
+                self.assertEqual((result.returncode, result.stdout), (2, ""))
+                for word in ["absent.txt", f"{self.path} is a folder", "fix:"]:
+                    self.assertIn(word, result.stderr)
+            self.assertFalse(output.exists())
+
     def test_what_a_file_says_of_batches_is_named_once_and_changes_nothing(self):
         self.train("bpe")
         path = self.path / "bpe/tokenizer.json"

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <lzma.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -17,14 +18,26 @@
 #include "megatron/base/error.h"
 
 namespace megatron::data {
+namespace {
+
+/// What is wrong with an input that cannot be opened, of the system's present error.
+std::string unreadable(const std::string& name) {
+  return rule_got_fix("an input must be a readable file.", concat(name, ": ", std::strerror(errno)),
+                      "name a file that is there and may be read; - is standard input");
+}
+
+std::string is_folder(const std::string& path) {
+  return rule_got_fix("an input must be a file.", path + " is a folder", concat("name its files: ", path, "/*"));
+}
+
+}  // namespace
 
 /// Compressed input: a window over a file descriptor or over memory.
 class ByteStream::Source {
  public:
   explicit Source(const std::string& path) : name_(path == "-" ? "standard input" : path), buffer_(1 << 18) {
     fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0)
-      throw ConfigError(rule_got_fix("an input must be a readable file.", concat(name_, ": ", std::strerror(errno))));
+    if (fd_ < 0) throw ConfigError(unreadable(name_));
     ::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
   }
   Source(std::span<const std::byte> memory, const std::string& name) : name_(name), window_(memory) {}
@@ -42,7 +55,7 @@ class ByteStream::Source {
     while (have < at_least) {
       const ssize_t n = ::read(fd_, buffer_.data() + have, buffer_.size() - have);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && errno == EISDIR) throw ConfigError(rule_got_fix("an input must be a file.", name_ + " is a folder"));
+      if (n < 0 && errno == EISDIR) throw ConfigError(is_folder(name_));
       if (n < 0) throw std::runtime_error(concat("cannot read ", name_, ": ", std::strerror(errno)));
       if (n == 0) break;
       have += static_cast<std::size_t>(n);
@@ -58,7 +71,8 @@ class ByteStream::Source {
   const std::string& name() const { return name_; }
 
   [[noreturn]] void damaged(const std::string& rule, const std::string& got) const {
-    throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got));
+    throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got,
+                                   "copy the file anew: it is cut off or damaged"));
   }
 
  private:
@@ -281,5 +295,20 @@ void ByteStream::skip(std::int64_t bytes) {
 }
 
 std::int64_t ByteStream::position() const { return source_->position(); }
+
+void check_readable(const std::vector<std::string>& inputs) {
+  std::string errors;
+  for (const std::string& path : inputs) {
+    if (path == "-") continue;
+    struct stat info {};
+    std::string error;
+    if (::stat(path.c_str(), &info) != 0 || ::access(path.c_str(), R_OK) != 0)
+      error = unreadable(path);
+    else if (S_ISDIR(info.st_mode))
+      error = is_folder(path);
+    if (!error.empty()) errors += (errors.empty() ? "" : "\n") + error;
+  }
+  if (!errors.empty()) throw ConfigError(errors);
+}
 
 }  // namespace megatron::data

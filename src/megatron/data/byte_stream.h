@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace megatron::data {
 
@@ -46,5 +47,9 @@ class ByteStream {
   std::unique_ptr<Source> source_;
   std::unique_ptr<Decoder> decoder_;
 };
+
+/// Throws one ConfigError for all of `inputs` that are not there, are folders or may not be read: before the first is
+/// worked on. Opens none, as a pipe can be read once. "-" is standard input.
+void check_readable(const std::vector<std::string>& inputs);
 
 }  // namespace megatron::data

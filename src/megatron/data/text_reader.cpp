@@ -4,8 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -50,24 +48,20 @@ TextFormat text_format_of(std::string_view name) {
   if (name == "paragraphs") return TextFormat::Paragraphs;
   if (name == "file") return TextFormat::File;
   if (name == "pieces") return TextFormat::Pieces;
-  throw ConfigError(
-      rule_got_fix("a text format is auto, jsonl, lines, paragraphs, file or pieces.", std::string(name)));
+  throw ConfigError(rule_got_fix("a text format is auto, jsonl, lines, paragraphs, file or pieces.", std::string(name),
+                                 "--format auto (the default)"));
 }
 
 BlockReader::BlockReader(TextReaderOptions options) : options_(std::move(options)) {
-  if (options_.inputs.empty()) throw ConfigError(rule_got_fix("there must be an input file.", "none"));
+  if (options_.inputs.empty()) throw ConfigError(rule_got_fix("there must be an input file.", "none", "--input FILE"));
   const bool fits = options_.piece_bytes >= 4 && options_.piece_bytes <= options_.max_document_bytes;
   if (options_.format == TextFormat::Pieces && !fits)
     throw ConfigError(rule_got_fix(concat("a piece must have 4 to ", options_.max_document_bytes, " bytes."),
-                                   concat(options_.piece_bytes)));
+                                   concat(options_.piece_bytes), "--piece-bytes between these"));
+  check_readable(options_.inputs);
   for (const std::string& path : options_.inputs) {
     struct stat info {};
-    if (path != "-" && ::stat(path.c_str(), &info) != 0)
-      throw ConfigError(rule_got_fix("an input must be a readable file.", concat(path, ": ", std::strerror(errno))));
-    if (path != "-" && S_ISDIR(info.st_mode))
-      throw ConfigError(
-          rule_got_fix("an input must be a file.", path + " is a folder", concat("name its files: ", path, "/*")));
-    if (path == "-" || !S_ISREG(info.st_mode)) total_bytes_.reset();
+    if (path == "-" || ::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) total_bytes_.reset();
     if (total_bytes_) *total_bytes_ += info.st_size;
   }
 }
@@ -284,9 +278,10 @@ const std::vector<std::string_view>& DocumentParser::parse(const TextBlock& bloc
 
 void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record& record) {
   const auto bad = [&](const std::string& rule, const std::string& got) {
-    throw ConfigError(
-        rule_got_fix(concat(place_of(block, record), rule),
-                     concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size)))));
+    throw ConfigError(rule_got_fix(
+        concat(place_of(block, record), rule),
+        concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size))),
+        "correct the line or take it out, or pass over such: --on-error skip; text that is no JSON: --format lines"));
   };
   constexpr std::size_t kKeptCapacity = 8 << 20;  // one huge line must not hold its memory for the rest of the run
   if (json_->parser.capacity() > kKeptCapacity && record.size < kKeptCapacity) json_ = std::make_unique<Json>();
