@@ -277,7 +277,7 @@ constexpr const char* kMeaning =
 
 void check(const MeasureOptions& options) {
   const auto need = [](bool ok, const char* rule, std::int64_t got) {
-    if (!ok) throw ConfigError(rule_got_fix(rule, concat(got)));
+    if (!ok) throw ConfigError(rule_got_fix(rule, concat(got), "leave it out"));
   };
   need(options.most_ranks == 1 || options.most_ranks == 2 || options.most_ranks == 4, "--most-ranks must be 1, 2 or 4.",
        options.most_ranks);
@@ -307,7 +307,7 @@ int measure(const Options& options) {
   std::vector<plan::BarGroup> groups;
   for (std::size_t i = 0; i < small.size(); ++i) {
     const bool speedup = small[i].figure == plan::Figure::Speedup;
-    const double figure = speedup ? seconds[0] / seconds[i] : 100 * flops_per_core(i) / flops_per_core(0);
+    const double figure = speedup ? seconds[0] / seconds[i] : 100 * (flops_per_core(i) / flops_per_core(0));
     const std::int64_t parameters = plan::parameter_count(runs[i].shape) / small[i].tp;
     json["rows"].push_back({{"study", small[i].table},
                             {"run", small[i].label},
@@ -337,17 +337,45 @@ int measure(const Options& options) {
   return kDone;
 }
 
+/// Throws ConfigError for options of another of the three figures than the one that is asked for.
+void check_read(const Options& options) {
+  const PredictOptions& predict = options.predict;
+  const MeasureOptions& measure = options.measure;
+  const PredictOptions usual;
+  const MeasureOptions small;
+  if (measure.measured) {
+    for (const auto& [flag, set] : {std::pair{"--recipes", !predict.recipes.empty()},
+                                    {"--hardware", predict.hardware != usual.hardware},
+                                    {"--world-size", predict.world_size != usual.world_size},
+                                    {"--dtype", predict.dtype != usual.dtype}})
+      if (set)
+        throw ConfigError(rule_got_fix(concat("--measured has runs of its own: ", flag, " is for predictions."),
+                                       concat("--measured and ", flag), "leave one of the two out"));
+    return;
+  }
+  refuse_without(predict.world_size != usual.world_size && predict.recipes.empty(), "--world-size", "--recipes");
+  refuse_without(predict.dtype != usual.dtype && predict.recipes.empty(), "--dtype", "--recipes");
+  for (const auto& [flag, set] : {std::pair{"--most-ranks", measure.most_ranks != small.most_ranks},
+                                  {"--steps", measure.steps != small.steps},
+                                  {"--warmup", measure.warmup != small.warmup},
+                                  {"--rounds", measure.rounds != small.rounds},
+                                  {"--width", measure.width != small.width},
+                                  {"--seq-length", measure.seq_length != small.seq_length},
+                                  {"--samples", measure.samples != small.samples}})
+    refuse_without(set, flag, "--measured");
+  if (predict.world_size < 0)
+    throw ConfigError(rule_got_fix("--world-size must be 0 or above.", concat(predict.world_size),
+                                   "--world-size 0, each recipe's own"));
+}
+
 }  // namespace
 
 int bench_scaling(const Args& args) {
   Options options;
   no_words(config::parse_command_line(options, args, kUsage));
+  check_read(options);
   if (!options.output.svg.empty()) make_folder(std::filesystem::path(options.output.svg).parent_path());
-  if (options.measure.measured) {
-    if (!options.predict.recipes.empty())
-      throw ConfigError(rule_got_fix("--measured has runs of its own.", "--recipes", "one of the two"));
-    return measure(options);
-  }
+  if (options.measure.measured) return measure(options);
   const plan::Hardware hardware =
       plan::load_hardware(config_file(options.predict.hardware, "configs/hardware", "--hardware"));
   return options.predict.recipes.empty() ? predict_study(options, hardware) : predict_recipes(options, hardware);

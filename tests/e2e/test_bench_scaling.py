@@ -32,6 +32,17 @@ class MeasuredScaling(unittest.TestCase):
             self.assertIn("Strong", texts)
         self.assertIn("--width", run(*SMALL, "--width", 40, code=2))
 
+    def test_options_of_another_figure_than_the_one_asked_for_are_refused(self):
+        for options, words in [(["--world-size", 8], ["--world-size", "--recipes"]),
+                               (["--dtype", "fp16"], ["--dtype", "--recipes"]),
+                               (["--steps", 7], ["--steps", "--measured"]),
+                               (["--measured", "--world-size", 8], ["--world-size", "--measured"]),
+                               (["--measured", "--recipes", "gpt_tiny"], ["--recipes", "--measured"]),
+                               (["--recipes", "gpt_tiny", "--world-size", -1], ["--world-size"])]:
+            message = run("bench", "scaling", *options, code=2)
+            for word in [*words, "got:", "fix:"]:
+                self.assertIn(word, message)
+
 
 if __name__ == "__main__":
     unittest.main()
