@@ -96,7 +96,7 @@ TEST_F(DamagedCheckpoint, MissingPiecesAreNamed) {
   fs::rename(iteration / "aside", iteration / "manifest.json");
   write_file(folder.path() / "latest", "../../etc\n");
   EXPECT_THAT(load_error(folder.path()), HasSubstr("\"../../etc\""));
-  EXPECT_THAT(load_error(folder.path() / "nowhere"), HasSubstr("nowhere: must be a folder of checkpoints"));
+  EXPECT_THAT(load_error(folder.path() / "nowhere"), HasSubstr("nowhere, which does not exist"));
 }
 
 TEST_F(DamagedCheckpoint, AnotherShapeDtypeOrNameIsAnErrorThatSaysBoth) {

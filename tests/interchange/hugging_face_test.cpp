@@ -233,7 +233,7 @@ TEST(HuggingFaceFolder, ANetworkThatComputesOtherwiseIsToldByItsOptions) {
 
 TEST(HuggingFaceFolder, AFolderOfNoKindIsRefused) {
   TemporaryFolder folder;
-  expect_refused([&] { open_weights(folder.path()); }, {folder.path().string(), "none of these"});
+  expect_refused([&] { open_weights(folder.path()); }, {folder.path().string(), "an empty folder"});
   expect_refused([&] { open_weights(folder.path() / "no"); }, {"does not exist"});
   write_file(folder.path() / "config.json", R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 2, "n_head": 1,)"
                                             R"("n_positions": 2, "vocab_size": 3})");

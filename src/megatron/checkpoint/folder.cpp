@@ -14,6 +14,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/place.h"
 #include "megatron/checkpoint/descriptors.h"
 #include "megatron/checkpoint/files.h"
 
@@ -102,6 +103,19 @@ std::string whole_ones(const fs::path& folder) {
   return names.empty() ? "" : "name one that is whole: " + names;
 }
 
+std::string folder_rule() {
+  return concat("a folder must be named: a run's, that of its checkpoints (with ", kLatest,
+                ") or one checkpoint (with ", kManifest, ").");
+}
+
+/// What to name instead of `folder`, which has no checkpoint.
+std::string another_folder(const fs::path& folder) {
+  if (const std::string near = nearest_beside(folder); !fs::exists(folder) && !near.empty()) return near;
+  if (fs::is_regular_file(folder / "config.json"))
+    return concat("megatron checkpoint import --from ", folder.string(), " --output FOLDER makes a checkpoint of it");
+  return "the folder that megatron train has written, its --train.out";
+}
+
 /// What `folder`/latest says.
 std::string latest_name(const fs::path& folder) {
   std::string name = read_whole(folder / kLatest, 4096);
@@ -161,6 +175,10 @@ std::string iteration_name(std::int64_t iteration) {
   return "iter_" + std::string(digits.size() < 7 ? 7 - digits.size() : 0, '0') + digits;
 }
 
+bool is_iteration_folder(const fs::path& folder) {
+  return is_iteration_name(without_slash(folder).filename()) && fs::is_directory(folder);
+}
+
 bool has_checkpoint(const fs::path& folder) {
   if (fs::exists(folder / kManifest)) return true;
   for (const fs::path& place : {folder, folder / "checkpoints"})
@@ -171,10 +189,10 @@ bool has_checkpoint(const fs::path& folder) {
 fs::path find_checkpoint(const fs::path& folder) {
   if (fs::exists(folder) && !fs::is_directory(folder))
     throw ConfigError(
-        rule_got_fix(concat(folder.string(), ": a folder must be named: a run's, its checkpoints' or one checkpoint."),
-                     "a file", has_checkpoint(parent_of(folder)) ? parent_of(folder).string() : ""));
+        rule_got_fix(concat(folder.string(), ": ", folder_rule()), "a file",
+                     has_checkpoint(parent_of(folder)) ? parent_of(folder).string() : another_folder(folder)));
   if (fs::exists(folder / kManifest)) return without_slash(folder);
-  if (is_iteration_name(without_slash(folder).filename())) read_manifest(folder);  // says that it has none
+  if (is_iteration_folder(folder)) read_manifest(folder);  // says that it has none
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
     if (!fs::exists(place / kLatest)) continue;
     fs::path found = place / latest_name(place);
@@ -186,9 +204,7 @@ fs::path find_checkpoint(const fs::path& folder) {
   }
   std::string fix;
   for (const fs::path& place : {folder, folder / "checkpoints"}) fix += fix.empty() ? whole_ones(place) : "";
-  throw Damage(rule_got_fix(
-      concat(folder.string(), ": must be a folder of checkpoints or one checkpoint."),
-      concat(fs::exists(folder) ? "a folder" : "nothing", " with neither ", kLatest, " nor ", kManifest), fix));
+  throw Damage(rule_got_fix(folder_rule(), place_text(folder), fix.empty() ? another_folder(folder) : fix));
 }
 
 std::vector<fs::path> candidates(const fs::path& folder) {
@@ -222,8 +238,8 @@ fs::path checkpoints_folder(const fs::path& folder) {
   for (const fs::path& place : {folder, folder / "checkpoints"})
     if (fs::exists(place / kLatest) || !iterations_in(place).empty()) return place;
   throw ConfigError(
-      rule_got_fix("The folder of a run or of its checkpoints must be named.",
-                   concat(folder.string(), fs::exists(folder) ? ", which holds none" : ", which is not there")));
+      rule_got_fix(concat("The folder of a run or of its checkpoints (with ", kLatest, ") must be named."),
+                   place_text(folder), another_folder(folder)));
 }
 
 Manifest read_manifest(const fs::path& iteration_folder) {

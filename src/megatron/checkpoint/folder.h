@@ -16,6 +16,9 @@ std::string iteration_name(std::int64_t iteration);
 /// Damage where there is none, which names the whole checkpoints that are there; ConfigError for a file.
 std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 
+/// Whether `folder` is there and named like a checkpoint, whatever it holds.
+bool is_iteration_folder(const std::filesystem::path& folder);
+
 /// Whether `folder`, or its `checkpoints`, has checkpoints, or is one. Damage is for the loading to report: a run that
 /// took a damaged checkpoint for none would begin again from nothing.
 bool has_checkpoint(const std::filesystem::path& folder);

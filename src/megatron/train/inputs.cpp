@@ -4,6 +4,7 @@
 #include <array>
 
 #include "megatron/base/error.h"
+#include "megatron/base/place.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
@@ -153,6 +154,15 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
     if (run.config.checkpoint.load_strict) interchange::check_same_network(run.config.model, folder);
     return;
   }
+  if (!fs::exists(folder)) {
+    const std::string near = nearest_beside(folder);
+    throw ConfigError(rule_got_fix(
+        "checkpoint.load must name a run's folder (latest), one checkpoint (manifest.json), a Hugging Face folder "
+        "(config.json) or one of Megatron-LM's checkpoints.",
+        place_text(folder),
+        concat(near.empty() ? "" : near + "; or ", "leave --load out: a run goes on from its own checkpoints anyway")));
+  }
+  interchange::kind_of(folder);  // says what it has looked for where nothing of it is there
   std::string problems;
   for (const fs::path& candidate : checkpoint::candidates(folder)) {
     try {
