@@ -27,9 +27,11 @@ struct EvalFlags : ModelFlags {
   std::string progress = "auto";
   bool json = false;
 
+  EvalFlags() { dp = 0; }
+
   void visit(auto& v) {
     ModelFlags::visit(v);
-    v("dp", dp, "Ranks that share the windows or examples.");
+    v("dp", dp, "Ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
     v("data", data, "What is scored: a file.");
     v("limit", limit, "Only the first windows, or examples; 0: all.");
     v("batch_size", batch_size, "Windows or examples that are computed at once; 0: as many as hold 4096 tokens.");

@@ -1,7 +1,9 @@
 #include "app/trained_model.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/generate/load.h"
@@ -14,6 +16,8 @@
 
 namespace megatron::app {
 namespace {
+
+constexpr int kMostRanks = 1 << 15;
 
 /// The tokenizer beside the weights, else where a run's recipe says.
 text::Tokenizer tokenizer_of(const std::string& folder, const config::RunConfig& recipe, const char* job) {
@@ -32,12 +36,42 @@ struct Described {
   bool trained_here;
 };
 
-void check_flags(const ModelFlags& flags, const char* job) {
+/// `flags` with the number of ranks that they, or a launcher, ask for: as data-parallel ones where dp is open.
+ModelFlags with_ranks(ModelFlags flags, const char* job) {
+  const auto place = comm::place_from(environment());
+  if (place) flags.world_size = place->world_size;  // as in training, the launcher's holds
+  const std::int64_t copy = std::int64_t{flags.tp} * flags.pp;
+  const bool dp_is_open = flags.dp == 0;
+  if (dp_is_open) flags.dp = static_cast<int>(std::max<std::int64_t>(1, flags.world_size / copy));
+  const std::int64_t ranks = copy * flags.dp;
+  if (flags.world_size > 0 && flags.world_size != ranks) {
+    const std::string rule = dp_is_open      ? " must be a multiple of tp x pp."
+                             : flags.dp == 1 ? " must be tp x pp: all ranks compute one copy of the model."
+                                             : " must be tp x pp x dp.";
+    const std::string got = concat(flags.world_size, " ranks, tp ", flags.tp, ", pp ", flags.pp,
+                                   dp_is_open || flags.dp == 1 ? "" : concat(", dp ", flags.dp));
+    throw ConfigError(place ? rule_got_fix(concat(job, ": the ranks of ", place->launcher, rule), got,
+                                           concat("start ", ranks, " ranks"))
+                            : rule_got_fix(concat(job, ": --world-size", rule), got,
+                                           concat("--world-size ", ranks, ", or leave it out")));
+  }
+  if (ranks > kMostRanks)
+    throw ConfigError(
+        rule_got_fix(concat(job, ": there must be at most ", kMostRanks, " ranks."), concat(ranks), "--tp 1 --pp 1"));
+  flags.world_size = static_cast<int>(ranks);
+  return flags;
+}
+
+/// Throws ConfigError for flags that no job can have. Returns them with the number of ranks that they ask for.
+ModelFlags checked(const ModelFlags& flags, const char* job) {
   if (flags.load.empty())
     throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load runs/default"));
-  for (const auto& [name, size] : {std::pair{"tp", flags.tp}, {"pp", flags.pp}, {"dp", flags.dp}})
-    if (size < 1 || size > 65536)
-      throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be 1 or above."), concat(size)));
+  for (const auto& [name, size, least] :
+       {std::tuple{"tp", flags.tp, 1}, {"pp", flags.pp, 1}, {"dp", flags.dp, 0}, {"world-size", flags.world_size, 0}})
+    if (size < least || size > kMostRanks)
+      throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMostRanks, "."),
+                                     concat(size), concat("--", name, " ", least)));
+  return with_ranks(flags, job);
 }
 
 Described describe(const ModelFlags& flags, const char* job) {
@@ -64,7 +98,7 @@ plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, con
   config.parallel.tp = flags.tp;
   config.parallel.pp = flags.pp;
   config.parallel.dp = flags.dp;
-  config.parallel.world_size = flags.tp * flags.pp * flags.dp;
+  config.parallel.world_size = flags.world_size;
   config.parallel.pp_schedule = flags.pp > 1 ? "1f1b" : "";
   if (interchange::shape_of(config.model).num_layers % flags.pp != 0) config.parallel.pp_layout = "balanced";
   config.parallel.threads_per_rank = flags.threads_per_rank;
@@ -76,8 +110,8 @@ plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, con
 
 }  // namespace
 
-TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5) {
-  check_flags(flags, job);
+TrainedModel open_trained_model(const ModelFlags& asked, const char* job, bool or_t5) {
+  const ModelFlags flags = checked(asked, job);
   interchange::check_is_gpt(flags.load, job, or_t5);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   config.train.micro_batch_size = 1;
@@ -86,8 +120,8 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool o
   return {flags.load, std::move(run), std::move(tokenizer), std::move(ends)};
 }
 
-TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task) {
-  check_flags(flags, job);
+TrainedModel open_task_model(const ModelFlags& asked, const char* job, const TaskModelOptions& task) {
+  const ModelFlags flags = checked(asked, job);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   if (task.seq_length > 0)
     config.data.seq_length = task.seq_length;

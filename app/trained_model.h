@@ -20,7 +20,8 @@ struct ModelFlags {
   std::string load;
   std::string tokenizer;
   std::string dtype;
-  int tp = 1, pp = 1, dp = 1;
+  int world_size = 0, tp = 1, pp = 1;
+  int dp = 1;  ///< 0: what world_size leaves
   int threads_per_rank = 0;
   std::string device = "cpu";
 
@@ -28,6 +29,7 @@ struct ModelFlags {
     v("load", load, "Folder of a trained run or checkpoint, or a Hugging Face folder.");
     v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.");
     v("dtype", dtype, "fp32, bf16, fp16 or fp64; empty: the run's, fp32 for a Hugging Face folder.");
+    v("world_size", world_size, "Ranks in all; 0: as many as the sizes of the layout ask for.");
     v("tp", tp, "Ranks that split each weight matrix.");
     v("pp", pp, "Ranks that split the layers.");
     v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");

@@ -44,6 +44,7 @@ class EvalJobs(unittest.TestCase):
     def test_loss_is_the_same_over_stages_and_copies(self):
         got = self.same_in_layout(["--pp", 2, "--dp", 2], "loss", "--data", self.text, "--window", 24, "--stride", 5,
                                   "--limit", 40)
+        self.same_in_layout(["--world-size", 4, "--pp", 2], "loss", "--data", self.text, "--limit", 40)
         self.assertEqual((got["windows"], got["tokens"], got["scored_tokens"]), (40, 24 + 39 * 5, 24 + 39 * 5 - 1))
         self.assertAlmostEqual(got["loss"], got["nll_sum"] / got["scored_tokens"], places=12)
         self.assertAlmostEqual(got["perplexity_high"], math.exp(got["loss"] + 1.96 * got["standard_error"]), places=9)
@@ -55,7 +56,7 @@ class EvalJobs(unittest.TestCase):
         got = self.same_in_layout(["--tp", 2], "lambada", "--data", self.passages, "--format", "plain", "--limit", 30)
         self.assertEqual(got["examples"], 30)
         self.assertAlmostEqual(got["accuracy"], got["right"] / 30)
-        got = self.same_in_layout(["--dp", 3], "choice", "--data", self.questions)
+        got = self.same_in_layout(["--world-size", 3], "choice", "--data", self.questions)
         self.assertEqual((got["examples"], got["answers"]), (60, 120))
 
     def test_tokens_of_a_pair_are_those_of_its_text(self):
