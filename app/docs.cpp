@@ -17,7 +17,9 @@ constexpr const char* kConfigIntroduction =
     "`-` in\n"
     "flags are the same. The resolved recipe of a run, every default included, is `recipe.toml` in its folder. The "
     "section\n"
-    "task is for `megatron finetune` alone.\n";
+    "task is for `megatron finetune` alone. Options that say nothing beside the others, such as Adam's with "
+    "`--optimizer sgd`, are\n"
+    "named in one line as the run starts.\n";
 
 struct NoOptions {
   void visit(auto&) {}
@@ -26,7 +28,7 @@ struct NoOptions {
 int config_reference(const Args& args) {
   NoOptions none;
   const auto words = config::parse_command_line(none, args, "megatron docs config");
-  if (!words.empty()) throw ConfigError(rule_got_fix("docs config takes no words.", words[0]));
+  if (!words.empty()) throw ConfigError(rule_got_fix("docs config takes no words.", words[0], "leave it out"));
   config::FinetuneRecipe run;
   std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
   return kDone;

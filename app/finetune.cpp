@@ -16,6 +16,7 @@
 #include "megatron/checkpoint/folder_lock.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
+#include "megatron/config/unread.h"
 #include "megatron/config/value.h"
 #include "megatron/finetune/seed_run.h"
 #include "megatron/finetune/weights.h"
@@ -39,6 +40,7 @@ constexpr const char* kUsage =
 struct FinetuneOptions {
   config::FinetuneRecipe recipe;
   bool json = false;
+  std::string note;  ///< config::unread_note(); no option
 
   void visit(auto& v) {
     v("json", json, "One JSON object on stdout; the log goes to stderr.");
@@ -94,9 +96,11 @@ void refuse_options_of_text(config::FinetuneRecipe recipe) {
 void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
   const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task.name));
   for (const auto& [option, value] : {std::pair{"--task.train", &task.train}, std::pair{"--task.valid", &task.valid}})
-    if (value->empty()) throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none"));
+    if (value->empty())
+      throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none", concat(option, " FILE")));
   if (!(task.epochs >= 0 && task.epochs <= 1e4))
-    throw ConfigError(rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs)));
+    throw ConfigError(
+        rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs), "--epochs 3 (the default)"));
   const config::TaskConfig usual;
   check_task_numbers(task.name, form.head,
                      {{"task.train_limit", task.train_limit, 0},
@@ -113,7 +117,7 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
     throw ConfigError(rule_got_fix("task.ensemble needs several seeds.", concat(seeds.size()), "--seeds 1,2,3,4,5"));
   if (model.architecture != "bert" && std::string_view(form.head) == "span")
     throw ConfigError(rule_got_fix("squad needs a BERT: a token of a GPT has not read what follows it.",
-                                   "model.architecture " + model.architecture));
+                                   "model.architecture " + model.architecture, "--load the folder of a BERT"));
 }
 
 /// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
@@ -125,7 +129,8 @@ void complete(config::FinetuneRecipe& recipe) {
   if (recipe.data.tokenizer.empty() && !recipe.checkpoint.load.empty())
     recipe.data.tokenizer = interchange::companion_folder(recipe.checkpoint.load).string();
   if (recipe.data.tokenizer.empty())
-    throw ConfigError(rule_got_fix("data.tokenizer must name the model's tokenizer.", "none, nor one beside --load"));
+    throw ConfigError(rule_got_fix("data.tokenizer must name the model's tokenizer.", "none, nor one beside --load",
+                                   "--tokenizer FOLDER"));
 }
 
 /// Reads recipe and words. The network of checkpoint.load comes first, what they say of it after.
@@ -143,11 +148,12 @@ FinetuneOptions parse(const Args& args) {
       options.recipe.model.attention_dropout = usual.attention_dropout;
     }
   }
-  config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
+  const auto command = config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
     check_task(options.recipe.task, options.recipe.model);
     refuse_options_of_text(options.recipe);
     complete(options.recipe);
   });
+  options.note = config::unread_note(options.recipe, command.given);
   return options;
 }
 
@@ -180,7 +186,7 @@ struct Work {
   finetune::TaskData data;
   std::vector<std::uint64_t> seeds;
   std::string recipe;                 ///< finetune::SeedResult::recipe
-  std::vector<std::string> messages;  ///< of the weights
+  std::vector<std::string> messages;  ///< of options that say nothing, and of the weights
 
   fs::path out() const { return options.recipe.train.out; }
 };
@@ -233,6 +239,7 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
       recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
   check_device(resolved, place);
   std::vector<std::string> messages = check_loaded(recipe, resolved);
+  if (!options.note.empty()) messages.insert(messages.begin(), options.note);
   std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
   if (seeds.empty()) seeds.push_back(recipe.train.seed);
   static_cast<config::RunConfig&>(recipe) = resolved.config;

@@ -8,6 +8,7 @@
 #include "app/stop.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
+#include "megatron/config/unread.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/tokenizer.h"
@@ -37,7 +38,7 @@ int train(const Args& args) {
   config::RunConfig config;
   const auto place = comm::place_from(environment());
   std::optional<RunAndTokenizer> resolved;
-  config::parse_recipe_command(config, args, kUsage, [&] {
+  const auto command = config::parse_recipe_command(config, args, kUsage, [&] {
     resolved =
         resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0, .needs_data = true});
   });
@@ -48,8 +49,10 @@ int train(const Args& args) {
   const std::int64_t eod = needs_eod ? tokenizer.eod_id() : -1;
   check_device(run, place);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
-  if (!starts_processes(run, place) && (!place || place->rank == 0))
+  if (!starts_processes(run, place) && (!place || place->rank == 0)) {
     say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
+    if (const std::string note = config::unread_note(config, command.given); !note.empty()) say(note);
+  }
   train::check_inputs(run, say);
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);

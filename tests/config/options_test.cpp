@@ -341,7 +341,19 @@ TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
   EXPECT_EQ(given({"--bf16", "--accumulate-allreduce-grads-in-fp32"}).optimizer.grad_dtype, "fp32");
   EXPECT_EQ(given({"--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"}).optimizer.grad_dtype, "bf16");
   EXPECT_TRUE(given({"--use-distributed-optimizer"}).optimizer.use_distributed_optimizer);
+  EXPECT_EQ(given({"--swiglu", "--model.activation", "silu"}).model.activation, "silu");
+  EXPECT_EQ(given({"--lr", "1", "--lr", "2"}).schedule.lr, 2) << "the last, as scripts add to their words";
   std::remove(path.c_str());
+}
+
+TEST(Recipe, RefusesASwitchOfMegatronsBesideAnOptionThatSaysOtherwise) {
+  EXPECT_EQ(recipe_error("", {"--swiglu", "--model.activation", "relu"}),
+            "one of two options excludes the other: both say model.activation.\n"
+            "  got:  --swiglu and --model.activation\n  fix:  leave one out");
+  for (const Words& words : {Words{"--model.activation", "gelu", "--swiglu"}, Words{"--swiglu", "--squared-relu"},
+                             Words{"--squared-relu", "--swiglu"}, Words{"--swiglu", "--no-model.gated_linear_unit"},
+                             Words{"--bf16", "--train.dtype", "fp32"}})
+    EXPECT_THAT(recipe_error("", words), AllOf(HasSubstr(words.front()), HasSubstr("leave one out")));
 }
 
 TEST(Recipe, HasNoFlagOfMegatronsThatIsAnOption) {

@@ -149,7 +149,7 @@ TEST(RecipeCommand, SetsTheRecipeFirstAndTheFlagsOverIt) {
   const auto path = std::filesystem::temp_directory_path() / "megatron_recipe_command_test.toml";
   std::ofstream(path) << "[model]\nnum_layers = 9\nhidden_size = 64\n[data]\ndata_path = [\"old\"]\n";
   RunConfig run;
-  EXPECT_EQ(parse_recipe_command(run, {"--hidden-size", "32", path.string(), "--data-path", "new"}, "usage"),
+  EXPECT_EQ(parse_recipe_command(run, {"--hidden-size", "32", path.string(), "--data-path", "new"}, "usage").recipe,
             path.string());
   EXPECT_EQ(run.model.num_layers, 9);
   EXPECT_EQ(run.model.hidden_size, 32);

@@ -1,11 +1,12 @@
 """What is wrong is said at once, all together, and nothing is written."""
 import json
 import pathlib
+import subprocess
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
 
 JOBS = ["doctor", "tokenizer", "data", "train", "generate", "checkpoint", "plan", "bench", "docs"]
 
@@ -57,6 +58,77 @@ class WrongInput(unittest.TestCase):
         message = place.train("run", "--parallel.tpp", 2, code=2)
         self.assertIn("--parallel.tp", message)
         self.assertFalse((place.path / "run").exists())
+
+    def test_a_folder_to_load_that_holds_nothing_is_said_with_what_was_looked_for(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        empty, other = place.path / "empty", place.path / "other"
+        empty.mkdir()
+        other.mkdir()
+        (other / "notes.txt").write_text("nothing of a model\n")
+        for folder, found in [(place.path / "nosuch", "does not exist"), (empty, "an empty folder"),
+                              (other, "which holds notes.txt"), (other / "notes.txt", "a file")]:
+            for words in [["generate", "--load", folder, "--prompt", "a"],
+                          ["eval", "loss", "--load", folder, "--data", place.path / "text.jsonl"],
+                          ["checkpoint", "info", folder], ["checkpoint", "verify", folder],
+                          ["checkpoint", "reshard", folder, place.path / "new"],
+                          ["checkpoint", "prune", folder, "--keep-last", 1],
+                          ["checkpoint", "export", "--load", folder, "--output", place.path / "new"],
+                          ["checkpoint", "import", "--from", folder, "--output", place.path / "new"],
+                          place.train_words("run", "--load", folder),
+                          place.train_words("run", "--load", folder, "--finetune")]:
+                message = run(*words, code=2)
+                for word in [str(folder), found, "latest", "got:", "fix:"]:
+                    self.assertIn(word, message, words)
+                self.assertEqual(message.count("got:"), 1, message)
+            self.assertFalse((place.path / "run").exists())
+            self.assertFalse((place.path / "new").exists())
+
+    def test_a_misspelled_folder_to_load_is_answered_with_the_one_beside_it(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        place.train("pretrained", "--train-iters", 1)
+        for words in [["generate", "--load", place.path / "pretraind", "--prompt", "a"],
+                      ["checkpoint", "info", place.path / "pretraind"],
+                      place.train_words("run", "--load", place.path / "pretraind")]:
+            self.assertIn(f"fix:  {place.path / 'pretrained'}", run(*words, code=2))
+        message = run("generate", "--load", place.path, "--prompt", "a", code=2)
+        self.assertIn(f"fix:  {place.path / 'pretrained'}", message)
+
+    def test_ranks_that_the_layout_does_not_ask_for_are_refused(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        place.train("run", "--train-iters", 1)
+        generate = ["generate", "--load", place.path / "run", "--prompt", "the cat", "--temperature", 0, "--json"]
+        alone = json.loads(run(*generate))["new_ids"]
+        self.assertEqual(json.loads(run(*generate, "--world-size", 2, "--tp", 2))["new_ids"], alone)
+        for layout, fix in [(["--world-size", 2], "--world-size 1"), (["--world-size", 2, "--tp", 4], "--world-size 4"),
+                            (["--world-size", 3, "--tp", 2], "--world-size 2")]:
+            message = run(*generate, *layout, code=2)
+            for word in ["must be tp x pp", f"{layout[1]} ranks", f"fix:  {fix}"]:
+                self.assertIn(word, message)
+        evaluate = ["eval", "loss", "--load", place.path / "run", "--data", place.path / "text.jsonl"]
+        self.assertIn("a multiple of tp x pp", run(*evaluate, "--world-size", 3, "--tp", 2, code=2))
+        self.assertIn("tp x pp x dp", run(*evaluate, "--world-size", 3, "--dp", 2, code=2))
+
+    def test_options_that_say_nothing_are_named_in_one_line_and_change_nothing(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        losses = []
+        for name, more in [("plain", []), ("more", ["--adam-beta1", 0.5, "--hysteresis", 7]),
+                           ("processes", ["--adam-beta1", 0.5, "--world-size", 2, "--launch", "processes"])]:
+            words = place.train_words(name, "--optimizer", "sgd", "--train-iters", 2, *more)
+            result = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+            self.assertEqual(len(notes), 1 if more else 0, result.stderr)
+            if more:
+                self.assertIn("--adam-beta1 says nothing with --optimizer sgd", notes[0])
+            losses.append(place.losses(name))
+        self.assertEqual(losses[0], losses[1])
+        message = place.train("wrong", "--swiglu", "--model.activation", "relu", code=2)
+        for word in ["--swiglu", "model.activation", "fix:"]:
+            self.assertIn(word, message)
 
     def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers(self):
         place = RunFolder()

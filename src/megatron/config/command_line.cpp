@@ -1,5 +1,6 @@
 #include <map>
 #include <set>
+#include <utility>
 
 #include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
@@ -57,6 +58,12 @@ class WordParser {
     for (const auto& [index, value] : pending_) assign(fields_[index].value, value);
   }
 
+  /// The words that the option of this index was set with, of several the last; "" where it was not.
+  std::string words_of(std::size_t index) const {
+    const auto found = typed_.find(index);
+    return found == typed_.end() ? "" : found->second.word;
+  }
+
  private:
   /// `next` is the word after the option; it moves past the values taken.
   void option(const std::string& word, const std::vector<std::string>& words, std::size_t& next) {
@@ -80,7 +87,7 @@ class WordParser {
                             "leave one out"));
       switches_.insert(name);
       for (const auto& [path, value] : preset->settings)
-        set(by_name_.at(normalized(path)), "--" + typed, false, {value});
+        set(by_name_.at(normalized(path)), "--" + typed, false, {value}, /*by_switch=*/true);
       return;
     }
     const MegatronFlag* const megatrons =
@@ -113,7 +120,8 @@ class WordParser {
     }
   }
 
-  void set(std::size_t index, const std::string& typed, bool negated, const std::vector<std::string>& values) {
+  void set(std::size_t index, const std::string& typed, bool negated, const std::vector<std::string>& values,
+           bool by_switch = false) {
     const Field& field = fields_[index];
     std::string got;
     for (const std::string& value : values) got += (got.empty() ? "'" : " '") + value + "'";
@@ -127,7 +135,13 @@ class WordParser {
       return;
     }
     const auto [entry, is_new] = pending_.emplace(index, *value);
+    const Typed before = std::exchange(typed_[index], {typed, by_switch});
     if (is_new) return;
+    // Of the same option given twice the last holds, as scripts add to their words; a switch means more than one
+    // option.
+    if (before.by_switch != by_switch && entry->second != *value)
+      report(rule_got_fix(concat("one of two options excludes the other: both say ", field.path, "."),
+                          concat(before.word, " and ", typed), "leave one out"));
     if (is_list(field.value))
       append(entry->second, *value);
     else
@@ -151,11 +165,17 @@ class WordParser {
 
   void report(const std::string& message) { errors_ += (errors_.empty() ? "" : "\n") + message; }
 
+  struct Typed {
+    std::string word;
+    bool by_switch = false;  ///< of Megatron-LM's
+  };
+
   const std::vector<Field>& fields_;
   const bool of_a_run_;
   std::set<std::string> switches_;              ///< of Megatron-LM's, those given
   std::map<std::string, std::size_t> by_name_;  ///< normalized path or alias -> index into fields_
   std::map<std::size_t, Value> pending_;
+  std::map<std::size_t, Typed> typed_;
   std::string errors_;
   bool help_requested_ = false;
 };
@@ -184,26 +204,35 @@ std::vector<std::string> parse_words(const Fields& fields, const std::vector<std
   return positional;
 }
 
-std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
-                               const std::string& usage, const std::function<void()>& check) {
+RecipeCommand parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
+                                 const std::string& usage, const std::function<void()>& check) {
+  std::vector<std::string> before;
+  for (const Field& field : fields.fields) before.push_back(plain_value(field.value));
   WordParser parser(fields, true);
   const std::vector<std::string> positional = parser.parse(words);
   if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
-  std::string path;
+  RecipeCommand command;
   bool is_read = false;
   attempt_all({[&] { throw_if_any(parser.errors()); },
                [&] {
-                 path = only_recipe(positional, usage);
-                 const std::string errors = set_from_toml_file(recipe, path);
+                 command.recipe = only_recipe(positional, usage);
+                 const std::string errors = set_from_toml_file(recipe, command.recipe);
                  is_read = true;
                  throw_if_any(errors);
                },
                [&] {
                  if (!is_read) return;
                  parser.commit();
+                 for (std::size_t i = 0; i < before.size(); ++i) {
+                   const Field& field = fields.fields[i];
+                   const bool changed = plain_value(field.value) != before[i];
+                   const std::string typed = parser.words_of(i);
+                   if (changed || (!typed.empty() && before[i] != "false"))
+                     command.given.emplace(field.path, typed.empty() ? field.path : typed);
+                 }
                  if (check) check();
                }});
-  return path;
+  return command;
 }
 
 }  // namespace megatron::config

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -29,7 +30,8 @@
 // and a job that takes a recipe:
 //
 //     config::RunConfig run;
-//     const std::string recipe = config::parse_recipe_command(run, args, "megatron train RECIPE.toml [OPTION]…");
+//     const config::RecipeCommand command =
+//         config::parse_recipe_command(run, args, "megatron train RECIPE.toml [OPTION]…");
 namespace megatron::config {
 
 /// Where the value of an option lies: the types an option can have.
@@ -123,12 +125,20 @@ std::string help_text(const Fields& fields, const std::string& usage);
 /// Options by section as Markdown tables: docs/config.md.
 std::string to_markdown(const Fields& fields);
 
+/// A command that takes a recipe.
+struct RecipeCommand {
+  std::string recipe;  ///< the file's path
+  /// By its path, how each option is called that words name (as they do) or the recipe sets to another value (its
+  /// path). Without switches that are told to stay off.
+  std::map<std::string, std::string> given;
+};
+
 /// For jobs that take one recipe: sets `recipe`, some or all of `fields`, from the TOML file that the only positional
-/// word names, then `fields` from the other words, and returns the file's path. Wrong words, wrong keys and what
-/// `check` says of the values (also where some are wrong, unless the recipe cannot be read) are reported together;
-/// known flags of Megatron-LM that are no option here are answered with what to write instead.
-std::string parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
-                               const std::string& usage, const std::function<void()>& check);
+/// word names, then `fields` from the other words. Wrong words, wrong keys and what `check` says of the values (also
+/// where some are wrong, unless the recipe cannot be read) are reported together; known flags of Megatron-LM that are
+/// no option here are answered with what to write instead.
+RecipeCommand parse_recipe_words(const Fields& fields, const Fields& recipe, const std::vector<std::string>& words,
+                                 const std::string& usage, const std::function<void()>& check);
 
 /// Sets `options` from command-line words; see parse_words.
 template <class Options>
@@ -139,16 +149,16 @@ std::vector<std::string> parse_command_line(Options& options, const std::vector<
 
 /// Sets `options` from a recipe and command-line words; see parse_recipe_words.
 template <class Options>
-std::string parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage,
-                                 const std::function<void()>& check = {}) {
+RecipeCommand parse_recipe_command(Options& options, const std::vector<std::string>& words, const std::string& usage,
+                                   const std::function<void()>& check = {}) {
   return parse_recipe_words(fields_of(options), fields_of(options), words, usage, check);
 }
 
 /// The same for a job with options of its own beside the recipe's: only `options.*recipe` is read from the file.
 ///   parse_recipe_command(options, &PlanOptions::run, args, usage)
 template <class Options, class Recipe>
-std::string parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,
-                                 const std::string& usage, const std::function<void()>& check = {}) {
+RecipeCommand parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,
+                                   const std::string& usage, const std::function<void()>& check = {}) {
   return parse_recipe_words(fields_of(options), fields_of(options.*recipe), words, usage, check);
 }
 

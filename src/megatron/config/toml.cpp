@@ -56,9 +56,12 @@ class TomlReader {
 
   void value(std::size_t index, const std::string& path, const toml::node& node) {
     const Field& field = fields_.fields[index];
-    if (pending_.contains(index)) return report(node, path + " must be given once.", "it is given again as " + path);
+    if (pending_.contains(index))
+      return report(node, path + " must be given once.", "it is given again as " + path, "leave one of them out");
     const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
-    if (!found) return report(node, path + " takes " + type_name(field.value) + ".", text_of(node));
+    if (!found)
+      return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
+                    "e.g. " + toml_value(field.value));
     pending_.emplace(index, *found);
   }
 
@@ -68,9 +71,9 @@ class TomlReader {
     const auto found = by_path_.find(normalized(now.path));
     if (now.path.empty() || found == by_path_.end()) return false;
     if (pending_.contains(found->second))
-      report(node, now.path + " must be given once.", "it is given again as " + path);
+      report(node, now.path + " must be given once.", "it is given again as " + path, "leave one of them out");
     else if (now.value.empty())
-      report(node, concat(path, " is ", now.path, " now."), text_of(node));
+      report(node, concat(path, " is ", now.path, " now."), text_of(node), "docs/config.md says what it takes");
     else
       pending_.emplace(found->second, Value(now.value));
     return true;
@@ -136,7 +139,8 @@ class TomlReader {
     // What recipes of `megatron finetune` have beside those of other jobs.
     const bool task = path == "task" || path.starts_with("task.");
     const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_name(path, known);
-    report(node, "a recipe's key must be a known option.", path.substr(0, 100), near);
+    report(node, "a recipe's key must be a known option.", path.substr(0, 100),
+           near.empty() ? "leave it out; docs/config.md lists all" : near);
   }
 
   void report(const toml::node& node, const std::string& rule, const std::string& got, const std::string& fix = "") {
@@ -155,13 +159,14 @@ toml::table parse_toml(std::string_view text, const std::string& name) {
   if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
     throw ConfigError(
         rule_got_fix(concat(name, ": a recipe has at most ", kLargestFile, " bytes and ", kMostDots, " dots."),
-                     concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots")));
+                     concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots"),
+                     "name a recipe: a TOML file as in configs/"));
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
     throw ConfigError(rule_got_fix(
         concat(name, ":", error.source().begin.line, ":", error.source().begin.column, ": a recipe must be TOML."),
-        std::string(error.description())));
+        std::string(error.description()), "[section] lines, and under them name = value, texts in quotes"));
   }
 }
 
@@ -192,7 +197,8 @@ std::string to_toml(const Fields& fields) {
       if (const PathParts parts = split_path(field.path); parts.section == name) {
         const std::string value = toml_value(field.value);
         if (!valid_utf8(value))
-          throw ConfigError(rule_got_fix("a recipe's text must be UTF-8.", "--" + field.path + " " + value));
+          throw ConfigError(
+              rule_got_fix("a recipe's text must be UTF-8.", "--" + field.path + " " + value, "name it in UTF-8"));
         out += parts.name + " = " + value + "\n";
       }
   };
