@@ -66,6 +66,18 @@ TEST_F(LinearTest, ProductsOfBf16AndFp16AreThoseOfTheSameNumbersRoundedOnce) {
   });
 }
 
+// One chain of 30000 sums is off by 2e-6 and more; pieces that are added up by 4e-7.
+TEST_F(LinearTest, LongSumsAreTakenInPieces) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+      const at::Tensor x = at::randn({30000, 20}).to(dtype), dy = at::randn({30000, 64}).to(dtype);
+      const at::Tensor grad = at::zeros({64, 20});
+      linear_weight_gradient(grad, dy, x, 0.0);
+      EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), 8e-7) << dtype;
+    }
+  });
+}
+
 TEST_F(LinearTest, WeightGradientsOfBf16AreSummedInTheBuffersDtype) {
   on_each([] {
     for (const at::ScalarType stored : {at::kFloat, at::kBFloat16}) {

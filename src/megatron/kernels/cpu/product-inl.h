@@ -34,6 +34,10 @@ struct Row {
     first = hn::LoadU(Floats(), p);
     rest.load(p + hn::Lanes(Floats()));
   }
+  HWY_INLINE void add(const float* p) {
+    first = hn::Add(first, hn::LoadU(Floats(), p));
+    rest.add(p + hn::Lanes(Floats()));
+  }
   HWY_INLINE void store(float* p) const {
     hn::StoreU(first, Floats(), p);
     rest.store(p + hn::Lanes(Floats()));
@@ -47,6 +51,7 @@ template <>
 struct Row<0> {
   HWY_INLINE void clear() {}
   HWY_INLINE void load(const float*) {}
+  HWY_INLINE void add(const float*) {}
   HWY_INLINE void store(float*) const {}
   HWY_INLINE void multiply_add(F, const Row&) {}
 };
@@ -61,9 +66,9 @@ struct Tile {
     row.clear();
     rest.clear();
   }
-  HWY_INLINE void load(const float* c, std::size_t stride) {
-    row.load(c);
-    rest.load(c + stride, stride);
+  HWY_INLINE void add(const float* c, std::size_t stride) {
+    row.add(c);
+    rest.add(c + stride, stride);
   }
   HWY_INLINE void store(float* c, std::size_t stride) const {
     row.store(c);
@@ -77,7 +82,7 @@ struct Tile {
 template <std::size_t kVectors>
 struct Tile<0, kVectors> {
   HWY_INLINE void clear() {}
-  HWY_INLINE void load(const float*, std::size_t) {}
+  HWY_INLINE void add(const float*, std::size_t) {}
   HWY_INLINE void store(float*, std::size_t) const {}
   HWY_INLINE void multiply_add(const float*, std::size_t, const Row<kVectors>&) {}
 };
@@ -86,17 +91,14 @@ template <std::size_t kRows, std::size_t kVectors>
 HWY_INLINE void product_tile(const Left& a, const float* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
                              std::size_t c_stride, std::size_t depth, bool accumulate) {
   Tile<kRows, kVectors> sum;
-  if (accumulate) {
-    sum.load(c, c_stride);
-  } else {
-    sum.clear();
-  }
+  sum.clear();
   const float* left = a.data;
   for (std::size_t k = 0; k < depth; ++k, left += a.k_stride, b += b_stride) {
     Row<kVectors> right;
     right.load(b);
     sum.multiply_add(left, a.row_stride, right);
   }
+  if (accumulate) sum.add(c, c_stride);  // last: one chain of sums over a long depth would round each term to the whole
   sum.store(c, c_stride);
 }
 
