@@ -3,7 +3,7 @@
 BUILD := build
 JOBS  := $(shell nproc)
 
-.PHONY: help setup configure build test-setup test-programs test quickstart gpu-check docs format tidy
+.PHONY: help setup configure build test-setup test-programs test quickstart gpu-check bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
@@ -11,6 +11,7 @@ help:
 	@echo 'make build       the program: $(BUILD)/megatron'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
+	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
 	@echo 'make docs        write the generated references again (docs/config.md, docs/schedules)'
 	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
 
@@ -40,6 +41,12 @@ quickstart: build
 
 gpu-check:
 	@scripts/gpu_check.sh
+
+bench-all:
+	@bench/run_all.sh $(BENCH)
+
+performance:
+	@scripts/performance.py
 
 docs: build
 	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md

@@ -36,6 +36,7 @@ struct Options {
   std::string folder;
   int load_tp = 2;
   int repeats = 3;
+  std::vector<std::int64_t> streams = {1, 2, 4, 8};
   std::int64_t steps = 0;
   bool json = false;
 
@@ -44,6 +45,8 @@ struct Options {
     v("folder", folder, "On the disk to measure; empty: the system's temporary folder.");
     v("load_tp", load_tp, "Ranks, one thread each, that load it split by rows and columns.");
     v("repeats", repeats, "Rounds, of which the median counts.");
+    v("streams", streams,
+      "Numbers of streams by which the disk itself is read and written; the fastest is what it can.");
     v("steps", steps, "Training steps (1 x seq_length tokens) with and without a save under way; 0: none.");
     v("json", json, "Print JSON.");
   }
@@ -78,25 +81,68 @@ class PeakMemory {
   }};
 };
 
-/// Writes or reads a file in requests of 8 MiB, as `dd bs=8M oflag=direct conv=fsync` does; seconds.
-double transfer(const fs::path& path, std::int64_t bytes, int flags) {
-  constexpr std::size_t kRequest = std::size_t{8} << 20;
+constexpr std::int64_t kRequest = std::int64_t{8} << 20;
+
+/// Writes or reads the bytes of a file from `begin` to `end` in requests of 8 MiB.
+void transfer_part(const fs::path& path, std::int64_t begin, std::int64_t end, int flags) {
   const std::unique_ptr<void, void (*)(void*)> buffer(std::aligned_alloc(4096, kRequest), std::free);
   std::fill_n(static_cast<char*>(buffer.get()), kRequest, 'x');
-  const Stopwatch watch;
   const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   if (file < 0) throw std::runtime_error(concat("cannot open ", path.string()));
   const bool writes = (flags & O_ACCMODE) == O_WRONLY;
   bool failed = false;
-  for (std::int64_t done = 0, part = 0; done < bytes && !failed; done += part) {  // a part may be less than a request
-    part = writes ? ::write(file, buffer.get(), kRequest) : ::read(file, buffer.get(), kRequest);
+  for (std::int64_t at = begin, part = 0; at < end && !failed; at += part) {  // a part may be less than a request
+    part = writes ? ::pwrite(file, buffer.get(), kRequest, at) : ::pread(file, buffer.get(), kRequest, at);
     failed = part <= 0;
   }
   failed = failed || (writes && ::fsync(file) != 0);
   failed = ::close(file) != 0 || failed;
-  if (failed) throw std::runtime_error(concat("cannot write or read ", bytes, " bytes of ", path.string()));
+  if (failed) throw std::runtime_error(concat("cannot write or read ", end - begin, " bytes of ", path.string()));
+}
+
+/// Writes or reads a file by several threads, each its own stretch of whole requests, as so many
+/// `dd bs=8M oflag=direct conv=fsync` at a time do; seconds. A disk that serves requests beside one another gives one
+/// stream but a part of what it can.
+double transfer(const fs::path& path, std::int64_t bytes, int flags, std::int64_t streams = 1) {
+  const std::int64_t requests = (bytes + kRequest - 1) / kRequest;
+  const Stopwatch watch;
+  std::vector<std::future<void>> parts;
+  for (std::int64_t i = 0; i < streams; ++i) {
+    const std::int64_t begin = requests * i / streams * kRequest, end = requests * (i + 1) / streams * kRequest;
+    parts.push_back(
+        std::async(std::launch::async, [&path, begin, end, flags] { transfer_part(path, begin, end, flags); }));
+  }
+  for (auto& part : parts) part.get();
   return watch.seconds();
 }
+
+/// What the disk gives to each number of streams.
+class Rates {
+ public:
+  Rates(std::vector<std::int64_t> streams, double gigabytes)
+      : streams_(std::move(streams)), seconds_(streams_.size()), gigabytes_(gigabytes) {}
+
+  const std::vector<std::int64_t>& streams() const { return streams_; }
+  void add(std::size_t i, double seconds) { seconds_[i].push_back(seconds); }
+  /// GB/s of the number of streams that is the fastest.
+  double best() const {
+    double best = 0;
+    for (const auto& seconds : seconds_) best = std::max(best, gigabytes_ / median(seconds));
+    return best;
+  }
+  /// GB/s by the number of streams.
+  Json by_streams() const {
+    Json json = Json::object();
+    for (std::size_t i = 0; i < streams_.size(); ++i)
+      json[std::to_string(streams_[i])] = gigabytes_ / median(seconds_[i]);
+    return json;
+  }
+
+ private:
+  std::vector<std::int64_t> streams_;
+  std::vector<std::vector<double>> seconds_;
+  double gigabytes_;
+};
 
 /// Removes what was measured and waits until the disk has nothing more to do for it.
 void remove_and_settle(const fs::path& path) {
@@ -150,13 +196,16 @@ Json measure_disk(const Options& options, const plan::GptShape& shape, const fs:
   for (const auto& tensor : state) bytes += static_cast<std::int64_t>(tensor.data.nbytes());
   const double gb = static_cast<double>(bytes) / 1e9;
   const fs::path raw = folder / "raw", saved = folder / "checkpoints";
-  std::vector<double> direct, cached, save, read, same_cold, split_cold, split_warm, save_extra, load_extra;
+  Rates direct(options.streams, gb), read(options.streams, gb);
+  std::vector<double> cached, save, same_cold, split_cold, split_warm, save_extra, load_extra;
   std::vector<std::vector<checkpoint::ShardedTensor>> ranks;
   for (int rank = 0; rank < options.load_tp; ++rank) ranks.push_back(state_of(shape, options.load_tp, rank, 0.0));
   for (int round = 0; round < options.repeats; ++round) {  // interleaved: disks of others' machines are shared
-    direct.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT));
-    read.push_back(transfer(raw, bytes, O_RDONLY | O_DIRECT));
-    remove_and_settle(raw);
+    for (std::size_t i = 0; i < options.streams.size(); ++i) {
+      direct.add(i, transfer(raw, bytes, O_WRONLY | O_CREAT | O_DIRECT, options.streams[i]));
+      read.add(i, transfer(raw, bytes, O_RDONLY | O_DIRECT, options.streams[i]));
+      remove_and_settle(raw);
+    }
     if (round > 0) remove_and_settle(saved / checkpoint::iteration_name(round));
     const double before = anonymous_mb();
     {
@@ -166,7 +215,7 @@ Json measure_disk(const Options& options, const plan::GptShape& shape, const fs:
       save.push_back(watch.seconds());
       save_extra.push_back(peak.stop() - before);
     }
-    cached.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT | O_TRUNC));
+    cached.push_back(transfer(raw, bytes, O_WRONLY | O_CREAT));
     remove_and_settle(raw);
     make_cold(saved);
     same_cold.push_back(load_split(saved, {state}).seconds);
@@ -179,16 +228,18 @@ Json measure_disk(const Options& options, const plan::GptShape& shape, const fs:
   const auto rate = [&](const std::vector<double>& seconds) { return gb / median(seconds); };
   return {{"benchmark", "checkpoint"},
           {"gigabytes", gb},
-          {"write_direct_gb_s", rate(direct)},
+          {"write_direct_gb_s", direct.best()},
+          {"write_direct_gb_s_by_streams", direct.by_streams()},
           {"write_cached_fsync_gb_s", rate(cached)},
           {"save_gb_s", rate(save)},
-          {"save_vs_write_direct", median(direct) / median(save)},
+          {"save_vs_write_direct", rate(save) / direct.best()},
           {"save_vs_write_cached_fsync", median(cached) / median(save)},
           {"save_extra_memory_mb", median(save_extra)},
-          {"read_direct_gb_s", rate(read)},
+          {"read_direct_gb_s", read.best()},
+          {"read_direct_gb_s_by_streams", read.by_streams()},
           {"load_cold_gb_s", rate(same_cold)},
           {"load_split_cold_gb_s", rate(split_cold)},
-          {"load_split_cold_vs_read", median(read) / median(split_cold)},
+          {"load_split_cold_vs_read", rate(split_cold) / read.best()},
           {"load_split_warm_gb_s", rate(split_warm)},
           {"load_extra_memory_share", median(load_extra) * 1e6 / static_cast<double>(bytes)}};
 }
@@ -246,6 +297,11 @@ int bench_checkpoint(const Args& args) {
     throw ConfigError(rule_got_fix("--repeats and --load-tp must be 1 or more, --steps 0 or more.",
                                    concat(options.repeats, ", ", options.load_tp, ", ", options.steps),
                                    "--repeats 1 --load-tp 1 --steps 0"));
+  std::string streams;
+  for (const std::int64_t number : options.streams) streams += concat(streams.empty() ? "" : " ", number);
+  const auto fits = [](std::int64_t number) { return number >= 1 && number <= 256; };
+  if (options.streams.empty() || !std::ranges::all_of(options.streams, fits))
+    throw ConfigError(rule_got_fix("--streams must list numbers from 1 to 256.", streams, "--streams 1 2 4 8"));
   config::RunConfig config;
   config::read_toml(config::fields_of(config), read_file(options.recipe), options.recipe);
   config.train.global_batch_size = config.train.micro_batch_size = 1;

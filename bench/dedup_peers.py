@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""megatron data dedup beside datasketch's MinHashLSH on the same documents.
+"""megatron data dedup with datasketch's MinHashLSH on the same documents.
 
-    python3 bench/dedup_peers.py MEGATRON [DOCUMENTS] [PEER_DOCUMENTS] [FOLDER]
+    bench/dedup_peers.py [--documents N] [--peer-documents N] [--folder DIR] [--rounds 3]
 
-Makes a corpus of DOCUMENTS (1,000,000) documents of 100 words, of which a tenth are copies of earlier ones with up to
-three words exchanged; from a seed, so always the same. Runs ours on all of them with two threads, the peer on the first
-PEER_DOCUMENTS (20,000), in turns with ours on the same; the peer's time is taken to grow as the number of documents.
-Both read the same JSON lines, hash the same five-word shingles into 128 places and look for a similarity of 0.7. Ours
-also compares each candidate exactly and writes what stays. Needs numpy and datasketch from PyPI, 2 GB of disk. Prints
-one JSON object.
+Makes a corpus of 1,000,000 documents of 100 words, of which a tenth are copies of earlier ones with up to three words
+exchanged; from a seed, so always the same. Runs ours and the peer on the first 20,000 in turns, which is equal work,
+and ours on all of them with two threads; the peer's time for all is taken to grow as the number of documents. Both read
+the same JSON lines, hash the same five-word shingles into 128 places and look for a similarity of 0.7. Ours also
+compares each candidate exactly and writes what stays. Needs numpy and datasketch from PyPI, 2 GB of disk.
 """
 import json
 import os
@@ -19,14 +18,14 @@ import sys
 import tempfile
 import time
 
-import numpy
-from datasketch import MinHash, MinHashLSH
+import report
 
 WORDS = 100
 
 
 def make_corpus(path, documents):
     """Writes the corpus; returns (copy, original) of the planted duplicates."""
+    import numpy
     source = numpy.random.default_rng(20240501)
     letters = numpy.frombuffer(b"etaoinshrdlucmfwypvbgk", dtype=numpy.uint8)
     words = {source.choice(letters, size=n).tobytes(): None for n in source.integers(3, 9, size=60000)}
@@ -50,22 +49,25 @@ def make_corpus(path, documents):
     return planted
 
 
-def run_ours(megatron, corpus, folder, threads=2):
-    report = pathlib.Path(folder, "report.jsonl")
-    words = [megatron, "data", "dedup", "--input", str(corpus), "--output", str(pathlib.Path(folder, "kept.jsonl")),
-             "--report", str(report), "--workers", str(threads), "--progress", "off", "--json"]
+def run_ours(corpus, folder, threads=2):
+    listing = pathlib.Path(folder, "report.jsonl")
+    words = [report.PROGRAM, "data", "dedup", "--input", str(corpus), "--output",
+             str(pathlib.Path(folder, "kept.jsonl")), "--report", str(listing),
+             "--workers", str(threads), "--progress", "off", "--json"]
     start = time.perf_counter()
     process = subprocess.Popen(words, stdout=subprocess.PIPE)
     result = json.loads(process.stdout.read())
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
-    assert status == 0, status
-    removed = [json.loads(line) for line in report.read_text().splitlines()]
+    if status != 0:
+        sys.exit("megatron data dedup failed")
+    removed = [json.loads(line) for line in listing.read_text().splitlines()]
     return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024,
             "duplicates": result["duplicates"]}, removed
 
 
 def run_peer(corpus, documents):
+    from datasketch import MinHash, MinHashLSH
     start, cpu = time.perf_counter(), time.process_time()
     index = MinHashLSH(threshold=0.7, num_perm=128)
     duplicates = 0
@@ -104,23 +106,42 @@ def recall_of(corpus, planted, removed):
 
 
 def main():
-    megatron = sys.argv[1]
-    documents = int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
-    peer_documents = min(documents, int(sys.argv[3]) if len(sys.argv) > 3 else 20_000)
-    with tempfile.TemporaryDirectory(dir=sys.argv[4] if len(sys.argv) > 4 else None) as folder:
+    parser = report.options(__doc__)
+    parser.add_argument("--documents", type=int)
+    parser.add_argument("--peer-documents", type=int)
+    parser.add_argument("--folder", help="where the files go; default: a temporary folder")
+    arguments = report.parse(parser)
+    report.need_program()
+    report.need_modules("numpy", "datasketch")
+    documents = arguments.documents or (10_000 if arguments.quick else 1_000_000)
+    few = min(documents, arguments.peer_documents or (1_000 if arguments.quick else 20_000))
+    result = report.Report("dedup", "Near-duplicates of documents of 100 words", arguments)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         corpus, part = pathlib.Path(folder, "corpus.jsonl"), pathlib.Path(folder, "part.jsonl")
         planted = make_corpus(corpus, documents)
         with open(corpus, "rb") as lines, open(part, "wb") as out:
-            out.writelines(line for _, line in zip(range(peer_documents), lines))
-        ours_part, _ = run_ours(megatron, part, folder)
-        peer = run_peer(corpus, peer_documents)
-        ours, removed = run_ours(megatron, corpus, folder)
-        scaled = peer["seconds"] * documents / peer_documents
-        print(json.dumps({
-            "documents": documents, "bytes": corpus.stat().st_size, "planted": len(planted), "ours": ours,
-            **recall_of(corpus, planted, removed), "peer_documents": peer_documents, "ours_on_these": ours_part,
-            "peer_on_these": peer, "peer_seconds_scaled": scaled, "ratio": scaled / ours["seconds"],
-            "ratio_of_cpu": peer["cpu_seconds"] * documents / peer_documents / ours["cpu_seconds"]}, indent=1))
+            out.writelines(line for _, line in zip(range(few), lines))
+        rounds = []
+        for _ in range(arguments.rounds):
+            ours_few, peer = run_ours(part, folder)[0], run_peer(corpus, few)
+            whole, removed = run_ours(corpus, folder)
+            rounds.append((whole, ours_few, peer))
+        recall = recall_of(corpus, planted, removed)
+    wholes, fews, peers = zip(*rounds)
+    result.add(f"{few:,} documents, the process", [run["seconds"] for run in fews], "s",
+               [run["seconds"] for run in peers], "datasketch", inverse=True)
+    scale = documents / few
+    result.add(f"{documents:,} documents (the peer's: {scale:g} times its {few:,})", [run["seconds"] for run in wholes],
+               "s", [run["seconds"] * scale for run in peers], "datasketch", inverse=True, at_least=30)
+    result.add(f"{documents:,} documents", [run["seconds"] for run in wholes], "s", at_most=60)
+    result.add(f"{documents:,} documents, processor time", [run["cpu_seconds"] for run in wholes], "s",
+               [run["cpu_seconds"] * scale for run in peers], "datasketch", inverse=True)
+    result.add("peak memory", [run["peak_bytes"] / 1e6 for run in wholes], "MB", at_most=2000,
+               timed=False)
+    for name, share in recall.items():
+        result.add(name.replace("_", " "), share)
+    result.write()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,25 +2,24 @@
 """Fine-tunes all-MiniLM-L6-v2 on 10,000 pairs of MNLI or QQP, ours and PyTorch with transformers by one recipe, and
 compares what they reach on the development set:
 
-    bench/finetune_peers.py --model minilm-l6 --data glue [--task mnli] [--epochs 2] [--limit N] [--only ours|peer]
+    bench/finetune_peers.py [--model minilm-l6] [--data glue] [--task mnli] [--epochs 1] [--limit N] [--only ours|peer]
 
---model is the Hugging Face folder, --data the one with {mnli_train_10k,mnli_dev_matched,qqp_train_10k,qqp_dev_10k}
-.derived.tsv; --limit takes the first N examples of both files. The recipe: AdamW, learning rate 1e-4 with linear
-warm-up over a tenth and decay to 0, weight decay 0.01 but for biases and norms, dropout 0.1, gradient norm 1, 32 pairs
-of at most 128 tokens, padded to the longest of a step. Each program tells its progress on stderr. Prints one JSON
-object a program (`seconds` in all, `train_s` of the steps alone), and at last the difference in points and how many
-times faster our steps are. The environment variable MEGATRON names the program."""
-import argparse
+--model is the Hugging Face folder (MEGATRON_MODELS has it), --data the one (in BENCH_DATA) with {mnli_train_10k,
+mnli_dev_matched,qqp_train_10k,qqp_dev_10k}.derived.tsv; --limit takes the first N examples of both files. The recipe:
+AdamW, learning rate 1e-4 with linear warm-up over a tenth and decay to 0, weight decay 0.01 but for biases and norms,
+dropout 0.1, gradient norm 1, 32 pairs of at most 128 tokens, padded to the longest of a step. Each program tells its
+progress on stderr. The two are trained one after the other, once: how many points they differ by counts, and how many
+times faster the steps of ours are."""
 import csv
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
 
-PROGRAM = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[1] / "build/megatron"))
+import report
+
 FILES = {"mnli": ("mnli_train_10k.derived.tsv", "mnli_dev_matched.derived.tsv"),
          "qqp": ("qqp_train_10k.derived.tsv", "qqp_dev_10k.derived.tsv")}
 COLUMNS = {"mnli": ("sentence1", "sentence2", "gold_label"), "qqp": ("question1", "question2", "is_duplicate")}
@@ -54,9 +53,9 @@ def ours(arguments, train, valid):
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         recipe = pathlib.Path(folder) / "recipe.toml"
         recipe.write_text(RECIPE)
-        command = [PROGRAM, "finetune", recipe, "--task", arguments.task, "--train-data", train, "--valid-data", valid,
-                   "--task.train_limit", arguments.limit, "--task.valid_limit", arguments.limit, "--epochs",
-                   arguments.epochs, "--load", arguments.model, "--seed", arguments.seed, "--train.out",
+        command = [report.PROGRAM, "finetune", recipe, "--task", arguments.task, "--train-data", train,
+                   "--valid-data", valid, "--task.train_limit", arguments.limit, "--task.valid_limit", arguments.limit,
+                   "--epochs", arguments.epochs, "--load", arguments.model, "--seed", arguments.seed, "--train.out",
                    pathlib.Path(folder) / "out", "--parallel.threads_per_rank", arguments.threads, "--json"]
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
         metrics = (pathlib.Path(folder) / f"out/seed_{arguments.seed}/metrics.jsonl").read_text().splitlines()
@@ -116,17 +115,26 @@ def peer(arguments, train, valid):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--data", required=True, type=pathlib.Path)
+    parser = report.options(__doc__, rounds=1)
+    parser.add_argument("--model")
+    parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--task", choices=sorted(FILES), default="mnli")
-    parser.add_argument("--epochs", type=float, default=2)
-    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--epochs", type=float)
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["ours", "peer"])
-    arguments = parser.parse_args()
-    train, valid = (arguments.data / name for name in FILES[arguments.task])
+    arguments = report.parse(parser)
+    report.need_program()
+    report.need_modules("torch", "transformers")
+    arguments.model = arguments.model or str(report.model("minilm-l6"))
+    arguments.epochs = arguments.epochs or 1
+    if arguments.limit is None:
+        arguments.limit = 64 if arguments.quick else 0
+    train, valid = (arguments.data / name if arguments.data else report.data(f"glue/{name}")
+                    for name in FILES[arguments.task])
+    result = report.Report(f"finetune-{arguments.task}", f"MiniLM-L6 fine-tuned on {arguments.task.upper()}, "
+                           f"{arguments.epochs:g} epochs", arguments)
     accuracies, times = {}, {}
     for name, run in (("ours", ours), ("peer", peer)):
         if arguments.only in (None, name):
@@ -134,11 +142,13 @@ def main():
             accuracies[name], times[name] = run(arguments, train, valid)
             print(json.dumps({"program": name, "task": arguments.task, "epochs": arguments.epochs,
                               "accuracy": round(accuracies[name], 2), "train_s": round(times[name], 1),
-                              "seconds": round(time.perf_counter() - begin, 1)}), flush=True)
+                              "seconds": round(time.perf_counter() - begin, 1)}), file=sys.stderr, flush=True)
     if len(accuracies) == 2:
-        print(json.dumps({"task": arguments.task,
-                          "ours_minus_peer": round(accuracies["ours"] - accuracies["peer"], 2),
-                          "times_faster": round(times["peer"] / times["ours"], 2)}))
+        result.add("accuracy", accuracies["ours"], "%", accuracies["peer"], "transformers")
+        result.add("points below the peer", accuracies["peer"] - accuracies["ours"], "points", at_most=1.5,
+                   timed=False)
+        result.add("training steps", times["ours"], "s", times["peer"], "transformers", inverse=True)
+        result.write()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
 #!/usr/bin/env python3
 """Writing and reading with a trained model, ours against transformers, in turns so that a busy machine slows both:
 
-    bench/generate_vs_peer.py MODEL_FOLDER [--threads 2] [--dtypes fp32 bf16] [--rounds 3]
+    bench/generate_vs_peer.py [MODEL_FOLDER] [--threads 2 1] [--dtypes fp32 bf16] [--rounds 3]
 
-Needs torch and transformers. Both write 128 greedy tokens after 16, and read a prompt of 1024, with as many threads.
-Prints one JSON object a dtype: tokens/s of each (medians over rounds) and their ratios."""
-import argparse
-import json
-import os
+Needs torch and transformers; SmolLM2-135M unless another is named. Both write 128 greedy tokens after 16, and read a
+prompt of 1024, of which both make the last logits alone, with as many threads."""
 import pathlib
-import statistics
-import subprocess
 import time
 
-PROGRAM = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[1] / "build/megatron"))
+import report
+
 NEW, PROMPT, PREFILL = 128, 16, 1024
+GOALS = {"fp32": (1.6, 1.4), "bf16": (3, 2)}  # writing, reading
 
 
 class Peer:
@@ -41,33 +38,34 @@ class Peer:
 
 
 def ours(folder, dtype, threads):
-    words = [PROGRAM, "bench", "generate", "--load", folder, "--dtype", dtype, "--threads-per-rank", threads,
-             "--repeats", 2, "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL, "--json"]
-    report = json.loads(subprocess.run(list(map(str, words)), capture_output=True, check=True).stdout)
-    return report["tokens_per_s"], report["prefill_tokens_per_s"], report
+    found = report.ours("bench", "generate", "--load", folder, "--dtype", dtype, "--threads-per-rank", threads,
+                        "--repeats", 2, "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL)
+    return found["tokens_per_s"], found["prefill_tokens_per_s"], found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = report.options(__doc__)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--threads", type=int, nargs="+")
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = report.parse(parser)
+    report.need_program()
+    report.need_modules("torch", "transformers")
+    folder = arguments.folder or report.model()
     import torch
-    torch.set_num_threads(arguments.threads)
-    for dtype in arguments.dtypes:
-        peer, pairs = Peer(arguments.folder, dtype), []
-        for _ in range(arguments.rounds):
-            pairs.append((*ours(arguments.folder, dtype, arguments.threads), *peer.measure()))
-        middle = [statistics.median(pair[i] for pair in pairs) for i in (0, 1, 3, 4)]
-        print(json.dumps({"dtype": dtype, "threads": arguments.threads,
-                          "tokens_per_s": middle[0], "peer_tokens_per_s": middle[2],
-                          "ratio": statistics.median(pair[0] / pair[3] for pair in pairs),
-                          "prefill_tokens_per_s": middle[1], "peer_prefill_tokens_per_s": middle[3],
-                          "prefill_ratio": statistics.median(pair[1] / pair[4] for pair in pairs),
-                          "bound_fraction": pairs[-1][2].get("bound_fraction"),
-                          "instruction_set": pairs[-1][2]["instruction_set"]}))
+    name = pathlib.Path(folder).name
+    result = report.Report("generate", f"Writing {NEW} tokens and reading a prompt of {PREFILL}", arguments)
+    for threads in arguments.threads or ([2] if arguments.quick else [2, 1]):
+        torch.set_num_threads(threads)
+        for dtype in arguments.dtypes:
+            peer = Peer(folder, dtype)
+            mine, theirs = zip(*((ours(folder, dtype, threads), peer.measure()) for _ in range(arguments.rounds)))
+            for i, what in enumerate(("writing", "reading")):
+                result.add(f"{name}, {what}, {dtype}, {threads} thread{'s' * (threads > 1)}",
+                           [run[i] for run in mine], "tokens/s", [run[i] for run in theirs], "transformers",
+                           at_least=GOALS[dtype][i], bound_fraction=mine[0][2].get("bound_fraction"),
+                           kernels=mine[0][2]["instruction_set"])
+    result.write()
 
 
 if __name__ == "__main__":

@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""The index of a GPT dataset: ours beside Megatron-Core's GPTDataset with its compiled helpers, in turns.
+"""The index of a GPT dataset: ours with Megatron-Core's GPTDataset with its compiled helpers, in turns.
 
-    python3 bench/index_peers.py [MEGATRON] [--documents N] [--rounds N] [--folder DIR]
+    bench/index_peers.py [--documents N] [--rounds N] [--folder DIR]
 
 10 million documents of 1,000 tokens on average, 10 billion tokens, samples of 2,048: one core. Needs megatron-core,
 torch and numpy from PyPI in this Python. Only the .idx of the pair has content; its .bin is a hole.
 Times: ours is that of the whole process; the peer's begins after its imports. Memory: the most that the process held
 (its resident set, files it had mapped included), and how far that grew above the same process before the work. The
-three files must have the same bytes. Prints one JSON object a round, then the medians and the ratios as a table and as
-one JSON object.
+three files must have the same bytes.
 """
-import argparse
 import hashlib
 import json
 import os
 import pathlib
 import shutil
-import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+
+import report
 
 SEQ_LENGTH, SEED = 2048, 1234
 FILES = ("document_index", "sample_index", "shuffle_index")
@@ -86,10 +85,10 @@ def measured(words):
     return time.perf_counter() - start, usage.ru_maxrss * 1024
 
 
-def run_ours(megatron, prefix, samples, output):
-    _, before = measured([megatron, "data", "index", "--help"])
-    seconds, peak = measured([megatron, "data", "index", prefix, "--seq-length", str(SEQ_LENGTH), "--seed", str(SEED),
-                              "--split", "1", "--samples", f"{samples},0,0", "--output", output, "--json"])
+def run_ours(prefix, samples, output):
+    _, before = measured([report.PROGRAM, "data", "index", "--help"])
+    seconds, peak = measured([report.PROGRAM, "data", "index", prefix, "--seq-length", str(SEQ_LENGTH), "--seed",
+                              str(SEED), "--split", "1", "--samples", f"{samples},0,0", "--output", output, "--json"])
     return {"seconds": seconds, "peak_bytes": peak, "grown_bytes": peak - before}
 
 
@@ -97,9 +96,9 @@ def digests(paths):
     return [hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest() for path in paths]
 
 
-def one_round(megatron, folder, prefix, samples):
+def one_round(folder, prefix, samples):
     ours, theirs = folder / "ours", folder / "theirs"
-    row = {"ours": run_ours(megatron, prefix, samples, str(ours))}
+    row = {"ours": run_ours(prefix, samples, str(ours))}
     words = [sys.executable, __file__, "--peer", prefix, str(samples), str(theirs)]
     printed = subprocess.check_output(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
     row["peer"] = json.loads(printed.splitlines()[-1])
@@ -111,43 +110,36 @@ def one_round(megatron, folder, prefix, samples):
     return row
 
 
-def report(rows, tokens):
-    def median(who, what):
-        return statistics.median(row[who][what] for row in rows)
-
-    result = {"tokens": tokens, "same_bytes": True}
-    print(f"\n{'':14}{'ours':>12}{'peer':>12}{'ratio':>9}")
-    for what, unit, scale in (("seconds", "s", 1), ("peak_bytes", "MB", 1e-6), ("grown_bytes", "MB", 1e-6)):
-        ours, theirs = median("ours", what), median("peer", what)
-        ratio = theirs / ours if what == "seconds" else ours / theirs
-        result[what] = {"ours": ours, "peer": theirs, "ratio": ratio}
-        print(f"{what:14}{ours * scale:9.2f} {unit:2}{theirs * scale:9.2f} {unit:2}{ratio:9.2f}")
-    print("seconds: peer over ours; memory: ours over peer. The files have the same bytes.\n" + json.dumps(result))
-
-
 def main():
     if sys.argv[1:2] == ["--peer"]:
         return run_peer(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     if sys.argv[1:2] == ["--pair"]:
         return print(make_pair(sys.argv[2], int(sys.argv[3])))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    build = pathlib.Path(__file__).resolve().parent.parent / "build"
-    parser.add_argument("megatron", nargs="?", default=str(build / "megatron"))
-    parser.add_argument("--documents", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = report.options(__doc__, rounds=5)
+    parser.add_argument("--documents", type=int)
     parser.add_argument("--folder", help="where the files go; default: a temporary folder")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    arguments = report.parse(parser)
+    report.need_program()
+    report.need_modules("torch", "megatron", "numpy")
+    documents = arguments.documents or (100_000 if arguments.quick else 10_000_000)
+    result = report.Report("index", f"Index of a GPT dataset: {documents:,} documents of 1,000 tokens, samples of "
+                           f"{SEQ_LENGTH}", arguments)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = pathlib.Path(name)
         prefix = str(folder / "pair")
         # In a process of its own: what this one holds would count as memory of the processes that it starts.
-        tokens = int(subprocess.check_output([sys.executable, __file__, "--pair", prefix, str(options.documents)]))
+        tokens = int(subprocess.check_output([sys.executable, __file__, "--pair", prefix, str(documents)]))
         samples = tokens // SEQ_LENGTH * 99 // 100
         rows = []
-        for _ in range(options.rounds):
-            rows.append(one_round(options.megatron, folder, prefix, samples))
-            print(json.dumps(rows[-1]), flush=True)
-        report(rows, tokens)
+        for _ in range(arguments.rounds):
+            rows.append(one_round(folder, prefix, samples))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    goals = {"seconds": {"at_least": 1.5}, "peak_bytes": {"at_most": 0.6, "timed": False}, "grown_bytes": {}}
+    for what, unit, scale in (("seconds", "s", 1), ("peak_bytes", "MB", 1e-6), ("grown_bytes", "MB", 1e-6)):
+        mine, theirs = ([row[who][what] * scale for row in rows] for who in ("ours", "peer"))
+        result.add(f"the same files: {what.split('_')[0]}{' memory' * (unit == 'MB')}", mine, unit, theirs,
+                   "Megatron-Core", inverse=unit == "s", **goals[what], tokens=tokens)
+    result.write()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Samples of BERT and T5 beside Megatron-Core's, in turns on one core, and whether they are the same.
+"""Samples of BERT and T5 with Megatron-Core's, in turns on one core, and whether they are the same.
 
-    python3 bench/masked_samples_peers.py DATA_MASKED_BENCH PREFIX VOCAB.txt [ROUNDS]
+    bench/masked_samples_peers.py [--program build/data_masked_bench] [--rounds 5]
 
-PREFIX: sentences tokenized with VOCAB.txt, BERT base uncased's (`megatron data preprocess --split-sentences`).
-Needs megatron-core 0.16, torch and numpy from PyPI. Prints one JSON object a round and kind, then the medians of how
-many times faster ours is.
+The program is built with -DMEGATRON_BENCH=ON. The sentences are those of the novels, tokenized with BERT base uncased's
+vocabulary (`megatron data preprocess --split-sentences`). Needs megatron-core 0.16, torch and numpy from PyPI.
 """
 import json
 import logging
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-import numpy
-import torch
+import report
+
+report.need_modules("numpy", "torch", "megatron")
+import numpy  # noqa: E402
+import torch  # noqa: E402
 from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.megatron_tokenizer import MegatronLegacyTokenizer
@@ -83,29 +84,46 @@ def theirs(kind, prefix, vocab):
 
 
 def main():
-    program, prefix, vocab = sys.argv[1:4]
-    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 5
+    parser = report.options(__doc__, rounds=5)
+    parser.add_argument("--program", default=str(report.ROOT / "build/data_masked_bench"))
+    arguments = report.parse(parser)
+    report.need_program()
+    if not os.access(arguments.program, os.X_OK):
+        report.skip("no program data_masked_bench",
+                    "cmake -DMEGATRON_BENCH=ON build && ninja -C build data_masked_bench")
+    vocab = str(report.data("bert/vocab.txt"))
+    text = report.data("text/tinyshakespeare.input.txt" if arguments.quick else "text/english_novels_98.jsonl.zst")
+    result = report.Report("masked-samples", f"Samples of BERT and T5, {SEQ_LENGTH} tokens, one core", arguments)
     if os.access("/dev/shm", os.W_OK):  # only one of the two waits until the index is on the disk
         os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = f"{folder}/sentences"
+        report.ours("data", "preprocess", "--input", text, "--tokenizer", vocab, "--split-sentences",
+                    "--output-prefix", prefix)
+        prefix += "_text_sentence"
 
-    def ours(kind, fetches):
-        words = [program, kind, prefix, vocab, str(SEQ_LENGTH), str(SAMPLES), str(fetches)]
-        return json.loads(subprocess.check_output(words))
+        def ours(kind, fetches):
+            words = [arguments.program, kind, prefix, vocab, str(SEQ_LENGTH), str(SAMPLES), str(fetches)]
+            return json.loads(subprocess.check_output(words))
 
-    ratios = {}
-    for _ in range(rounds):
-        for kind in ("bert", "t5"):
-            row = {"kind": kind, "ours": ours(kind, OURS), "megatron_core": theirs(kind, prefix, vocab)}
-            print(json.dumps(row), flush=True)
-            if ours(kind, THEIRS)["sum"] != row["megatron_core"]["sum"]:
-                sys.exit(f"the first {THEIRS} samples of {kind} differ")
-            mine, peer = row["ours"], row["megatron_core"]
-            ratios.setdefault(f"{kind}_samples", []).append(mine["samples_per_s"] / peer["samples_per_s"])
-            ratios.setdefault(f"{kind}_index", []).append(peer["index_s"] / mine["index_s"])
-    print(json.dumps({key: round(statistics.median(values), 2) for key, values in ratios.items()}))
+        for _ in range(arguments.rounds):
+            for kind in ("bert", "t5"):
+                mine, peer = ours(kind, OURS), theirs(kind, prefix, vocab)
+                if ours(kind, THEIRS)["sum"] != peer["sum"]:
+                    sys.exit(f"the first {THEIRS} samples of {kind} differ")
+                found.setdefault(kind, []).append((mine, peer))
+    for kind, pairs in found.items():
+        mine, peers = zip(*pairs)
+        result.add(f"{kind}, the same samples", [run["samples_per_s"] for run in mine], "samples/s",
+                   [run["samples_per_s"] for run in peers], "Megatron-Core")
+        result.add(f"{kind}, the index", [run["index_s"] for run in mine], "s", [run["index_s"] for run in peers],
+                   "Megatron-Core", inverse=True)
+    result.write()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@
 set -eu
 if [ $# -lt 2 ]; then
   echo "usage: bench/parity.sh DATA_PREFIX TOKENIZER [STEPS]   (MEGATRON=build/megatron, DTYPES='fp32 fp64')" >&2
+  echo "       bench/parity.sh --text TEXT [STEPS]               makes both from a text" >&2
   exit 2
 fi
 data=$1 tokenizer=$2 steps=${3:-100}
@@ -12,6 +13,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 program=${MEGATRON:-$here/../build/megatron}
 runs=$(mktemp -d)
 trap 'rm -rf "$runs"' EXIT
+if [ "$data" = --text ]; then
+  MEGATRON=$program bash "$here/../scripts/quickstart_data.sh" "$tokenizer" "$runs" >&2
+  data=$runs/tokens_text_document tokenizer=$runs/tokenizer
+fi
 
 train() { # NAME DTYPE TP PP DP MICRO_BATCH LAUNCH [OPTION]...
   out=$1 of=$2 t=$3 p=$4 d=$5 b=$6 l=$7

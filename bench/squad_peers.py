@@ -1,27 +1,24 @@
 #!/usr/bin/env python3
-"""Rows of BERT out of a SQuAD beside Hugging Face's fast pipeline, in turns on one core of the same machine.
+"""Rows of BERT out of a SQuAD with Hugging Face's fast pipeline, in turns on one core of the same machine.
 
-    python3 bench/squad_peers.py MEGATRON [SQUAD_JSON [VOCAB_TXT [ROUNDS]]]
+    bench/squad_peers.py [SQUAD_JSON [VOCAB_TXT]] [--rounds 5]
 
 From the file to padded rows of 384 tokens: reading, tokens with the places they have in the context, windows. Ours:
 megatron data features, processor seconds of its own report. Theirs: json.load, and what the question answering example
 of transformers does with its fast tokenizer for evaluation: batches of 1000 questions, truncation of the context alone,
 overflowing windows, offsets, those outside of the context set to None; processor seconds. Both strides are 128: theirs
 is what two windows share, ours, as BERT's own code has it, what their beginnings lie apart, which makes more rows.
-Needs transformers from PyPI. Prints one JSON object a round, then their medians.
+Needs transformers from PyPI.
 """
 import json
 import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import time
+
+import report
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
-from transformers import BertTokenizerFast
-
 SEQ_LENGTH, SHARED, APART, BATCH, GOAL = 384, 128, 128, 1000, 5
 
 
@@ -48,28 +45,29 @@ def theirs(tokenizer, path):
     return {"seconds": time.process_time() - start, "rows": rows, "tokens": tokens}
 
 
-def ours(megatron, path, vocabulary):
-    words = [megatron, "data", "features", "--task", "squad1", "--input", path, "--tokenizer", vocabulary,
-             "--seq-length", SEQ_LENGTH, "--doc-stride", APART, "--threads", 1, "--json"]
-    report = json.loads(subprocess.check_output([str(word) for word in words]))
-    return {"seconds": report["cpu_s"], "rows": report["rows"], "tokens": report["tokens"]}
+def ours(path, vocabulary):
+    found = report.ours("data", "features", "--task", "squad1", "--input", path, "--tokenizer", vocabulary,
+                        "--seq-length", SEQ_LENGTH, "--doc-stride", APART, "--threads", 1)
+    return {"seconds": found["cpu_s"], "rows": found["rows"], "tokens": found["tokens"]}
 
 
 def main():
-    megatron = sys.argv[1]
-    data = pathlib.Path("../shared/data")
-    path = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else data / "squad/dev-v1.1.json"
-    vocabulary = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else data / "bert/vocab.txt"
-    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 5
+    parser = report.options(__doc__, rounds=5)
+    parser.add_argument("squad", nargs="?")
+    parser.add_argument("vocabulary", nargs="?")
+    arguments = report.parse(parser)
+    report.need_program()
+    report.need_modules("transformers")
+    path = pathlib.Path(arguments.squad or report.data("squad/dev-v1.1.json"))
+    vocabulary = arguments.vocabulary or report.data("bert/vocab.txt")
+    from transformers import BertTokenizerFast
     tokenizer = BertTokenizerFast(vocab=str(vocabulary))
-    results = []
-    for _ in range(rounds):
-        results.append({"ours": ours(megatron, path, vocabulary), "theirs": theirs(tokenizer, path)})
-        print(json.dumps(results[-1]), flush=True)
-    mine, peer = (statistics.median(result[who]["seconds"] for result in results) for who in ("ours", "theirs"))
-    ratios = [result["theirs"]["seconds"] / result["ours"]["seconds"] for result in results]
-    print(json.dumps({"what": "SQuAD featurization, one core", "file": path.name, "ours_s": mine, "peer_s": peer,
-                      "ratio": statistics.median(ratios), "goal": GOAL, "ratios": ratios}))
+    result = report.Report("squad-rows", f"{path.name} into rows of {SEQ_LENGTH} tokens, one core", arguments)
+    mine, peers = zip(*((ours(path, vocabulary), theirs(tokenizer, path)) for _ in range(arguments.rounds)))
+    result.add("from the file to rows", [run["seconds"] for run in mine], "s", [run["seconds"] for run in peers],
+               "transformers", inverse=True, at_least=GOAL, rows=[mine[0]["rows"], peers[0]["rows"]])
+    result.write()
 
 
-main()
+if __name__ == "__main__":
+    main()

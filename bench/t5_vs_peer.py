@@ -4,17 +4,18 @@ PyTorch eager, in turns so that a busy machine slows both:
 
     bench/t5_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--dropout 0] [--beams 1 4]
 
-Needs torch and transformers. A training step: 4 samples, 512 tokens read and 128 written, AdamW and clipping; the
-peer's bf16 is autocast. Generation in float32: what 64 tokens more take, greedily and with beams, after a prompt of
-256. Prints one JSON object for each: tokens/s of both (medians) and their ratio."""
+Needs torch and transformers. A training step: 4 samples, up to 512 tokens read and 128 written, the last quarter of
+each padding as on average in ours, AdamW and clipping; the peer's bf16 is autocast. The first peer makes, as ours does,
+the logits of the tokens that count, the second all of them. Generation in float32: what 64 tokens more take, greedily
+and with beams, after a prompt of 256."""
 import json
 import pathlib
-import statistics
 import subprocess
 import tempfile
 import time
 
-from bert_step_vs_peer import PROGRAM, print_steps, step_options, steps_in_turns
+import report
+from bert_step_vs_peer import add_rows, print_steps, step_options, steps_in_turns
 
 LAYERS, HIDDEN, HEADS, INNER, VOCAB, LENGTH, WRITTEN, BATCH = 4, 768, 12, 2048, 32128, 512, 128, 4
 FEW, MANY, PROMPT = 16, 80, 256
@@ -49,6 +50,17 @@ def peer_model(dropout=0.0):
     return torch, model
 
 
+def loss_of_scored(model, tokens, present, labels):
+    """The model's loss from the logits of the tokens that count alone."""
+    from torch.nn import functional
+    decoded = model._shift_right(labels)
+    read = model.encoder(input_ids=tokens, attention_mask=present).last_hidden_state
+    written = model.decoder(input_ids=decoded, encoder_hidden_states=read, encoder_attention_mask=present)
+    scored = labels != -100
+    logits = model.lm_head(written.last_hidden_state[scored])
+    return functional.cross_entropy(logits.float(), labels[scored])
+
+
 def peer_steps(arguments):
     """Prints what the steps of PyTorch took. A process of its own, so that its peak memory is its own."""
     torch, model = peer_model(arguments.dropout)
@@ -57,11 +69,17 @@ def peer_steps(arguments):
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
     tokens, labels = torch.randint(0, VOCAB, (BATCH, LENGTH)), torch.randint(0, VOCAB, (BATCH, WRITTEN))
-    print_steps(arguments, parameters, optimizer, BATCH, "samples_per_s",
-                lambda: model(input_ids=tokens, labels=labels).loss)
+    present = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    present[:, 3 * LENGTH // 4:] = 0
+    labels[:, 3 * WRITTEN // 4:] = -100
+    if arguments.peer == "masked":
+        print_steps(arguments, parameters, optimizer, BATCH, lambda: loss_of_scored(model, tokens, present, labels))
+    else:
+        print_steps(arguments, parameters, optimizer, BATCH,
+                    lambda: model(input_ids=tokens, attention_mask=present, labels=labels).loss)
 
 
-def generation(arguments, folder):
+def generation(arguments, folder, result):
     torch, model = peer_model()
     torch.set_num_threads(arguments.threads)
     model.eval().save_pretrained(folder / "model")
@@ -72,7 +90,7 @@ def generation(arguments, folder):
 
     def ours(beams, tokens):
         begin = time.perf_counter()
-        result = subprocess.run([PROGRAM, "generate", "--load", folder / "model", "--prompt", prompt, "--json",
+        result = subprocess.run([report.PROGRAM, "generate", "--load", folder / "model", "--prompt", prompt, "--json",
                                  "--ignore-eos", "--num-beams", str(beams), "--max-new-tokens", str(tokens),
                                  "--threads-per-rank", str(arguments.threads)], stdout=subprocess.PIPE, check=True)
         return time.perf_counter() - begin, json.loads(result.stdout)["new_ids"]
@@ -93,25 +111,30 @@ def generation(arguments, folder):
             (peer_few, _), (peer_many, peer_text) = theirs(beams, FEW), theirs(beams, MANY)
             pairs.append(((MANY - FEW) / (many - few), (MANY - FEW) / (peer_many - peer_few)))
             same = same and text == peer_text
-        print(json.dumps({"what": "generation", "beams": beams, "same_tokens": same,
-                          "tokens_per_s": statistics.median(pair[0] for pair in pairs),
-                          "peer_tokens_per_s": statistics.median(pair[1] for pair in pairs),
-                          "ratio": statistics.median(pair[0] / pair[1] for pair in pairs)}), flush=True)
+        mine, theirs_rates = zip(*pairs)
+        result.add(f"generation, {beams} beams" if beams > 1 else "generation, greedy", mine, "tokens/s", theirs_rates,
+                   "transformers", same_tokens=same)
 
 
 def main():
     parser = step_options(__doc__)
     parser.add_argument("--beams", nargs="*", type=int, default=[1, 4])
-    arguments = parser.parse_args()
+    arguments = report.parse(parser)
+    report.need_modules("torch", "transformers")
     if arguments.peer:
         peer_steps(arguments)
         return
+    report.need_program()
+    arguments.steps = 1 if arguments.quick else arguments.steps
+    result = report.Report("t5", f"T5 of {LAYERS} + {LAYERS} layers, h {HIDDEN}: a step of {BATCH} x ({LENGTH} + "
+                           f"{WRITTEN}) tokens, generation", arguments)
     for dtype in arguments.dtypes:
-        print(json.dumps({"what": "step", **steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, "samples",
-                                                           LENGTH)}), flush=True)
+        add_rows(result, steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH), dtype, "samples", LENGTH,
+                 None)
     if arguments.beams:
         with tempfile.TemporaryDirectory() as folder:
-            generation(arguments, pathlib.Path(folder))
+            generation(arguments, pathlib.Path(folder), result)
+    result.write()
 
 
 if __name__ == "__main__":

@@ -20,16 +20,4 @@ make test-programs
 }
 ctest --test-dir $build -L '^gpu$' --output-on-failure
 
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
-commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-result="bench/results/$(date +%F)_$(tr -c 'A-Za-z0-9\n' '-' <<<"$gpu").md"
-bench=("$build/megatron" bench step --model gpt2_124m --micro-batch-size 4 --seq-length 1024 --steps 20 --device cuda --json)
-mkdir -p bench/results
-json=$("${bench[@]}")
-{
-  echo "# Training step on $gpu, commit $commit"
-  echo
-  printf '`%s`\n\n```json\n%s\n```\n' "${bench[*]}" "$json"
-} >"$result"
-echo "$json"
-echo "wrote $result"
+python3 -B bench/program.py gpu-step

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The Python that the benchmarks run in, .cache/bench: that of the interop tests, and the peers that only benchmarks
+# have (bench/requirements.txt). Again with everything there: < 1 s.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh --tests
+stamp=.cache/bench/$(cat tests/interop/requirements.txt bench/requirements.txt | cksum | tr ' ' -)
+[ -e "$stamp" ] && exit 0
+interop=.cache/interop/bin/python
+[ -x $interop ] || {
+  printf '%s\n' 'the benchmarks use the Python of the interop tests.' '  got:  no .cache/interop' '  fix:  scripts/setup.sh --tests, with a network' >&2
+  exit 1
+}
+echo "installing the peers of the benchmarks into .cache/bench"
+mkdir -p .cache
+$interop -m venv .cache/bench
+# What the interop tests have installed is found there, and not installed again.
+packages=$(.cache/bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+PYTHONPATH='' $interop -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >"$packages/interop.pth"
+.cache/bench/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+  -r tests/interop/requirements.txt -r bench/requirements.txt
+touch "$stamp"
