@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Python that the benchmarks run in, .cache/bench: that of the interop tests, and the peers that only benchmarks
-# have (bench/requirements.txt). Again with everything there: < 1 s.
+# have (bench/requirements.txt); jemalloc for one of them, out of its Debian package. Again with everything there: < 1 s.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --tests
@@ -19,4 +19,8 @@ packages=$(.cache/bench/bin/python -c 'import sysconfig; print(sysconfig.get_pat
 PYTHONPATH='' $interop -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >"$packages/interop.pth"
 .cache/bench/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
   -r tests/interop/requirements.txt -r bench/requirements.txt
+if ! ldconfig -p | grep -q 'libjemalloc\.so\.2 ' && command -v apt-get >/dev/null; then
+  (cd .cache/bench && apt-get download -qq libjemalloc2 2>/dev/null && dpkg-deb -x libjemalloc2_*.deb jemalloc) ||
+    echo "no jemalloc: the tuned PyTorch will be left out (apt-get install libjemalloc2)" >&2
+fi
 touch "$stamp"

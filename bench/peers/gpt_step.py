@@ -8,6 +8,7 @@ AdamW, and jemalloc made to keep its memory (environment()), so that no page fau
 torch.compile. bf16 is autocast over float32 weights. Prints one JSON object: tokens/s and the peak of memory."""
 import argparse
 import json
+import pathlib
 import resource
 import statistics
 import subprocess
@@ -23,6 +24,8 @@ def environment(mode):
         return {}
     libraries = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout.splitlines()
     jemalloc = [line.split()[-1] for line in libraries if "libjemalloc.so.2 " in line]
+    own = pathlib.Path(__file__).resolve().parents[2] / ".cache/bench/jemalloc"  # see bench/setup.sh
+    jemalloc += map(str, own.glob("usr/lib/*/libjemalloc.so.2"))
     return {"LD_PRELOAD": jemalloc[0], "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
                                                       "dirty_decay_ms:-1,muzzy_decay_ms:-1"} if jemalloc else None
 
