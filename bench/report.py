@@ -246,7 +246,8 @@ class Report:
         if details:
             row["details"] = details
         self.fields["rows"].append(row)
-        print(json.dumps(row), flush=True)
+        # Whether the goal is met is known at the end, with the load.
+        print(json.dumps({key: value for key, value in row.items() if key not in ("met", "timed")}), flush=True)
 
     def finish(self):
         """The fields, complete."""

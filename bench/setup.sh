@@ -15,10 +15,11 @@ echo "installing the peers of the benchmarks into .cache/bench"
 mkdir -p .cache
 $interop -m venv .cache/bench
 # What the interop tests have installed is found there, and not installed again.
-packages=$(.cache/bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-PYTHONPATH='' $interop -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >"$packages/interop.pth"
-.cache/bench/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-  -r tests/interop/requirements.txt -r bench/requirements.txt
+packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+echo "import site; site.addsitedir('$(packages $interop)')" >"$(packages .cache/bench/bin/python)/interop.pth"
+pip=(.cache/bench/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore)
+.cache/bench/bin/python -c 'import torch, transformers' 2>/dev/null || "${pip[@]}" torch==2.11.0 transformers==5.12.1
+"${pip[@]}" --no-deps -r bench/requirements.txt  # without: pip would install torch's CUDA libraries for megatron-core
 if ! ldconfig -p | grep -q 'libjemalloc\.so\.2 ' && command -v apt-get >/dev/null; then
   (cd .cache/bench && apt-get download -qq libjemalloc2 2>/dev/null && dpkg-deb -x libjemalloc2_*.deb jemalloc) ||
     echo "no jemalloc: the tuned PyTorch will be left out (apt-get install libjemalloc2)" >&2
