@@ -12,7 +12,7 @@ pipeline              each schedule with what was predicted of it before, ZB-H1 
 scaling               small models on 1, 2 and 4 ranks
 high-precision        float32 products by three bf16 products, where there is AMX
 gpu-step              GPT-2 124M on the GPU
-micro                 the micro-benchmarks (built with -DMEGATRON_BENCH=ON): schedules, pipeline runtime, data, kernels"""
+micro                 the micro-benchmarks (built with -DMEGATRON_BENCH=ON): schedules, pipelines, data, kernels"""
 import json
 import os
 import pathlib

@@ -55,7 +55,8 @@ def table_of(name, fields, path):
     changed = " with changes" if fields["changed"] else ""
     rounds = f"{fields['rounds']} round{'s' * (fields['rounds'] > 1)}"
     link = f"[`{name}`](../bench/results/{path.name})"
-    yield f"**{fields['title']}** ({link}, {fields['date'][:10]}, commit {fields['commit'][:7]}{changed}, {rounds}{busy})"
+    of = f"{link}, {fields['date'][:10]}, commit {fields['commit'][:7]}{changed}, {rounds}{busy}"
+    yield f"**{fields['title']}** ({of})"
     yield ""
     yield "| what | ours | peer | ratio | goal | |"
     yield "|--|--|--|--|--|--|"
@@ -72,8 +73,9 @@ def generated(folder):
     for machine, benchmarks in sorted(newest(folder).items()):
         described = max((fields for fields, _ in benchmarks.values()), key=lambda fields: fields["date"])["machine"]
         gpu = f", {described['gpu']}" if described["gpu"] else ""
-        lines += [f"## {machine}", "", f"{described['cores']} cores of {described['cpu']}, {described['memory_gb']} GB of "
-                  f"memory{gpu}; instruction sets: {', '.join(described['instruction_sets'])}.", ""]
+        lines += [f"## {machine}", "",
+                  f"{described['cores']} cores of {described['cpu']}, {described['memory_gb']} GB of memory{gpu}; "
+                  f"instruction sets: {', '.join(described['instruction_sets'])}.", ""]
         for name, (fields, path) in sorted(benchmarks.items()):
             if name != "micro":  # hundreds of rows: in the file
                 lines += table_of(name, fields, path)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of a GPT's training step: GPT-2 124M in plain PyTorch, forward, backward, clipping and AdamW on random tokens.
+"""The peer of a GPT's training step: GPT-2 124M in plain PyTorch, forward, backward, clipping, AdamW on random tokens.
 
     bench/peers/gpt_step.py [--mode eager|tuned|compile] [--dtype fp32|bf16] [--steps 5] [--threads 0] [--layers 12]
 

@@ -89,8 +89,8 @@ class Results(Silent):
         self.assertEqual(report.relative("--rounds"), "--rounds")
 
     def test_markdown_of_a_command_is_a_result(self):
-        words = [sys.executable, ROOT / "bench/report.py", "layouts", "Some layouts", "--results", self.folder, "--rounds",
-                 "2", "--", "sh", "-c", "echo '| a |'"]
+        words = [sys.executable, ROOT / "bench/report.py", "layouts", "Some layouts", "--results", self.folder,
+                 "--rounds", "2", "--", "sh", "-c", "echo '| a |'"]
         done = subprocess.run(words, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         path, = self.folder.iterdir()
@@ -122,8 +122,9 @@ class Check(Silent):
         self.assertEqual(check(self.folder)[0], 0, check(self.folder)[1])
 
     def test_each_field_is_demanded(self):
-        for changes, said in (({"commit": "unknown"}, "commit"), ({"commit": None}, "commit"), ({"machine": {}}, "machine"),
-                              ({"machine": None}, "machine"), ({"command": ""}, "command"), ({"rounds": 0}, "rounds"),
+        for changes, said in (({"commit": "unknown"}, "commit"), ({"commit": None}, "commit"),
+                              ({"machine": {}}, "machine"), ({"machine": None}, "machine"),
+                              ({"command": ""}, "command"), ({"rounds": 0}, "rounds"),
                               ({"rounds": None}, "rounds"), ({"date": "2020-01-01T00:00:00+00:00"}, "date"),
                               ({"load": None}, "load"), ({"quick": True}, "short form"), ({"rows": []}, "rows"),
                               ({"name": "other"}, "name"), ({"changed": None}, "changed")):
@@ -207,7 +208,8 @@ class RunAll(Silent):
             ("bench-a", "raise SystemExit('no disk')"), ("bench-b", f"open({str(self.folder / 'ran')!r}, 'w')"),
             ("bench-c", "print('skipped: no GPU\\n  fix:  another machine')\nraise SystemExit(77)"))
         self.assertTrue(failed)
-        self.assertEqual([end[:2] for end in ends], [("bench-a", "failed"), ("bench-b", "done"), ("bench-c", "skipped")])
+        self.assertEqual([end[:2] for end in ends],
+                         [("bench-a", "failed"), ("bench-b", "done"), ("bench-c", "skipped")])
         self.assertTrue((self.folder / "ran").exists())
         self.assertIn("no disk", text)
         self.assertIn("[2/3] bench-b", text)
@@ -243,8 +245,8 @@ time.sleep(600)"""), limit_s=5)
 class CheckpointStreams(unittest.TestCase):
     def test_the_disk_is_what_several_streams_give(self):
         with tempfile.TemporaryDirectory(prefix="megatron-bench-") as folder:
-            found = json.loads(run("bench", "checkpoint", "--recipe", ROOT / "configs/gpt_tiny.toml", "--folder", folder,
-                                   "--streams", 1, 3, "--repeats", 2, "--json"))
+            found = json.loads(run("bench", "checkpoint", "--recipe", ROOT / "configs/gpt_tiny.toml", "--folder",
+                                   folder, "--streams", 1, 3, "--repeats", 2, "--json"))
             for kind in ("write", "read"):
                 rates = found[f"{kind}_direct_gb_s_by_streams"]
                 self.assertEqual(list(rates), ["1", "3"])
