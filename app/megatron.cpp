@@ -4,6 +4,7 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/stack_frames.h"
 #include "megatron/config/options.h"
 
 namespace {
@@ -35,10 +36,10 @@ int run(const app::Args& args) {
     std::fputs(help.what(), stdout);
     return app::kDone;
   } catch (const megatron::ConfigError& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "%s\n", megatron::without_stack_frames(error.what()).c_str());
     return app::kWrong;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "%s\n", megatron::without_stack_frames(error.what()).c_str());
     return app::kFailed;
   }
 }
