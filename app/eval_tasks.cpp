@@ -166,7 +166,7 @@ int eval_task(const std::string& job, const Args& args) {
   check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(environment());
-  check_device(work.model.run, place);
+  check_start(work.model.run, place);
   kernels::install_caching_allocator();
   return run_on_ranks(work.model.run, place, [&](const comm::Group& world, at::Device device) {
     train::Engine engine(work.model.run, world, device);

@@ -237,7 +237,7 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   recipe.train.train_iters = steps;
   resolved = plan::resolve(
       recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
-  check_device(resolved, place);
+  check_start(resolved, place);
   std::vector<std::string> messages = check_loaded(recipe, resolved);
   if (!options.note.empty()) messages.insert(messages.begin(), options.note);
   std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());

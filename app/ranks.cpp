@@ -13,10 +13,12 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/stack_frames.h"
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/gloo_backend.h"
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
+#include "megatron/comm/run_key.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/context.h"
 
@@ -35,7 +37,8 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
 int run_body(const plan::ResolvedRun& run, const RankBody& body, const comm::Group& world, at::Device device) {
   if (world.size() == 1) return body(world, device);
   const auto named = [&](const std::exception& error) {
-    const std::string message = concat(parallel::rank_name(run.grid, world.rank()), ": ", error.what());
+    const std::string message =
+        concat(parallel::rank_name(run.grid, world.rank()), ": ", without_stack_frames(error.what()));
     world.abort(message);
     return message;
   };
@@ -58,7 +61,7 @@ int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
     for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
   };
   const comm::LocalOptions options{.timeout = timeout_of(parallel), .on_stuck = [](const std::string& message) {
-                                     std::fprintf(stderr, "%s\n", message.c_str());
+                                     std::fprintf(stderr, "%s\n", without_stack_frames(message).c_str());
                                      std::fflush(nullptr);
                                      ::_exit(1);
                                    }};
@@ -118,8 +121,9 @@ bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Pl
   return !place && wanted && run.grid.world_size() > 1;
 }
 
-void check_device(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
+void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
   const config::ParallelConfig& parallel = run.config.parallel;
+  if (place && place->world_size > 1) comm::secret_of(*place);
   if (parallel.device != "cuda") return;
   if (parallel.backend != "auto" && parallel.backend != "nccl")
     throw ConfigError(
@@ -132,7 +136,7 @@ void check_device(const plan::ResolvedRun& run, const std::optional<comm::Place>
 
 int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  check_device(run, place);
+  check_start(run, place);
   if (starts_processes(run, place)) {
     const comm::LaunchResult result =
         comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted}});

@@ -24,13 +24,14 @@ using RankBody = std::function<int(comm::Group world, at::Device device)>;
 /// Whether this process only starts the ranks, which are processes of their own.
 bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
 
-/// Throws ConfigError where this machine, or the way in which ranks start, does not allow parallel.device cuda.
-void check_device(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
+/// Throws ConfigError where this machine, or the way in which ranks start, does not allow parallel.device cuda, and
+/// where ranks of several hosts have no secret (comm::secret_of).
+void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
 
 /// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of; kFailed where a
 /// rank that is a process of its own failed. `place`: what a launcher has said (comm::place_from). With parallel.launch
 /// processes, this program is started again for each rank, with the words it was started with. Throws what the first
-/// failing rank threw, with the rank's name before it, and what check_device() throws.
+/// failing rank threw, with the rank's name before it, and what check_start() throws.
 int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body);
 
 }  // namespace megatron::app

@@ -14,11 +14,19 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch
 
 void stop_on_signals() {
   struct sigaction action = {};
-  action.sa_handler = [](int) { requested = 1; };
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  action.sa_handler = [](int signal) {
+    if (requested.exchange(1) == 0) return;
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  };
+  action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before = {};
+    // Who has us ignore one means it: nohup, and a shell's background jobs.
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 bool stop_requested() { return requested != 0; }

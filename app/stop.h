@@ -2,8 +2,8 @@
 
 namespace megatron::app {
 
-/// From now on the first SIGINT or SIGTERM asks for a stop; the second one ends the program, as it would have without
-/// us.
+/// From now on the first SIGINT, SIGTERM or SIGHUP asks for a stop; a second one, of whatever kind, ends the program,
+/// as it would have without us. Those that the program was started to ignore stay ignored.
 void stop_on_signals();
 
 /// Whether one has come. Read by every rank through train::StopRequested.

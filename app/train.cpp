@@ -47,7 +47,7 @@ int train(const Args& args) {
   const bool needs_eod =
       config.data.reset_position_ids || config.data.reset_attention_mask || config.data.eod_mask_loss;
   const std::int64_t eod = needs_eod ? tokenizer.eod_id() : -1;
-  check_device(run, place);
+  check_start(run, place);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
   if (!starts_processes(run, place) && (!place || place->rank == 0)) {
     say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };

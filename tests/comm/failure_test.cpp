@@ -9,9 +9,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -197,7 +199,7 @@ struct RunningLauncher {
   pid_t pid = 0;
   int read_end = -1;
 
-  explicit RunningLauncher(const char* what) {
+  explicit RunningLauncher(const char* what, bool nohup = false) {
     std::array<int, 2> ends{};
     if (pipe(ends.data()) != 0) throw std::runtime_error("pipe");
     fcntl(ends[0], F_SETFD, FD_CLOEXEC);
@@ -205,6 +207,7 @@ struct RunningLauncher {
     const std::string fd = std::to_string(ends[1]);
     pid = fork();
     if (pid == 0) {
+      if (nohup) std::signal(SIGHUP, SIG_IGN);
       execl("/proc/self/exe", "comm_test", "--as-rank", "launcher", what, fd.c_str(), nullptr);
       _exit(127);
     }
@@ -236,16 +239,88 @@ TEST(Launch, LeavesNoOrphanWhenTheLauncherIsKilled) {
   EXPECT_EQ(launcher.read_bytes(1), "") << "the pipe ends when the last rank has gone";
 }
 
-TEST(Launch, PassesSigtermOnOnceAndReturnsTheRanksCode) {
-  const RunningLauncher launcher("end-on-sigterm");
+/// The ranks that `launcher` has started.
+std::vector<pid_t> ranks_of(const RunningLauncher& launcher) {
+  std::ifstream in(concat("/proc/", launcher.pid, "/task/", launcher.pid, "/children"));
+  return {std::istream_iterator<pid_t>(in), {}};
+}
+
+/// The launcher's exit code; -1 where it has not ended within `limit`: it and its ranks are gone then too.
+int code_within(const RunningLauncher& launcher, seconds limit) {
+  int status = 0;
+  const auto deadline = Clock::now() + limit;
+  while (waitpid(launcher.pid, &status, WNOHANG) == 0) {
+    if (Clock::now() > deadline) {
+      kill(launcher.pid, SIGKILL);
+      waitpid(launcher.pid, nullptr, 0);
+      return -1;
+    }
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Launch, PassesTheFirstSignalOnOnceAndReturnsTheRanksCode) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    const RunningLauncher launcher("end-on-signal");
+    ASSERT_EQ(launcher.read_bytes(2), "rr");
+    kill(launcher.pid, signal);
+    EXPECT_EQ(launcher.read_bytes(3), "tt") << "each rank got one " << strsignal(signal);
+    EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+  }
+}
+
+TEST(Launch, EndsEverythingAtOnceOnASecondSignal) {
+  const RunningLauncher launcher("ignore-signals");
   ASSERT_EQ(launcher.read_bytes(2), "rr");
   kill(launcher.pid, SIGTERM);
+  ASSERT_EQ(launcher.read_bytes(2), "tt") << "the first one has come to the ranks";
+  kill(launcher.pid, SIGINT);
+  EXPECT_EQ(code_within(launcher, seconds(10)), 128 + SIGKILL);
+  EXPECT_EQ(launcher.read_bytes(1), "") << "no rank is left";
+}
+
+TEST(Launch, AStoppedRankGoesOnForTheSignal) {
+  const RunningLauncher launcher("end-on-signal");
+  ASSERT_EQ(launcher.read_bytes(2), "rr");
+  ASSERT_EQ(ranks_of(launcher).size(), 2u);
+  kill(ranks_of(launcher)[1], SIGSTOP);
   kill(launcher.pid, SIGTERM);
-  EXPECT_EQ(launcher.read_bytes(3), "tt") << "each rank got one";
-  int status = 0;
-  waitpid(launcher.pid, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 3);
+  EXPECT_EQ(launcher.read_bytes(2), "tt");
+  EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+}
+
+TEST(Launch, ARankThatStaysStoppedIsKilledSoonAfterTheSignal) {
+  const RunningLauncher launcher("stop-again");
+  ASSERT_EQ(launcher.read_bytes(2), "rr");
+  kill(launcher.pid, SIGTERM);
+  EXPECT_EQ(code_within(launcher, seconds(20)), 128 + SIGKILL);
+  EXPECT_LE(launcher.read_bytes(100).size(), 2u) << "the pipe ends: no rank is left";
+}
+
+TEST(Launch, LeavesAnIgnoredSighupIgnored) {
+  const RunningLauncher launcher("end-on-signal", /*nohup=*/true);
+  ASSERT_EQ(launcher.read_bytes(2), "rr");
+  kill(launcher.pid, SIGHUP);
+  kill(launcher.pid, SIGTERM);  // were the first one counted, this would be the second
+  EXPECT_EQ(launcher.read_bytes(3), "tt");
+  EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+}
+
+// Values of the secret that two launches hand to their ranks.
+TEST(Launch, GivesItsRanksASecretThatNoOtherLaunchHas) {
+  const Folder folder;
+  const std::vector<std::string> command = {"/bin/sh", "-c", "printf %s \"$MEGATRON_RUN_SECRET\" > \"$0/$1$RANK\"",
+                                            folder.path()};
+  for (const char* launch : {"a", "b"}) {
+    std::vector<std::string> words = command;
+    words.emplace_back(launch);
+    ASSERT_EQ(launch_processes(2, words).exit_code, 0);
+  }
+  const auto secret = [&](const std::string& name) { return text_of(folder.path() + "/" + name); };
+  EXPECT_EQ(secret("a0").size(), 64u);
+  EXPECT_EQ(secret("a0"), secret("a1"));
+  EXPECT_NE(secret("a0"), secret("b0"));
 }
 
 TEST(Launch, CallsNoRankFailedThatEndsWithACleanCode) {
@@ -329,22 +404,30 @@ int run_failure(const std::string& how, const std::string& folder, const Environ
 }
 
 int run_launcher(const std::string& what, const std::string& fd) {
-  return launch_processes(2, {"/proc/self/exe", "--as-rank", what, fd}).exit_code;
+  return launch_processes(2, {"/proc/self/exe", "--as-rank", what, fd}, {.stop_grace = milliseconds(300)}).exit_code;
 }
 
+int told_of_signals = -1;  ///< where a rank writes 't' when one comes
+
+/// Writes 'r', and 't' for a signal of those that end a run.
 int run_waiter(const std::string& what, const std::string& fd) {
-  sigset_t only_sigterm;
-  sigemptyset(&only_sigterm);
-  sigaddset(&only_sigterm, SIGTERM);
-  if (what == "end-on-sigterm") sigprocmask(SIG_BLOCK, &only_sigterm, nullptr);
-  if (write(std::stoi(fd), "r", 1) != 1) return 1;
-  if (what == "wait")
+  sigset_t endings;
+  sigemptyset(&endings);
+  for (const int s : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&endings, s);
+  told_of_signals = std::stoi(fd);
+  if (what == "end-on-signal") sigprocmask(SIG_BLOCK, &endings, nullptr);
+  if (what == "ignore-signals" || what == "stop-again")
+    for (const int s : {SIGTERM, SIGINT, SIGHUP}) std::signal(s, [](int) { (void)!write(told_of_signals, "t", 1); });
+  if (what == "stop-again") std::signal(SIGCONT, [](int) { raise(SIGSTOP); });
+  if (write(told_of_signals, "r", 1) != 1) return 1;
+  if (what == "stop-again") raise(SIGSTOP);
+  if (what != "end-on-signal")
     while (true) pause();
   int signal = 0;
-  sigwait(&only_sigterm, &signal);
-  if (write(std::stoi(fd), "t", 1) != 1) return 1;
+  sigwait(&endings, &signal);
+  if (write(told_of_signals, "t", 1) != 1) return 1;
   const timespec soon{0, 300'000'000};  // a second signal would be written too
-  if (sigtimedwait(&only_sigterm, nullptr, &soon) == SIGTERM && write(std::stoi(fd), "t", 1) != 1) return 1;
+  if (sigtimedwait(&endings, nullptr, &soon) > 0 && write(told_of_signals, "t", 1) != 1) return 1;
   return 3;
 }
 
@@ -357,7 +440,8 @@ int as_rank(const std::string& name, const std::vector<std::string>& arguments, 
         Group(std::make_shared<StagingBackend>(join_nccl(*place_from(environment), seconds(60)).backend())));
   if (name == "kill-nccl") return run_nccl_failure(arguments.at(0), environment);
   if (name == "launcher") return run_launcher(arguments.at(0), arguments.at(1));
-  if (name == "wait" || name == "end-on-sigterm") return run_waiter(name, arguments.at(0));
+  if (name == "wait" || name == "end-on-signal" || name == "ignore-signals" || name == "stop-again")
+    return run_waiter(name, arguments.at(0));
   return run_failure(name, arguments.at(0), environment);
 }
 

@@ -61,6 +61,36 @@ TEST(Rendezvous, ReadsOpenMpiAndPicksAPortByJob) {
   EXPECT_EQ(place_from(two_hosts)->address, "a");
 }
 
+TEST(Rendezvous, RanksOfOneHostMeetOnItsLoopbackInterface) {
+  Environment job{
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "a"}, {"LOCAL_WORLD_SIZE", "2"}};
+  EXPECT_EQ(place_from(job)->address, "127.0.0.1");
+  job["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(place_from(job)->address, "a") << "there is the store";
+  job["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  job["GLOO_SOCKET_IFNAME"] = "eth1";
+  EXPECT_EQ(place_from(job)->address, "a") << "the user has said which way";
+  job.erase("GLOO_SOCKET_IFNAME");
+  job.erase("LOCAL_WORLD_SIZE");
+  EXPECT_EQ(place_from(job)->address, "a") << "nobody has said how many ranks are here";
+  const Environment pmi{{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(place_from(pmi)->address, "a");
+}
+
+TEST(Rendezvous, ReadsTheSecretOrItsFileUnderEveryLauncher) {
+  for (Environment job :
+       {Environment{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "a"}},
+        Environment{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}},
+        Environment{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}}) {
+    job["MEGATRON_RUN_SECRET"] = "open sesame";
+    job["MEGATRON_RUN_SECRET_FILE"] = "/a/file";
+    const Place place = *place_from(job);
+    EXPECT_EQ(place.secret, "open sesame");
+    EXPECT_EQ(place.secret_file, "/a/file");
+    EXPECT_EQ(environment_of(place).at("MEGATRON_RUN_SECRET"), "open sesame");
+  }
+}
+
 TEST(Rendezvous, ReadsPmi) {
   const Place p =
       *place_from({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "4"}, {"MPI_LOCALRANKID", "2"}});

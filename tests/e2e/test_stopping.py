@@ -1,6 +1,8 @@
 """Runs that stop, by themselves or by force, and go on."""
+import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +96,53 @@ class Stopping(unittest.TestCase):
         last = max(self.place.losses("run"))
         info = run("checkpoint", "info", self.place.path / "run", "--json")
         self.assertIn(f'"iteration":{last}', info.replace(" ", ""))
+
+    def wait_for_steps(self, process, count, name="run"):
+        metrics = self.place.path / name / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= count, process)
+
+    def assert_saved_its_last_step(self):
+        info = run("checkpoint", "info", self.place.path / "run", "--json")
+        self.assertIn(f'"iteration":{max(self.place.losses("run"))}', info.replace(" ", ""))
+
+    def test_sighup_saves_as_sigterm_does(self):
+        for options in [], ["--world-size", 2, "--parallel.launch", "processes"]:
+            with self.subTest(options=options):
+                process = start(self.place.train_words("run", "--train-iters", 100000, *options))
+                self.addCleanup(process.kill)
+                self.addCleanup(process.kill)
+        self.wait_for_steps(process, 3)
+                process.send_signal(signal.SIGHUP)
+                _, errors = process.communicate(timeout=120)
+                self.assertEqual(process.returncode, 3, errors)
+                self.assert_saved_its_last_step()
+                shutil.rmtree(self.place.path / "run")
+
+    def test_a_run_under_nohup_outlives_its_terminal(self):
+        words = self.place.train_words("run", "--train-iters", 100000)
+        process = subprocess.Popen(["nohup", MEGATRON, *map(str, words)], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        self.wait_for_steps(process, 3)
+        process.send_signal(signal.SIGHUP)
+        self.wait_for_steps(process, (self.place.path / "run/metrics.jsonl").read_text().count("\n") + 20)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 3, errors)
+
+    def test_a_stopped_rank_does_not_hold_up_sigterm(self):
+        words = self.place.train_words("run", "--train-iters", 100000, "--world-size", 2, "--parallel.launch",
+                                       "processes")
+        process = start(words)
+        self.addCleanup(process.kill)
+        self.wait_for_steps(process, 3)
+        ranks = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        self.assertEqual(len(ranks), 2)
+        os.kill(int(ranks[1]), signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 3, errors)
+        self.assert_saved_its_last_step()
 
     def test_killed_at_any_moment_leaves_a_whole_latest(self):
         for name, options in [("one rank", []), ("two ranks", ["--world-size", 2, "--tp", 2]),

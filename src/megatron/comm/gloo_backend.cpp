@@ -6,17 +6,26 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "megatron/base/error.h"
+#include "megatron/base/stack_frames.h"
+#include "megatron/comm/c10d_run_store.h"
 #include "megatron/comm/c10d_store.h"
+#include "megatron/comm/gloo_address.h"
 #include "megatron/comm/rank_threads.h"
+#include "megatron/comm/run_key.h"
 #include "megatron/comm/unwinding.h"
 
 namespace megatron::comm {
@@ -38,8 +47,28 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   std::atomic<bool> closed_{false};
 };
 
+/// The store as Gloo sees it: what peers have written there is looked at first.
+class CheckedStore final : public c10d::PrefixStore {
+ public:
+  CheckedStore(const std::string& id, const c10::intrusive_ptr<c10d::Store>& store, int num_ranks)
+      : PrefixStore(id, store), num_ranks_(num_ranks) {}
+  using PrefixStore::get;
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    std::vector<std::uint8_t> value = PrefixStore::get(key);
+    require_gloo_address(value, num_ranks_);
+    return value;
+  }
+  bool hasExtendedApi() const override { return false; }  // every value comes through get()
+
+ private:
+  int num_ranks_;
+};
+
 /// What all groups of one rank share.
 struct GlooWorld {
+  explicit GlooWorld(RunKey run_key) : key(std::move(run_key)) {}
+  RunKey key;
+  std::vector<std::string> nonces;  ///< of each rank
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<::gloo::transport::Device> device;
   milliseconds timeout;
@@ -121,7 +150,7 @@ class GlooWork : public Work {
       const std::string why = watch.troubled() ? watch.trouble() : watch.explain(member_->watched, sequence_, waited);
       const double seconds = std::chrono::duration<double>(waited).count();
       throw PeerError(concat(name_, " #", sequence_, " of ranks ", member_->ranks(), " failed after ", seconds,
-                             " s: ", why, ended ? concat("\n  transport: ", what.substr(0, what.find('\n'))) : ""));
+                             " s: ", why, ended ? concat("\n  transport: ", first_line_of(what)) : ""));
     }
   }
 
@@ -166,8 +195,8 @@ class GlooPeerWork final : public Work {
       const std::string what = e.what();
       const double waited = std::chrono::duration<double>(Clock::now() - start).count();
       const std::string why = member_->world->watch->explain_message(member_->watched, peer_);
-      error_ = std::make_exception_ptr(PeerError(
-          concat(name_, " failed after ", waited, " s: ", why, "\n  transport: ", what.substr(0, what.find('\n')))));
+      error_ = std::make_exception_ptr(
+          PeerError(concat(name_, " failed after ", waited, " s: ", why, "\n  transport: ", first_line_of(what))));
       std::rethrow_exception(error_);
     }
   }
@@ -288,13 +317,39 @@ class GlooBackend final : public Backend {
       const PeerWatch& watch = *m_->world->watch;
       throw PeerError(concat(name,
                              " failed: ", watch.troubled() ? watch.trouble() : concat("rank ", world_rank, " is gone"),
-                             "\n  transport: ", what.substr(0, what.find('\n'))));
+                             "\n  transport: ", first_line_of(what)));
     }
   }
 
   std::shared_ptr<GlooMember> m_;
   std::uint64_t num_splits_ = 0;
 };
+
+/// Whoever connects to a port of Gloo's in time is taken for the peer: here each end of every connection shows the
+/// other that it knows the run's secret, in words that no other run and no other connection has used.
+void recognise_peers(const GlooMember& m) {
+  const auto word = [&](int from, int to) {
+    const auto f = static_cast<std::size_t>(m.world_ranks[static_cast<std::size_t>(from)]);
+    const auto t = static_cast<std::size_t>(m.world_ranks[static_cast<std::size_t>(to)]);
+    return m.world->key.seal(
+        concat("connection ", m.id, " from ", f, " ", m.world->nonces[f], " to ", t, " ", m.world->nonces[t]), {});
+  };
+  const int size = static_cast<int>(m.world_ranks.size());
+  const auto bytes = static_cast<std::int64_t>(word(0, 0).size());
+  at::Tensor said = at::empty({size, bytes}, at::kByte), heard = at::zeros({size, bytes}, at::kByte);
+  for (int r = 0; r < size; ++r) {
+    const RunKey::Bytes mine = word(m.rank, r);
+    std::copy(mine.begin(), mine.end(), said[r].data_ptr<std::uint8_t>());
+  }
+  std::vector<std::int64_t> equal_parts;
+  m.group->alltoall_base(heard, said, equal_parts, equal_parts)->wait(m.world->timeout);
+  for (int r = 0; r < size; ++r) {
+    const RunKey::Bytes expected = word(r, m.rank);
+    if (!std::equal(expected.begin(), expected.end(), heard[r].const_data_ptr<std::uint8_t>()))
+      throw std::runtime_error(concat("who answers for rank ", m.world_ranks[static_cast<std::size_t>(r)],
+                                      " does not know the secret of this run"));
+  }
+}
 
 std::shared_ptr<Backend> make_member(std::shared_ptr<GlooWorld> world, const std::string& id,
                                      std::vector<int> world_ranks) {
@@ -308,11 +363,14 @@ std::shared_ptr<Backend> make_member(std::shared_ptr<GlooWorld> world, const std
   auto options = c10d::ProcessGroupGloo::Options::create(member->world->timeout);
   options->devices = {member->world->device};
   try {
-    member->group = c10::make_intrusive<GlooGroup>(c10::make_intrusive<c10d::PrefixStore>(id, member->world->store),
-                                                   member->rank, static_cast<int>(ranks.size()), std::move(options));
+    const int size = static_cast<int>(ranks.size());
+    member->group = c10::make_intrusive<GlooGroup>(c10::make_intrusive<CheckedStore>(id, member->world->store, size),
+                                                   member->rank, size, std::move(options));
+    recognise_peers(*member);
   } catch (const std::exception& e) {
     const std::string what = e.what();
-    throw PeerError(concat("connecting ranks ", member->ranks(), " failed: ", what.substr(0, what.find('\n')), "\n  ",
+    if (member->group) member->group->close();
+    throw PeerError(concat("connecting ranks ", member->ranks(), " failed: ", first_line_of(what), "\n  ",
                            member->world->watch->explain(member->watched, 0, milliseconds(0))));
   }
   return std::make_shared<GlooBackend>(std::move(member));
@@ -350,15 +408,16 @@ std::string address_towards(const std::string& host, int port) {
   return text;
 }
 
-Group join_world(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<::gloo::transport::Device> device, int rank,
-                 int size, bool keeps_store, milliseconds timeout) {
+Group join_world(c10::intrusive_ptr<c10d::Store> store, const RunKey& key,
+                 std::shared_ptr<::gloo::transport::Device> device, int rank, int size, bool keeps_store,
+                 milliseconds timeout) {
   std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to a peer that is gone: that shall be an error, not the end
-  auto world = std::make_shared<GlooWorld>();
+  auto world = std::make_shared<GlooWorld>(key);
   world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store), rank, size, keeps_store);
   world->store = std::move(store);
   world->device = std::move(device);
   world->timeout = timeout;
-  world->watch->meet(timeout);
+  world->nonces = world->watch->meet(random_secret(), timeout);
   std::vector<int> everybody(static_cast<std::size_t>(size));
   std::iota(everybody.begin(), everybody.end(), 0);
   return Group(make_member(std::move(world), "world", std::move(everybody)));
@@ -371,7 +430,7 @@ Group join_gloo(const Place& place, milliseconds timeout) {
   const auto device = place.interface.empty()
                           ? c10d::ProcessGroupGloo::createDeviceForHostname(address_towards(place.address, place.port))
                           : c10d::ProcessGroupGloo::createDeviceForInterface(place.interface);
-  return join_world(connect_store(place, timeout), device, place.rank, place.world_size,
+  return join_world(connect_store(place, timeout), RunKey(secret_of(place)), device, place.rank, place.world_size,
                     place.rank == 0 && !place.store_is_kept, timeout);
 }
 
@@ -383,12 +442,13 @@ void run_gloo_ranks(int size, const std::function<void(Group)>& body, const Loca
   // that are threads can break it. Read when the process makes its first group.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
+  const RunKey key(random_secret());
   std::vector<Group> worlds(static_cast<std::size_t>(std::max(size, 1)));
   run_rank_threads(
       size,
       [&](int rank) {
         Group& world = worlds[static_cast<std::size_t>(rank)];
-        world = join_world(store, c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"), rank, size, false,
+        world = join_world(store, key, c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"), rank, size, false,
                            options.timeout);
         body(world);
       },
@@ -405,11 +465,7 @@ struct StoreServer::Impl {
 };
 
 StoreServer::StoreServer() : impl_(std::make_unique<Impl>()) {
-  c10d::TCPStoreOptions options;
-  options.port = 0;
-  options.isServer = true;
-  options.waitWorkers = false;
-  impl_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  impl_->store = keep_store("127.0.0.1", 0, c10d::Store::kDefaultTimeout);
 }
 StoreServer::~StoreServer() = default;
 int StoreServer::port() const { return impl_->store->getPort(); }

@@ -9,24 +9,33 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <stdexcept>
 
 #include "megatron/base/error.h"
 #include "megatron/comm/gloo_backend.h"
 #include "megatron/comm/rendezvous.h"
+#include "megatron/comm/run_key.h"
 
 namespace megatron::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Takes SIGCHLD, SIGINT and SIGTERM for sigtimedwait while it lives; threads started meanwhile inherit that.
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// Takes SIGCHLD, SIGINT, SIGTERM and SIGHUP for sigtimedwait while it lives, except for those that are ignored (as
+/// nohup has it for SIGHUP); threads started meanwhile inherit that.
 class SignalsHeld {
  public:
   SignalsHeld() {
     sigemptyset(&set_);
-    for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&set_, s);
+    for (const int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP})
+      if (s == SIGCHLD || !is_ignored(s)) sigaddset(&set_, s);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
   ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -80,6 +89,16 @@ pid_t start(std::vector<std::string> command, const Place& place, const SignalsH
   _exit(127);
 }
 
+/// Whether SIGSTOP or a debugger holds the process.
+bool is_stopped(pid_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
+}
+
 /// The ranks that were started, and what became of them.
 class Children {
  public:
@@ -97,6 +116,12 @@ class Children {
   void signal_all(int signal) const {
     for (const pid_t pid : pids_)
       if (pid > 0 && kill(-pid, signal) != 0) kill(pid, signal);
+  }
+
+  /// Those that do not run, whatever has stopped them: no signal but this one reaches them.
+  void kill_stopped() const {
+    for (const pid_t pid : pids_)
+      if (pid > 0 && is_stopped(pid)) kill(-pid, SIGKILL);
   }
 
   /// Takes note of every rank that has ended.
@@ -121,11 +146,10 @@ class Children {
   std::vector<pid_t> pids_;  ///< 0: has ended
 };
 
-/// Waits for all, passes signals on and ends those that stay after one has failed.
+/// Waits for all, passes the first signal on and ends those that stay: after a second one, and after a rank has failed.
 LaunchResult supervise(Children& children, const SignalsHeld& signals, const LaunchOptions& options) {
   LaunchResult result;
-  bool passed_on[NSIG] = {};
-  std::optional<Clock::time_point> first_failure;
+  std::optional<Clock::time_point> first_signal, first_failure;
   int escalation = 0;
   while (true) {
     children.reap(result, options.clean_codes);
@@ -133,11 +157,12 @@ LaunchResult supervise(Children& children, const SignalsHeld& signals, const Lau
     if (result.first_failed_rank >= 0 && !first_failure) first_failure = Clock::now();
     if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace)
       children.signal_all(escalation++ == 0 ? SIGTERM : SIGKILL);
+    if (first_signal && Clock::now() >= *first_signal + options.stop_grace) children.kill_stopped();
     const int signal = signals.wait(std::chrono::milliseconds(100));
-    if ((signal == SIGINT || signal == SIGTERM) && !passed_on[signal]) {
-      passed_on[signal] = true;
-      children.signal_all(signal);
-    }
+    if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) continue;
+    children.signal_all(first_signal ? SIGKILL : signal);
+    children.signal_all(SIGCONT);  // a rank that somebody has stopped could not act on it
+    if (!first_signal) first_signal = Clock::now();
   }
 }
 
@@ -151,6 +176,7 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
   Children children;
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC | O_NONBLOCK) != 0) throw std::runtime_error("launch: cannot open a pipe");
+  const std::string secret = random_secret();
   bool forked = true;
   for (int r = 0; r < size && forked; ++r) {
     Place place;
@@ -158,6 +184,7 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
     place.world_size = place.local_size = size;
     place.port = store.port();
     place.store_is_kept = true;
+    place.secret = secret;
     const pid_t pid = start(command, place, signals, error_pipe[1]);
     forked = pid > 0;
     if (forked) children.add(pid);

@@ -8,7 +8,9 @@ namespace megatron::comm {
 struct LaunchOptions {
   /// After the first rank has failed, the others have this long to end by themselves, naming the missing rank; then
   /// they get SIGTERM and, as long again later, SIGKILL.
-  std::chrono::milliseconds grace = std::chrono::seconds(10);
+  std::chrono::milliseconds grace = std::chrono::seconds(4);
+  /// After the first SIGINT, SIGTERM or SIGHUP, a rank that is still stopped then (SIGSTOP, a debugger) gets SIGKILL.
+  std::chrono::milliseconds stop_grace = std::chrono::seconds(15);
   /// Exit codes that are no failure.
   std::vector<int> clean_codes = {0};
 };
@@ -21,8 +23,11 @@ struct LaunchResult {
 
 /// Runs `command` (a program's path and its arguments) in `size` processes of this host, each with the variables of
 /// torchrun set (rendezvous.h), and waits for all. The rendezvous store lives here, so that it outlives every rank.
-/// SIGINT and SIGTERM are passed on to the ranks, once each; no process is left behind, not even when this process is
-/// killed. Call it from the main thread, before other threads start. Throws ConfigError when the command cannot be run.
+/// The first SIGINT, SIGTERM or SIGHUP is passed on to the ranks, stopped ones go on for it (SIGCONT), and they have
+/// the time that they need to save; the second one ends them at once. No process is left behind, not even when this
+/// process is killed. What the ranks tell each other at the store is keyed by a random secret, which they get as
+/// MEGATRON_RUN_SECRET. Call it from the main thread, before other threads start. Throws ConfigError when the command
+/// cannot be run.
 LaunchResult launch_processes(int size, const std::vector<std::string>& command, const LaunchOptions& options = {});
 
 }  // namespace megatron::comm

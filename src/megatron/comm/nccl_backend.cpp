@@ -9,10 +9,14 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "megatron/base/error.h"
+#include "megatron/comm/c10d_run_store.h"
 #include "megatron/comm/c10d_store.h"
+#include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/unwinding.h"
 
 // Part of the CUDA plugin: NCCL behind our interface. See cuda_plugin.h.
@@ -33,7 +37,7 @@ class NcclWorld {
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank)),
         watch_(std::make_shared<C10dKeys>(store_), place.rank, place.world_size,
                place.rank == 0 && !place.store_is_kept) {
-    watch_.meet(timeout);
+    watch_.meet("1", timeout);
     thread_ = std::thread([this] { look_after(); });
   }
   ~NcclWorld() {

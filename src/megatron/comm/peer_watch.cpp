@@ -36,24 +36,30 @@ PeerWatch::~PeerWatch() {
   thread_.join();
   try {
     keys_->set(key("ended", rank_), "1");
-    const auto deadline = Clock::now() + (troubled() ? milliseconds(500) : milliseconds(5000));
+    const auto deadline = Clock::now() + (troubled() || gave_up_ ? milliseconds(500) : milliseconds(5000));
     for (int r = 0; keeps_store_ && r < size_; ++r)
       while (!keys_->get(key("ended", r)) && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(5));
   } catch (const std::exception&) {  // the store is gone, and with it everybody who could read this
   }
 }
 
-void PeerWatch::meet(milliseconds timeout) {
+std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  keys_->set(key("here", rank_), "1");
+  keys_->set(key("here", rank_), mine);
+  std::vector<std::string> said(static_cast<std::size_t>(size_));
   std::vector<int> missing;
   for (int r = 0; r < size_; ++r) missing.push_back(r);
   while (true) {
-    std::erase_if(missing, [&](int r) { return keys_->get(key("here", r)).has_value(); });
-    if (missing.empty()) return;
+    std::erase_if(missing, [&](int r) {
+      auto text = keys_->get(key("here", r));
+      if (text) said[static_cast<std::size_t>(r)] = std::move(*text);
+      return text.has_value();
+    });
+    if (missing.empty()) return said;
     if (Clock::now() > deadline)
       throw PeerError(concat("rendezvous of ", size_, " ranks: ", list_ranks(missing), " did not arrive within ",
-                             std::chrono::duration<double>(timeout).count(), " s"));
+                             std::chrono::duration<double>(timeout).count(),
+                             " s, or with another MEGATRON_RUN_SECRET"));
     std::this_thread::sleep_for(milliseconds(10));
   }
 }
@@ -76,8 +82,7 @@ void PeerWatch::watch() {
     try {
       publish();
       look_for_trouble();
-    } catch (const std::exception&) {
-      return;  // the store is gone: explain() finds out, if anybody asks
+    } catch (const std::exception&) {  // the store is gone or cut off: explain() finds out, if anybody asks
     }
     lock.lock();
   }
@@ -103,6 +108,7 @@ void PeerWatch::look_for_trouble() {
 }
 
 void PeerWatch::fail(const std::string& reason) {
+  gave_up_ = true;
   try {
     keys_->set_once(kFailure, concat("rank ", rank_, " failed: ", reason));
   } catch (const std::exception&) {  // nobody left to tell
@@ -175,8 +181,9 @@ std::string PeerWatch::explain_message(std::size_t group_index, int peer) {
                         : concat(list_ranks(dead), dead.size() == 1 ? "'s process is" : ": their processes are",
                                  " gone or stopped; ", alive);
   } catch (const std::exception& e) {
-    return concat("the rendezvous store is gone, and so, most likely, is rank 0 or the launcher that kept it (",
-                  e.what(), ")");
+    return concat(
+        "the rendezvous store is gone or cut off, and so, most likely, is rank 0 or the launcher that keeps it (",
+        e.what(), ")");
   }
 }
 
@@ -207,8 +214,9 @@ std::string PeerWatch::explain(std::size_t group_index, std::uint64_t sequence, 
     return dead.empty() ? "every rank arrived, but the connection broke"
                         : list_ranks(dead) + " arrived, but the process is gone or stopped";
   } catch (const std::exception& e) {
-    return concat("the rendezvous store is gone, and so, most likely, is rank 0 or the launcher that kept it (",
-                  e.what(), ")");
+    return concat(
+        "the rendezvous store is gone or cut off, and so, most likely, is rank 0 or the launcher that keeps it (",
+        e.what(), ")");
   }
 }
 

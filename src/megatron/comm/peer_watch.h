@@ -35,8 +35,9 @@ class PeerWatch {
 
   int rank() const { return rank_; }
 
-  /// Waits until every rank has come to the store. Throws PeerError naming those that have not within `timeout`.
-  void meet(std::chrono::milliseconds timeout);
+  /// Waits until every rank has come to the store, and returns what each says there of itself, as this one says `mine`.
+  /// Throws PeerError naming those that have not come within `timeout`.
+  std::vector<std::string> meet(const std::string& mine, std::chrono::milliseconds timeout);
 
   /// `id`: equal on every member, without blanks. Returns what the calls below name the group by.
   std::size_t add_group(std::string id, std::vector<int> world_ranks);
@@ -84,6 +85,7 @@ class PeerWatch {
   std::uint64_t beat_ = 0;
   std::string trouble_;
   std::atomic<bool> troubled_{false};
+  std::atomic<bool> gave_up_{false};  ///< this rank itself
   std::thread thread_;
 };
 

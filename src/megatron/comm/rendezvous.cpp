@@ -62,6 +62,8 @@ void take_common(const Reader& in, Place& place, int default_port) {
   place.port = in.get("MASTER_PORT", 1, 65535, default_port);
   if (const auto* address = in.text("MASTER_ADDR")) place.address = *address;
   if (const auto* interface = in.text("GLOO_SOCKET_IFNAME")) place.interface = *interface;
+  if (const auto* secret = in.text("MEGATRON_RUN_SECRET")) place.secret = *secret;
+  if (const auto* file = in.text("MEGATRON_RUN_SECRET_FILE")) place.secret_file = *file;
 }
 
 void require_address(const Reader& in, const Place& place) {
@@ -199,21 +201,34 @@ std::vector<std::string> expand_host_list(const std::string& list) {
 
 std::optional<Place> place_from(const Environment& environment) {
   const auto has = [&](const char* name) { return environment.contains(name) && !environment.at(name).empty(); };
-  if (has("RANK") && has("WORLD_SIZE")) return from_torchrun(Reader(environment, "torchrun"));
-  if (has("OMPI_COMM_WORLD_RANK")) return from_open_mpi(Reader(environment, "Open MPI"));
-  if (has("PMI_RANK")) return from_pmi(Reader(environment, "PMI"));
-  if (has("SLURM_PROCID") && !has("SLURM_PTY_PORT")) return from_slurm(Reader(environment, "Slurm"));
-  return std::nullopt;
+  std::optional<Place> place;
+  if (has("RANK") && has("WORLD_SIZE")) {
+    place = from_torchrun(Reader(environment, "torchrun"));
+  } else if (has("OMPI_COMM_WORLD_RANK")) {
+    place = from_open_mpi(Reader(environment, "Open MPI"));
+  } else if (has("PMI_RANK")) {
+    place = from_pmi(Reader(environment, "PMI"));
+  } else if (has("SLURM_PROCID") && !has("SLURM_PTY_PORT")) {
+    place = from_slurm(Reader(environment, "Slurm"));
+  }
+  const bool counted =
+      has("LOCAL_WORLD_SIZE") || has("OMPI_COMM_WORLD_LOCAL_SIZE") || has("MPI_LOCALNRANKS") || has("SLURM_PROCID");
+  const bool all_here = place && counted && place->local_size == place->world_size;
+  if (all_here && !place->store_is_kept && place->interface.empty()) place->address = "127.0.0.1";
+  return place;
 }
 
 Environment environment_of(const Place& place) {
-  return {{"RANK", std::to_string(place.rank)},
-          {"WORLD_SIZE", std::to_string(place.world_size)},
-          {"LOCAL_RANK", std::to_string(place.local_rank)},
-          {"LOCAL_WORLD_SIZE", std::to_string(place.local_size)},
-          {"MASTER_ADDR", place.address},
-          {"MASTER_PORT", std::to_string(place.port)},
-          {"TORCHELASTIC_USE_AGENT_STORE", place.store_is_kept ? "True" : "False"}};
+  Environment variables{{"RANK", std::to_string(place.rank)},
+                        {"WORLD_SIZE", std::to_string(place.world_size)},
+                        {"LOCAL_RANK", std::to_string(place.local_rank)},
+                        {"LOCAL_WORLD_SIZE", std::to_string(place.local_size)},
+                        {"MASTER_ADDR", place.address},
+                        {"MASTER_PORT", std::to_string(place.port)},
+                        {"TORCHELASTIC_USE_AGENT_STORE", place.store_is_kept ? "True" : "False"}};
+  if (!place.secret.empty()) variables.emplace("MEGATRON_RUN_SECRET", place.secret);
+  if (!place.secret_file.empty()) variables.emplace("MEGATRON_RUN_SECRET_FILE", place.secret_file);
+  return variables;
 }
 
 }  // namespace megatron::comm

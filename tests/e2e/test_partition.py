@@ -1,0 +1,206 @@
+"""Ranks between hosts: the network goes away, a host never answers. Every rank ends soon after its timeout and says who
+is missing. The hosts are network namespaces that the tests make and remove."""
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import MEGATRON, RunFolder  # noqa: E402
+
+TIMEOUT = 6  # of a collective, in seconds
+GRACE = 10  # beyond it, no rank may be left
+SECRET = "a secret of these tests alone"
+
+
+class TwoHosts:
+    """Two network namespaces, joined by one link; unittest.SkipTest where this machine does not let us make them."""
+
+    made = 0
+
+    def __init__(self):
+        TwoHosts.made += 1
+        self.names = [f"megatron-{os.getpid()}-{TwoHosts.made}-{i}" for i in (0, 1)]
+        self.links = ["link0", "link1"]
+        self.addresses = ["10.213.57.1", "10.213.57.2"]
+        try:
+            for name in self.names:
+                self._ip("netns", "add", name)
+            self._ip("link", "add", self.links[0], "netns", self.names[0], "type", "veth", "peer", "name",
+                     self.links[1], "netns", self.names[1])
+            for name, link, address in zip(self.names, self.links, self.addresses):
+                self._ip("-n", name, "addr", "add", address + "/24", "dev", link)
+                self._ip("-n", name, "link", "set", "lo", "up")
+                self._ip("-n", name, "link", "set", link, "up")
+        except (OSError, subprocess.CalledProcessError):
+            self.close()
+            raise unittest.SkipTest("no network namespaces") from None
+
+    @staticmethod
+    def _ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    def inside(self, host):
+        return ["ip", "netns", "exec", self.names[host]]
+
+    def cut(self, hosts=(0, 1)):
+        for host in hosts:
+            self._ip("-n", self.names[host], "link", "set", self.links[host], "down")
+
+    def close(self):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def variables(rank, address, port, **more):
+    return dict(os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=address,
+                MASTER_PORT=str(port), **more)
+
+
+class Rank:
+    """A rank that runs; its standard error is read as it comes."""
+
+    def __init__(self, words, environment, inside=()):
+        self.process = subprocess.Popen([*inside, os.path.abspath(MEGATRON), *map(str, words)], env=environment,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.errors = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.errors += line
+
+    def end(self, seconds):
+        """The exit code; raises where it takes longer."""
+        try:
+            return self.process.wait(timeout=max(0.1, seconds))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still there; it said:\n{self.errors}") from None
+
+    def join(self):
+        """After the end: `errors` is all that it said."""
+        self._reader.join()
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.join()
+        self.process.stderr.close()
+
+
+class Partition(unittest.TestCase):
+    def setUp(self):
+        self.place = RunFolder()
+        self.addCleanup(self.place.close)
+
+    def rank(self, rank, address, port, inside=(), options=(), **more):
+        words = self.place.train_words("run", "--train-iters", 100000, "--eval-interval", 0, "--parallel.timeout_s",
+                                       TIMEOUT, *options)
+        result = Rank(words, variables(rank, address, port, **more), inside)
+        self.addCleanup(result.close)
+        return result
+
+    def hosts(self):
+        hosts = TwoHosts()
+        self.addCleanup(hosts.close)
+        return hosts
+
+    def assert_plain(self, rank):
+        self.assertNotIn("frame #", rank.errors)
+        self.assertNotIn("Exception raised from", rank.errors)
+
+    def steps(self):
+        metrics = self.place.path / "run/metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def run_until_cut(self, *options):
+        """Both ranks train; then the link is down. Returns the hosts, the ranks and the moment by which these must have
+        ended."""
+        hosts = self.hosts()
+        ranks = [self.rank(r, hosts.addresses[0], 29517, hosts.inside(r), options, MEGATRON_RUN_SECRET=SECRET)
+                 for r in (0, 1)]
+        end = time.monotonic() + 120
+        while self.steps() < 3:
+            for rank in ranks:
+                self.assertIsNone(rank.process.poll(), rank.errors)
+            self.assertLess(time.monotonic(), end, ranks[0].errors + ranks[1].errors)
+            time.sleep(0.02)
+        hosts.cut()
+        return hosts, ranks, time.monotonic() + TIMEOUT + GRACE
+
+    def test_ranks_that_the_network_parts_end_after_the_timeout(self):
+        for options in (["--tp", 2], ["--pp", 2], ["--use-distributed-optimizer"]):
+            with self.subTest(options=options):
+                hosts, ranks, end = self.run_until_cut(*options)
+                codes = [rank.end(end - time.monotonic()) for rank in ranks]
+                for rank in ranks:
+                    rank.join()
+                    self.assert_plain(rank)
+                self.assertEqual(codes, [1, 1])
+                self.assertIn("rank 1", ranks[0].errors)
+                self.assertRegex(ranks[1].errors, "rendezvous store .* rank 0")
+                hosts.close()
+                shutil.rmtree(self.place.path / "run")
+
+    def test_a_host_that_is_not_reached_is_named(self):
+        hosts = self.hosts()
+        hosts.cut([0])
+        start = time.monotonic()
+        ranks = [self.rank(r, hosts.addresses[0], 29517, hosts.inside(r), MEGATRON_RUN_SECRET=SECRET) for r in (0, 1)]
+        codes = [rank.end(start + TIMEOUT + GRACE - time.monotonic()) for rank in ranks]
+        for rank in ranks:
+            rank.join()
+            self.assert_plain(rank)
+        self.assertEqual(codes, [1, 1])
+        self.assertIn("rank 1 did not arrive", ranks[0].errors)
+        self.assertIn("cannot reach the store at 10.213.57.1:29517", ranks[1].errors)
+
+    def test_a_listener_that_never_answers_is_no_store(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            start = time.monotonic()
+            rank = self.rank(1, "127.0.0.1", listener.getsockname()[1])
+            self.assertEqual(rank.end(start + TIMEOUT + GRACE - time.monotonic()), 1)
+        rank.join()
+        self.assertIn("cannot reach the store", rank.errors)
+        self.assertIn("does not answer", rank.errors)
+        self.assert_plain(rank)
+
+    def test_what_the_transport_says_comes_without_stack_frames(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # rank 0 cannot have its port
+            rank = self.rank(0, "127.0.0.1", listener.getsockname()[1])
+            self.assertEqual(rank.end(60), 1)
+        rank.join()
+        self.assertIn("which it keeps itself", rank.errors)
+        self.assert_plain(rank)
+        refused = self.rank(1, "127.0.0.1", 9)  # nobody listens there
+        self.assertEqual(refused.end(60), 1)
+        refused._reader.join()
+        self.assert_plain(refused)
+
+    def test_ranks_on_several_hosts_need_a_secret(self):
+        hosts = self.hosts()
+        rank = self.rank(0, hosts.addresses[0], 29517, hosts.inside(0))
+        self.assertEqual(rank.end(60), 2)
+        rank.join()
+        self.assertIn("MEGATRON_RUN_SECRET", rank.errors)
+        self.assertFalse((self.place.path / "run").exists())
+
+    def test_a_secret_that_others_may_read_is_refused_first(self):
+        file = self.place.path / "secret"
+        file.write_text(SECRET)
+        file.chmod(0o644)
+        rank = self.rank(0, "127.0.0.1", 29517, MEGATRON_RUN_SECRET_FILE=str(file))
+        self.assertEqual(rank.end(60), 2)
+        rank.join()
+        self.assertIn("others may read", rank.errors)
+        self.assertFalse((self.place.path / "run").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
