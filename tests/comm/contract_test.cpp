@@ -124,9 +124,54 @@ void all_to_all_transposes_ranks_and_parts(const Group& g) {
   }
 }
 
+/// What every transport promises of messages, those without tags included: between two ranks they arrive in the order
+/// in which they are sent, whole, in each type, waited for at once or later.
+void messages_of_two_ranks_arrive_in_order(const Group& g) {
+  const std::vector<at::ScalarType> types = {at::kFloat, at::kBFloat16, at::kLong, at::kByte};
+  const auto message = [&](int from, int to, std::size_t i) {
+    return numbers(from + 3 * to + static_cast<int>(i), kSizes[1 + i % 3], types[i % types.size()]);
+  };
+  constexpr std::size_t kMany = 12;
+  const auto send_all = [&](int to, bool later) {
+    std::vector<WorkHandle> handles;
+    for (std::size_t i = 0; i < kMany; ++i) {
+      if (later)
+        handles.push_back(g.send_async(message(g.rank(), to, i), to));
+      else
+        g.send(message(g.rank(), to, i), to);
+    }
+    for (const auto& handle : handles) handle->wait();
+  };
+  const auto recv_all = [&](int from, bool later) {
+    std::vector<at::Tensor> got;
+    std::vector<WorkHandle> handles;
+    for (std::size_t i = 0; i < kMany; ++i) {
+      got.push_back(at::zeros_like(message(from, g.rank(), i)));
+      if (later)
+        handles.push_back(g.recv_async(got.back(), from));
+      else
+        g.recv(got.back(), from);
+    }
+    for (const auto& handle : handles) handle->wait();
+    for (std::size_t i = 0; i < kMany; ++i)
+      REQUIRE_THAT(got[i].equal(message(from, g.rank(), i)), "message ", i, " from rank ", from);
+  };
+  for (const bool later : {false, true})
+    for (int low = 0; low < g.size(); ++low)
+      for (int high = low + 1; high < g.size(); ++high) {
+        if (g.rank() == low) {
+          send_all(high, later);
+          recv_all(high, !later);
+        } else if (g.rank() == high) {
+          recv_all(low, later);
+          send_all(low, !later);
+        }
+      }
+}
+
 void send_and_recv_match_by_source_and_tag(const Group& g) {
-  // NCCL knows no tags and runs a rank's messages in order: rings of messages are for a grouped call, which we have
-  // not.
+  // NCCL knows no tags and runs a rank's messages in order: what it promises is in the clause above. Rings of messages
+  // are for a grouped call, which we have not.
   if (g.size() == 1 || g.backend()->name() == "nccl") return;
   const int next = (g.rank() + 1) % g.size(), before = (g.rank() + g.size() - 1) % g.size();
   for (const bool recv_first : {true, false})
@@ -271,6 +316,7 @@ const std::vector<Clause>& clauses() {
        parts_of_one_buffer_are_reduced_and_gathered_where_they_lie},
       {"BroadcastSendsTheRootsTensor", broadcast_sends_the_roots_tensor},
       {"AllToAllTransposesRanksAndParts", all_to_all_transposes_ranks_and_parts},
+      {"MessagesOfTwoRanksArriveInOrder", messages_of_two_ranks_arrive_in_order},
       {"SendAndRecvMatchBySourceAndTag", send_and_recv_match_by_source_and_tag},
       {"HandlesAreWaitedForInAnyOrder", handles_are_waited_for_in_any_order},
       {"AnUnwaitedHandleCompletesWhenItIsDropped", an_unwaited_handle_completes_when_it_is_dropped},
