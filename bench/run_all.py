@@ -59,6 +59,7 @@ def benchmarks():
     yield Benchmark("dedup", ["dedup_peers.py"], 150, 20)
     yield Benchmark("masked-samples", ["masked_samples_peers.py"], 300, 60)
     yield Benchmark("data-wait", ["data_wait.py"], 600, 90)
+    yield Benchmark("busy-neighbour", ["busy_neighbour.py"], 300, 40)
     yield program("all-reduce", 30, 10)
     yield program("tensor-parallel", 300, 60)
     yield program("distributed-optimizer", 300, 60)
