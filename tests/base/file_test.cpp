@@ -12,6 +12,9 @@
 #include <limits>
 
 #include "megatron/base/error.h"
+#include "megatron/base/mapped_faults.h"
+#include "megatron/base/regular_file.h"
+#include "megatron/base/write_error.h"
 
 namespace megatron {
 namespace {
@@ -32,6 +35,65 @@ class FileTest : public testing::Test {
 };
 
 using MappedFileTest = FileTest;
+
+TEST_F(MappedFileTest, APipeInPlaceOfAFileIsRefusedAtOnce) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto refused = [&](const auto& work) {
+    try {
+      work();
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(refused([&] { MappedFile file(pipe); }), HasSubstr("must be a regular file"));
+  EXPECT_THAT(refused([&] { read_file(pipe); }), HasSubstr("must be a regular file"));
+  EXPECT_THAT(refused([&] { check_regular("/dev/null"); }), HasSubstr("must be a regular file"));
+  EXPECT_TRUE(open_regular(pipe).is_other);
+  EXPECT_EQ(open_regular(folder_ / "none").error, ENOENT);
+}
+
+TEST_F(MappedFileTest, OneThatIsCutOffIsNamedWithItsSizes) {
+  const fs::path path = folder_ / "cut\x1b[2J.bin";
+  write_file(path, std::string(3 << 20, 'x'));
+  const auto read_after_cut = [&] {
+    explain_mapped_faults();
+    const MappedFile file(path);
+    fs::resize_file(path, 100);
+    std::_Exit(file.text()[2 << 20] == 'x' ? 2 : 3);
+  };
+  EXPECT_EXIT(read_after_cut(), testing::ExitedWithCode(1),
+              "cut\\\\x1b\\[2J.bin: a file must stay as it is while it is read.\n  got:  cut off from 3145728 to 100 "
+              "bytes meanwhile\n  fix:  ");
+}
+
+TEST_F(MappedFileTest, AFaultElsewhereKeepsItsSignal) {
+  const auto fault = [&] {
+    explain_mapped_faults();
+    { const MappedFile file(folder_ / "gone"); }
+    ::raise(SIGBUS);
+    ::raise(SIGBUS);  // a fault would come again by itself
+  };
+  write_file(folder_ / "gone", "text");
+  EXPECT_EXIT(fault(), testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST_F(FileTest, AWriteBeyondTheLimitOfTheShellSaysHowToRaiseIt) {
+  const auto write = [&] {
+    let_large_writes_fail();
+    const rlimit limit{1 << 20, 1 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      write_file(folder_ / "large", std::string(2 << 20, 'x'));
+    } catch (const std::exception& e) {
+      std::fputs(e.what(), stderr);
+      std::_Exit(7);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(write(), testing::ExitedWithCode(7), "File too large.*\n  fix:  .*ulimit -f unlimited");
+}
 
 /// As the file system allows, and as where it has no files without a name.
 class AtomicFileTest : public FileTest, public testing::WithParamInterface<AtomicFile::Until> {};

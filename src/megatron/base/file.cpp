@@ -9,6 +9,9 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/mapped_faults.h"
+#include "megatron/base/regular_file.h"
+#include "megatron/base/write_error.h"
 
 namespace megatron {
 namespace {
@@ -18,7 +21,7 @@ constexpr std::size_t kBufferSize = std::size_t{1} << 20;
 std::string system_message() { return std::strerror(errno); }
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* action) {
-  throw std::runtime_error(concat(path.string(), ": ", action, ": ", system_message()));
+  throw std::runtime_error(write_error(path, action, errno));
 }
 
 /// A descriptor that closes itself.
@@ -36,20 +39,18 @@ class Descriptor {
   int value_;
 };
 
-/// Opens a regular file for reading and tells its size.
-std::pair<int, std::uint64_t> open_regular(const std::filesystem::path& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0)
-    throw ConfigError(rule_got_fix("an input file must exist and be readable.", path.string() + ": " + system_message(),
-                                   "name a file that is there and may be read"));
-  struct stat status {};
-  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    close(descriptor);
+/// As open_regular(), with a ConfigError for what is not open then.
+std::pair<int, std::uint64_t> open_input(const std::filesystem::path& path) {
+  const OpenedFile file = open_regular(path);
+  if (file.is_other)
     throw ConfigError(
         rule_got_fix("an input must be a regular file.", path.string(),
                      std::filesystem::is_directory(path) ? "name a file in it" : "copy what it gives to a file"));
-  }
-  return {descriptor, static_cast<std::uint64_t>(status.st_size)};
+  if (file.descriptor < 0)
+    throw ConfigError(rule_got_fix("an input file must exist and be readable.",
+                                   path.string() + ": " + std::strerror(file.error),
+                                   "name a file that is there and may be read"));
+  return {file.descriptor, file.size};
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -69,18 +70,36 @@ void write_all(int descriptor, std::span<const std::byte> bytes, std::uint64_t o
 
 }  // namespace
 
+OpenedFile open_regular(const std::filesystem::path& path) {
+  // Without O_NONBLOCK a named pipe would be waited for until somebody writes to it; regular files do not know the
+  // flag.
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) return {.error = errno, .is_other = errno == ENXIO};  // a socket, or a device without a driver
+  struct stat status {};
+  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+    close(descriptor);
+    return {.is_other = true};
+  }
+  return {.descriptor = descriptor, .size = static_cast<std::uint64_t>(status.st_size)};
+}
+
+void check_regular(const std::filesystem::path& path) { close(open_input(path).first); }
+
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const auto [opened, size] = open_regular(path);
+  const auto [opened, size] = open_input(path);
   const Descriptor descriptor(opened);
   if (size == 0) return;  // an empty mapping is an error to mmap
   void* const address = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (address == MAP_FAILED) fail(path, "cannot be mapped");
   data_ = static_cast<const std::byte*>(address);
   size_ = size;
+  note_mapping(data_, size_, path_);
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_mapping(data_);
+  munmap(const_cast<std::byte*>(data_), size_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
@@ -190,7 +209,7 @@ void AtomicFile::commit() {
 }
 
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
-  const auto [opened, size] = open_regular(path);
+  const auto [opened, size] = open_input(path);
   const Descriptor descriptor(opened);
   if (size > limit)
     throw ConfigError(rule_got_fix(concat(path.string(), ": the file may have at most ", limit, " bytes."),

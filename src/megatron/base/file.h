@@ -11,7 +11,7 @@
 namespace megatron {
 
 /// A file mapped read-only. Its bytes are as hostile as whoever wrote it: take them through the checked accessors.
-/// Another process that shortens the file while it is mapped kills this one (SIGBUS), as with every mapping.
+/// Another process that shortens the file while it is mapped ends this one: with a message (mapped_faults.h).
 class MappedFile {
  public:
   MappedFile() = default;

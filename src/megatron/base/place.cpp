@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
+#include "megatron/base/printable.h"
 
 namespace megatron {
 namespace fs = std::filesystem;
@@ -32,7 +33,7 @@ std::string place_text(const fs::path& path) {
   const std::vector<std::string> names = names_in(path);
   if (names.empty()) return name + ", an empty folder";
   std::string shown;
-  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown += (i > 0 ? ", " : "") + names[i];
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown += (i > 0 ? ", " : "") + printable(names[i]);
   return concat(name, ", which holds ", shown,
                 names.size() > kShown ? concat(" and ", names.size() - kShown, " more") : "");
 }

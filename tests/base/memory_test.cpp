@@ -1,0 +1,98 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "megatron/base/machine_memory.h"
+#include "megatron/base/out_of_memory.h"
+#include "tests/testing/temporary_folder.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+/// A machine's /proc and /sys as files.
+class Machine {
+ public:
+  Machine() { write("proc/meminfo", "MemTotal: 100000 kB\nMemAvailable:    50000 kB\nSwapFree: 1000 kB\n"); }
+  void write(const fs::path& name, const std::string& text) const {
+    fs::create_directories((folder_.path() / name).parent_path());
+    std::ofstream(folder_.path() / name) << text;
+  }
+  std::uint64_t bytes() const { return machine_memory(folder_.path())->bytes; }
+  std::string limit() const { return machine_memory(folder_.path())->limit; }
+  const fs::path& path() const { return folder_.path(); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+TEST(MachineMemory, IsWhatTheSystemCanFreeWithSwap) {
+  const Machine machine;
+  EXPECT_EQ(machine.bytes(), 51000u * 1024);
+  EXPECT_THAT(machine.limit(), HasSubstr("free"));
+  fs::remove(machine.path() / "proc/meminfo");
+  EXPECT_FALSE(machine_memory(machine.path()).has_value());
+}
+
+TEST(MachineMemory, IsBoundByTheGroupsOfVersion2UpToTheRoot) {
+  const Machine machine;
+  machine.write("proc/self/cgroup", "0::/job/step\n");
+  machine.write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  machine.write("sys/fs/cgroup/job/step/memory.current", "5000\n");
+  EXPECT_EQ(machine.bytes(), 51000u * 1024);
+  machine.write("sys/fs/cgroup/job/memory.max", "1000000\n");
+  machine.write("sys/fs/cgroup/job/memory.current", "700000\n");
+  machine.write("sys/fs/cgroup/job/memory.stat", "anon 100\nfile 300000\ninactive_file 200000\n");
+  EXPECT_EQ(machine.bytes(), 500000u) << "a file's cache is given back";
+  EXPECT_THAT(machine.limit(), HasSubstr("control group, 1000000 bytes"));
+  machine.write("sys/fs/cgroup/job/memory.current", "2000000\n");
+  EXPECT_EQ(machine.bytes(), 0u);
+}
+
+TEST(MachineMemory, OfAContainerIsBoundByTheGroupAtTheMount) {
+  const Machine machine;
+  machine.write("proc/self/cgroup", "5:cpu:/docker/a\n4:memory:/docker/a\n");
+  machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n");
+  machine.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "96\n");
+  EXPECT_EQ(machine.bytes(), 4000u);
+}
+
+std::string message(const std::function<void()>& work) {
+  try {
+    taking_memory_for("the model's weights", work);
+  } catch (const OutOfMemory& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(OutOfMemory, SaysWhatForAndHowMuch) {
+  EXPECT_THAT(message([] { throw std::bad_alloc(); }), HasSubstr("Memory must hold the model's weights."));
+  EXPECT_THAT(message([] { throw AllocationFailed(4096); }), HasSubstr("no 4096 bytes more"));
+  // As libtorch says it.
+  const auto of_c10 = [] {
+    throw std::runtime_error(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\nframe #0: c10::ThrowEnforceNotMet");
+  };
+  EXPECT_THAT(message(of_c10), HasSubstr("no 400000000000 bytes more"));
+  EXPECT_THAT(message(of_c10), Not(HasSubstr("frame")));
+}
+
+TEST(OutOfMemory, LeavesOtherErrorsAndNarrowerNames) {
+  EXPECT_THROW(taking_memory_for("x", [] { throw std::logic_error("another"); }), std::logic_error);
+  EXPECT_THAT(message([] { taking_memory_for("the optimizer's state", [] { throw std::bad_alloc(); }); }),
+              HasSubstr("the optimizer's state"));
+  EXPECT_EQ(taking_memory_for("x", [] { return 3; }), 3);
+  EXPECT_EQ(message_of(std::runtime_error("text")), "text");
+  EXPECT_THAT(message_of(std::bad_alloc()), HasSubstr("what this job works on"));
+}
+
+}  // namespace
+}  // namespace megatron
