@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/regular_file.h"
 #include "megatron/data/indexed_dataset.h"
 #include "megatron/data/text_reader.h"
 
@@ -63,6 +64,7 @@ class ChatParser {
 
 void tokenize_file(const std::string& path, const std::string& prefix, const text::Tokenizer& tokenizer,
                    const text::ChatTemplate& chat_template) {
+  check_regular(path);
   BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
   IndexedDatasetWriter writer(prefix, DType::I32);
   text::Encoder encoder = tokenizer.encoder();

@@ -8,6 +8,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/safetensors_folder.h"
 
@@ -76,7 +77,7 @@ void check_all_are_used(const SafetensorsFolder& raw, const Mapping& mapping, co
   std::size_t count = 0;
   for (const std::string& name : raw.tensors()) {
     if (used.contains(name) || needs_no_reading(config.family, config, name)) continue;
-    if (++count <= 5) unused += concat(count == 1 ? "" : ", ", "\"", name, "\"");
+    if (++count <= 5) unused += concat(count == 1 ? "" : ", ", "\"", printable(name), "\"");
   }
   if (count > 5) unused += concat(" and ", count - 5, " more");
   if (count > 0)

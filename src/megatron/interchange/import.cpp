@@ -103,9 +103,7 @@ class SourceStream final : public checkpoint::TensorStream {
 }  // namespace
 
 void import_weights(const fs::path& folder, const fs::path& output, const ImportOptions& options) {
-  if (checkpoint::has_checkpoint(output))
-    throw ConfigError(
-        rule_got_fix("import: the output folder must not hold checkpoints.", output.string(), "name another --output"));
+  checkpoint::check_new_folder(output, "checkpoint import");
   const auto source = open_weights(folder);
   const config::ModelConfig model = model_config_of(folder);
   std::vector<checkpoint::HeldSlice> tensors;

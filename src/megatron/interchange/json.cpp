@@ -3,6 +3,7 @@
 #include <set>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::interchange {
 namespace {
@@ -29,7 +30,7 @@ json parse_json_object(std::string_view text, const std::string& file) {
   try {
     json object = json::parse(text, note_name);
     if (!object.is_object()) damaged(file, "another JSON value");
-    if (!twice.empty()) damaged(file, concat("the key \"", twice, "\" twice"));
+    if (!twice.empty()) damaged(file, concat("the key \"", printable(twice), "\" twice"));
     return object;
   } catch (const json::parse_error& e) {
     damaged(file, concat("something that is not JSON at byte ", e.byte));

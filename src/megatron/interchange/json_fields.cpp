@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::interchange {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::size_t kMaxShown = 200;  // characters of a value in a message
 std::string shown(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "…";
-  return text;
+  return printable(text);
 }
 
 }  // namespace
@@ -84,7 +85,7 @@ void JsonFields::finish() const {
   std::string unknown;
   for (const auto& [key, field] : object_.items())
     if (!field.is_null() && !known_.contains(key))
-      unknown += concat(unknown.empty() ? "" : ", ", "\"", prefix_, key, "\": ", shown(field));
+      unknown += concat(unknown.empty() ? "" : ", ", "\"", prefix_, printable(key), "\": ", shown(field));
   if (!unknown.empty())
     throw ConfigError(rule_got_fix(concat(file_, ": every field must be known here, as it may change the results."),
                                    unknown, "remove the fields if they do not change the model"));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::interchange {
 namespace {
@@ -19,21 +20,23 @@ void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, 
   for (const auto& [name, wanted] : source_shapes(mapping)) {
     const std::vector<std::int64_t>* const got = raw.shape(name);
     if (got == nullptr)
-      throw ConfigError(rule_got_fix(concat(raw.name(), ": must hold the tensor \"", name, "\"."), "it does not",
-                                     "complete the folder, or correct the configuration in it"));
+      throw ConfigError(rule_got_fix(concat(raw.name(), ": must hold the tensor \"", printable(name), "\"."),
+                                     "it does not", "complete the folder, or correct the configuration in it"));
     const bool fits = extent == MappedSource::Extent::Exact
                           ? *got == wanted
                           : checkpoint::inside({std::vector<std::int64_t>(wanted.size(), 0), wanted}, *got);
     if (!fits)
-      throw ConfigError(rule_got_fix(concat(raw.name(), ": \"", name, "\" must be ", shape_text(wanted), "."),
-                                     shape_text(*got), "correct the configuration in the folder"));
+      throw ConfigError(
+          rule_got_fix(concat(raw.name(), ": \"", printable(name), "\" must be ", shape_text(wanted), "."),
+                       shape_text(*got), "correct the configuration in the folder"));
   }
   for (const auto& [name, tensor] : mapping)
     for (const Piece& piece : tensor.pieces)
       if (const std::string& first = tensor.pieces.front().source; raw.dtype(piece.source) != raw.dtype(first))
         throw ConfigError(
-            rule_got_fix(concat(raw.name(), ": the parts of \"", name, "\" must have one dtype."),
-                         concat(first, ": ", raw.dtype(first), ", ", piece.source, ": ", raw.dtype(piece.source))));
+            rule_got_fix(concat(raw.name(), ": the parts of \"", printable(name), "\" must have one dtype."),
+                         concat(printable(first), ": ", raw.dtype(first), ", ", printable(piece.source), ": ",
+                                raw.dtype(piece.source))));
 }
 
 }  // namespace

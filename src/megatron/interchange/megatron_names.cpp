@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/interchange/megatron_torch.h"
 
 namespace megatron::interchange {
@@ -183,7 +184,7 @@ std::string our_name(const std::string& theirs, bool tied_output, const std::str
       starts(name, "decoder.final_layernorm."))
     return name;
   throw ConfigError(rule_got_fix(concat(file, ": every tensor must belong to a GPT."),
-                                 concat("\"", theirs.substr(0, 120), "\""),
+                                 concat("\"", printable(theirs.substr(0, 120)), "\""),
                                  "only GPT's checkpoints are read in this format"));
 }
 

@@ -12,6 +12,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/interchange/hf_config.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/torch_file.h"
@@ -124,7 +125,7 @@ class RankFiles : public checkpoint::WeightSource {
     const StoredTensor& stored = places_.at(tensor);
     if (!checkpoint::inside(box, stored.shape))
       throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
-    read_stored(stored, box, into, concat(name(), ": \"", tensor, "\""));
+    read_stored(stored, box, into, concat(name(), ": \"", printable(tensor), "\""));
   }
 
  private:
@@ -175,8 +176,8 @@ class RankFiles : public checkpoint::WeightSource {
     const std::string ours = our_name(theirs, tied_, file.name());
     if (ours.empty()) return;
     if (!part.tensors.insert(ours).second)
-      throw ConfigError(
-          rule_got_fix(concat(file.name(), ": must hold each tensor once."), concat("\"", ours, "\" under two names")));
+      throw ConfigError(rule_got_fix(concat(file.name(), ": must hold each tensor once."),
+                                     concat("\"", printable(ours), "\" under two names")));
     places_[part.prefix + ours] = file.tensor(node, theirs);
   }
 
@@ -215,7 +216,7 @@ std::map<std::string, Place> find_places(const RankFiles& files, const Grid& gri
           if (layer < 0 || layer >= parts[chunk].num_layers)
             throw ConfigError(rule_got_fix(concat(files.name(), ": the layers of a part must be counted from 0 to ",
                                                   parts[chunk].num_layers - 1, "."),
-                                           concat("\"", name, "\"")));
+                                           concat("\"", printable(name), "\"")));
           global = concat("decoder.layers.", first_layer + layer, name.substr(dot));
         }
         places[global] = {pp, chunk, name};
@@ -253,9 +254,9 @@ void check_shape(const RankFiles& files, const std::string& source, const plan::
   if (spec.split_dim >= 0) wanted[static_cast<std::size_t>(spec.split_dim)] /= tp;
   const std::vector<std::int64_t>* const got = files.shape(source);
   if (got == nullptr || *got != wanted)
-    throw ConfigError(
-        rule_got_fix(concat(files.name(), ": \"", source, "\" must be a ", tp, "th part of \"", spec.name, "\"."),
-                     got == nullptr ? "no such tensor" : "another shape than the arguments say"));
+    throw ConfigError(rule_got_fix(
+        concat(files.name(), ": \"", printable(source), "\" must be a ", tp, "th part of \"", spec.name, "\"."),
+        got == nullptr ? "no such tensor" : "another shape than the arguments say"));
 }
 
 void check_tp(const plan::GptShape& shape, int tp, const std::string& folder) {
@@ -291,7 +292,7 @@ Mapping mapping_of(const RankFiles& files, const Grid& grid, const plan::GptShap
   for (const auto& [name, place] : places)
     if (!mapping.contains(name))
       throw ConfigError(rule_got_fix(concat(files.name(), ": the weights must be those of the saved arguments."),
-                                     concat("\"", name, "\" beside them")));
+                                     concat("\"", printable(name), "\" beside them")));
   return mapping;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/interchange/pickle_names.h"
 
 namespace megatron::interchange {
@@ -19,13 +20,8 @@ constexpr std::size_t kMaxNodes = std::size_t{1} << 22;  // of about 110 bytes; 
 constexpr std::size_t kMaxItems = std::size_t{1} << 24;  // of all containers, so that copies of one do not add up
 constexpr std::size_t kMaxDims = 16, kMaxNameBytes = 256, kMaxShown = 120;
 
-/// Text from the file in a message: printable, not long.
-std::string shown(std::string_view text) {
-  std::string result(text.substr(0, kMaxShown));
-  std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  return result;
-}
+/// Text from the file in a message.
+std::string shown(std::string_view text) { return printable(text.substr(0, kMaxShown)); }
 
 class Machine {
  public:

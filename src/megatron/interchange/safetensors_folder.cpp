@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/interchange/json.h"
 #include "megatron/interchange/stored_tensor.h"
 
@@ -41,8 +42,9 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   for (const auto& [tensor, value] : weight_map->items()) {
     const std::string name = value.is_string() ? value.get<std::string>() : "";
     if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos || name.find('\0') != std::string::npos)
-      throw ConfigError(rule_got_fix(concat(file, ": the file of \"", tensor, "\" must be a name in the same folder."),
-                                     value.dump(-1, ' ', false, json::error_handler_t::replace)));
+      throw ConfigError(
+          rule_got_fix(concat(file, ": the file of \"", printable(tensor), "\" must be a name in the same folder."),
+                       printable(value.dump(-1, ' ', false, json::error_handler_t::replace))));
     files[tensor] = name;
   }
   return files;
@@ -65,8 +67,8 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : fold
   for (const auto& [tensor, file] : index) {
     const auto place = places_.find(tensor);
     if (place == places_.end() || files_[place->second.file].path().filename() != file)
-      throw ConfigError(rule_got_fix(concat((folder_ / file).string(), ": must hold \"", tensor, "\", as ",
-                                            index_path.filename().string(), " says."),
+      throw ConfigError(rule_got_fix(concat(printable((folder_ / file).string()), ": must hold \"", printable(tensor),
+                                            "\", as ", index_path.filename().string(), " says."),
                                      "it does not", "fetch the folder again"));
   }
 }
@@ -81,7 +83,7 @@ void SafetensorsFolder::add_file(const std::string& name) {
     const std::string tensor = entry.name;
     if (!places_.try_emplace(tensor, Place{files_.size() - 1, std::move(entry)}).second)
       throw ConfigError(rule_got_fix(concat(folder_.string(), ": each tensor must be in one file."),
-                                     concat("\"", tensor, "\" in ", name, " and in another")));
+                                     concat("\"", printable(tensor), "\" in ", printable(name), " and in another")));
   }
 }
 
@@ -105,7 +107,7 @@ void SafetensorsFolder::read(const std::string& tensor, const checkpoint::Box& b
   const MappedFile& file = files_[place.file];
   const auto bytes = file.range(place.entry.begin, place.entry.end - place.entry.begin, 1, tensor);
   read_stored({.bytes = bytes, .dtype = place.entry.dtype, .shape = place.entry.shape, .strides = {}}, box, into,
-              concat(file.path().string(), ": \"", tensor, "\""));
+              concat(file.path().string(), ": \"", printable(tensor), "\""));
   let_go(bytes);
 }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/safetensors.h"
 
 namespace megatron::interchange {
@@ -39,9 +40,9 @@ StoredTensor TorchFile::tensor(const PickleNode& node, const std::string& what) 
   const auto entry = entries_.find(folder_ + "data/" + storage.text);
   const std::uint64_t width = checkpoint::dtype_bytes(storage.dtype);
   if (entry == entries_.end() || static_cast<std::uint64_t>(storage.integer) > entry->second.size / width)
-    throw ConfigError(
-        rule_got_fix(concat(name(), ": must hold the ", storage.integer, " elements of the storage of \"", what, "\"."),
-                     entry == entries_.end() ? "no such file in the archive" : concat(entry->second.size, " bytes")));
+    throw ConfigError(rule_got_fix(
+        concat(name(), ": must hold the ", storage.integer, " elements of the storage of \"", printable(what), "\"."),
+        entry == entries_.end() ? "no such file in the archive" : concat(entry->second.size, " bytes")));
   const std::size_t dims = node.extents.size() / 2;
   const auto begin = node.extents.begin();
   StoredTensor stored{.bytes = {},

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::interchange {
 namespace {
@@ -148,7 +149,8 @@ std::map<std::string, ZipEntry> read_zip(std::span<const std::byte> bytes, const
   for (std::uint64_t i = 0; i < directory.entries; ++i) {
     const CentralRecord record = read_record(zip, at, end);
     const ZipEntry entry = locate(zip, record);
-    if (!entries.emplace(record.name, entry).second) zip.damaged(at, concat("the file \"", record.name, "\" twice"));
+    if (!entries.emplace(record.name, entry).second)
+      zip.damaged(at, concat("the file \"", printable(record.name), "\" twice"));
     taken.emplace_back(record.local, entry.begin + entry.size);
     at += record.bytes;
   }

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "megatron/base/error.h"
+#include "megatron/base/regular_file.h"
 #include "megatron/data/text_reader.h"
 #include "megatron/tasks/json_input.h"
 
@@ -56,6 +57,7 @@ ChoiceQuestion parse_choice(std::string_view line) {
 }
 
 std::vector<ChoiceQuestion> read_choices(const std::string& path, std::int64_t limit) {
+  check_regular(path);
   data::BlockReader reader(
       {.inputs = {path}, .format = data::TextFormat::Jsonl, .json_key = {}, .max_document_bytes = 1 << 20});
   std::vector<ChoiceQuestion> questions;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::tasks {
 
@@ -14,7 +15,7 @@ void EvalTexts::add(std::string_view beginning, std::string_view ending) {
   encoder_.encode_append(text_, text_ids_);
   const auto common = std::ranges::mismatch(beginning_ids_, text_ids_).in2;
   const std::int64_t before = common - text_ids_.begin(), scored = text_ids_.end() - common;
-  const auto got = [&] { return concat("\"", text_.substr(0, 80), "\""); };
+  const auto got = [&] { return concat("\"", printable(text_.substr(0, 80)), "\""); };
   if (before == 0)
     throw ConfigError(rule_got_fix("a text must have a token before the part that is scored.", got(),
                                    "take it out, or write something before that part"));

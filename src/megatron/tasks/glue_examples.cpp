@@ -5,6 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/utf8.h"
 
 namespace megatron::tasks {
@@ -96,8 +97,7 @@ class GlueReader {
       const auto& labels = glue_labels(task_);
       const auto found = std::find(labels.begin(), labels.end(), label);
       if (found == labels.end())
-        fail(concat("the label must be one of ", labels.front(), " … ", labels.back(), "."),
-             concat('"', label.substr(0, 40), '"'));
+        fail(concat("the label must be one of ", labels.front(), " … ", labels.back(), "."), in_quotes(label));
       example.label = static_cast<std::int32_t>(found - labels.begin());
     }
     examples.push_back(std::move(example));

@@ -1,6 +1,8 @@
 #include "megatron/tasks/lambada.h"
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
+#include "megatron/base/regular_file.h"
 #include "megatron/data/text_reader.h"
 #include "megatron/tasks/json_input.h"
 
@@ -17,12 +19,13 @@ Passage split_last_word(std::string_view text) {
   const std::size_t blank = text.rfind(' ');
   if (blank == std::string_view::npos || blank == 0 || blank + 1 == text.size())
     throw ConfigError(rule_got_fix("a passage must have a blank before its last word, and text on both sides of it.",
-                                   concat("\"", text.substr(0, 80), "\"")));
+                                   concat("\"", printable(text.substr(0, 80)), "\"")));
   return {std::string(text.substr(0, blank)), std::string(text.substr(blank))};
 }
 
 std::vector<Passage> read_lambada(const std::string& path, LambadaFormat format, std::int64_t limit) {
   const bool json = format == LambadaFormat::Jsonl;
+  check_regular(path);
   data::TextReader reader({.inputs = {path},
                            .format = json ? data::TextFormat::Jsonl : data::TextFormat::Lines,
                            .max_document_bytes = 1 << 20});

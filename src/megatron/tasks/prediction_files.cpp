@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/tasks/json_input.h"
 
 namespace megatron::tasks {
@@ -128,11 +129,11 @@ std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const st
     if (row.ends_with('\r')) row.remove_suffix(1);
     if (++line == 1) continue;  // the names of the columns
     const std::size_t tab = row.find('\t'), example = line - 2;
-    if (tab == std::string_view::npos) fail(line, "an id, a tab and a class must stand here.", std::string(row));
+    if (tab == std::string_view::npos) fail(line, "an id, a tab and a class must stand here.", in_quotes(row));
     if (example >= examples.examples.size() || row.substr(0, tab) != examples.examples[example].id)
-      fail(line, "the lines must be those of the examples in order.", std::string(row.substr(0, tab)));
+      fail(line, "the lines must be those of the examples in order.", in_quotes(row.substr(0, tab)));
     const auto label = std::ranges::find(labels, row.substr(tab + 1));
-    if (label == labels.end()) fail(line, "the class must be one of the task's.", std::string(row.substr(tab + 1)));
+    if (label == labels.end()) fail(line, "the class must be one of the task's.", in_quotes(row.substr(tab + 1)));
     classes.push_back(static_cast<std::int32_t>(label - labels.begin()));
   }
   if (classes.size() != examples.examples.size())
@@ -147,7 +148,7 @@ std::vector<std::int32_t> parse_race_predictions(std::string_view text, const st
       read_by_question(text, name, examples.questions, [&](std::size_t i, const JsonValue& value, auto key) {
         const auto letter = value_as<std::string_view>(value, key);
         if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
-          throw ConfigError(rule_got_fix(concat("\"", key, "\" must be A, B, C or D."), std::string(letter)));
+          throw ConfigError(rule_got_fix(concat("\"", key, "\" must be A, B, C or D."), in_quotes(letter)));
         options[i] = letter[0] - 'A';
       });
   for (std::size_t i = 0; i < found.size(); ++i)

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/tasks/json_input.h"
 
 namespace megatron::tasks {
@@ -41,7 +42,7 @@ RaceQuestion question_of(std::string_view question, const JsonValue& options, co
   if (answer == nullptr) return result;
   const auto letter = value_as<std::string_view>(*answer, "answers");
   if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
-    throw ConfigError(rule_got_fix("an answer must be A, B, C or D.", std::string(letter.substr(0, 40))));
+    throw ConfigError(rule_got_fix("an answer must be A, B, C or D.", in_quotes(letter)));
   result.label = letter[0] - 'A';
   return result;
 }

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/utf8.h"
 #include "megatron/tasks/json_input.h"
 
@@ -57,7 +58,7 @@ class SquadReader {
                            .context = static_cast<std::int32_t>(examples_.contexts.size() - 1),
                            .answers = {}};
     if (!ids_.insert(question.id).second)
-      throw ConfigError(rule_got_fix("each id must occur once.", concat('"', question.id.substr(0, 80), "\" again")));
+      throw ConfigError(rule_got_fix("each id must occur once.", in_quotes(question.id) + " again"));
     if (const auto answers = find_member(json, "answers")) {
       ++answered_;
       each("answers", value_as<JsonArray>(*answers, "answers"),

@@ -60,18 +60,4 @@ bool from_byte_level(std::string_view spelling, std::string& bytes) {
 
 char32_t byte_level_code_point(unsigned char byte) { return kCodePoints[byte]; }
 
-std::string printable(std::string_view bytes) {
-  std::string out = "\"";
-  for (const char c : bytes.substr(0, 60)) {
-    if (c >= 0x20 && c < 0x7F) {
-      out.push_back(c);
-      continue;
-    }
-    char escape[5];
-    std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    out += escape;
-  }
-  return out + (bytes.size() > 60 ? "…\"" : "\"");
-}
-
 }  // namespace megatron::text

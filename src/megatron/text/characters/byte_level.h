@@ -16,7 +16,4 @@ bool from_byte_level(std::string_view spelling, std::string& bytes);
 /// Code point that stands for `byte`.
 char32_t byte_level_code_point(unsigned char byte);
 
-/// `bytes` for an error message: quoted, printable ASCII as it is, the rest as \xNN, cut after 60 bytes.
-std::string printable(std::string_view bytes);
-
 }  // namespace megatron::text

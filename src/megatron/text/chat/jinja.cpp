@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::text {
 namespace {
@@ -18,7 +19,7 @@ constexpr int kMostSteps = 200000;          // expressions and statements of one
 constexpr std::size_t kMostWork = 2 << 20;  // bytes and items of all values that it comes to: nothing grows unseen
 
 [[noreturn]] void refuse(const std::string& got) {
-  throw ConfigError(rule_got_fix("a chat template may only do what is known here", got));
+  throw ConfigError(rule_got_fix("a chat template may only do what is known here", printable(got)));
 }
 
 /// Jinja's undefined, which prints as nothing.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::text {
 namespace {
@@ -17,7 +18,7 @@ constexpr int kDeepest = 100;
 constexpr std::string_view kBlanks = " \t\n\r\v\f";
 
 [[noreturn]] void refuse(const std::string& got) {
-  throw ConfigError(rule_got_fix("a chat template must be Jinja's, with if, for and set", got));
+  throw ConfigError(rule_got_fix("a chat template must be Jinja's, with if, for and set", printable(got)));
 }
 
 struct Token {

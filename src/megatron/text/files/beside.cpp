@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/object_file.h"
 #include "megatron/text/files/pipeline_forms.h"
@@ -45,7 +46,7 @@ class AddedList {
     if (token.content.empty()) file.refuse("must not add an empty token", concat("id ", id));
     token.id = id;
     if (!places_.emplace(token.content, tokens_.size()).second)
-      file.refuse("must not add a token twice", printable(token.content));
+      file.refuse("must not add a token twice", in_quotes(token.content));
     tokens_.push_back(std::move(token));
   }
 
@@ -59,7 +60,7 @@ class AddedList {
     const auto found = vocab_.find(token.content);
     if (found == vocab_.end() || !found->is_number_unsigned() || found->get<std::uint64_t>() > kMostIds)
       file.refuse(concat(".", key, " must be a token of the vocabulary, or of added_tokens.json"),
-                  printable(token.content));
+                  in_quotes(token.content));
     add_with_id(file, token, found->get<std::int32_t>());
   }
 
@@ -74,7 +75,7 @@ class AddedList {
       if (token.id != next)
         throw ConfigError(
             rule_got_fix(concat(folder, ": an added token must have the next id behind the vocabulary, ", next),
-                         concat("id ", token.id, " of ", printable(token.content)),
+                         concat("id ", token.id, " of ", in_quotes(token.content)),
                          "give the ids in order, or save the tokenizer as tokenizer.json, which may have any"));
       ++next;
     }
@@ -94,7 +95,7 @@ void read_decoder(const Component& config, AddedList& list) {
     std::int32_t id = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (error != std::errc() || end != key.data() + key.size() || id < 0)
-      config.refuse(".added_tokens_decoder must have ids as keys", printable(key));
+      config.refuse(".added_tokens_decoder must have ids as keys", in_quotes(key));
     SpecialToken token = read_token(entries, key.c_str(), value);
     token.special = value.is_object() && Component(value, config.path()).boolean("special", false);
     list.add_with_id(config, std::move(token), id);
@@ -140,7 +141,7 @@ Kind kind_of(const fs::path& folder, const File& config) {
       concat(config.path,
              ": beside vocab.json and merges.txt, tokenizer_class must be GPT2Tokenizer, RobertaTokenizer, ",
              "BartTokenizer or LongformerTokenizer"),
-      printable(type), "save the tokenizer as tokenizer.json, which says how it cuts texts"));
+      in_quotes(type), "save the tokenizer as tokenizer.json, which says how it cuts texts"));
 }
 
 std::optional<std::int32_t> find_token(const Vocabulary& vocabulary, const std::string& token) {
@@ -154,7 +155,7 @@ std::int32_t named_token(const File& config, const char* key, const char* usual,
   const std::string token =
       config.root.has(key) ? read_token(config.root, key, config.root.get(key)).content : std::string(usual);
   const auto id = find_token(vocabulary, token);
-  if (!id) config.root.refuse(concat(".", key, " must be a token of the vocabulary"), printable(token));
+  if (!id) config.root.refuse(concat(".", key, " must be a token of the vocabulary"), in_quotes(token));
   return *id;
 }
 
@@ -240,7 +241,7 @@ void check_added_tokens(const fs::path& folder, const Vocabulary& vocabulary) {
   const auto check = [&](const File& file, const std::string& token) {
     if (!find_token(vocabulary, token))
       throw ConfigError(rule_got_fix(concat(file.path, ": beside vocab.txt an added token must be one of its lines"),
-                                     printable(token), "save the tokenizer as tokenizer.json, which says all of it"));
+                                     in_quotes(token), "save the tokenizer as tokenizer.json, which says all of it"));
   };
   for (const auto& [content, id] : added.content.items()) check(added, content);
   if (!config.root.has("added_tokens_decoder")) return;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/token_spellings.h"
 
@@ -26,7 +27,7 @@ class Component {
   void know(std::initializer_list<const char*> known) const {
     for (const auto& [key, value] : object_.items())
       if (std::none_of(known.begin(), known.end(), [&key = key](const char* name) { return key == name; }))
-        refuse("has a member that is not known", printable(key));
+        refuse("has a member that is not known", in_quotes(key));
   }
 
   /// The member, or null where it is missing.

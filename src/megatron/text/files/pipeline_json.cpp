@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "megatron/base/printable.h"
 #include "megatron/text/files/base64.h"
 
 namespace megatron::text {
@@ -25,7 +26,7 @@ Enum read_name(const Component& component, const char* key, const std::array<con
   const std::string value = component.text(key);
   for (std::size_t i = 0; i < N; ++i)
     if (value == names[i]) return static_cast<Enum>(i);
-  component.refuse(concat(".", key, " is not known"), printable(value));
+  component.refuse(concat(".", key, " is not known"), in_quotes(value));
 }
 
 /// Reads the steps of `component`: those of a Sequence, or it alone. `read(component)` reads one, which is no Sequence.
@@ -92,7 +93,7 @@ Normalizer read_normalizer(const Component& component) {
       component.refuse(".precompiled_charsmap must be base64", shortened(component.get("precompiled_charsmap")));
     return step;
   }
-  component.refuse(".type is no normalizer that is supported", printable(type));
+  component.refuse(".type is no normalizer that is supported", in_quotes(type));
 }
 
 pretokenizer::Metaspace read_metaspace(const Component& component) {
@@ -131,7 +132,7 @@ PreTokenizer read_pre_tokenizer(const Component& component) {
   }
   if (type == "Metaspace") return read_metaspace(component);
   if (type != "Whitespace" && type != "WhitespaceSplit" && type != "BertPreTokenizer")
-    component.refuse(".type is no pre-tokenizer that is supported", printable(type));
+    component.refuse(".type is no pre-tokenizer that is supported", in_quotes(type));
   component.know({"type"});
   if (type == "Whitespace") return pretokenizer::Whitespace();
   if (type == "WhitespaceSplit") return pretokenizer::WhitespaceSplit();
@@ -168,7 +169,7 @@ Decoder read_decoder(const Component& component) {
     return decoder::BpeSuffix{component.text("suffix")};
   }
   if (type != "ByteFallback" && type != "Fuse")
-    component.refuse(".type is no decoder that is supported", printable(type));
+    component.refuse(".type is no decoder that is supported", in_quotes(type));
   component.know({"type"});
   if (type == "Fuse") return decoder::Fuse();
   return decoder::ByteFallback();

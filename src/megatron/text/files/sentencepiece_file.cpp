@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/byte_spelling.h"
 
@@ -104,7 +105,7 @@ void read_piece(Message message, Model& model, const std::string& name) {
   const auto kind = static_cast<SentencePiece::Type>(type);
   if (piece.empty()) throw ConfigError(rule_got_fix(name + ": a piece must not be empty", concat("piece ", id)));
   if (kind == SentencePiece::Type::Byte && spelled_byte(piece) < 0)
-    throw ConfigError(rule_got_fix(name + ": a piece for a byte must be <0x00> … <0xFF>", printable(piece)));
+    throw ConfigError(rule_got_fix(name + ": a piece for a byte must be <0x00> … <0xFF>", in_quotes(piece)));
   if (kind == SentencePiece::Type::Control)
     model.vocabulary.specials.push_back({.content = piece, .id = static_cast<std::int32_t>(id)});
   if (kind == SentencePiece::Type::UserDefined) model.text.user_symbols.push_back(piece);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/printable.h"
 #include "megatron/text/files/base64.h"
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/ranks.h"
@@ -66,9 +67,9 @@ std::string read_token(const Component& entry, std::size_t rank) {
   const std::string code = entry.text("token_bytes");
   std::string bytes;
   if (!from_base64(code, bytes) || bytes.empty() || bytes.size() > kMaxRankBytes)
-    entry.refuse(concat(".token_bytes must be 1 to ", kMaxRankBytes, " bytes in base64"), printable(code));
+    entry.refuse(concat(".token_bytes must be 1 to ", kMaxRankBytes, " bytes in base64"), in_quotes(code));
   if (rank < 256 && bytes != std::string(1, static_cast<char>(rank)))
-    entry.refuse(".token_bytes of the first 256 must be the bytes in order", printable(code));
+    entry.refuse(".token_bytes of the first 256 must be the bytes in order", in_quotes(code));
   return bytes;
 }
 

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/base64.h"
 #include "megatron/text/files/ranks.h"
@@ -140,7 +141,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
     const std::size_t begin = std::exchange(at, end + 1);
     if (line.empty()) continue;
     const auto refuse = [&](const std::string& rule) {
-      throw ConfigError(rule_got_fix(concat(name, " byte ", begin, ": ", rule), printable(line)));
+      throw ConfigError(rule_got_fix(concat(name, " byte ", begin, ": ", rule), in_quotes(line)));
     };
     std::uint32_t rank = 0;
     if (!parse_line(line, token, rank)) refuse("a line must be a token in base64 and its rank");

@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/json_faults.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {
@@ -20,18 +21,18 @@ json parse_json(std::string_view text, const std::string& name) {
   } catch (const json::parse_error& error) {
     const std::string_view what = error.what();
     const std::size_t detail = what.find("] ");
-    throw ConfigError(rule_got_fix(name + ": must be JSON",
-                                   concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
-                                          detail == std::string_view::npos ? what : what.substr(detail + 2))));
+    throw ConfigError(rule_got_fix(
+        name + ": must be JSON", concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
+                                        printable(detail == std::string_view::npos ? what : what.substr(detail + 2)))));
   } catch (const json::exception& error) {
-    throw ConfigError(rule_got_fix(name + ": must be JSON", error.what()));
+    throw ConfigError(rule_got_fix(name + ": must be JSON", printable(error.what())));
   }
 }
 
 std::string shortened(const json& value) {
   if (value.is_structured()) return value.type_name();
   const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  return text.size() <= 60 ? text : text.substr(0, 60) + "…";
+  return printable(text.size() <= 60 ? text : text.substr(0, 60) + "…");
 }
 
 void SpellingReader::set_token(std::int32_t id, std::string bytes) {
@@ -40,7 +41,7 @@ void SpellingReader::set_token(std::int32_t id, std::string bytes) {
   std::string& token = vocabulary_.tokens[static_cast<std::size_t>(id)];
   if (!token.empty())
     throw ConfigError(rule_got_fix(name_ + ": no two tokens may have the same id",
-                                   concat("id ", id, " for ", printable(token), " and ", printable(bytes))));
+                                   concat("id ", id, " for ", in_quotes(token), " and ", in_quotes(bytes))));
   if (bytes.empty())
     throw ConfigError(rule_got_fix(name_ + ": a token must have at least one byte", concat("id ", id, " is empty")));
   token = std::move(bytes);
@@ -52,7 +53,7 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
   std::unordered_map<std::string_view, const SpecialToken*> outside;  // specials that `vocab` does not list
   for (const SpecialToken& special : specials)
     if (!outside.emplace(special.content, &special).second)
-      throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", printable(special.content)));
+      throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", in_quotes(special.content)));
   const auto is_special = outside;
   for (const auto& [spelling, id] : vocab.items()) outside.erase(spelling);
   const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
@@ -62,19 +63,19 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
   for (const auto& [spelling, value] : vocab.items()) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= limit)
       throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
-                                     concat("id ", shortened(value), " for ", printable(spelling))));
+                                     concat("id ", shortened(value), " for ", in_quotes(spelling))));
     const auto id = static_cast<std::int32_t>(value.get<std::uint64_t>());
     const auto special = is_special.find(spelling);
     if (special != is_special.end()) {
       if (special->second->id != id)
         throw ConfigError(rule_got_fix(name_ + ": an added token must have the id that the vocabulary gives it",
-                                       concat(printable(spelling), " has ", special->second->id, " and ", id)));
+                                       concat(in_quotes(spelling), " has ", special->second->id, " and ", id)));
       bytes = spelling;
     } else if (spelling_ == Spelling::Plain) {
       bytes = spelling;
     } else if (!from_byte_level(spelling, bytes)) {
       throw ConfigError(
-          rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", printable(spelling)));
+          rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", in_quotes(spelling)));
     }
     set_token(id, bytes);
     ids_.emplace(spelling, id);
@@ -82,7 +83,7 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
   for (const auto& [content, special] : outside) {
     if (special->id < 0 || static_cast<std::size_t>(special->id) >= limit)
       throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
-                                     concat("id ", special->id, " for ", printable(content))));
+                                     concat("id ", special->id, " for ", in_quotes(content))));
     set_token(special->id, special->content);
   }
   for (SpecialToken& special : specials) special.outside = outside.contains(special.content);
@@ -99,11 +100,11 @@ void SpellingReader::add_merge(std::string_view left, std::string_view right, co
   const std::pair<std::int32_t, std::int32_t> merge{id_of(left), id_of(right)};
   if (merge.first < 0 || merge.second < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must join two tokens of the vocabulary"),
-                                   concat(where, ": unknown token ", printable(merge.first < 0 ? left : right))));
+                                   concat(where, ": unknown token ", in_quotes(merge.first < 0 ? left : right))));
   const std::string joined = std::string(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
   if (id_of(joined) < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must make a token of the vocabulary"),
-                                   concat(where, ": no token ", printable(joined))));
+                                   concat(where, ": no token ", in_quotes(joined))));
   vocabulary_.merges.push_back(merge);
 }
 

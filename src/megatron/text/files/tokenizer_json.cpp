@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/files/json_component.h"
 #include "megatron/text/files/pipeline_forms.h"
 #include "megatron/text/files/pipeline_json.h"
@@ -116,7 +117,7 @@ void read_post_processor(const Component& component, Vocabulary& vocabulary, int
     for (std::size_t i = 0; i < component.array_size("processors"); ++i)
       read_post_processor(component.at("processors", i), vocabulary, depth + 1);
   } else {
-    component.refuse(".type is no post-processor that is supported", printable(type));
+    component.refuse(".type is no post-processor that is supported", in_quotes(type));
   }
 }
 
@@ -250,7 +251,7 @@ Vocabulary read_model(const Component& model, std::vector<SpecialToken> specials
                     : type == "Unigram"   ? read_unigram
                     : type == "WordLevel" ? read_word_level
                                           : nullptr;
-  if (read == nullptr) model.refuse(".type must be BPE, WordPiece, Unigram or WordLevel", printable(type));
+  if (read == nullptr) model.refuse(".type must be BPE, WordPiece, Unigram or WordLevel", in_quotes(type));
   if (bytes)
     model.refuse(".type must be BPE where the text is spelled in byte characters (others are not supported)", type);
   return read(model, std::move(specials), name);

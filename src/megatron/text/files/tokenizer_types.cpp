@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/pipeline_forms.h"
 
@@ -32,7 +33,7 @@ bool is_of_type(std::string_view type, const std::string& name, const Vocabulary
           name, ": a tokenizer's type must be GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, ",
           "SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer, HuggingFaceTokenizer, TikTokenizer or "
           "NullTokenizer"),
-      printable(type)));
+      in_quotes(type)));
 }
 
 const char* kind_of(const Vocabulary& vocabulary) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 
@@ -218,11 +219,11 @@ void TrainOptions::check(std::int64_t alphabet) const {
   std::set<std::string_view> seen;
   for (const std::string& content : specials) {
     if (content.size() < 2 || !valid_utf8(content))
-      throw ConfigError(rule_got_fix("a special token must be UTF-8 of more than one byte.", printable(content),
+      throw ConfigError(rule_got_fix("a special token must be UTF-8 of more than one byte.", in_quotes(content),
                                      "a name in brackets, such as <|endoftext|>"));
     if (!seen.insert(content).second)
-      throw ConfigError(rule_got_fix("each special token must be named once.", printable(content) + " twice",
-                                     concat("name ", printable(content), " once")));
+      throw ConfigError(rule_got_fix("each special token must be named once.", in_quotes(content) + " twice",
+                                     concat("name ", in_quotes(content), " once")));
   }
 }
 

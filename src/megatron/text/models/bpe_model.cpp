@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {
@@ -46,7 +47,7 @@ void BpeModel::index_merges() {
       if (merges_[slot].left == left && merges_[slot].right == right)
         throw ConfigError(
             rule_got_fix("tokenizer: no pair may be merged twice",
-                         concat("merge ", i, " makes ", printable(tokens[static_cast<std::size_t>(made)]), " again")));
+                         concat("merge ", i, " makes ", in_quotes(tokens[static_cast<std::size_t>(made)]), " again")));
       slot = (slot + 1) & (merges_.size() - 1);
     }
     if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != made) merged_.push_back(made);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/byte_spelling.h"
 #include "megatron/text/characters/unicode_classes.h"
@@ -111,7 +112,7 @@ CharacterBpeModel::CharacterBpeModel(Vocabulary vocabulary) : TokenizerModel(std
     const auto found = token_ids().find(*options().unknown);
     if (found == token_ids().end())
       throw ConfigError(rule_got_fix("tokenizer: the unknown token must be a token of the vocabulary",
-                                     printable(*options().unknown)));
+                                     in_quotes(*options().unknown)));
     unknown_ = found->second;
   }
   byte_ids_ = fallback_bytes(*this);
@@ -134,7 +135,7 @@ void CharacterBpeModel::index_merges() {
     if (!merges_.emplace(key(left, right), SymbolPair{rank, made}).second)
       throw ConfigError(
           rule_got_fix("tokenizer: no pair may be merged twice",
-                       concat("merge ", i, " makes ", printable(tokens[static_cast<std::size_t>(made)]), " again")));
+                       concat("merge ", i, " makes ", in_quotes(tokens[static_cast<std::size_t>(made)]), " again")));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/character_bpe.h"
@@ -148,7 +149,7 @@ void SentencePieceModel::check() const {
            concat(std::count(options().types.begin(), options().types.end(), Type::Unknown), " are"));
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     if (tokens[id].empty()) refuse("a piece must not be empty", concat("id ", id));
-    if (!std::isfinite(options().scores[id])) refuse("a score must be a number", printable(tokens[id]));
+    if (!std::isfinite(options().scores[id])) refuse("a score must be a number", in_quotes(tokens[id]));
     if (tokens[id].size() > UnigramModel::kMaxTokenBytes)
       refuse(concat("a piece must have at most ", UnigramModel::kMaxTokenBytes, " bytes"),
              concat(tokens[id].size(), " bytes of id ", id));

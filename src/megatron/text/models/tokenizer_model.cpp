@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/decode/decode.h"
 #include "megatron/text/files/pipeline_forms.h"
@@ -54,7 +55,7 @@ void TokenizerModel::index_tokens() {
       if (outside_[id]) seen->second = static_cast<std::int32_t>(id);
     } else {
       throw ConfigError(rule_got_fix("tokenizer: no two ids may have the same bytes",
-                                     concat("ids ", seen->second, " and ", id, " are both ", printable(tokens[id]))));
+                                     concat("ids ", seen->second, " and ", id, " are both ", in_quotes(tokens[id]))));
     }
   }
 }
@@ -132,7 +133,7 @@ std::int32_t TokenizerModel::made_by_merge(std::size_t i, std::string_view conti
   const std::int32_t made = own_id(joined);
   if (made < 0)
     throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
-                                   concat("no token ", printable(joined))));
+                                   concat("no token ", in_quotes(joined))));
   return made;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/character_bpe.h"
@@ -53,7 +54,7 @@ UnigramModel::UnigramModel(Vocabulary vocabulary) : TokenizerModel(std::move(voc
   for (std::size_t id = 0; id < scores.size(); ++id) {
     if (!std::isfinite(scores[id]))
       throw ConfigError(
-          rule_got_fix("tokenizer: a score must be a number", concat(scores[id], " of ", printable(tokens[id]))));
+          rule_got_fix("tokenizer: a score must be a number", concat(scores[id], " of ", in_quotes(tokens[id]))));
     if (tokens[id].size() > kMaxTokenBytes)
       throw ConfigError(
           rule_got_fix(concat("tokenizer: a token of Unigram must have at most ", kMaxTokenBytes, " bytes"),
@@ -84,7 +85,7 @@ void UnigramModel::search(std::string_view piece, BestWays& ways) const {
     if (options().unknown < 0)
       throw ConfigError(
           rule_got_fix("tokenizer: a text must be made of its tokens, of which none stands for unknown ones",
-                       printable(piece.substr(at, size)), "take the text out, or a tokenizer with an unknown token"));
+                       in_quotes(piece.substr(at, size)), "take the text out, or a tokenizer with an unknown token"));
     ways.reach(at, at + size, options().unknown, unknown_score_ + so_far);
   }
 }

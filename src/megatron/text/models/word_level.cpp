@@ -1,6 +1,7 @@
 #include "megatron/text/models/word_level.h"
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {
@@ -34,7 +35,7 @@ std::int32_t WordLevelModel::id_of(std::string_view piece) const {
   if (unknown_ < 0)
     throw ConfigError(
         rule_got_fix("tokenizer: a text must be made of its tokens, of which none stands for unknown ones",
-                     printable(piece), "take the text out, or a tokenizer with an unknown token"));
+                     in_quotes(piece), "take the text out, or a tokenizer with an unknown token"));
   return unknown_;
 }
 

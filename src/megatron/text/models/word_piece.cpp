@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/models/piece_cache.h"
 #include "megatron/text/normalize/bert_text.h"
@@ -46,7 +47,7 @@ WordPieceModel::WordPieceModel(Vocabulary vocabulary) : TokenizerModel(std::move
   const auto found = token_ids().find(options().unknown);
   if (found == token_ids().end())
     throw ConfigError(rule_got_fix("tokenizer: WordPiece's unknown token must be a token of the vocabulary",
-                                   printable(options().unknown)));
+                                   in_quotes(options().unknown)));
   if (!this->vocabulary().merges.empty() || this->vocabulary().split_digits)
     throw ConfigError(rule_got_fix("tokenizer: WordPiece has no merges", concat(this->vocabulary().merges.size())));
   unknown_ = found->second;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/bert_tables.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
@@ -37,7 +38,7 @@ AddedTokens::AddedTokens(const Vocabulary& vocabulary,
   for (const SpecialToken& special : vocabulary.specials) {
     const auto found = token_ids.find(special.content);
     if (found == token_ids.end() || found->second != special.id)
-      throw ConfigError(rule_got_fix(concat("tokenizer: special token ", printable(special.content),
+      throw ConfigError(rule_got_fix(concat("tokenizer: special token ", in_quotes(special.content),
                                             " must have the id that the vocabulary gives it"),
                                      concat("id ", special.id)));
     std::string content = special.normalized ? normalize(special.content) : special.content;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/split/regex_alphabet.h"
@@ -66,7 +67,7 @@ Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::ma
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
     throw ConfigError(rule_got_fix(concat(where, ": must be a regular expression"),
-                                   concat(printable(pattern), ": ", reinterpret_cast<const char*>(message))));
+                                   concat(in_quotes(pattern), ": ", reinterpret_cast<const char*>(message))));
   };
   compile(translated, PCRE2_UTF | PCRE2_UCP);
   if (std::optional<RegexAlphabet> alphabet = alphabet_of(translated)) {
@@ -142,7 +143,7 @@ Regex::Matcher::Result Regex::Matcher::attempt(const Regex& regex, std::string_v
 void Regex::Matcher::refuse(const Regex& regex, std::string_view text, std::size_t at, const std::string& why) {
   throw ConfigError(rule_got_fix(
       concat(regex.code_->where, ": an expression must match a text in a number of steps that grows as the text does"),
-      concat(printable(regex.code_->pattern), " at character or byte ", at, " of ", text.size(), ": ", why),
+      concat(in_quotes(regex.code_->pattern), " at character or byte ", at, " of ", text.size(), ": ", why),
       "another tokenizer, or shorter documents"));
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/characters/bert_tables.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/category_ranges.h"
@@ -105,7 +106,7 @@ class Translator {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     throw ConfigError(rule_got_fix(concat(where_, ": ", what, " (in regular expressions it is not supported)"),
-                                   concat(printable(pattern_.substr(at_)), " at byte ", at_)));
+                                   concat(in_quotes(pattern_.substr(at_)), " at byte ", at_)));
   }
 
   std::string_view rest() const { return pattern_.substr(at_); }
