@@ -9,6 +9,7 @@
 #include "app/checkpoint_interchange.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/difference.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/folder_lock.h"
@@ -78,24 +79,26 @@ int info(const Args& args) {
               about["iteration"].dump().c_str(), about["parameters"].dump().c_str(), about["bytes"].get<double>() / 1e6,
               about["files"].dump().c_str(), about["tensors"].size());
   for (const auto& [key, value] : about["metadata"].items())
-    if (const std::string text = value; text.size() <= 60) std::printf("  %s: %s\n", key.c_str(), text.c_str());
+    if (const std::string text = value; text.size() <= 60)
+      std::printf("  %s: %s\n", printable(key).c_str(), printable(text).c_str());
   if (options.tensors)
     for (const json& tensor : about["tensors"])
       std::printf("  %-4s %-18s %s\n", tensor["dtype"].get<std::string>().c_str(), tensor["shape"].dump().c_str(),
-                  tensor["name"].get<std::string>().c_str());
-  for (const std::string& problem : missing) std::printf("%s\n", problem.c_str());
+                  printable(tensor["name"].get<std::string>()).c_str());
+  for (const std::string& problem : missing) write_line(stdout, problem);
   return missing.empty() ? kDone : kDifference;
 }
 
 int verify(const Args& args) {
   const auto [options, folder] = parse<VerifyOptions>(args, "megatron checkpoint verify DIR [--json]");
-  const std::filesystem::path found = checkpoint::find_checkpoint(folder);
-  const std::vector<std::string> problems = checkpoint::verify(found);
+  checkpoint::find_checkpoint(folder);  // a wrong name is a wrong command, no damage
+  std::filesystem::path found;
+  const std::vector<std::string> problems = checkpoint::verify(folder, &found);
   if (options.as_json) {
     std::printf("%s\n",
                 json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}).dump().c_str());
   } else {
-    for (const std::string& problem : problems) std::printf("%s\n", problem.c_str());
+    for (const std::string& problem : problems) write_line(stdout, problem);
     if (problems.empty()) std::printf("%s: whole: every byte is what was written\n", found.c_str());
   }
   return problems.empty() ? kDone : kDifference;
@@ -182,7 +185,7 @@ int diff(const Args& args) {
     std::printf("%s\n", json({{"compared", compared}, {"equal", found.empty()}, {"different", list}}).dump().c_str());
   } else {
     for (const auto& difference : found)
-      std::printf("%s: %s\n", difference.name.c_str(),
+      std::printf("%s: %s\n", printable(difference.name).c_str(),
                   difference.what.empty()
                       ? concat(difference.elements, " elements, by at most ", difference.largest, " (relative ",
                                difference.largest_relative, "), at element ", difference.at,

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/base/utf8.h"
 #include "megatron/checkpoint/manifest.h"
 #include "megatron/checkpoint/safetensors.h"
 
@@ -68,7 +69,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const auto& [name, tensor] : manifest.tensors)
       for (const auto& slice : tensor.slices)
         if (!checkpoint::inside(slice.box, tensor.shape) || slice.file >= manifest.files.size()) __builtin_trap();
-  } catch (const ConfigError&) {
+    for (const auto& file : manifest.files)
+      if (file.name.find('/') != std::string::npos || file.name.find('\0') != std::string::npos) __builtin_trap();
+  } catch (const ConfigError& error) {
+    if (!valid_utf8(error.what()) || std::string_view(error.what()).find('\x1b') != std::string_view::npos)
+      __builtin_trap();
   }
   return 0;
 }

@@ -206,6 +206,17 @@ TEST_F(DamagedCheckpoint, AFileInPlaceOfTheFolderIsNoDamage) {
   EXPECT_EQ(verify(iteration / "manifest.json"), std::vector<std::string>{error});
 }
 
+TEST_F(DamagedCheckpoint, APipeInPlaceOfAFileIsDamageAtOnce) {
+  fs::remove(data);
+  ASSERT_EQ(::mkfifo(data.c_str(), 0600), 0);
+  EXPECT_THAT(load_error(iteration), HasSubstr("no regular file"));
+  EXPECT_THAT(verify(iteration), ElementsAre(HasSubstr("no regular file")));
+  EXPECT_THAT(missing_files(iteration, read_manifest(iteration)), ElementsAre(HasSubstr("no regular file")));
+  fs::remove(iteration / "manifest.json");
+  ASSERT_EQ(::mkfifo((iteration / "manifest.json").c_str(), 0600), 0);
+  EXPECT_THAT(load_error(iteration), HasSubstr("no regular file"));
+}
+
 /// Saves `first`, first + 1, … until it is killed; each twice, so that the second replaces the first. Writes a byte to
 /// `told` after each.
 [[noreturn]] void save_for_ever(const fs::path& folder, std::int64_t first, int told) {
@@ -213,6 +224,40 @@ TEST_F(DamagedCheckpoint, AFileInPlaceOfTheFolderIsNoDamage) {
     save_matrix(folder, save / 2, 2);
     if (::write(told, "s", 1) != 1) ::_exit(1);
   }
+}
+
+TEST(Verify, BesideARunThatSavesAndPrunesReportsNoDamage) {
+  const TemporaryFolder folder;
+  save_matrix(folder.path(), 1);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    at::set_num_threads(1);  // a pool of threads does not survive fork()
+    save_for_ever(folder.path(), 2, ends[1]);
+  }
+  ::close(ends[1]);
+  char told = 0;
+  int removed = 0;
+  for (int look = 0; look < 40; ++look) {
+    ASSERT_EQ(::read(ends[0], &told, 1), 1);
+    EXPECT_EQ(verify(folder.path()), std::vector<std::string>{}) << "the newest stays";
+    // The oldest of the two that are kept is the next to go.
+    std::vector<fs::path> oldest = candidates(folder.path());
+    try {
+      for (const std::string& problem : verify(oldest.back()))
+        EXPECT_THAT(problem, HasSubstr("which does not exist")) << "it had gone before it was looked at";
+    } catch (const std::runtime_error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("removed or replaced meanwhile"));
+      ++removed;
+    }
+  }
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ::close(ends[0]);
+  testing::Test::RecordProperty("removed", removed);
 }
 
 TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpointOfALaterIteration) {

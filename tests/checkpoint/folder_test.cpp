@@ -221,6 +221,43 @@ TEST_F(CheckpointFolder, ReshardingReplacesNoOtherCheckpointAndDisturbsNoRun) {
   EXPECT_EQ(error_of([&] { reshard(folder(), other.path() / "live", {}); }), "no error");
 }
 
+TEST_F(CheckpointFolder, ReshardingWritesIntoNoCheckpoint) {
+  const TemporaryFolder other;
+  save(other.path(), 3, {{"v", {4}, {0}, at::full({4}, 7.0)}}, {}, {});
+  const fs::path checkpoint = other.path() / iteration_name(3);
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::recursive_directory_iterator(other.path())) found.push_back(entry.path().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  const auto before = names();
+  const TemporaryFolder aside;
+  fs::create_symlink(checkpoint, aside.path() / "link");
+  for (const fs::path& to : {checkpoint, checkpoint / "", checkpoint / "new", checkpoint / "new/deeper",
+                             other.path() / "x/.." / iteration_name(3), aside.path() / "link/new"})
+    EXPECT_THAT(error_of([&] { reshard(folder(), to, {}); }), HasSubstr("must not hold checkpoints, nor lie in one"))
+        << to;
+  EXPECT_THAT(error_of([&] { reshard(other.path(), checkpoint / "own", {}); }), HasSubstr("nor lie in one"));
+  EXPECT_EQ(names(), before);
+  fs::remove(checkpoint / "manifest.json");
+  EXPECT_THAT(error_of([&] { reshard(folder(), checkpoint / "new", {}); }), HasSubstr("nor lie in one"));
+}
+
+TEST_F(CheckpointFolder, AManifestThatIsNotOfItsFolderIsDamage) {
+  ASSERT_EQ(verify(iteration(3)), std::vector<std::string>{});
+  Manifest manifest = read_manifest(iteration(3));
+  manifest.iteration = 2;
+  write_file(iteration(3) / "manifest.json", manifest_text(manifest));
+  EXPECT_THAT(error_of([&] { check_structure(iteration(3)); }), HasSubstr("the iteration that its folder's name says"));
+  EXPECT_THAT(verify(iteration(3)), ElementsAre(HasSubstr("got:  iteration 2")));
+  manifest.iteration = 3;
+  manifest.tensors.clear();
+  write_file(iteration(3) / "manifest.json", manifest_text(manifest));
+  EXPECT_THAT(error_of([&] { check_structure(iteration(3)); }), HasSubstr("must hold tensors"));
+  EXPECT_THAT(verify(iteration(3)), ElementsAre(HasSubstr("must hold tensors")));
+}
+
 /// `more` files can be opened, at most.
 class FewFiles {
  public:

@@ -96,6 +96,33 @@ TEST(Manifest, ThatNamesAKeyTwiceIsRefused) {
   }
 }
 
+TEST(Manifest, TwoTensorsOfTheSameBytesAreDamage) {
+  Manifest manifest = example();
+  manifest.tensors["v"] = {.dtype = "F32", .shape = {2}, .slices = {{{{0}, {2}}, 0, 96}}};
+  ASSERT_EQ(error_of(manifest_text(manifest)), "no error");  // begins where "w" ends
+  for (const std::uint64_t begin : {92, 72, 64, 60}) {
+    manifest.tensors["v"].slices[0].begin = begin;
+    EXPECT_THAT(error_of(manifest_text(manifest)), HasSubstr("in the same bytes of a file")) << begin;
+  }
+  manifest.tensors["v"] = {.dtype = "F32", .shape = {0}, .slices = {{{{0}, {0}}, 0, 72}}};
+  EXPECT_EQ(error_of(manifest_text(manifest)), "no error") << "a tensor without elements has no bytes";
+}
+
+TEST(Manifest, OfAnIterationThatNoRunReachesIsDamage) {
+  EXPECT_THAT(error_of(with("/body/iteration", std::int64_t{1} << 61)), HasSubstr("which no run reaches"));
+  EXPECT_EQ(error_of(with("/body/iteration", 1'000'000'000)), "no error");
+}
+
+TEST(Manifest, NamesInItAreEscapedInErrors) {
+  const std::string error = error_of(with("/body/files/0/name", "../\x1b[2J\nfix:  rm -rf x"));
+  EXPECT_THAT(error, HasSubstr("\"../\\x1b[2J\\nfix:  rm -rf x\""));
+  EXPECT_THAT(error_of(with("/body/files/0/name", std::string("rank\0.safetensors", 17))),
+              HasSubstr("\"rank\\0.safetensors\" that does not stay in the folder"));
+  Manifest manifest = example();
+  manifest.tensors["\x1b]0;w\a"] = {.dtype = "F32", .shape = {2}, .slices = {}};
+  EXPECT_THAT(error_of(manifest_text(manifest)), HasSubstr("leave a part of \"\\x1b]0;w\\x07\" out"));
+}
+
 TEST(Manifest, OfANewerVersionIsNotCalledDamaged) {
   EXPECT_THROW(parse_manifest(with("/version", 2), "file"), NewerVersion);
   EXPECT_THAT(error_of(with("/version", 2)), HasSubstr("fix:  load it with the newer megatron that wrote it"));

@@ -179,7 +179,7 @@ TEST(Saver, AFullDiskIsAClearErrorAndTheCheckpointBeforeStays) {
   save(folder.path(), 1, {{"w", {kSize}, {0}, at::full({kSize}, 1.0)}}, {}, {});
   for (const bool asynchronous : {false, true}) {
     EXPECT_THAT(save_with_little_space(folder.path(), rlim_t{5} << 20, asynchronous),
-                HasSubstr("rank_00000.safetensors: cannot be written: File too large"));
+                HasSubstr("rank_00000.safetensors: cannot be written.\n  got:  File too large"));
     EXPECT_FALSE(fs::exists(folder.path() / "iter_0000002"));
     EXPECT_FALSE(fs::exists(folder.path() / ".tmp-iter_0000002"));
     EXPECT_EQ(verify(folder.path()), std::vector<std::string>{});

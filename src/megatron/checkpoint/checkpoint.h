@@ -47,7 +47,10 @@ struct Loaded {
 /// is not there or has another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
-/// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole.
-std::vector<std::string> verify(const std::filesystem::path& folder);
+/// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole. Of a run's folder the
+/// newest, and if that is removed meanwhile (a run that goes on prunes) the one that is the newest then; throws
+/// std::runtime_error where one checkpoint was named and is removed meanwhile: that is no damage. `verified`: gets the
+/// folder of the one that was read.
+std::vector<std::string> verify(const std::filesystem::path& folder, std::filesystem::path* verified = nullptr);
 
 }  // namespace megatron::checkpoint

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/manifest.h"
 
 namespace megatron::checkpoint {
@@ -91,7 +92,7 @@ void Coordinator::remove_superfluous() const {
   try {
     for (const fs::path& old : superfluous(folder_, keep_)) remove_checkpoint(old);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "warning: an old checkpoint in %s is not removed: %s\n", folder_.c_str(), e.what());
+    write_line(stderr, concat("warning: an old checkpoint in ", folder_.string(), " is not removed: ", e.what()));
   }
 }
 

@@ -1,6 +1,5 @@
 #include "megatron/checkpoint/descriptors.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,14 +7,18 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/base/regular_file.h"
 #include "megatron/checkpoint/manifest.h"
 
 namespace megatron::checkpoint {
 
 int open_to_read(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor >= 0) return descriptor;
-  const int error = errno;
+  const OpenedFile file = open_regular(path);
+  if (file.descriptor >= 0) return file.descriptor;
+  if (file.is_other)
+    throw Damage(rule_got_fix(concat(path.string(), ": must be a file of the checkpoint."),
+                              "a folder, a pipe or a device, no regular file", kLoadAnother));
+  const int error = file.error;
   if (error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG)
     throw Damage(
         rule_got_fix(concat(path.string(), ": must be a file of the checkpoint."), std::strerror(error), kLoadAnother));

@@ -30,11 +30,6 @@ CheckedReader::CheckedReader(const std::filesystem::path& folder, FileRecord rec
     ::close(descriptor_);
     throw std::runtime_error(concat(name(), ": its size is not known: ", std::strerror(error)));
   }
-  if (!S_ISREG(status.st_mode)) {
-    ::close(descriptor_);
-    throw Damage(
-        rule_got_fix(concat(name(), ": must be a file of the checkpoint."), "something that is no file", kLoadAnother));
-  }
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size == record_.size) {
     // Nothing is fetched but what fetch_ahead() asks for.

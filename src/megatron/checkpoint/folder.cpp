@@ -15,6 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/place.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/descriptors.h"
 #include "megatron/checkpoint/files.h"
 
@@ -86,7 +87,9 @@ Manifest manifest_in(const fs::path& iteration_folder) {
 
 /// check_structure(), which looks at no other checkpoint.
 void look_at(const fs::path& iteration_folder) {
-  for (const FileRecord& file : manifest_in(iteration_folder).files) CheckedReader(iteration_folder, file);
+  const Manifest manifest = manifest_in(iteration_folder);
+  check_whole(iteration_folder, manifest);
+  for (const FileRecord& file : manifest.files) CheckedReader(iteration_folder, file);
 }
 
 /// The whole checkpoints in `folder`, as a fix; empty: there are none.
@@ -123,7 +126,7 @@ std::string latest_name(const fs::path& folder) {
   if (iteration_of(name) < 0)
     throw Damage(
         rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint beside it, like iter_0000100."),
-                     concat("\"", name, "\""), whole_ones(folder)));
+                     concat("\"", printable(name), "\""), whole_ones(folder)));
   return name;
 }
 
@@ -175,6 +178,16 @@ std::string iteration_name(std::int64_t iteration) {
   return "iter_" + std::string(digits.size() < 7 ? 7 - digits.size() : 0, '0') + digits;
 }
 
+void check_whole(const fs::path& iteration_folder, const Manifest& manifest) {
+  const auto damaged = [&](const std::string& rule, const std::string& got) {
+    throw Damage(rule_got_fix(concat((iteration_folder / kManifest).string(), ": ", rule), got, kLoadAnother));
+  };
+  const std::int64_t named = iteration_of(without_slash(iteration_folder).filename());
+  if (named >= 0 && named != manifest.iteration)
+    damaged("must be of the iteration that its folder's name says.", concat("iteration ", manifest.iteration));
+  if (manifest.tensors.empty()) damaged("a checkpoint must hold tensors.", "none");
+}
+
 bool is_iteration_folder(const fs::path& folder) {
   return is_iteration_name(without_slash(folder).filename()) && fs::is_directory(folder);
 }
@@ -195,12 +208,15 @@ fs::path find_checkpoint(const fs::path& folder) {
   if (is_iteration_folder(folder)) read_manifest(folder);  // says that it has none
   for (const fs::path& place : {folder, folder / "checkpoints"}) {
     if (!fs::exists(place / kLatest)) continue;
-    fs::path found = place / latest_name(place);
-    if (!fs::exists(found / kManifest))
-      throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
-                                concat(found.filename().string(), ", which is not there or has no ", kManifest),
-                                whole_ones(place)));
-    return found;
+    std::string name = latest_name(place);
+    while (!fs::exists(place / name / kManifest)) {
+      const std::string now = latest_name(place);
+      if (now == name)
+        throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
+                                  concat(name, ", which is not there or has no ", kManifest), whole_ones(place)));
+      name = now;  // a run that goes on has saved a newer one and removed this meanwhile
+    }
+    return place / name;
   }
   std::string fix;
   for (const fs::path& place : {folder, folder / "checkpoints"}) fix += fix.empty() ? whole_ones(place) : "";
@@ -240,6 +256,20 @@ fs::path checkpoints_folder(const fs::path& folder) {
   throw ConfigError(
       rule_got_fix(concat("The folder of a run or of its checkpoints (with ", kLatest, ") must be named."),
                    place_text(folder), another_folder(folder)));
+}
+
+void check_new_folder(const fs::path& folder, const std::string& job) {
+  const auto refuse = [&](const std::string& got) {
+    throw ConfigError(rule_got_fix(concat(job, ": the folder written must not hold checkpoints, nor lie in one."), got,
+                                   "name a folder that does not exist"));
+  };
+  std::error_code ignored;
+  const fs::path whole = fs::weakly_canonical(fs::absolute(folder), ignored);
+  for (fs::path place = without_slash(whole); place.has_relative_path(); place = place.parent_path())
+    if (fs::exists(place / kManifest, ignored) || is_iteration_folder(place))
+      refuse(place == without_slash(whole) ? folder.string() + ", a checkpoint"
+                                           : concat(folder.string(), ", in the checkpoint ", place.string()));
+  if (has_checkpoint(folder)) refuse(place_text(folder));
 }
 
 Manifest read_manifest(const fs::path& iteration_folder) {
@@ -349,7 +379,7 @@ void publish(const fs::path& folder, const fs::path& temporary, const std::strin
   }
   std::error_code error;
   fs::remove_all(temporary, error);  // what had the name before
-  if (error) std::fprintf(stderr, "warning: %s is not removed: %s\n", temporary.c_str(), error.message().c_str());
+  if (error) write_line(stderr, concat("warning: ", temporary.string(), " is not removed: ", error.message()));
 }
 
 std::vector<fs::path> superfluous(const fs::path& folder, const Keep& keep) {

@@ -36,6 +36,14 @@ std::filesystem::path checkpoints_folder(const std::filesystem::path& folder);
 /// std::runtime_error where the system fails: that says nothing of the checkpoint.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
 
+/// Throws Damage for a manifest that is whole but cannot be that of a checkpoint in this folder: one without tensors,
+/// or of another iteration than the folder's name says.
+void check_whole(const std::filesystem::path& iteration_folder, const Manifest& manifest);
+
+/// Throws ConfigError, which begins with `job`, where `folder` has checkpoints, is one or lies in one: what is written
+/// anew (reshard, import) must not mix with what is there. Looks alone.
+void check_new_folder(const std::filesystem::path& folder, const std::string& job);
+
 /// `damage` of a checkpoint, said with the newest whole one (as superfluous() knows them) beside it, if there is one.
 Damage with_another(const Damage& damage, const std::filesystem::path& iteration_folder);
 

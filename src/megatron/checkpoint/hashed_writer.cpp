@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "megatron/base/out_of_memory.h"
+#include "megatron/base/write_error.h"
 #include "megatron/checkpoint/files.h"
 
 namespace megatron::checkpoint {
@@ -22,7 +24,7 @@ constexpr std::size_t kSector = 4096;  // what O_DIRECT wants addresses, offsets
 static_assert(kBufferBytes % kBlockBytes == 0 && kBlockBytes % kSector == 0);
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* action) {
-  throw std::runtime_error(concat(path.string(), ": ", action, ": ", std::strerror(errno)));
+  throw std::runtime_error(write_error(path, action, errno));
 }
 
 struct FreeMemory {
@@ -32,7 +34,7 @@ using AlignedMemory = std::unique_ptr<std::byte, FreeMemory>;
 
 AlignedMemory aligned_memory(std::size_t size) {
   auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kSector, size));
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) throw AllocationFailed(size);
   return AlignedMemory(memory);
 }
 

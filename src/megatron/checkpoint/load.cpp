@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
@@ -49,8 +50,8 @@ void verify_file(const fs::path& folder, const Manifest& manifest, std::size_t i
       if (slice.file != index) continue;
       const auto entry = entries.find(slice.begin);
       if (entry == entries.end() || entry->second.dtype != tensor.dtype || entry->second.shape != slice.box.shape)
-        throw Damage(rule_got_fix(concat(file.name(), ": must hold a slice of \"", name, "\" at byte ", slice.begin,
-                                         ", as the manifest says."),
+        throw Damage(rule_got_fix(concat(file.name(), ": must hold a slice of \"", printable(name), "\" at byte ",
+                                         slice.begin, ", as the manifest says."),
                                   "a header that does not say so", kLoadAnother));
     }
   }
@@ -77,11 +78,15 @@ Loaded load(const fs::path& folder, const std::vector<ShardedTensor>& tensors) {
           .bytes_read = reader.bytes_read()};
 }
 
-std::vector<std::string> verify(const fs::path& folder) {
+namespace {
+
+/// What is wrong with the checkpoint meant by `folder`, which is noted in `found` once it is known.
+std::vector<std::string> problems_of(const fs::path& folder, fs::path& found) {
   std::vector<std::string> problems;
   try {
-    const fs::path found = find_checkpoint(folder);
+    found = find_checkpoint(folder);
     const Manifest manifest = read_manifest(found);
+    check_whole(found, manifest);
     for (std::size_t index = 0; index < manifest.files.size(); ++index) {
       try {
         verify_file(found, manifest, index);
@@ -93,6 +98,37 @@ std::vector<std::string> verify(const fs::path& folder) {
     problems.emplace_back(e.what());
   }
   return problems;
+}
+
+/// Which checkpoint `folder` means now, and which manifest that has: two that differ say that somebody writes there.
+std::string view_of(const fs::path& folder) {
+  try {
+    const fs::path found = find_checkpoint(folder);
+    return concat(found.string(), ": ", fingerprint(found));
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> verify(const fs::path& folder, fs::path* verified) {
+  constexpr int kMaxAttempts = 10;  // a run that saves and prunes faster than this reads is not waited for
+  const bool is_one = is_iteration_folder(folder) || fs::exists(folder / "manifest.json");
+  for (int attempt = 1;; ++attempt) {
+    const std::string before = view_of(folder);
+    fs::path found;
+    std::vector<std::string> problems = problems_of(folder, found);
+    if (verified != nullptr) *verified = found;
+    const bool changed = !problems.empty() && view_of(folder) != before;
+    if (!changed) return problems;
+    if (attempt == kMaxAttempts || is_one)
+      throw std::runtime_error(rule_got_fix("A checkpoint must stay while it is verified.",
+                                            concat(found.empty() ? folder.string() : found.string(),
+                                                   ", which was removed or replaced meanwhile: a run keeps the newest "
+                                                   "checkpoint.keep_last"),
+                                            "name the run's folder, whose newest checkpoint stays"));
+  }
 }
 
 }  // namespace megatron::checkpoint

@@ -2,12 +2,14 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
 #include "megatron/base/json_faults.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/safetensors.h"
 
 namespace megatron::checkpoint {
@@ -17,7 +19,8 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "megatron-cpp checkpoint";
 constexpr std::uint64_t kVersion = 1;
-constexpr std::size_t kMaxDepth = 16;  // a manifest needs 7
+constexpr std::size_t kMaxDepth = 16;                          // a manifest needs 7
+constexpr std::int64_t kMaxIteration = std::int64_t{1} << 48;  // a thousand years of steps of 0.1 ms
 
 [[noreturn]] void damaged(const std::string& file, const std::string& got) {
   throw Damage(rule_got_fix(concat(file, ": must be a whole checkpoint manifest."), got, kLoadAnother));
@@ -57,15 +60,18 @@ std::vector<std::int64_t> numbers(const json& value, const char* key) {
 
 FileRecord read_file_record(const json& value) {
   FileRecord record{.name = value.at("name"), .size = number(value, "size"), .block_hashes = {}};
-  if (record.name.empty() || record.name[0] == '.' || record.name.find('/') != std::string::npos)
-    throw ConfigError(concat("a file name \"", record.name, "\" that does not stay in the folder"));
+  if (record.name.empty() || record.name[0] == '.' || record.name.find('/') != std::string::npos ||
+      record.name.find('\0') != std::string::npos)
+    throw ConfigError(concat("a file name \"", printable(record.name), "\" that does not stay in the folder"));
   for (const json& hash : value.at("xxh3")) record.block_hashes.push_back(unhex(hash));
   if (record.block_hashes.size() != record.size / kBlockBytes + (record.size % kBlockBytes != 0))
-    throw ConfigError(concat("another number of checksums than ", record.name, " has blocks"));
+    throw ConfigError(concat("another number of checksums than ", printable(record.name), " has blocks"));
   return record;
 }
 
-TensorRecord read_tensor_record(const std::string& name, const json& value, const std::vector<FileRecord>& files) {
+/// `key`: the tensor's name.
+TensorRecord read_tensor_record(const std::string& key, const json& value, const std::vector<FileRecord>& files) {
+  const std::string name = printable(key);
   TensorRecord record{.dtype = value.at("dtype"), .shape = numbers(value, "shape"), .slices = {}};
   const std::uint64_t elements = shape_elements(record.shape, concat("tensor \"", name, "\""));
   const std::uint64_t element_bytes = dtype_bytes(record.dtype);
@@ -89,6 +95,28 @@ TensorRecord read_tensor_record(const std::string& name, const json& value, cons
   return record;
 }
 
+/// Bytes of a file belong to one slice: two of the same bytes were never saved, and one of them would be read as the
+/// other's numbers.
+void check_apart(const Manifest& manifest) {
+  struct Range {
+    std::uint64_t begin, end;
+    const std::string* name;
+  };
+  std::vector<std::vector<Range>> of_file(manifest.files.size());
+  for (const auto& [name, tensor] : manifest.tensors)
+    for (const SliceRecord& slice : tensor.slices) {
+      const std::uint64_t bytes = static_cast<std::uint64_t>(slice.box.elements()) * dtype_bytes(tensor.dtype);
+      if (bytes > 0) of_file[slice.file].push_back({slice.begin, slice.begin + bytes, &name});
+    }
+  for (std::vector<Range>& ranges : of_file) {
+    std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < ranges.size(); ++i)
+      if (ranges[i].begin < ranges[i - 1].end)
+        throw ConfigError(concat("\"", printable(*ranges[i - 1].name), "\" and \"", printable(*ranges[i].name),
+                                 "\" in the same bytes of a file"));
+  }
+}
+
 Manifest read_body(const json& body) {
   Manifest manifest{.iteration = static_cast<std::int64_t>(number(body, "iteration")),
                     .metadata = body.at("metadata"),
@@ -97,13 +125,17 @@ Manifest read_body(const json& body) {
   for (const json& file : body.at("files")) manifest.files.push_back(read_file_record(file));
   for (const auto& [name, value] : body.at("tensors").items())
     manifest.tensors[name] = read_tensor_record(name, value, manifest.files);
+  if (manifest.iteration > kMaxIteration)
+    throw ConfigError(concat("iteration ", manifest.iteration, ", which no run reaches"));
+  check_apart(manifest);
   return manifest;
 }
 
 json parse_json(std::string_view text, const std::string& file) {
   const JsonFaults faults = json_faults(text, kMaxDepth);
   if (faults.too_deep) damaged(file, concat("JSON nested deeper than ", kMaxDepth, " levels"));
-  if (faults.key_twice) damaged(file, concat("JSON that names \"", *faults.key_twice, "\" twice in one object"));
+  if (faults.key_twice)
+    damaged(file, concat("JSON that names \"", printable(*faults.key_twice), "\" twice in one object"));
   return json::parse(text);
 }
 
@@ -153,7 +185,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   } catch (const json::parse_error& e) {
     damaged(file, concat("something that is not JSON at byte ", e.byte));
   } catch (const json::exception& e) {
-    damaged(file, concat("a field that is missing or of another type (", e.what(), ")"));
+    damaged(file, concat("a field that is missing or of another type (", printable(e.what()), ")"));
   }
 }
 

@@ -64,8 +64,8 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 
 /// Reads it back and checks everything that can be checked without the files: the checksum, that names stay in the
-/// folder, that slices lie in their tensors and files and make up each tensor exactly once. Throws Damage or
-/// NewerVersion naming `file`.
+/// folder, that slices lie in their tensors and files, make up each tensor exactly once and share no bytes. Throws
+/// Damage or NewerVersion naming `file`.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
 }  // namespace megatron::checkpoint

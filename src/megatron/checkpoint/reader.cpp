@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/safetensors.h"
@@ -90,7 +91,7 @@ void Reader::read(const std::string& tensor, const Box& box, const at::Tensor& i
     throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
   const std::string wanted = dtype_name(into.scalar_type());
   if (!converts(record.dtype, wanted))
-    throw ConfigError(rule_got_fix(concat(name(), ": \"", tensor, "\" must be ", wanted, "."), record.dtype,
+    throw ConfigError(rule_got_fix(concat(name(), ": \"", printable(tensor), "\" must be ", wanted, "."), record.dtype,
                                    "megatron checkpoint reshard FROM TO --dtype writes it in another dtype"));
   const bool in_place = into.is_cpu() && into.is_contiguous();
   const at::Tensor buffer = in_place ? into : at::empty(box.shape, into.options().device(at::kCPU));

@@ -5,6 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/folder_lock.h"
@@ -38,8 +39,9 @@ std::vector<HeldSlice> slices_of_file(const Reader& reader, int index, const Res
     if (options.weights_only && !is_weight(name)) continue;
     const bool converted = !options.dtype.empty() && is_weight(name);
     if (converted && !converts(record.dtype, options.dtype))
-      throw ConfigError(rule_got_fix(concat("\"", name, "\" must be of a dtype that becomes ", options.dtype, "."),
-                                     record.dtype, "--dtype fp32, fp64, bf16 or fp16"));
+      throw ConfigError(
+          rule_got_fix(concat("\"", printable(name), "\" must be of a dtype that becomes ", options.dtype, "."),
+                       record.dtype, "--dtype fp32, fp64, bf16 or fp16"));
     HeldSlice slice{name, converted ? options.dtype : record.dtype, record.shape,
                     share(record.shape, index, options.files)};
     // Rank 0 also names tensors without elements.
@@ -66,13 +68,7 @@ class CheckpointStream final : public TensorStream {
 
 fs::path reshard(const fs::path& from, const fs::path& to, const ReshardOptions& options) {
   const Reader reader(find_checkpoint(from));
-  const std::string name = iteration_name(reader.manifest().iteration);
-  if (fs::exists(to / name) && fs::equivalent(to / name, reader.name()))
-    throw ConfigError(rule_got_fix("A checkpoint is written anew in another folder.", to.string() + ", its own",
-                                   "name another folder"));
-  if (has_checkpoint(to))
-    throw ConfigError(
-        rule_got_fix("reshard: the folder written must not hold checkpoints.", to.string(), "name another folder"));
+  check_new_folder(to, "checkpoint reshard");
   std::vector<std::vector<HeldSlice>> held;
   for (int index = 0; index < options.files; ++index) held.push_back(slices_of_file(reader, index, options));
 

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/json_faults.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -31,7 +32,8 @@ constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
 json parse_json(const std::string& text, const std::string& file) {
   const JsonFaults faults = json_faults(text, kMaxDepth);
   if (faults.too_deep) damaged(file, kLengthBytes, concat("a header nested deeper than ", kMaxDepth, " levels"));
-  if (faults.key_twice) damaged(file, kLengthBytes, concat("a header that names \"", *faults.key_twice, "\" twice"));
+  if (faults.key_twice)
+    damaged(file, kLengthBytes, concat("a header that names \"", printable(*faults.key_twice), "\" twice"));
   try {
     json header = json::parse(text);
     if (!header.is_object()) damaged(file, kLengthBytes, "a header that is not a JSON object");
@@ -58,9 +60,11 @@ std::vector<std::uint64_t> numbers(const json& value, const char* key, const std
   return result;
 }
 
-SafetensorsEntry read_entry(const std::string& name, const json& value, std::uint64_t data_begin,
+/// `key`: the tensor's name.
+SafetensorsEntry read_entry(const std::string& key, const json& value, std::uint64_t data_begin,
                             std::uint64_t file_size, const std::string& file) {
-  SafetensorsEntry entry{.name = name, .dtype = {}, .shape = {}};
+  const std::string name = printable(key);
+  SafetensorsEntry entry{.name = key, .dtype = {}, .shape = {}};
   for (const std::uint64_t size : numbers(value, "shape", name, file))
     entry.shape.push_back(static_cast<std::int64_t>(size));
   const std::vector<std::uint64_t> offsets = numbers(value, "data_offsets", name, file);
@@ -86,7 +90,8 @@ std::map<std::string, std::string> read_metadata(const json& value, const std::s
   std::map<std::string, std::string> metadata;
   if (!value.is_object()) damaged(file, kLengthBytes, "a __metadata__ that is not an object");
   for (const auto& [key, text] : value.items()) {
-    if (!text.is_string()) damaged(file, kLengthBytes, concat("a __metadata__ whose \"", key, "\" is not a text"));
+    if (!text.is_string())
+      damaged(file, kLengthBytes, concat("a __metadata__ whose \"", printable(key), "\" is not a text"));
     metadata[key] = text;
   }
   return metadata;
@@ -162,7 +167,7 @@ SafetensorsHeader read_safetensors(const ReadAt& read, std::uint64_t file_size, 
   std::uint64_t position = header.data_begin;
   for (const SafetensorsEntry& entry : header.tensors) {
     if (entry.begin != position)
-      damaged(file, position, concat("a hole or an overlap before tensor \"", entry.name, "\""));
+      damaged(file, position, concat("a hole or an overlap before tensor \"", printable(entry.name), "\""));
     position = entry.end;
   }
   if (position != file_size) damaged(file, position, concat(file_size - position, " bytes that belong to no tensor"));

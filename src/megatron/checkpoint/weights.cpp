@@ -4,6 +4,7 @@
 #include <map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
@@ -26,9 +27,9 @@ std::map<std::string, std::vector<std::int64_t>> shapes_of(const plan::GptShape&
 std::vector<std::string> WeightReport::lines() const {
   std::vector<std::string> lines;
   for (const std::string& name : missing)
-    lines.push_back(concat("missing: \"", name, "\", which keeps its first value"));
+    lines.push_back(concat("missing: \"", printable(name), "\", which keeps its first value"));
   for (const std::string& name : unexpected)
-    lines.push_back(concat("unexpected: \"", name, "\", which the model does not have"));
+    lines.push_back(concat("unexpected: \"", printable(name), "\", which the model does not have"));
   return lines;
 }
 
@@ -48,7 +49,7 @@ WeightReport compare_weights(const WeightSource& source, const plan::GptShape& s
     if (got == nullptr)
       report.missing.push_back(name);
     else if (*got != wanted_shape)
-      error(concat(source.name(), ": \"", name, "\" must have the shape ", shape_text(wanted_shape), "."),
+      error(concat(source.name(), ": \"", printable(name), "\" must have the shape ", shape_text(wanted_shape), "."),
             shape_text(*got), kOtherModel);
   }
   for (const std::string& name : source.tensors())
