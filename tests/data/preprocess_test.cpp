@@ -56,6 +56,30 @@ class PreprocessTest : public testing::Test {
   TemporaryFolder folder_;
 };
 
+TEST_F(PreprocessTest, KeysThatAreNoPartOfAFileNameAreRefusedBeforeAnythingIsWritten) {
+  const std::vector<std::string> keys = {"../../x",  "a/b",  "",     {"a\0b", 3},
+                                         "a\x1b[2J", "a\nb", "\xff", std::string(129, 'a')};
+  for (const std::string& key : keys) {
+    PreprocessOptions wanted = options("{\"text\": \"a\"}\n");
+    wanted.json_keys = {"text", key};
+    EXPECT_THAT(error_of(wanted), HasSubstr("part of a file's name")) << key;
+    EXPECT_TRUE(nothing_written()) << key;
+  }
+  PreprocessOptions wanted = options("{\"Größe in cm\": \"a\"}\n");
+  wanted.json_keys = {"Größe in cm"};
+  EXPECT_EQ(error_of(wanted), "");
+}
+
+TEST_F(PreprocessTest, ADocumentThatNeverEndsEndsByTheLimit) {
+  for (const TextFormat format : {TextFormat::Auto, TextFormat::Lines, TextFormat::Jsonl, TextFormat::Paragraphs}) {
+    PreprocessOptions wanted = options("");
+    wanted.text.inputs = {"/dev/zero"};
+    wanted.text.format = format;
+    wanted.text.max_document_bytes = 1 << 20;
+    EXPECT_THAT(error_of(wanted), HasSubstr("a document may have at most 1048576 bytes"));
+  }
+}
+
 TEST_F(PreprocessTest, CountsEmptyDocumentsAndGivesTheEndTokenToTheLastSequence) {
   const auto result = preprocess(
       options("{\"text\": \"ab\"}\n{\"text\": \" \"}\n{\"text\": [\"c\", \"\", \"de\", \" \"]}\n"), byte_encoder());

@@ -201,6 +201,10 @@ void IndexedDataset::read(std::int64_t sequence, std::int64_t first, std::span<s
 std::int64_t IndexedDataset::verify() const {
   std::int64_t tokens = 0;
   for (std::int64_t i = 0; i < sequences_; ++i) tokens += static_cast<std::int64_t>(raw(i).size() / item_size(dtype_));
+  if (tokens > bin_bytes() / static_cast<std::int64_t>(item_size(dtype_)))
+    damaged(
+        kArraysAt + 4 * sequences_, "sequences must not overlap.",
+        concat(tokens, " tokens of ", item_size(dtype_), " bytes in the ", bin_bytes(), " bytes of ", prefix_, ".bin"));
   for (std::int64_t i = 1; i < documents_; ++i)
     if (first_sequence(i) < first_sequence(i - 1))
       damaged(kArraysAt + 12 * sequences_ + 8 * i, "documents must follow one another.",

@@ -76,7 +76,8 @@ class IndexedDataset {
   /// The whole .bin file.
   std::span<const std::byte> bin() const { return bin_; }
 
-  /// Checks every entry (one pass over .idx); returns the number of tokens.
+  /// Checks every entry (one pass over .idx): sequences lie in the .bin file and do not overlap, documents follow one
+  /// another. Returns the number of tokens. What trains on a pair or tells of it asks here first.
   std::int64_t verify() const;
 
  private:

@@ -9,6 +9,9 @@
 #include <cstring>
 #include <string_view>
 
+#include "megatron/base/mapped_faults.h"
+#include "megatron/base/write_error.h"
+
 namespace megatron::data {
 namespace {
 
@@ -159,17 +162,20 @@ NpyWriter::NpyWriter(const std::string& path, NpyType type, const std::vector<st
   }
   if (fd >= 0) ::close(fd);
   if (address == MAP_FAILED)
-    throw std::runtime_error(concat("cannot write ", bytes, " bytes to ", temporary, ": ", std::strerror(error)));
+    throw std::runtime_error(write_error(path, concat(bytes, " bytes cannot be written"), error));
   mapped_ = {static_cast<std::byte*>(address), bytes};
+  note_mapping(address, bytes, path);
 }
 
 NpyWriter::~NpyWriter() {
-  if (!mapped_.empty()) ::munmap(mapped_.data(), mapped_.size());
+  if (mapped_.empty()) return;
+  forget_mapping(mapped_.data());
+  ::munmap(mapped_.data(), mapped_.size());
 }
 
 void NpyWriter::publish() {
   if (::msync(mapped_.data(), mapped_.size(), MS_SYNC) != 0)
-    throw std::runtime_error(concat("cannot sync ", file_.temporary_path().string(), ": ", std::strerror(errno)));
+    throw std::runtime_error(write_error(file_.temporary_path(), "cannot be synced", errno));
   file_.commit();
 }
 

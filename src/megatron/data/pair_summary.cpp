@@ -5,8 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "megatron/base/error.h"
-
 namespace megatron::data {
 namespace {
 
@@ -29,12 +27,6 @@ void find_range(std::span<const std::byte> tokens, PairSummary& summary) {
 PairSummary summarize(const IndexedDataset& pair) {
   PairSummary summary;
   summary.tokens = pair.verify();
-  const auto item = static_cast<std::int64_t>(item_size(pair.dtype()));
-  if (summary.tokens > pair.bin_bytes() / item)
-    throw ConfigError(rule_got_fix(
-        pair.prefix() + ".idx: sequences must not overlap.",
-        concat(summary.tokens, " tokens of ", item, " bytes in the ", pair.bin_bytes(), " bytes of the .bin file"),
-        "make the pair again from its text"));
   summary.shortest_sequence = pair.size() == 0 ? 0 : std::numeric_limits<std::int64_t>::max();
   for (std::int64_t document = 0; document < pair.num_documents(); ++document) {
     std::int64_t tokens = 0;

@@ -16,6 +16,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/write_error.h"
 
 namespace megatron::data {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
-  throw std::runtime_error(concat(path, " ", what, ": ", std::strerror(errno)));
+  throw std::runtime_error(write_error(path, what, errno));
 }
 
 void append_all(int descriptor, std::span<const std::byte> bytes, const std::string& path) {

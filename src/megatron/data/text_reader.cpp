@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron::data {
 namespace {
@@ -15,11 +16,7 @@ namespace {
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
 /// The part of a message that shows the text in question, safe for a terminal.
-std::string excerpt(std::string_view text) {
-  std::string shown;
-  for (const char c : text.substr(0, 60)) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
-  return shown + (text.size() > 60 ? "…" : "");
-}
+std::string excerpt(std::string_view text) { return printable(text.substr(0, 60)) + (text.size() > 60 ? "…" : ""); }
 
 TextFormat format_of_name(std::string_view name) {
   for (const std::string_view packed : {".gz", ".zst", ".xz"})
@@ -216,7 +213,7 @@ std::string place_of(const TextBlock& block, const TextBlock::Record& record) {
 
 bool BlockReader::next(TextBlock& block) {
   block.records.clear();
-  while (block.records.empty()) {
+  do {
     if (!stream_ && !open_next()) return false;
     block.file = file_;
     block.is_json = format_ == TextFormat::Jsonl;
@@ -226,7 +223,7 @@ bool BlockReader::next(TextBlock& block) {
     bool more = true;
     do {
       more = read_more(block);
-    } while (more && block.records.empty() && record_begin_ == 0);
+    } while (more && block.records.empty() && record_begin_ == 0 && !dropping_);
     carry_.assign(block.bytes, record_begin_);
     block.bytes.resize(record_begin_ + simdjson::SIMDJSON_PADDING);
     block_offset_ += static_cast<std::int64_t>(record_begin_);
@@ -241,7 +238,7 @@ bool BlockReader::next(TextBlock& block) {
       closed_bytes_ += stream_->position();
       stream_.reset();
     }
-  }
+  } while (block.records.empty() && !dropping_);
   return true;
 }
 
@@ -313,7 +310,7 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
 TextReader::TextReader(const TextReaderOptions& options) : blocks_(options), parser_(options.json_key) {}
 
 bool TextReader::next(std::string& document) {
-  if (record_ == block_.records.size()) {
+  while (record_ == block_.records.size()) {
     record_ = 0;
     if (!blocks_.next(block_)) return false;
   }

@@ -81,7 +81,8 @@ class BlockReader {
   /// has become shorter.
   void start_at(const TextPosition& position);
 
-  /// The next block, which has at least one record; false at the end of all inputs.
+  /// The next block; false at the end of all inputs. It has at least one record, but none while one that is too long is
+  /// passed over: a record that never ends (/dev/zero) must not keep the caller from stopping.
   bool next(TextBlock& block);
 
   /// Bytes of all inputs read so far, before decompression.

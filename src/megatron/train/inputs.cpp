@@ -5,6 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/place.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
@@ -100,6 +101,7 @@ class Values {
 
 // Tokens that are stored as ~id take no part in the loss (data/sft.h).
 void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool marks) {
+  data.verify();
   std::int64_t left = kTokensLookedAt;
   std::vector<std::int64_t> tokens;
   for (std::int64_t sequence = 0; sequence < data.size() && left > 0; ++sequence) {
@@ -280,7 +282,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     if (!name.starts_with("optimizer.") &&
         std::none_of(specs.begin(), specs.end(), [&n = name](const auto& spec) { return spec.name == n; }))
       add(rule_got_fix(concat("The model must use every weight of the checkpoint ", found.string(), "."),
-                       concat("\"", name, "\", which it does not have"),
+                       concat("\"", printable(name), "\", which it does not have"),
                        "give the run the model options that the checkpoint was written with; or take the weights that "
                        "fit: --finetune --load-strict false"));
   if (!errors.empty()) throw ConfigError(errors);
