@@ -52,6 +52,45 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
   EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
 }
 
+TEST_F(MetricsTest, AFileThatIsRemovedMeanwhileIsWrittenAnewWhole) {
+  const auto path = folder_ / "metrics.jsonl";
+  {
+    MetricsFile before(path, 0, 0);
+    before.write(IterationMetrics{.iteration = 1});
+  }
+  MetricsFile file(path, 1, 1);  // a run that goes on
+  file.write(IterationMetrics{.iteration = 2});
+  ::testing::internal::CaptureStderr();
+  std::filesystem::remove(path);
+  file.write(IterationMetrics{.iteration = 3});
+  std::filesystem::rename(path, folder_ / "old.jsonl");
+  file.write(IterationMetrics{.iteration = 4});
+  std::filesystem::remove_all(folder_);
+  file.write(IterationMetrics{.iteration = 5});
+  file.write(IterationMetrics{.iteration = 6});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const auto written = lines();
+  ASSERT_EQ(written.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(written[i]["iteration"], i + 1);
+  std::size_t warnings = 0;
+  for (std::size_t at = said.find("was removed"); at != std::string::npos; at = said.find("was removed", at + 1))
+    ++warnings;
+  EXPECT_EQ(warnings, 3u) << said;
+}
+
+TEST_F(MetricsTest, AFileThatIsReplacedMeanwhileIsGoneOnWith) {
+  const auto path = folder_ / "metrics.jsonl";
+  MetricsFile file(path, 0, 0);
+  file.write(IterationMetrics{.iteration = 1});
+  std::filesystem::copy_file(path, folder_ / "edited");  // as editors save
+  std::filesystem::rename(folder_ / "edited", path);
+  ::testing::internal::CaptureStderr();
+  file.write(IterationMetrics{.iteration = 2});
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("was replaced"), std::string::npos);
+  ASSERT_EQ(lines().size(), 2u);
+  EXPECT_EQ(lines()[1]["iteration"], 2);
+}
+
 TEST_F(MetricsTest, NamesTheSetOfAValidationWhereThereAreSeveralAndTheTest) {
   MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
   file.write(ValidationMetrics{.iteration = 1, .loss = 2, .set = "novels"});

@@ -1,12 +1,16 @@
 #include "megatron/train/metrics.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
+#include "megatron/base/write_error.h"
 
 namespace megatron::train {
 namespace {
@@ -14,14 +18,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
-  throw std::runtime_error(concat(path.string(), ": cannot ", what, ": ", std::strerror(errno)));
+  throw std::runtime_error(write_error(path, what, errno));
 }
 
 // Keeps the lines of iterations up to `last` and of validations up to `validated`. A line that is no whole object was
 // cut off by a crash: it goes too.
 void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std::int64_t validated) {
-  std::ifstream in(path);
-  if (!in) return;
+  if (!std::filesystem::exists(path)) return;
+  std::istringstream in(read_file(path));
   std::string kept;
   for (std::string line; std::getline(in, line);) {
     const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -39,8 +43,41 @@ void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std:
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration)
     : path_(std::move(path)) {
   drop_lines_after(path_, resume_iteration, validated_iteration);
-  file_.reset(std::fopen(path_.c_str(), "a"));
-  if (!file_) fail(path_, "open");
+  open();
+}
+
+void MetricsFile::open() {
+  file_.reset(std::fopen(path_.c_str(), "a+e"));
+  if (!file_) fail(path_, "cannot be opened");
+}
+
+// Somebody has removed or renamed the file while the run goes on, or has put another in its place. Nothing is lost:
+// what was written is still read from the open file.
+void MetricsFile::keep_named() {
+  struct stat named {
+  }, own{};
+  if (::fstat(::fileno(file_.get()), &own) != 0) fail(path_, "cannot be looked at");
+  const bool there = ::stat(path_.c_str(), &named) == 0;
+  if (there && named.st_dev == own.st_dev && named.st_ino == own.st_ino) return;
+  if (there) {
+    if (!S_ISREG(named.st_mode)) return;  // nothing to write lines to: they stay in the file that is open
+    megatron::write_line(
+        stderr, concat("warning: ", path_.string(), " was replaced while the run goes on: lines go there now"));
+  } else {
+    make_folder(path_.parent_path());
+    write_file(path_, whole_text());
+    megatron::write_line(stderr,
+                         concat("warning: ", path_.string(), " was removed while the run goes on: it is written anew"));
+  }
+  open();
+}
+
+std::string MetricsFile::whole_text() const {
+  std::string text;
+  char part[1 << 16];
+  for (ssize_t got = 0; (got = ::pread(::fileno(file_.get()), part, sizeof part, static_cast<off_t>(text.size()))) > 0;)
+    text.append(part, static_cast<std::size_t>(got));
+  return text;
 }
 
 void MetricsFile::write(const IterationMetrics& metrics) {
@@ -85,9 +122,10 @@ void MetricsFile::write(const TaskMetrics& metrics) {
 }
 
 void MetricsFile::write_line(const std::string& line) {
+  keep_named();
   const std::string whole = line + "\n";
   if (std::fwrite(whole.data(), 1, whole.size(), file_.get()) != whole.size() || std::fflush(file_.get()) != 0)
-    fail(path_, "write");
+    fail(path_, "cannot be written");
 }
 
 }  // namespace megatron::train

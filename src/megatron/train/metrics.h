@@ -39,7 +39,9 @@ struct TaskMetrics {
   std::vector<tasks::Metric> scores;  ///< fields valid_accuracy, …
 };
 
-/// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null.
+/// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null. Removed or
+/// renamed by somebody while the run goes on, it is there again with the next line, whole, and a warning is printed;
+/// where another file was put in its place lines are added to that.
 class MetricsFile {
  public:
   /// Opens `path` to append. What the resumed run does again is taken out first: iterations after `resume_iteration`,
@@ -50,6 +52,9 @@ class MetricsFile {
   void write(const TaskMetrics& metrics);
 
  private:
+  void open();
+  void keep_named();
+  std::string whole_text() const;
   void write_line(const std::string& line);
 
   struct Close {
