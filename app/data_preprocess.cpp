@@ -8,6 +8,7 @@
 #include "app/json_line.h"
 #include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -115,7 +116,7 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
 std::function<void(const std::string&)> bad_line_log() {
   return [shown = 0](const std::string& reason) mutable {
     constexpr int kShown = 20;
-    if (++shown <= kShown) std::fprintf(stderr, "%s\n", reason.c_str());
+    if (++shown <= kShown) write_line(stderr, reason);
     if (shown == kShown) std::fprintf(stderr, "further bad lines are only counted\n");
   };
 }

@@ -7,12 +7,14 @@
 
 #include "app/flags.h"
 #include "app/jobs.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/recipe.h"
 #include "app/stop.h"
 #include "app/task_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder_lock.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
@@ -326,6 +328,7 @@ int finetune(const Args& args) {
   const config::TrainConfig& train = job.run.config.train;
   if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
   kernels::set_matmul_precision(train.matmul_precision);
+  check_memory(job.run, place, plan::Holding::Training);
   const bool starts = starts_processes(job.run, place);
   std::optional<checkpoint::FolderLock> lock;
   if (!place || place->rank == 0) {
@@ -339,7 +342,7 @@ int finetune(const Args& args) {
     }
     write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
     if (!starts)
-      for (const std::string& message : job.messages) std::fprintf(stderr, "%s\n", message.c_str());
+      for (const std::string& message : job.messages) write_line(stderr, message);
   }
   if (starts) lock.reset();  // the first rank's process holds it
   kernels::install_caching_allocator();

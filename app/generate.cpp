@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +17,7 @@
 #include "app/text_stream.h"
 #include "app/trained_model.h"
 #include "megatron/base/error.h"
+#include "megatron/base/file.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/texts.h"
 #include "megatron/interchange/companions.h"
@@ -81,10 +82,7 @@ struct GenerateFlags : ModelFlags {
 std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   std::vector<std::string> prompts = flags.prompt;
   if (!flags.prompt_file.empty()) {
-    std::ifstream file(flags.prompt_file, std::ios::binary);
-    if (!file)
-      throw ConfigError(rule_got_fix("generate: --prompt-file must be readable.", flags.prompt_file,
-                                     "name a file that is there and may be read"));
+    std::istringstream file(read_file(flags.prompt_file));
     for (std::string line; std::getline(file, line);) prompts.push_back(line);
   }
   if (prompts.empty())

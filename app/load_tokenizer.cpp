@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::app {
@@ -13,8 +14,8 @@ text::Tokenizer load_tokenizer(const std::string& path, const std::string& type)
   for (const std::string& part : tokenizer.vocabulary().not_applied)
     parts += concat(parts.empty() ? "" : " and ", part);
   if (!parts.empty())
-    std::fprintf(stderr, "warning: %s: its %s does not apply: each job cuts and pads its own samples\n", path.c_str(),
-                 parts.c_str());
+    write_line(stderr,
+               concat("warning: ", path, ": its ", parts, " does not apply: each job cuts and pads its own samples"));
   return tokenizer;
 }
 

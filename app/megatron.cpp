@@ -1,10 +1,14 @@
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
-#include "megatron/base/stack_frames.h"
+#include "megatron/base/mapped_faults.h"
+#include "megatron/base/out_of_memory.h"
+#include "megatron/base/printable.h"
+#include "megatron/base/write_error.h"
 #include "megatron/config/options.h"
 
 namespace {
@@ -36,10 +40,10 @@ int run(const app::Args& args) {
     std::fputs(help.what(), stdout);
     return app::kDone;
   } catch (const megatron::ConfigError& error) {
-    std::fprintf(stderr, "%s\n", megatron::without_stack_frames(error.what()).c_str());
+    megatron::write_line(stderr, megatron::message_of(error));
     return app::kWrong;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", megatron::without_stack_frames(error.what()).c_str());
+    megatron::write_line(stderr, megatron::message_of(error));
     return app::kFailed;
   }
 }
@@ -47,10 +51,15 @@ int run(const app::Args& args) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  megatron::let_large_writes_fail();
+  megatron::explain_mapped_faults();
   const int code = run({argv + 1, argv + argc});
+  errno = 0;
   // What is printed waits in a buffer: that the disk is full or the reader gone shows only here.
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (!written) std::fputs("standard output could not be written\n", stderr);
+  if (!written)
+    megatron::write_line(stderr,
+                         megatron::write_error("standard output", "could not be written", errno != 0 ? errno : EIO));
   // All that a job has is given back by now. What is left are libtorch's tables of operators, which take 0.07 s apart.
   std::_Exit(!written && code == app::kDone ? app::kFailed : code);
 }

@@ -13,6 +13,8 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/out_of_memory.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/gloo_backend.h"
@@ -37,8 +39,7 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
 int run_body(const plan::ResolvedRun& run, const RankBody& body, const comm::Group& world, at::Device device) {
   if (world.size() == 1) return body(world, device);
   const auto named = [&](const std::exception& error) {
-    const std::string message =
-        concat(parallel::rank_name(run.grid, world.rank()), ": ", without_stack_frames(error.what()));
+    const std::string message = concat(parallel::rank_name(run.grid, world.rank()), ": ", message_of(error));
     world.abort(message);
     return message;
   };
@@ -61,7 +62,7 @@ int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
     for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
   };
   const comm::LocalOptions options{.timeout = timeout_of(parallel), .on_stuck = [](const std::string& message) {
-                                     std::fprintf(stderr, "%s\n", without_stack_frames(message).c_str());
+                                     write_line(stderr, without_stack_frames(message));
                                      std::fflush(nullptr);
                                      ::_exit(1);
                                    }};
@@ -141,7 +142,7 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>&
     const comm::LaunchResult result =
         comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted}});
     if (result.first_failed_rank < 0) return result.exit_code;
-    std::fprintf(stderr, "%s\n", result.message.c_str());
+    write_line(stderr, result.message);
     return kFailed;
   }
   if (parallel.device == "cuda") return run_on_gpu(run, place, body);

@@ -3,10 +3,12 @@
 #include <optional>
 
 #include "app/jobs.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/recipe.h"
 #include "app/stop.h"
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unread.h"
 #include "megatron/interchange/weights.h"
@@ -28,8 +30,7 @@ constexpr const char* kUsage =
 void warn_of_differences(const config::RunConfig& config) {
   if (!train::takes_weights_alone(config) || config.checkpoint.load_strict) return;
   for (const std::string& line : interchange::differences(config.model, config.checkpoint.load))
-    std::fprintf(stderr, "warning: the network differs from that of %s: %s\n", config.checkpoint.load.c_str(),
-                 line.c_str());
+    write_line(stderr, concat("warning: the network differs from that of ", config.checkpoint.load, ": ", line));
 }
 
 }  // namespace
@@ -50,12 +51,13 @@ int train(const Args& args) {
   check_start(run, place);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
   if (!starts_processes(run, place) && (!place || place->rank == 0)) {
-    say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
+    say = [](const std::string& text) { write_line(stderr, text); };
     if (const std::string note = config::unread_note(config, command.given); !note.empty()) say(note);
   }
   train::check_inputs(run, say);
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
+  check_memory(run, place, plan::Holding::Training);
   std::optional<train::RunFolders> folders;  // held until the run ends
   if (!place || place->rank == 0) {
     folders.emplace(run.config);

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "megatron/base/error.h"
+#include "megatron/base/out_of_memory.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/checkpoint/weights.h"
 #include "megatron/generate/load.h"
 #include "megatron/interchange/companions.h"
 #include "megatron/interchange/hf_config.h"
@@ -108,6 +111,12 @@ plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, con
   return plan::resolve(std::move(config), {.tokenizer_vocab = tokenizer.vocab_size()});
 }
 
+/// What the files say of themselves is compared before memory is taken for what a configuration says of them.
+void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict) {
+  checkpoint::compare_weights(*interchange::open_weights(flags.load), run.shape, strict);
+  check_memory(run, comm::place_from(environment()), plan::Holding::Weights);
+}
+
 }  // namespace
 
 TrainedModel open_trained_model(const ModelFlags& asked, const char* job, bool or_t5) {
@@ -117,6 +126,7 @@ TrainedModel open_trained_model(const ModelFlags& asked, const char* job, bool o
   config.train.micro_batch_size = 1;
   auto ends = interchange::end_tokens(flags.load, tokenizer);
   auto run = resolve(flags, config, tokenizer);
+  check_weights(flags, run, /*strict=*/true);
   return {flags.load, std::move(run), std::move(tokenizer), std::move(ends)};
 }
 
@@ -136,6 +146,7 @@ TrainedModel open_task_model(const ModelFlags& asked, const char* job, const Tas
   config.optimizer.name = "sgd";
   config.optimizer.sgd_momentum = 0;
   auto run = resolve(flags, config, tokenizer);
+  check_weights(flags, run, /*strict=*/false);  // of another head: whoever loads them says so
   return {flags.load, std::move(run), std::move(tokenizer), {}};
 }
 
@@ -147,8 +158,10 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
       plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp), parts);
   for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read: drawing them would be in vain
   auto layout = plan::buffer_layout(specs, 0);
-  parallel::ParameterStore parameters(std::move(specs), std::move(layout), train::scalar_type(run.config), device, 0,
-                                      parallel::ParameterStore::Gradients::None);
+  parallel::ParameterStore parameters = taking_memory_for("the model's weights", [&] {
+    return parallel::ParameterStore(std::move(specs), std::move(layout), train::scalar_type(run.config), device, 0,
+                                    parallel::ParameterStore::Gradients::None);
+  });
   generate::load_weights(model.folder, parameters, run.shape);
   model::GptOptions options = model::gpt_options(run.config, run.shape);
   options.rope_positions = std::min(positions, run.shape.max_positions);

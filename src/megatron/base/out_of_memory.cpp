@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/base/stack_frames.h"
 
 namespace megatron {
 namespace {
@@ -33,7 +34,8 @@ bool is_out_of_memory(const std::exception& error) {
 
 std::string message_of(const std::exception& error) {
   const bool says_what_for = dynamic_cast<const OutOfMemory*>(&error) != nullptr;
-  return is_out_of_memory(error) && !says_what_for ? out_of_memory_text("what this job works on", error) : error.what();
+  return is_out_of_memory(error) && !says_what_for ? out_of_memory_text("what this job works on", error)
+                                                   : without_stack_frames(error.what());
 }
 
 std::string out_of_memory_text(const std::string& what, const std::exception& error) {

@@ -26,7 +26,8 @@ class AllocationFailed : public std::bad_alloc {
 /// Whether `error` says that memory could not be had: std::bad_alloc, or what libtorch's allocators throw.
 bool is_out_of_memory(const std::exception& error);
 
-/// What to print of an error that reached the end of a job: its message, or that memory ran out where it says no more.
+/// What to print of an error that reached the end of a job: its message without libtorch's stack frames, or that memory
+/// ran out where it says no more.
 std::string message_of(const std::exception& error);
 
 /// The message about such an error, `what` being what memory was taken for: "the optimizer's state".

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/out_of_memory.h"
 #include "megatron/kernels/attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/model/token_step.h"
@@ -114,10 +115,12 @@ const GptOptions& CachedGpt::options() const { return impl_->options; }
 KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   KvCache cache;
   cache.capacity = capacity;
-  for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
-    for (auto* tensors : {&cache.keys, &cache.values})
-      tensors->push_back(positions_first(
-          at::empty({batch, impl_->modules.local_groups, capacity, impl_->options.shape.head()}, impl_->tensor)));
+  taking_memory_for(concat("keys and values of ", batch, " texts of ", capacity, " positions"), [&] {
+    for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
+      for (auto* tensors : {&cache.keys, &cache.values})
+        tensors->push_back(positions_first(
+            at::empty({batch, impl_->modules.local_groups, capacity, impl_->options.shape.head()}, impl_->tensor)));
+  });
   return cache;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/out_of_memory.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/batch_plan.h"
 #include "megatron/plan/counts.h"
@@ -98,13 +99,17 @@ at::ScalarType loss_type(const config::RunConfig& config) {
 
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
     : context(run.grid, std::move(world), device),
-      parameters(make_parameters(run, context)),
+      parameters(taking_memory_for("parameters and gradients", [&] { return make_parameters(run, context); })),
       stages(make_stages(run, context, parameters)),
       owned(owned_shards(run, context, parameters)),
       reducer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_grad_reduce),
       shared(make_shared_gradients(run, context, parameters, owned)),
       norm(parameters, owned, context.is_first(plan::Axis::Tp)),
-      optimizer(parameters, owned, update_rule(run.config.optimizer), optimizer_options(run.config, parameters)),
+      optimizer(taking_memory_for("the optimizer's state",
+                                  [&] {
+                                    return optim::Optimizer(parameters, owned, update_rule(run.config.optimizer),
+                                                            optimizer_options(run.config, parameters));
+                                  })),
       gatherer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_param_gather),
       scaler(loss_scaler(run.config)),
       pipeline(run, context, parameters, stages, reducer),

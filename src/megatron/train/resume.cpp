@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/messages.h"
 #include "megatron/checkpoint/weights.h"
@@ -227,7 +228,7 @@ class Attempts {
   int rank() const { return engine_.context.world().rank(); }
 
   void tell(const std::string& message) const {
-    if (rank() == 0) std::fprintf(stderr, "%s\n", message.c_str());
+    if (rank() == 0) write_line(stderr, message);
   }
 
   const plan::ResolvedRun& run_;

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/counts.h"
 #include "megatron/train/console.h"
@@ -130,8 +131,7 @@ void RunLog::message(const std::string& text) { print(text); }
 void RunLog::print(const std::string& text) {
   if (is_terminal(stderr))
     std::fputs(kEraseLine, stderr);  // the progress line, which is drawn again with the next step
-  std::fprintf(console_, "%s\n", text.c_str());
-  std::fflush(console_);
+  write_line(console_, text);
 }
 
 }  // namespace megatron::train

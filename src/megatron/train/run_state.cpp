@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/model_state.h"
 
@@ -23,7 +24,8 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
   if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
     throw ConfigError(rule_got_fix(
         concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
-        found == metadata.end() ? "nothing" : found->second, "--finetune, which takes the weights alone"));
+        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)),
+        "--finetune, which takes the weights alone"));
   return value.get<T>();
 }
 

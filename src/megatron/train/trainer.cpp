@@ -8,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/log.h"
+#include "megatron/base/out_of_memory.h"
 #include "megatron/base/progress.h"
 #include "megatron/checkpoint/saver.h"
 #include "megatron/comm/first_rank.h"
@@ -107,7 +108,9 @@ class Run {
       save();
     }
     while (!stop && !is_done()) {
-      stop = run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
+      stop = taking_memory_for("the activations of a step", [&] {
+        return run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
+      });
       if (!stop && validation_is_due()) stop = validate();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();

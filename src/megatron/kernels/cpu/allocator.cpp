@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <new>
+
+#include "megatron/base/out_of_memory.h"
 
 namespace megatron::kernels::cpu {
 namespace {
@@ -47,7 +48,7 @@ HugePageHeap::HugePageHeap() {
     }
     if (size == kHugePage) break;
   }
-  throw std::bad_alloc();
+  throw AllocationFailed(kHugePage);
 }
 
 HugePageHeap::~HugePageHeap() { munmap(begin_, static_cast<std::size_t>(limit_ - begin_)); }
@@ -119,7 +120,7 @@ HugePageHeap::Block* HugePageHeap::grow(std::size_t bytes) {
   const bool join = last_ != nullptr && last_->is_free;
   const std::size_t size = round_up(bytes - (join ? last_->size : 0), kHugePage);
   if (size > static_cast<std::size_t>(limit_ - end_) || mprotect(end_, size, PROT_READ | PROT_WRITE) != 0) {
-    throw std::bad_alloc();
+    throw AllocationFailed(size);
   }
   madvise(end_, size, MADV_HUGEPAGE);  // where it is not to be had, small pages do
   if (join) {

@@ -21,7 +21,7 @@ class HugePageHeap {
   HugePageHeap& operator=(const HugePageHeap&) = delete;
   ~HugePageHeap();
 
-  /// Throws std::bad_alloc when the system gives no more memory.
+  /// Throws AllocationFailed (a std::bad_alloc) when the system gives no more memory.
   void* allocate(std::size_t bytes);
   void release(void* data);
   MemoryStats stats() const;

@@ -1,0 +1,28 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "megatron/base/machine_memory.h"
+#include "megatron/plan/rules.h"
+
+// Whether the ranks of one machine fit into its memory: arithmetic, before the first byte is taken.
+namespace megatron::plan {
+
+/// What ranks hold: all that a training step does (memory_plan()), or the weights alone.
+enum class Holding : std::uint8_t { Training, Weights };
+
+/// The ranks of one machine, which follow one another in the world.
+struct LocalRanks {
+  int first = 0, count = 1;
+};
+
+/// Bytes that these ranks hold together. `instruction_set`: packs_weights().
+std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
+                            std::string_view instruction_set = {});
+
+/// Throws ConfigError where they are more than the machine has left. What is not counted (workspaces, the program
+/// itself) is small beside what a plan too large by a factor lacks: a run that just fits by this may still run out.
+void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                  std::string_view instruction_set = {});
+
+}  // namespace megatron::plan

@@ -1,0 +1,80 @@
+#include "megatron/plan/memory_fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+
+namespace megatron::plan {
+namespace {
+
+using testing::HasSubstr;
+
+ResolvedRun run_of(int tp, int pp, int dp) {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 4096;
+  config.train.global_batch_size = 8;
+  config.parallel.tp = tp;
+  config.parallel.pp = pp;
+  config.parallel.world_size = tp * pp * dp;
+  return resolve(config);
+}
+
+std::string error_of(const ResolvedRun& run, LocalRanks ranks, Holding holding, std::uint64_t bytes) {
+  try {
+    check_memory(run, ranks, holding, {bytes, "the memory that is free"});
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(MemoryFit, IsTheSumOfThePlansOfTheRanksOfAMachine) {
+  for (const auto& [tp, pp, dp] : {std::tuple{1, 1, 1}, {2, 1, 2}, {2, 2, 2}, {1, 4, 1}}) {
+    const ResolvedRun run = run_of(tp, pp, dp);
+    const auto timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                             stage_costs(run.config, run.shape, run.parts));
+    std::int64_t training = 0, weights = 0;
+    for (int rank = 0; rank < tp * pp * dp; ++rank) {
+      const Coord coord = run.grid.coord_of(rank);
+      const int pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
+      const MemoryPlan plan = memory_plan(run, coord[static_cast<std::size_t>(Axis::Tp)], pp_rank,
+                                          timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]);
+      training += plan.total();
+      weights += plan.parameters;
+      EXPECT_EQ(bytes_of_ranks(run, {.first = rank, .count = 1}, Holding::Training), plan.total());
+    }
+    const LocalRanks all{.first = 0, .count = tp * pp * dp};
+    EXPECT_EQ(bytes_of_ranks(run, all, Holding::Training), training);
+    EXPECT_EQ(bytes_of_ranks(run, all, Holding::Weights), weights);
+  }
+}
+
+TEST(MemoryFit, RefusesOneByteTooMuch) {
+  const ResolvedRun run = run_of(1, 1, 2);
+  const LocalRanks both{.first = 0, .count = 2}, one{.first = 1, .count = 1};
+  const auto bytes = static_cast<std::uint64_t>(bytes_of_ranks(run, both, Holding::Training));
+  EXPECT_EQ(error_of(run, both, Holding::Training, bytes), "no error");
+  const std::string error = error_of(run, both, Holding::Training, bytes - 1);
+  EXPECT_THAT(error, HasSubstr("of its 2 ranks."));
+  EXPECT_THAT(error, HasSubstr("the memory that is free: "));
+  EXPECT_THAT(error, HasSubstr("\n  fix:  "));
+  EXPECT_EQ(error_of(run, one, Holding::Training, bytes - 1), "no error") << "the other is on another machine";
+  EXPECT_EQ(error_of(run, both, Holding::Weights, bytes - 1), "no error");
+}
+
+TEST(MemoryFit, OfALargePlanDoesNotOverflow) {
+  config::RunConfig config;
+  config.model.num_layers = 4096;
+  config.model.hidden_size = 65536;
+  config.model.vocab_size = 4096;
+  const ResolvedRun run = resolve(config);
+  EXPECT_GT(bytes_of_ranks(run, {}, Holding::Training), std::int64_t{1} << 51);
+  EXPECT_THAT(error_of(run, {}, Holding::Training, std::uint64_t{1} << 50), HasSubstr("memory must hold"));
+}
+
+}  // namespace
+}  // namespace megatron::plan
