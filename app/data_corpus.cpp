@@ -33,7 +33,7 @@ struct RunFlags {
     v.title("how it is done");
     v("workers", workers, "Threads; 0: one a core. The result is the same with any number.");
     v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
 

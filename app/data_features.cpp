@@ -53,7 +53,7 @@ struct FeaturesFlags {
     v("threads", threads, "Threads that tokenize; 0: one a core.");
     v.title("what is written");
     v("output", output, "File of JSON lines to write: id, tokens, types and the target of each row.");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
 };

@@ -59,7 +59,7 @@ struct MergeFlags {
 
   void visit(auto& v) {
     v("output_prefix", output_prefix, "Prefix of the pair to write.");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print what was written as a JSON object.");
   }
 };
@@ -76,7 +76,7 @@ struct SplitFlags {
     v("shares", shares, "Shares of the documents, such as 8,1,1.");
     v("documents", documents, "Numbers of documents, such as 1000,50; what is left is not written.");
     v("names", names, "Names of the parts instead of 0, 1, ….");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print what was written as a JSON object.");
   }
 };

@@ -68,7 +68,7 @@ struct PreprocessFlags {
     v("restart", restart, "Begin anew where an interrupted run could go on.");
     v.title("what is written");
     v("output_prefix", output_prefix, "Beginning of the names to write.");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
 };

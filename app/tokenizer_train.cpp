@@ -59,7 +59,7 @@ struct Flags {
     v("threads", threads, "Threads that count; 0: one a core. The result does not depend on it.");
     v.title("what is written");
     v("output", output, "Folder to write the tokenizer into.");
-    v("progress", progress, "Progress with rate and ETA: auto, on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print the result as a JSON object.");
   }
 

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+#include <algorithm>
 #include <cstdio>
-#include <memory>
+#include <cstdlib>
 
 #include "megatron/base/error.h"
 #include "megatron/base/log.h"
@@ -70,25 +73,83 @@ TEST(ProgressLine, LeavesOutWhatIsNotKnown) {
             "read  0 %  0 B of 10 B");
 }
 
-TEST(Progress, WritesOneRedrawnLineWhenOn) {
+/// A terminal, and what a program that writes to it shows.
+class Terminal {
+ public:
+  Terminal() : master_(posix_openpt(O_RDWR | O_NOCTTY)) {
+    grantpt(master_);
+    unlockpt(master_);
+    stream_ = std::fopen(ptsname(master_), "w");
+  }
+  ~Terminal() {
+    std::fclose(stream_);
+    close(master_);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  std::FILE* stream() const { return stream_; }
+  /// All that is shown up to the end of a line; waits for it.
+  std::string line() const {
+    std::string out;
+    for (char c = 0; c != '\n' && read(master_, &c, 1) == 1;) out += c;
+    return out;
+  }
+
+ private:
+  int master_;
+  std::FILE* stream_;
+};
+
+TEST(Progress, RedrawsOneLineOnATerminal) {
+  for (const Progress::Mode mode : {Progress::Mode::Auto, Progress::Mode::On}) {
+    Terminal terminal;
+    ASSERT_TRUE(is_terminal(terminal.stream()));
+    {
+      Progress progress("work", "items", 4, mode, terminal.stream());
+      Stopwatch waited;
+      while (waited.seconds() < 0.25) progress.update(1);  // past the interval of redrawing, once
+      progress.update(4, "done");
+    }
+    const std::string text = terminal.line();
+    EXPECT_THAT(text, testing::StartsWith("\r\x1b[Kwork  25 %  1 of 4 items"));
+    EXPECT_THAT(text, testing::ContainsRegex("\r\x1b\\[Kwork  100 %  4 of 4 items  .*  done\r\n$"));
+  }
+}
+
+TEST(Progress, LeavesAPipeAloneUnlessItIsAskedFor) {
+  Capture capture;
+  {
+    Progress progress("work", "items", 4, Progress::Mode::Auto, capture.stream(), 0);
+    for (int i = 1; i <= 4; ++i) progress.update(i);
+  }
+  EXPECT_EQ(capture.text(), "");
+}
+
+TEST(Progress, WritesWholeLinesToAPipeAndTheLastOfThemOnce) {
+  Capture capture;
+  {
+    Progress progress("work", "items", 4, Progress::Mode::On, capture.stream(), 0);
+    for (int i = 1; i <= 4; ++i) progress.update(i);
+    progress.finish();
+  }
+  const std::string text = capture.text();
+  EXPECT_THAT(text, testing::MatchesRegex("work  25 % .*\nwork  50 % .*\nwork  75 % .*\nwork  100 % .*\n"));
+  EXPECT_THAT(text, testing::Not(testing::ContainsRegex("[\r\x1b]")));
+}
+
+TEST(Progress, SaysTheEndOfAShortJobWhereItIsAskedFor) {
   Capture capture;
   {
     Progress progress("work", "items", 4, Progress::Mode::On, capture.stream());
-    Stopwatch waited;
-    while (waited.seconds() < 0.25) progress.update(1);  // past the interval of redrawing, once
-    progress.update(4, "done");
+    for (int i = 1; i <= 4; ++i) progress.update(i);
   }
-  const std::string text = capture.text();
-  EXPECT_THAT(text, testing::StartsWith("\r\x1b[Kwork  25 %  1 of 4 items"));
-  EXPECT_THAT(text, testing::ContainsRegex("\r\x1b\\[Kwork  100 %  4 of 4 items  .*  done\n$"));
+  EXPECT_THAT(capture.text(), testing::MatchesRegex("work  100 %  4 of 4 items[^\n]*\n"));
 }
 
-TEST(Progress, IsSilentWhereAJobIsShortOrItIsOff) {
+TEST(Progress, IsSilentWhereItIsOff) {
   Capture capture;
   {
-    Progress plain("work", "items", 4, Progress::Mode::Auto, capture.stream());
-    plain.update(2);
-    Progress off("work", "items", 4, Progress::Mode::Off, capture.stream());
+    Progress off("work", "items", 4, Progress::Mode::Off, capture.stream(), 0);
     off.update(4);
     off.finish();
   }

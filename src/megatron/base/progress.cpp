@@ -11,7 +11,7 @@
 namespace megatron {
 namespace {
 
-constexpr double kRedrawInterval_s = 0.2, kPlainInterval_s = 30;
+constexpr double kRedrawInterval_s = 0.2;
 
 template <std::size_t N>
 std::string scaled(double value, const std::array<const char*, N>& units) {
@@ -84,12 +84,14 @@ Progress::Mode Progress::mode_of(std::string_view text) {
   throw ConfigError(rule_got_fix("progress is auto, on or off.", concat("'", text, "'"), "auto (the default)"));
 }
 
-Progress::Progress(std::string what, std::string unit, std::int64_t total, Mode mode, std::FILE* stream)
+Progress::Progress(std::string what, std::string unit, std::int64_t total, Mode mode, std::FILE* stream, double every_s)
     : state_{.what = std::move(what), .unit = std::move(unit), .total = total, .note = {}},
       stream_(stream),
-      silent_(mode == Mode::Off),
-      redraws_(mode == Mode::On || (mode == Mode::Auto && is_terminal(stream))),
-      next_show_s_(redraws_ ? kRedrawInterval_s : kPlainInterval_s) {}
+      every_s_(is_terminal(stream) ? kRedrawInterval_s : every_s),
+      redraws_(is_terminal(stream)),
+      silent_(mode == Mode::Off || (mode == Mode::Auto && !redraws_)),
+      always_ends_(mode == Mode::On),
+      next_show_s_(every_s_) {}
 
 void Progress::start_at(std::int64_t done) {
   state_.first = state_.done = done;
@@ -106,15 +108,16 @@ void Progress::update(std::int64_t done, std::string_view note) {
 
 void Progress::show(bool last) {
   state_.elapsed_s = since_start_.seconds();
-  next_show_s_ = state_.elapsed_s + (redraws_ ? kRedrawInterval_s : kPlainInterval_s);
+  next_show_s_ = state_.elapsed_s + every_s_;
   const std::string line = concat(redraws_ ? kEraseLine : "", progress_line(state_), last || !redraws_ ? "\n" : "");
   std::fwrite(line.data(), 1, line.size(), stream_);
   std::fflush(stream_);
-  shown_ = true;
+  shown_done_ = state_.done;
 }
 
 void Progress::finish() {
-  if (!silent_ && shown_) show(true);  // a job too short to show anything needs no last line
+  const bool shown = shown_done_ >= 0, repeats = !redraws_ && shown_done_ == state_.done;
+  if (!silent_ && (shown || always_ends_) && !repeats) show(true);
   silent_ = true;
 }
 

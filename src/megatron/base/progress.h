@@ -33,19 +33,22 @@ struct ProgressState {
 };
 std::string progress_line(const ProgressState& state);
 
-/// Shows how far a job is. On a terminal one line is redrawn, a few times a second at most; elsewhere a plain line is
-/// written every 30 s, so that a log stays readable. update() costs a clock read. One thread at a time may call it.
+/// Shows how far a job is. On a terminal one line is redrawn, a few times a second at most. A pipe or a file gets
+/// nothing unless it is asked for, and then whole lines, 30 s apart: what else is written there stays readable.
+/// update() costs a clock read. One thread at a time may call it.
 class Progress {
  public:
   enum class Mode : std::uint8_t {
-    Auto,  ///< redrawn on a terminal, rare lines elsewhere
-    On,    ///< redrawn wherever it goes
+    Auto,  ///< redrawn on a terminal, silent elsewhere
+    On,    ///< redrawn on a terminal, lines elsewhere, the last one however short the job is
     Off,   ///< silent
   };
   /// "auto", "on" or "off"; anything else is a ConfigError.
   static Mode mode_of(std::string_view text);
 
-  Progress(std::string what, std::string unit, std::int64_t total, Mode mode = Mode::Auto, std::FILE* stream = stderr);
+  /// `every_s`: seconds between lines where the stream is no terminal.
+  Progress(std::string what, std::string unit, std::int64_t total, Mode mode = Mode::Auto, std::FILE* stream = stderr,
+           double every_s = 30);
   ~Progress() { finish(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -53,7 +56,7 @@ class Progress {
   /// Work that is already done and took none of this run's time.
   void start_at(std::int64_t done);
   void update(std::int64_t done, std::string_view note = "");
-  /// Shows the last state and ends the line. A finished progress stays silent.
+  /// Shows the last state, unless the last line is of it, and ends the line. A finished progress stays silent.
   void finish();
 
  private:
@@ -61,9 +64,11 @@ class Progress {
 
   ProgressState state_;
   std::FILE* stream_;
-  bool silent_;
+  double every_s_;
   bool redraws_;
-  bool shown_ = false;
+  bool silent_;
+  bool always_ends_;              ///< shows the last state of a job that was too short to show any
+  std::int64_t shown_done_ = -1;  ///< what the last line said; -1: there is none
   Stopwatch since_start_;
   double next_show_s_ = 0;
 };
