@@ -12,9 +12,10 @@ namespace {
 namespace svg = schedule::svg;
 
 // In pixels.
-constexpr double kLeft = 30, kTop = 96, kHeight = 210, kColumn = 30, kClusterGap = 20, kGroupGap = 44, kLine = 13,
-                 kRow = kHeight + 110;
-constexpr double kWidest = 960;  // groups that would go further begin a new row
+constexpr double kLeft = 30, kTop = 96, kHeight = 210, kColumn = 30, kGap = 12, kGroupGap = 44, kLine = 13;
+constexpr double kWidest = 960;    // groups that would go further begin a new row
+constexpr double kLongText = 150;  // longer labels are cut
+constexpr double kLabelSize = 11, kNumberSize = 10, kHeadingSize = 12;
 
 std::string style() {
   return "<style>text{font:11px sans-serif;fill:#222}.h{font-size:16px;font-weight:bold}.s{font-weight:bold;"
@@ -22,28 +23,56 @@ std::string style() {
          ".c0{fill:#a9a9a9}.c1{fill:#4477aa}</style>\n";
 }
 
-double width_of(const BarGroup& group, std::size_t series) {
-  return static_cast<double>(group.clusters.size()) * (static_cast<double>(series) * kColumn + kClusterGap);
+std::vector<std::string> lines_of(const std::string& label) {
+  std::vector<std::string> lines;
+  std::istringstream in(label);
+  for (std::string line; std::getline(in, line);) lines.push_back(svg::shortened(line, kLongText, kLabelSize));
+  return lines;
 }
 
-std::string lines_at(double x, double y, const std::string& text) {
-  std::istringstream lines(text);
-  std::string out, line;
-  for (; std::getline(lines, line); y += kLine) out += svg::text_at(x, y, "m", line);
+/// Clusters of a group are alike: as wide as the longest of its labels and numbers needs.
+struct Widths {
+  Widths(const BarGroup& group, std::size_t series) {
+    for (const BarCluster& each : group.clusters) {
+      for (const std::string& text : each.texts) column = std::max(column, svg::text_width(text, kNumberSize) + 4);
+      for (const std::string& line : lines_of(each.label)) label = std::max(label, svg::text_width(line, kLabelSize));
+    }
+    columns = static_cast<double>(series) * column;
+    cluster = std::max(columns, label) + kGap;
+    bars = static_cast<double>(group.clusters.size()) * cluster;
+    group_width = std::max(bars, svg::text_width(group.heading, kHeadingSize, true));
+  }
+
+  double column = kColumn, label = 0;
+  double columns = 0;  ///< of one cluster
+  double cluster = 0;  ///< with the gap to the next
+  double bars = 0;
+  double group_width = 0;
+};
+
+/// `x`: where the cluster begins, `bottom`: of the columns.
+std::string cluster_at(double x, double bottom, const BarCluster& cluster, const Widths& widths, double most) {
+  std::string out;
+  const double middle = x + (widths.cluster - kGap) / 2, first = middle - widths.columns / 2;
+  for (std::size_t i = 0; i < cluster.values.size(); ++i) {
+    const double left = first + static_cast<double>(i) * widths.column, height = kHeight * cluster.values[i] / most;
+    const double top = bottom - height;
+    out += svg::box(left + 1, top, widths.column - 2, height, concat("c", i)) + "/>\n";
+    out += svg::text_at(left + widths.column / 2, top - 4, "n", cluster.texts[i]);
+  }
+  double y = bottom + 16;
+  for (const std::string& line : lines_of(cluster.label)) {
+    out += svg::text_at(middle, y, "m", line);
+    y += kLine;
+  }
   return out;
 }
 
-/// `bottom`: of the columns.
-std::string cluster_at(double x, double bottom, const BarCluster& cluster, double most) {
-  std::string out;
-  for (std::size_t i = 0; i < cluster.values.size(); ++i) {
-    const double left = x + static_cast<double>(i) * kColumn, height = kHeight * cluster.values[i] / most;
-    const double top = bottom - height;
-    out += svg::box(left, top, kColumn - 2, height, concat("c", i)) + "/>\n";
-    out += svg::text_at(left + kColumn / 2 - 1, top - 4, "n", cluster.texts[i]);
-  }
-  const double middle = x + static_cast<double>(cluster.values.size()) * kColumn / 2 - 1;
-  return out + lines_at(middle, bottom + 16, cluster.label);
+double label_lines(const std::vector<BarGroup>& groups) {
+  std::size_t most = 1;
+  for (const BarGroup& group : groups)
+    for (const BarCluster& cluster : group.clusters) most = std::max(most, lines_of(cluster.label).size());
+  return static_cast<double>(most);
 }
 
 }  // namespace
@@ -51,30 +80,37 @@ std::string cluster_at(double x, double bottom, const BarCluster& cluster, doubl
 std::string draw_bars(const std::string& title, const std::vector<std::string>& series,
                       const std::vector<BarGroup>& groups) {
   std::string body;
+  double x = kLeft, right = 0;
   for (std::size_t i = 0; i < series.size(); ++i) {
-    const double x = kLeft + 130 * static_cast<double>(i);
     body += svg::box(x, 39, 12, 12, concat("c", i)) + "/>\n" + svg::text_at(x + 18, 49, "", series[i]);
+    right = x + 18 + svg::text_width(series[i], kLabelSize);
+    x = std::max(x + 130, right + 20);
   }
-  double x = kLeft, bottom = kTop + kHeight, right = 0;
+  x = kLeft;
+  const double below = kLine * label_lines(groups) + 16;
+  double bottom = kTop + kHeight;
   for (const BarGroup& group : groups) {
     double most = 1e-300;
     for (const BarCluster& cluster : group.clusters)
       for (const double value : cluster.values) most = std::max(most, value);
-    const double width = width_of(group, series.size());
-    if (x > kLeft && x + width > kWidest) {
+    const Widths widths(group, series.size());
+    if (x > kLeft && x + widths.group_width > kWidest) {
       x = kLeft;
-      bottom += kRow;
+      bottom += kHeight + below + 68;
     }
     body += svg::text_at(x, bottom - kHeight - 22, "s", group.heading);
-    body += concat("<path class=\"x\" d=\"M", svg::px(x - 6), " ", svg::px(bottom), "h", svg::px(width), "\"/>\n");
+    body +=
+        concat("<path class=\"x\" d=\"M", svg::px(x - 6), " ", svg::px(bottom), "h", svg::px(widths.bars), "\"/>\n");
+    double at = x;
     for (const BarCluster& cluster : group.clusters) {
-      body += cluster_at(x, bottom, cluster, most);
-      x += static_cast<double>(series.size()) * kColumn + kClusterGap;
+      body += cluster_at(at, bottom, cluster, widths, most);
+      at += widths.cluster;
     }
+    x += widths.group_width;
     right = std::max(right, x);
     x += kGroupGap;
   }
-  return svg::document(std::max(right, kWidest / 2), bottom + 56, style(), title, kLeft, body);
+  return svg::document(std::max(right + 10, kWidest / 2), bottom + below + 14, style(), title, kLeft, body);
 }
 
 }  // namespace megatron::plan

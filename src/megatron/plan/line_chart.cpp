@@ -18,7 +18,9 @@ namespace {
 namespace svg = schedule::svg;
 
 // In pixels.
-constexpr double kLeft = 70, kTop = 60, kWidth = 720, kHeight = 360, kLegendRow = 18;
+constexpr double kLeastLeft = 70, kTop = 60, kWidth = 720, kHeight = 360, kLegendRow = 18;
+constexpr double kSize = 11;          // of the font
+constexpr double kLongestName = 260;  // of a curve; longer ones are cut
 
 // Told apart by people who see colours differently (Okabe and Ito 2008), dark enough on white.
 constexpr std::array<const char*, 8> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -50,7 +52,7 @@ struct Range {
 
 std::string number(double value) {
   std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.6g", value);
+  std::snprintf(text.data(), text.size(), "%.10g", value);
   return text.data();
 }
 
@@ -71,21 +73,28 @@ class Axes {
     if (!(y_.low <= y_.high)) throw std::logic_error("curves without a finite point");
     x_.widen();
     y_.widen();
+    y_ticks_ = labelled(axis_ticks(y_.low, y_.high, 8));
+    left_ = std::max(kLeastLeft, widest(y_ticks_) + 16);
+    x_ticks_ = labelled(axis_ticks(x_.low, x_.high, 8));
+    if (widest(x_ticks_) > kWidth / 9) x_ticks_ = labelled(axis_ticks(x_.low, x_.high, 4));  // long numbers
   }
+
+  double left() const { return left_; }
+  double right() const { return left_ + kWidth; }
 
   std::string grid(const std::string& x_name, const std::string& y_name) const {
     std::string out;
-    for (const double x : axis_ticks(x_.low, x_.high, 8)) {
+    for (const double x : x_ticks_) {
       out += path("g", concat("M", svg::px(at_x(x)), " ", svg::px(kTop), "v", svg::px(kHeight)));
       out += svg::text_at(at_x(x), kTop + kHeight + 16, "m", number(x));
     }
-    for (const double y : axis_ticks(y_.low, y_.high, 8)) {
-      out += path("g", concat("M", svg::px(kLeft), " ", svg::px(at_y(y)), "h", svg::px(kWidth)));
-      out += svg::text_at(kLeft - 6, at_y(y) + 4, "e", number(y));
+    for (const double y : y_ticks_) {
+      out += path("g", concat("M", svg::px(left_), " ", svg::px(at_y(y)), "h", svg::px(kWidth)));
+      out += svg::text_at(left_ - 6, at_y(y) + 4, "e", number(y));
     }
-    out += path("x", concat("M", svg::px(kLeft), " ", svg::px(kTop), "v", svg::px(kHeight), "h", svg::px(kWidth)));
-    out += svg::text_at(kLeft + kWidth / 2, kTop + kHeight + 36, "m", x_name);
-    return out + svg::text_at(kLeft, kTop - 10, "m", y_name);
+    out += path("x", concat("M", svg::px(left_), " ", svg::px(kTop), "v", svg::px(kHeight), "h", svg::px(kWidth)));
+    out += svg::text_at(left_ + kWidth / 2, kTop + kHeight + 36, "m", svg::shortened(x_name, kWidth, kSize));
+    return out + svg::text_at(10, kTop - 14, "", svg::shortened(y_name, kWidth, kSize));
   }
 
   std::string line(const Curve& curve, const char* colour) const {
@@ -99,10 +108,23 @@ class Axes {
   }
 
  private:
-  double at_x(double x) const { return kLeft + kWidth * x_.share(x); }
+  /// Where numbers differ by less than their labels say, one of those with equal labels.
+  static std::vector<double> labelled(std::vector<double> ticks) {
+    ticks.erase(std::unique(ticks.begin(), ticks.end(), [](double a, double b) { return number(a) == number(b); }),
+                ticks.end());
+    return ticks;
+  }
+  static double widest(const std::vector<double>& ticks) {
+    double width = 0;
+    for (const double tick : ticks) width = std::max(width, svg::text_width(number(tick), kSize));
+    return width;
+  }
+  double at_x(double x) const { return left_ + kWidth * x_.share(x); }
   double at_y(double y) const { return kTop + kHeight * (1 - y_.share(y)); }
 
   Range x_, y_;
+  std::vector<double> x_ticks_, y_ticks_;
+  double left_ = kLeastLeft;
 };
 
 }  // namespace
@@ -142,13 +164,15 @@ std::string draw_curves(const std::string& title, const std::string& x_name, con
   if (curves.size() > kColours.size()) throw std::logic_error("more curves than colours");
   const Axes axes(curves);
   std::string body = axes.grid(x_name, y_name);
-  double y = kTop + 14;
+  double y = kTop + 14, names = 0;
   for (std::size_t i = 0; i < curves.size(); ++i, y += kLegendRow) {
+    const std::string name = svg::shortened(curves[i].name, kLongestName, kSize);
+    names = std::max(names, svg::text_width(name, kSize));
     body += axes.line(curves[i], kColours[i]);
-    body += path("c", concat("M", svg::px(kLeft + kWidth - 190), " ", svg::px(y - 4), "h24"), kColours[i]);
-    body += svg::text_at(kLeft + kWidth - 160, y, "", curves[i].name);
+    body += path("c", concat("M", svg::px(axes.right() + 24), " ", svg::px(y - 4), "h24"), kColours[i]);
+    body += svg::text_at(axes.right() + 54, y, "", name);
   }
-  return svg::document(kLeft + kWidth + 30, kTop + kHeight + 54, style(), title, kLeft, body);
+  return svg::document(axes.right() + 54 + names + 14, kTop + kHeight + 54, style(), title, axes.left(), body);
 }
 
 }  // namespace megatron::plan

@@ -18,7 +18,7 @@ using svg::text_at;
 
 // In pixels.
 constexpr double kLeft = 62, kPlot = 1000, kRight = 158, kWidth = kLeft + kPlot + kRight;
-constexpr double kDigit = 6;  // width of a digit in a box
+constexpr double kSize = 11, kNumberSize = 10;  // of the font, and of numbers in boxes
 constexpr int kMostTicks = 12;
 constexpr double kMostBoxes = 20'000;    // of a picture
 constexpr std::size_t kMostTips = 4000;  // more operations than this have no tooltips: they would be most of the file
@@ -99,7 +99,8 @@ class Panel {
     const double y = top(rank), curve_bottom = y + rows_.lanes * rows_.lane + rows_.curve;
     const double idle = timeline_.makespan > 0 ? timeline_.idle[index] / timeline_.makespan : 0;
     const double side = kLeft + kPlot + 8, middle = y + rows_.lanes * rows_.lane / 2 + 4;
-    std::string out = text_at(kLeft - 8, middle, "e", concat("rank ", rank));
+    const bool many = timeline_.placement.num_ranks() > 1000;  // the word has no room beside the number
+    std::string out = text_at(kLeft - 8, middle, "e", concat(many ? "" : "rank ", rank));
     out += text_at(side, middle, "", percent(idle, 1) + " idle");
     out += text_at(side, curve_bottom - rows_.curve / 2 + 4, "g", "peak " + peak_text(timeline_, rank));
     out += box(kLeft, y, timeline_.makespan * scale_, rows_.lanes * rows_.lane, "i") + "/>\n";
@@ -157,7 +158,7 @@ class Panel {
     const double drawn = width > 4 ? width - 0.5 : width;  // a gap between neighbours
     std::string out = box(left, y, drawn, rows_.lane, class_of(slot.op.kind, hue)) + tip(slot, begin, end);
     const std::string number = concat(slot.op.microbatch);
-    if (group_ == 1 && rows_.lane >= 11 && width >= kDigit * static_cast<double>(number.size()) + 3)
+    if (group_ == 1 && rows_.lane >= 11 && width >= svg::text_width(number, kNumberSize) + 3)
       out += text_at(left + drawn / 2, y + rows_.lane / 2 + 3.5, number_class(slot.op.kind), number);
     return out;
   }
@@ -206,12 +207,15 @@ class Panel {
   std::string axis() const {
     const double y = bottom_ + 2;
     std::string out = concat("<path class=\"x\" d=\"M", px(kLeft), " ", px(y), "h", px(kPlot), "\"/>\n");
+    double right = kLeft + kPlot;  // of all that is written so far
     for (int i = 0; i <= axis_.num_ticks; ++i) {
       const double at = x(i * axis_.step);
+      const std::string number = axis_.text(i * axis_.step, false);
+      right = std::max(right, at + svg::text_width(number, kSize) / 2);
       out += concat("<path class=\"l\" d=\"M", px(at), " ", px(rows_top_), "V", px(y + 4), "\"/>\n");
-      out += text_at(at, y + 16, "m", axis_.text(i * axis_.step, false));
+      out += text_at(at, y + 16, "m", number);
     }
-    return out + text_at(kLeft + kPlot + 8, y + 16, "", concat("time in ", axis_.name));
+    return out + text_at(right + 8, y + 16, "", concat("time in ", axis_.name));
   }
 
   const Timeline& timeline_;
