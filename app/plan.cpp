@@ -10,7 +10,6 @@
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
-#include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
@@ -31,14 +30,26 @@ constexpr const char* kUsage =
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false;
-  std::string draw, trace;
+  std::string draw, trace, processor = "amx";
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.");
     v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).");
     v("trace", trace, "Timeline that log.trace has measured, drawn beside a simulation with its operations' times.");
+    v("processor", processor,
+      "What the ranks' processors have, where train.kernels is auto: amx, avx512_bf16, avx512, avx2 or reference. bf16 "
+      "on "
+      "the first two keeps packed copies of weights.");
     run.visit(v);
   }
 };
+
+/// Throws ConfigError for a processor that there is not.
+void check_processor(const std::string& processor) {
+  const std::vector<std::string> all = {"amx", "avx512_bf16", "avx512", "avx2", "reference"};
+  if (std::find(all.begin(), all.end(), processor) == all.end())
+    throw ConfigError(rule_got_fix("--processor must be amx, avx512_bf16, avx512, avx2 or reference.",
+                                   concat("'", processor, "'"), "--processor amx (the default: most memory)"));
+}
 
 bool draws_picture(const std::string& file) {
   if (file.ends_with(".svg")) return true;
@@ -118,11 +129,12 @@ int plan(const Args& args) {
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
                                [&] { resolved = resolve_with_tokenizer(options.run, {}); });
   const plan::ResolvedRun& run = resolved->run;
+  check_processor(options.processor);
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const std::string machine = kernels::instruction_set();
-  const std::string text = options.as_json ? plan::report(run, machine).dump() + "\n" : plan::report_text(run, machine);
+  const std::string text =
+      options.as_json ? plan::report(run, options.processor).dump() + "\n" : plan::report_text(run, options.processor);
   if (!options.draw.empty()) {
     const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",

@@ -49,6 +49,17 @@ class PlanDrawing(unittest.TestCase):
         self.assertEqual(all_of["schedule"]["peak_activations"], [4, 4, 4, 4])
         self.assertEqual(again.read_text(), text.read_text())
 
+    def test_memory_is_of_the_device_and_processor_that_are_stated(self):
+        def packed(*options):
+            plan = json.loads(run("plan", self.recipe, "--bf16", *options, "--json"))
+            return sum(plan["memory_bytes"]["packed_weights"])
+        self.assertGreater(packed("--processor", "amx"), 0)
+        self.assertEqual(packed("--processor", "amx"), packed("--processor", "avx512_bf16"))
+        self.assertEqual(packed("--processor", "avx2"), 0)
+        self.assertEqual(packed("--device", "cuda", "--launch", "processes"), 0)
+        self.assertEqual(packed(), packed("--processor", "amx"))  # not what this machine has
+        self.assertIn("--processor", run("plan", self.recipe, "--processor", "z80", code=2))
+
     def test_files_that_cannot_be_drawn_or_read_are_refused_and_nothing_is_written(self):
         self.assertIn(".svg", run("plan", self.recipe, "--draw", self.path / "schedule.png", code=2))
         picture = self.path / "schedule.svg"

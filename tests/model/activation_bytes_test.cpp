@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "megatron/comm/local_backend.h"
+#include "megatron/plan/counts.h"
 #include "megatron/plan/memory.h"
 #include "tests/model/small_gpt.h"
 
@@ -215,6 +216,28 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
       SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
       expect_planned(kind, mode, t, sp);
     }
+}
+
+/// Korthikanti et al. 2022, table 2, count 34 s b h of a layer without its scores. What is measured leaves out of these
+/// the norms' outputs (2 + 2, computed again from their inputs) and two dropout masks (1 + 1, drawn again), all on each
+/// rank unless the sequence is split; and of the scores it keeps one number a row.
+TEST_P(ActivationBytes, AreThoseOfThePapersFormulaWithoutWhatIsComputedAgain) {
+  const auto [t, sp] = GetParam();
+  const Kind kind{"gpt in bf16", false, at::kBFloat16};
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const auto layer = [&, t = t, sp = sp](const Mode& mode) {
+    return static_cast<double>(measure(kind, mode, t, sp, part).for_backward) / 3;
+  };
+  const auto paper = [&, t = t, sp = sp](plan::Recomputation what) {
+    return plan::paper_activation_bytes(32, 2, 64, 4, t, sp, what);
+  };
+  const double sbh = 32 * 2 * 64, again = 6 * sbh / (sp ? t : 1), gelu = 8 * sbh / t;
+  const double whole = layer({.name = "GELU kept", .gelu = false}), usual = layer({.name = "none"});
+  EXPECT_NEAR(whole, paper(plan::Recomputation::Selective) - again, 0.03 * whole) << "flash attention keeps no scores";
+  EXPECT_NEAR(usual, paper(plan::Recomputation::Selective) - again - gelu, 0.03 * whole);
+  EXPECT_LT(usual, paper(plan::Recomputation::None) / 2);
+  EXPECT_NEAR(layer({.name = "uniform", .recompute = "full", .num_layers = 1}),
+              paper(plan::Recomputation::Full) / (sp ? t : 1), 0.03 * sbh);
 }
 
 }  // namespace

@@ -100,6 +100,31 @@ TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixForAmxAndDotProducts) {
   EXPECT_EQ(packed("fp16", "auto", "amx"), 0);
 }
 
+TEST(MemoryPlan, CountsNoPackedCopiesOnAGpuWhateverProcessorPlans) {
+  const ResolvedRun gpu = with([](auto& c) {
+    c.train.dtype = "bf16";
+    c.parallel.device = "cuda";
+  });
+  for (const char* processor : {"", "amx", "avx512_bf16", "avx2"})
+    EXPECT_EQ(memory_plan(gpu, 0, 0, 0, processor).packed_weights, 0) << processor;
+}
+
+TEST(MemoryPlan, OfTheRankThatHoldsMostIsThatOfNoOtherRank) {
+  const ResolvedRun run = with([](auto& c) {
+    c.parallel.tp = 2;
+    c.parallel.pp = 4;
+  });
+  const MemoryPlan largest = largest_memory(run);
+  bool found = false;
+  for (int pp_rank = 0; pp_rank < 4; ++pp_rank)
+    for (int tp_rank = 0; tp_rank < 2; ++tp_rank) {
+      const MemoryPlan memory = memory_of(run, tp_rank, pp_rank);
+      EXPECT_LE(memory.total(), largest.total());
+      found = found || memory.total() == largest.total();
+    }
+  EXPECT_TRUE(found);
+}
+
 TEST(LayerActivationBytes, CountEachTensorThatIsKept) {
   // Width 256, 4 heads, MLP 1024, 128 tokens: two streams, q, k, v, attention's output and logsumexp, MLP, statistics.
   const auto bytes = [](auto change) {

@@ -3,13 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
+#include <sstream>
 
+#include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/config/options.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {
@@ -78,7 +84,10 @@ TEST(Report, ListsTheShardsOfTheDistributedOptimizerWhichCoverEveryGradientOnce)
   }
   for (const json& slot : buffer["slots"])
     EXPECT_EQ(elements[slot["name"]], slot["end"].get<std::int64_t>() - slot["begin"].get<std::int64_t>());
-  EXPECT_THAT(report_text(run), ::testing::HasSubstr("shards: what a dp rank updates of bucket 0\n"));
+  const std::string text = report_text(run);
+  EXPECT_THAT(text, ::testing::HasSubstr("shards: what a dp rank updates of bucket 0\n"));
+  // A shard within one parameter names it once.
+  EXPECT_FALSE(std::regex_search(text, std::regex(R"((\w+\.weight \d+-\d+): \1)"))) << text;
   EXPECT_FALSE(report(small_run())["gradient_buffers"][0].contains("shards"));
 }
 
@@ -100,8 +109,128 @@ TEST(Report, SaysWhereBucketsTakeTurns) {
   EXPECT_FALSE(whole["gradient_buffers"][0].contains("pool"));
   EXPECT_THAT(report_text(run), ::testing::HasSubstr("in which buckets take turns"));
   EXPECT_THAT(report_text(run),
-              ::testing::HasSubstr("of sums; stage 1 would hold " + human_bytes(4 * static_cast<double>(all))));
+              ::testing::HasSubstr(concat("of sums; stage 1 would hold ", 4 * all / 1000, ".", 4 * all % 1000, " kB")));
   EXPECT_THAT(report_text(small_run()), ::testing::Not(::testing::HasSubstr("take turns")));
+}
+
+/// "12.345 GB", "7 B": whole thousandths of the unit, of bytes whole ones; and that unit.
+std::pair<std::int64_t, std::string> amount(const std::string& text) {
+  static const std::regex pattern(R"((\d+)(?:\.(\d{3}))? ([kMGT]?B).*)");
+  std::smatch parts;
+  EXPECT_TRUE(std::regex_match(text, parts, pattern)) << text;
+  return {std::stoll(parts[1].str() + parts[2].str()), parts[3]};
+}
+
+double bytes_of(const std::pair<std::int64_t, std::string>& amount) {
+  static const std::map<std::string, double> units = {{"B", 1}, {"kB", 1}, {"MB", 1e3}, {"GB", 1e6}, {"TB", 1e9}};
+  return static_cast<double>(amount.first) * units.at(amount.second);
+}
+
+/// The rows that follow a line which begins with `heading`, by name.
+std::vector<std::pair<std::string, std::string>> rows_under(const std::string& text, const std::string& heading,
+                                                            std::string* line = nullptr) {
+  std::istringstream lines(text.substr(text.find(heading)));
+  std::string row;
+  std::getline(lines, row);
+  if (line != nullptr) *line = row;
+  std::vector<std::pair<std::string, std::string>> rows;
+  while (std::getline(lines, row) && row.starts_with("  ")) {
+    const std::string name = row.substr(2, 20);
+    rows.emplace_back(name.substr(0, name.find_last_not_of(' ') + 1), row.substr(23));
+  }
+  return rows;
+}
+
+/// Every recipe of configs/ and some layouts and precisions of a small model.
+std::vector<std::pair<std::string, config::RunConfig>> many_recipes() {
+  std::vector<std::pair<std::string, config::RunConfig>> all;
+  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs")) {
+    if (!entry.is_regular_file()) continue;
+    config::RunConfig config;
+    config::load_toml(config, entry.path().string());
+    if (config.parallel.world_size <= 128) all.emplace_back(entry.path().filename().string(), config);
+  }
+  for (const int tp : {1, 2, 4})
+    for (const int pp : {1, 3})
+      for (const std::int64_t hidden : {8, 64, 520, 4096})
+        for (const char* dtype : {"fp32", "bf16"}) {
+          config::RunConfig config;
+          config.model.num_layers = 6;
+          config.model.hidden_size = hidden;
+          config.model.num_attention_heads = 4;
+          config.model.vocab_size = 777;
+          config.parallel.tp = tp;
+          config.parallel.pp = pp;
+          config.parallel.world_size = 2 * tp * pp;
+          config.optimizer.use_distributed_optimizer = hidden == 520;
+          config.optimizer.bucket_size = hidden * hidden;
+          config.optimizer.overlap_grad_reduce = true;
+          config.train.dtype = dtype;
+          config.train.global_batch_size = 12;
+          all.emplace_back(concat("tp ", tp, ", pp ", pp, ", h ", hidden, ", ", dtype), config);
+        }
+  return all;
+}
+
+TEST(Report, TotalsAreTheSumsOfTheRowsAboveThem) {
+  const auto recipes = many_recipes();
+  EXPECT_GT(recipes.size(), 60u);
+  for (const auto& [name, config] : recipes) {
+    SCOPED_TRACE(name);
+    const ResolvedRun run = resolve(config);
+    const std::string text = report_text(run, "amx");
+    std::int64_t sum = 0, total = -1;
+    std::string unit;
+    for (const auto& [kind, value] : rows_under(text, "memory of rank ")) {
+      const auto [figure, of] = amount(value);
+      EXPECT_TRUE(unit.empty() || unit == of) << kind;
+      unit = of;
+      if (kind == "total")
+        total = figure;
+      else
+        sum += figure;
+    }
+    EXPECT_EQ(total, sum);
+    // The plan's own sum of the rank that holds most, to the rounding of at most six rows.
+    const json totals = report(run, "amx")["memory_bytes"]["total"];
+    const double most = std::max_element(totals.begin(), totals.end())->get<double>();
+    EXPECT_NEAR(bytes_of({total, unit}), most, 3.5 * bytes_of({1, unit}));
+
+    std::string heading;
+    sum = 0;
+    for (const auto& [bucket, value] : rows_under(text, "gradient buffer of a rank", &heading))
+      if (bucket.starts_with("bucket ") || bucket == "…") sum += amount(value.substr(value.find(", ") + 2)).first;
+    EXPECT_EQ(amount(heading.substr(heading.find("elements, ") + 10)).first, sum);
+  }
+}
+
+TEST(Report, OfAGpuDoesNotDependOnTheProcessorAndSaysWhichItIsOf) {
+  config::RunConfig config;
+  config::load_toml(config, MEGATRON_TEST_FOLDER "/../configs/gpt_1.3b.toml");
+  config.train.dtype = "bf16";
+  config.parallel.device = "cuda";
+  EXPECT_EQ(report(resolve(config), "amx")["memory_bytes"], report(resolve(config), "avx2")["memory_bytes"]);
+  EXPECT_THAT(report_text(resolve(config), "amx"), ::testing::Not(::testing::HasSubstr("packed_weights")));
+  config.parallel.device = "cpu";
+  EXPECT_EQ(report(resolve(config), "amx")["target"], json({{"device", "cpu"}, {"processor", "amx"}}));
+  EXPECT_THAT(report_text(resolve(config), "amx"), ::testing::HasSubstr("on processors with amx (--processor)"));
+  EXPECT_THAT(report_text(resolve(config), "avx2"), ::testing::Not(::testing::HasSubstr("packed_weights")));
+}
+
+TEST(Report, ComparesWhatALayerKeepsWithThePapersFormula) {
+  config::RunConfig config = small_run().config;
+  EXPECT_TRUE(report(resolve(config))["layer_activations"].is_null()) << "32-bit elements";
+  config.train.dtype = "bf16";
+  const auto paper = [&] { return report(resolve(config))["layer_activations"]["paper_bytes"].get<double>(); };
+  const double sbh = 128.0 * 3 * 64, scores = 5 * 4 * 128 / 64.0;
+  EXPECT_EQ(paper(), sbh * (10 + (24 + scores) / 2));
+  config.parallel.sp = true;
+  EXPECT_EQ(paper(), sbh * (34 + scores) / 2);
+  config.train.recompute = "selective";
+  EXPECT_EQ(paper(), sbh * 34 / 2);
+  EXPECT_THAT(report_text(resolve(config)), ::testing::HasSubstr("by Korthikanti et al. 2022, table 2"));
+  config.model.gated_linear_unit = true;
+  EXPECT_TRUE(report(resolve(config))["layer_activations"].is_null());
 }
 
 TEST(Report, PlacesEveryGradientInOneBucket) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/plan/counts.h"
+#include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_buffers.h"
 
 namespace megatron::plan {
@@ -219,8 +220,10 @@ SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, i
   return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
 }
 
-bool packs_weights(const config::TrainConfig& train, std::string_view machine) {
-  const std::string_view kernels = train.kernels == "auto" ? machine : train.kernels;
+bool packs_weights(const config::RunConfig& config, std::string_view processor) {
+  const config::TrainConfig& train = config.train;
+  if (config.parallel.device != "cpu") return false;
+  const std::string_view kernels = train.kernels == "auto" ? processor : train.kernels;
   const bool tiles = kernels == "amx";
   return train.dtype == "bf16" ? tiles || kernels == "avx512_bf16"
                                : tiles && train.dtype == "fp32" && train.matmul_precision == "high";
@@ -240,7 +243,7 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
 }
 
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
-                       std::string_view machine) {
+                       std::string_view processor) {
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
@@ -253,12 +256,25 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   memory.parameters = elements * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = owned * element.optimizer;
-  if (packs_weights(config.train, machine)) memory.packed_weights = packed_weight_bytes(config.train, specs);
+  if (packs_weights(config, processor)) memory.packed_weights = packed_weight_bytes(config.train, specs);
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.is_t5())) *
                     (run.shape.padded_vocab / tp) * element.value;
   return memory;
+}
+
+MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
+  const schedule::Timeline timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                                         stage_costs(run.config, run.shape, run.parts));
+  MemoryPlan largest;
+  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
+    for (int tp_rank = 0; tp_rank < run.grid.size(Axis::Tp); ++tp_rank) {
+      const double activations = timeline.peak_bytes[static_cast<std::size_t>(pp_rank)];
+      const MemoryPlan memory = memory_plan(run, tp_rank, pp_rank, activations, processor);
+      if (memory.total() > largest.total()) largest = memory;
+    }
+  return largest;
 }
 
 }  // namespace megatron::plan

@@ -35,10 +35,10 @@ schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& sha
 /// train.recompute, as the mean of a stage of ceil(num_layers / num_stages) layers.
 SplitCosts split_costs(const config::RunConfig& config, const GptShape& shape, int num_stages);
 
-/// Whether a rank keeps copies of weights in the order of AMX or AVX512_BF16 (kernels/matmul.h): with bf16, or for AMX
-/// float32 and train.matmul_precision high. `machine`: the instruction set that train.kernels auto chooses there,
-/// kernels::instruction_set(); "" for one without either.
-bool packs_weights(const config::TrainConfig& train, std::string_view machine);
+/// Whether a rank keeps copies of weights in the order of AMX or AVX512_BF16 (kernels/matmul.h): on the CPU, with bf16,
+/// or for AMX float32 and train.matmul_precision high. `processor`: the instruction set that train.kernels auto takes
+/// on the processors of the ranks, as kernels::instruction_set() gives it there; "" for one without either.
+bool packs_weights(const config::RunConfig& config, std::string_view processor);
 
 /// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the
 /// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
@@ -61,8 +61,11 @@ struct MemoryPlan {
 };
 
 /// What the rank at `tp_rank` and `pp_rank` holds. `peak_activation_bytes`: of that pipeline rank, as
-/// schedule::simulate() gives it for the run's program with stage_costs(). `machine`: packs_weights().
+/// schedule::simulate() gives it for the run's program with stage_costs(). `processor`: packs_weights().
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
-                       std::string_view machine = {});
+                       std::string_view processor = {});
+
+/// What the rank holds that holds most. Simulates the run's program.
+MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor = {});
 
 }  // namespace megatron::plan

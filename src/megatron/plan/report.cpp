@@ -123,13 +123,13 @@ json first_step_of(const ResolvedRun& run) {
 }
 
 /// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor and pipeline groups alone.
-json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::string_view machine) {
+json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::string_view processor) {
   const int tp = run.grid.size(Axis::Tp);
   std::vector<MemoryPlan> plans;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
       plans.push_back(
-          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], machine));
+          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], processor));
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
     const Coord coord = run.grid.coord_of(rank);
@@ -144,6 +144,23 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::
     memory["total"].push_back(plan.total());
   }
   return memory;
+}
+
+/// Bytes that a layer keeps of one microbatch, with those that a layer as the papers have it would keep: 16-bit
+/// elements, four hidden widths in the MLP, a key for each head. null for others.
+json layer_activations_of(const ResolvedRun& run) {
+  const config::RunConfig& config = run.config;
+  const GptShape& shape = run.shape;
+  if (element_bytes(config) != 2 || shape.gated || shape.is_t5() || shape.ffn_hidden != 4 * shape.hidden ||
+      shape.groups() != shape.num_heads || shape.query_rows() != shape.hidden || config.train.recompute == "full")
+    return nullptr;
+  const bool selective = config.train.recompute == "selective";
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  return {{"bytes", layer_activation_bytes(config, shape)},
+          {"paper_bytes",
+           paper_activation_bytes(number(config.data.seq_length), number(config.train.micro_batch_size),
+                                  number(shape.hidden), number(shape.num_heads), config.parallel.tp, config.parallel.sp,
+                                  selective ? Recomputation::Selective : Recomputation::None)}};
 }
 
 /// Every stage: its layers, its pipeline rank, the world's ranks that hold it, and its elements over all tp ranks.
@@ -182,7 +199,7 @@ json schedule_of(const ResolvedRun& run, const schedule::Program& program, const
 
 }  // namespace
 
-json report(const ResolvedRun& run, std::string_view machine) {
+json report(const ResolvedRun& run, std::string_view processor) {
   const config::RunConfig& config = run.config;
   const std::int64_t batch = config.train.global_batch_size;
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
@@ -191,6 +208,7 @@ json report(const ResolvedRun& run, std::string_view machine) {
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     gradient_buffers.push_back(gradient_buffer_of(run, pp_rank));
   return {{"world_size", run.grid.world_size()},
+          {"target", {{"device", config.parallel.device}, {"processor", processor}}},
           {"layout",
            {{"tp", run.grid.size(Axis::Tp)},
             {"cp", run.grid.size(Axis::Cp)},
@@ -203,7 +221,8 @@ json report(const ResolvedRun& run, std::string_view machine) {
           {"gradient_buffers", gradient_buffers},
           {"warnings", gradient_warnings(run)},
           {"first_step", first_step_of(run)},
-          {"memory_bytes", memory_of(run, timeline, machine)},
+          {"memory_bytes", memory_of(run, timeline, processor)},
+          {"layer_activations", layer_activations_of(run)},
           {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
           {"parameters", parameter_count(run.shape)},
           {"padded_vocab", run.shape.padded_vocab},

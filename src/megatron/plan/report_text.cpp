@@ -17,6 +17,29 @@ std::string row(const std::string& name, const std::string& value, std::size_t w
   return "  " + name + std::string(name.size() < width ? width - name.size() : 0, ' ') + " " + value + "\n";
 }
 
+/// Bytes as whole thousandths of one unit, in which the largest of them are shown: sums of what is shown are shown
+/// exactly.
+class SharedUnit {
+ public:
+  explicit SharedUnit(double largest) {
+    for (const char* name : {"kB", "MB", "GB", "TB"})
+      if (largest >= 1000 * unit_) {
+        unit_ *= 1000;
+        name_ = name;
+      }
+  }
+  std::int64_t thousandths(double bytes) const { return std::llround(bytes / unit_ * (unit_ > 1 ? 1000 : 1)); }
+  std::string text(std::int64_t thousandths) const {
+    if (unit_ == 1) return concat(thousandths, " B");
+    const std::string digits = concat(thousandths % 1000);
+    return concat(thousandths / 1000, ".", std::string(3 - digits.size(), '0'), digits, " ", name_);
+  }
+
+ private:
+  double unit_ = 1;
+  const char* name_ = "B";
+};
+
 /// The first entries of a list by `text_of`, and that there are more.
 template <class TextOf>
 std::string beginning(const json& list, std::size_t shown, const TextOf& text_of) {
@@ -119,11 +142,12 @@ std::string shards_text(const json& shards) {
     const json& parts = shard["parameters"];
     std::string text = concat(shard["world"][0].get<std::int64_t>(), "-", shard["world"][1].get<std::int64_t>());
     if (parts.empty()) text += ", padding alone";
-    for (const json* part : {&parts.front(), &parts.back()}) {
-      if (parts.empty() || (part != &parts.front() && parts.size() == 1)) break;
-      text += concat(part == &parts.front() ? ": " : " … ", (*part)["name"].get<std::string>(), " ",
-                     (*part)["param"][0].get<std::int64_t>(), "-", (*part)["param"][1].get<std::int64_t>());
-    }
+    const auto held = [](const json& part) {
+      return concat(part["name"].get<std::string>(), " ", part["param"][0].get<std::int64_t>(), "-",
+                    part["param"][1].get<std::int64_t>());
+    };
+    if (!parts.empty()) text += ": " + held(parts.front());
+    if (parts.size() > 1) text += " … " + held(parts.back());
     out += row(concat("dp rank ", rank), text);
   }
   if (shards.size() > kShown) out += row("…", concat(shards.size(), " ranks"));
@@ -136,24 +160,30 @@ std::string buffer_text(const json& buffers) {
                                          [&](const json& a, const json& b) { return size(a) < size(b); });
   const double bytes = buffer["element_bytes"];
   const json& buckets = buffer["buckets"];
-  std::string out = concat("gradient buffer of a rank", buffers.size() > 1 ? " (the largest): " : ": ",
-                           buffer["size"].get<std::int64_t>(), " elements, ",
-                           human_bytes(bytes * buffer["size"].get<double>()), ", filled from bucket 0 on\n");
-  for (std::size_t i = 0; i < std::min(2 * kShown, buckets.size()); ++i) {
-    const json& bucket = buckets[i];
-    const json& names = bucket["parameters"];
-    const std::int64_t begin = bucket["begin"], end = bucket["end"];
-    out +=
-        row(concat("bucket ", i), concat(begin, "-", end, ", ", human_bytes(bytes * static_cast<double>(end - begin)),
-                                         ", ", names.size(), " gradients: ", names.front().get<std::string>(),
-                                         names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
+  const SharedUnit unit(bytes * buffer["size"].get<double>());
+  const std::size_t shown = std::min(2 * kShown, buckets.size());
+  std::string rows;
+  std::int64_t sum = 0;
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t held = unit.thousandths(bytes * static_cast<double>(end - begin));
+    sum += held;
+    return concat(begin, "-", end, ", ", unit.text(held), ", ");
+  };
+  for (std::size_t i = 0; i < shown; ++i) {
+    const json &bucket = buckets[i], &names = bucket["parameters"];
+    rows += row(concat("bucket ", i), concat(part(bucket["begin"], bucket["end"]), names.size(),
+                                             " gradients: ", names.front().get<std::string>(),
+                                             names.size() > 1 ? " … " + names.back().get<std::string>() : ""));
   }
-  if (buckets.size() > 2 * kShown) out += row("…", concat(buckets.size(), " buckets in all"));
+  if (buckets.size() > shown)
+    rows +=
+        row("…", concat(part(buckets[shown]["begin"], buckets.back()["end"]), buckets.size() - shown, " more buckets"));
+  std::string out = concat("gradient buffer of a rank", buffers.size() > 1 ? " (the largest): " : ": ", size(buffer),
+                           " elements, ", unit.text(sum), ", filled from bucket 0 on\n", rows);
   if (buffer.contains("pool")) {
     const double pool = buffer["pool"]["size"], sums = buffer["size"].get<double>() / buffer["shards"].size();
-    out += row("there at once",
-               concat(human_bytes(bytes * pool), ", in which buckets take turns, and ", human_bytes(bytes * sums),
-                      " of sums; stage 1 would hold ", human_bytes(bytes * buffer["size"].get<double>())));
+    out += row("there at once", concat(human_bytes(bytes * pool), ", in which buckets take turns, and ",
+                                       human_bytes(bytes * sums), " of sums; stage 1 would hold ", unit.text(sum)));
   }
   return out + (buffer.contains("shards") ? shards_text(buffer["shards"]) : "");
 }
@@ -172,14 +202,32 @@ std::string first_step_text(const json& step) {
   return out;
 }
 
-std::string memory_text(const json& memory) {
-  std::string out = "memory of a rank (the largest)\n";
+/// Of the first of the ranks that hold most.
+std::string memory_text(const json& memory, const json& target) {
+  const json& totals = memory["total"];
+  const auto rank = static_cast<std::size_t>(std::max_element(totals.begin(), totals.end()) - totals.begin());
+  const SharedUnit unit(totals[rank]);
+  std::string out = concat("memory of rank ", rank, totals.size() > 1 ? " (no rank holds more)\n" : "\n");
+  std::int64_t sum = 0;
   for (const std::string kind :
-       {"parameters", "gradients", "optimizer_state", "packed_weights", "activations", "logits", "total"}) {
-    const auto most = std::max_element(memory[kind].begin(), memory[kind].end())->get<std::int64_t>();
-    if (most > 0 || kind != "packed_weights") out += row(kind, human_bytes(static_cast<double>(most)));
+       {"parameters", "gradients", "optimizer_state", "packed_weights", "activations", "logits"}) {
+    const double bytes = memory[kind][rank];
+    if (bytes == 0 && kind == "packed_weights") continue;
+    const std::int64_t held = unit.thousandths(bytes);
+    sum += held;
+    const std::string processor = target["processor"];
+    const std::string on = kind == "packed_weights" && !processor.empty()
+                               ? concat(", on processors with ", processor, " (--processor)")
+                               : "";
+    out += row(kind, unit.text(held) + on);
   }
-  return out;
+  return out + row("total", unit.text(sum));
+}
+
+std::string layer_text(const json& layer) {
+  if (layer.is_null()) return "";
+  return concat("activations of a layer and microbatch: ", human_bytes(layer["bytes"]), "; ",
+                human_bytes(layer["paper_bytes"]), " by Korthikanti et al. 2022, table 2\n");
 }
 
 std::string warnings_text(const json& warnings) {
@@ -190,11 +238,12 @@ std::string warnings_text(const json& warnings) {
 
 }  // namespace
 
-std::string report_text(const ResolvedRun& run, std::string_view machine) {
-  const json all = report(run, machine);
+std::string report_text(const ResolvedRun& run, std::string_view processor) {
+  const json all = report(run, processor);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
          parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
-         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"]) + warnings_text(all["warnings"]);
+         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"], all["target"]) +
+         layer_text(all["layer_activations"]) + warnings_text(all["warnings"]);
 }
 
 }  // namespace megatron::plan
