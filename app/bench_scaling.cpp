@@ -93,12 +93,20 @@ struct Options {
   }
 };
 
+constexpr const char* kDoesNotFit =
+    "\nWhat does not fit takes no time: give it more ranks (--world-size, or parallel.tp and pp in the recipe), "
+    "train.recompute\nfull, or optimizer.use_distributed_optimizer.\n";
+
 Json cost_json(const plan::StepCost& cost) {
   Json parts;
   for (const auto& [name, seconds] : cost.parts.named()) parts[name] = 1e3 * seconds;
   return {{"step_ms", 1e3 * cost.step_s},          {"parts_ms", parts},
           {"computed_flops", cost.computed_flops}, {"model_flops", cost.model_flops},
           {"rank_tflops", cost.rank_tflops},       {"utilization", cost.utilization}};
+}
+
+Json fit_json(const plan::Fit& memory) {
+  return {{"memory_bytes", memory.bytes}, {"capacity_bytes", memory.capacity}, {"fits", memory.fits()}};
 }
 
 Json row_json(const plan::PredictedRow& row, bool compare) {
@@ -111,10 +119,12 @@ Json row_json(const plan::PredictedRow& row, bool compare) {
             {"num_attention_heads", paper.heads},
             {"tp", paper.tp},
             {"dp", paper.dp},
-            {"unit", kUnits[static_cast<std::size_t>(paper.figure)]},
-            {"predicted", row.predicted}};
+            {"unit", kUnits[static_cast<std::size_t>(paper.figure)]}};
+  if (compare) json["published"] = paper.published;
+  json.update(fit_json(row.memory));
+  if (!row.memory.fits()) return json;
+  json["predicted"] = row.predicted;
   if (compare) {
-    json["published"] = paper.published;
     json["deviation"] = row.deviation();
     json["relative_deviation"] = row.deviation() / paper.published;
     if (row.has_goal()) json["meets_goal"] = row.meets_goal();
@@ -142,6 +152,7 @@ struct PredictedRecipe {
   std::string name;
   plan::ResolvedRun run;
   plan::StepCost cost;
+  plan::Fit memory;
 };
 
 PredictedRecipe predict_recipe(const std::string& name, const PredictOptions& options, const plan::Hardware& hardware) {
@@ -155,7 +166,8 @@ PredictedRecipe predict_recipe(const std::string& name, const PredictOptions& op
   if (config.model.vocab_size == 0) config.model.vocab_size = 50257;  // a recipe that leaves it to its tokenizer
   plan::ResolvedRun run = plan::resolve(config);
   const plan::StepCost cost = plan::step_cost(run, hardware);
-  return {name, std::move(run), cost};
+  const plan::Fit memory = plan::fit_of(run, hardware);
+  return {name, std::move(run), cost, memory};
 }
 
 int predict_recipes(const Options& options, const plan::Hardware& hardware) {
@@ -164,24 +176,32 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
     recipes.push_back(predict_recipe(name, options.predict, hardware));
   Json json{{"hardware", hardware.name}, {"dtype", options.predict.dtype}};
   std::string table =
-      "| recipe | ranks | tp | pp | dp | step s | tokens/s | TFLOP/s a rank | of the peak |\n"
-      "|--|--|--|--|--|--|--|--|--|\n";
+      "| recipe | ranks | tp | pp | dp | memory of a rank | step s | tokens/s | TFLOP/s a rank | of the peak |\n"
+      "|--|--|--|--|--|--|--|--|--|--|\n";
   std::vector<std::pair<std::string, plan::StepCost>> steps;
   plan::BarGroup bars{"model operations, share of the peak", {}};
-  for (const auto& [name, run, cost] : recipes) {
+  for (const auto& [name, run, cost, memory] : recipes) {
     const int tp = run.grid.size(plan::Axis::Tp), pp = run.grid.size(plan::Axis::Pp),
               dp = run.grid.size(plan::Axis::Dp);
     const double tokens_per_s =
         static_cast<double>(run.config.train.global_batch_size * run.config.data.seq_length) / cost.step_s;
     Json row{{"recipe", name}, {"ranks", run.grid.world_size()}, {"tp", tp}, {"pp", pp}, {"dp", dp}};
     row["schedule"] = plan::schedule_text(run);
+    row.update(fit_json(memory));
+    const std::string ranks = concat("| ", name, " | ", run.grid.world_size(), " | ", tp, " | ", pp, " | ", dp, " | ");
+    if (!memory.fits()) {
+      table += concat(ranks, "does not fit: ", memory.text(), " | | | | |\n");
+      bars.clusters.push_back({name, {0}, {"no room"}});
+      json["recipes"].push_back(std::move(row));
+      continue;
+    }
     row["tokens_per_s"] = tokens_per_s;
     row.update(cost_json(cost));
     json["recipes"].push_back(std::move(row));
     std::array<char, 160> figures;
     std::snprintf(figures.data(), figures.size(), "%.3f | %.0f | %.1f | %.1f %% |\n", cost.step_s, tokens_per_s,
                   cost.rank_tflops, 100 * cost.utilization);
-    table += concat("| ", name, " | ", run.grid.world_size(), " | ", tp, " | ", pp, " | ", dp, " | ", figures.data());
+    table += concat(ranks, human_bytes(static_cast<double>(memory.bytes)), " | ", figures.data());
     steps.emplace_back(name, cost);
     bars.clusters.push_back({name, {100 * cost.utilization}, {concat(std::round(100 * cost.utilization), " %")}});
   }
@@ -190,7 +210,10 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
   if (options.output.json)
     print_json(json);
   else
-    std::fputs((table + "\n" + plan::parts_markdown(steps)).c_str(), stdout);
+    std::fputs((table + (steps.empty() ? "" : "\n" + plan::parts_markdown(steps)) +
+                (steps.size() < recipes.size() ? kDoesNotFit : ""))
+                   .c_str(),
+               stdout);
   return kDone;
 }
 

@@ -9,6 +9,8 @@ import xml.etree.ElementTree
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import run  # noqa: E402
 
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+HARDWARE = CONFIGS / "hardware"
 SMALL = ["bench", "scaling", "--measured", "--width", 32, "--seq-length", 16, "--samples", 1, "--steps", 1,
          "--warmup", 0, "--rounds", 1]
 
@@ -31,6 +33,25 @@ class MeasuredScaling(unittest.TestCase):
             texts = [node.text for node in xml.etree.ElementTree.parse(picture).iter() if node.tag.endswith("text")]
             self.assertIn("Strong", texts)
         self.assertIn("--width", run(*SMALL, "--width", 40, code=2))
+
+    def test_a_layout_that_does_not_fit_is_marked_and_has_no_figures(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-scaling-") as folder:
+            picture = pathlib.Path(folder) / "scaling.svg"
+            words = ["bench", "scaling", "--hardware", HARDWARE / "dgx2h.toml", "--dtype", "fp16", "--recipes",
+                     *(CONFIGS / f"{name}.toml" for name in ["gpt2_124m", "llama2_7b"])]
+            small, large = json.loads(run(*words, "--json", "--svg", picture))["recipes"]
+            for row in (small, large):
+                vocabulary = ["--vocab-size", 50257] if row is small else []  # which it leaves to its tokenizer
+                plan = json.loads(run("plan", row["recipe"], "--train.dtype", "fp16", "--device", "cuda", *vocabulary,
+                                      "--json"))
+                self.assertEqual(row["memory_bytes"], max(plan["memory_bytes"]["total"]))
+                self.assertEqual(row["capacity_bytes"], 32e9)
+                self.assertEqual(row["fits"], row["memory_bytes"] <= 32e9)
+                self.assertEqual("step_ms" in row, row["fits"])
+            self.assertEqual((small["fits"], large["fits"]), (True, False))
+            texts = [node.text for node in xml.etree.ElementTree.parse(picture).iter() if node.tag.endswith("text")]
+            self.assertIn("no room", texts)
+            self.assertIn("does not fit: needs", run(*words))
 
     def test_options_of_another_figure_than_the_one_asked_for_are_refused(self):
         for options, words in [(["--world-size", 8], ["--world-size", "--recipes"]),

@@ -277,6 +277,7 @@ constexpr const char* kFile = R"(ranks_per_node = 8
 [compute]
 bf16_tflops = 100
 [memory]
+capacity_gb = 80
 bandwidth_gb_s = 1000
 [node]
 bandwidth_gb_s = 100
@@ -299,6 +300,7 @@ TEST(HardwareFile, IsRefusedForWhatNoMachineHas) {
       {"bf16_tflops = 100", "bf16_tflops = \"fast\""},
       {"bf16_tflops = 100", "bf16_tflop = 100"},
       {"bandwidth_gb_s = 1000", "bandwidth_gb_s = 0"},
+      {"capacity_gb = 80\n", ""},
       {"bandwidth_gb_s = 100\n", "bandwidth_gb_s = 100\nefficiency = 1.5\n"},
       {"bandwidth_gb_s = 50", "bandwidth_gb_s = inf"},
       {"ranks_per_node = 8", "ranks_per_node = 0"},
@@ -325,8 +327,8 @@ TEST(HardwareFile, IsToldAllThatIsWrongAtOnce) {
     parse_hardware("[memory]\nefficiency = 7\n", "bad.toml");
     FAIL();
   } catch (const ConfigError& error) {
-    for (const char* key : {"compute.bf16_tflops", "memory.bandwidth_gb_s", "memory.efficiency", "node.bandwidth_gb_s",
-                            "cluster.bandwidth_gb_s"})
+    for (const char* key : {"compute.bf16_tflops", "memory.capacity_gb", "memory.bandwidth_gb_s", "memory.efficiency",
+                            "node.bandwidth_gb_s", "cluster.bandwidth_gb_s"})
       EXPECT_THAT(error.what(), HasSubstr(key));
     EXPECT_THAT(error.what(), HasSubstr("fix:  efficiency = 0.8"));
   }

@@ -70,6 +70,31 @@ TEST(ScalingStudy, RunsWhatThePaperRan) {
   }
 }
 
+TEST(ScalingStudy, FitsThePapersRunsIntoTheMemoryOfItsCluster) {
+  for (const PredictedRow& row : predicted()) EXPECT_TRUE(row.memory.fits()) << row.paper.label << row.memory.text();
+  EXPECT_EQ(predicted().front().memory.capacity, 32e9);
+  // 1.2 B parameters: 2 + 2 bytes of fp16 weights and gradients, 4 of masters, 8 of moments; the rest is activations.
+  const std::int64_t weights = 16 * parameter_count(resolve(paper_config(paper_rows().front())).shape);
+  EXPECT_GT(predicted().front().memory.bytes, weights);
+  EXPECT_LT(predicted().front().memory.bytes, weights + weights / 4);
+}
+
+TEST(ScalingStudy, GivesNoFiguresForWhatDoesNotFit) {
+  Hardware small = load_hardware(kFile);
+  small.memory.capacity_gb = 16;
+  const std::vector<PredictedRow> rows = predict_paper(small);
+  EXPECT_FALSE(rows.front().memory.fits()) << "1.2 B on one rank";
+  EXPECT_TRUE(rows[11].memory.fits()) << "1.2 B on two ranks";
+  EXPECT_FALSE(meets_goals(rows));
+  for (const bool compare : {false, true}) {
+    const std::string table = scaling_markdown(rows, compare);
+    EXPECT_THAT(table, HasSubstr("does not fit: needs " + rows.front().memory.text().substr(6)));
+    EXPECT_THAT(table, ::testing::Not(HasSubstr(figure_text(Figure::Teraflops, rows.front().predicted))));
+    EXPECT_THAT(table, HasSubstr(figure_text(Figure::Speedup, rows[11].predicted)));
+  }
+  EXPECT_THAT(scaling_svg(rows, small, false), HasSubstr(">no room<"));
+}
+
 TEST(ScalingStudy, MissesWhatItShouldMiss) {
   PredictedRow row = predicted().front();
   row.paper.published = row.predicted * 1.2;
@@ -91,7 +116,7 @@ TEST(ScalingStudy, ShowsEveryRowInTableAndPicture) {
     EXPECT_THAT(picture, HasSubstr(">" + row.paper.table + "<"));
   }
   // Columns are as high as their figures: those of the first efficiencies, which share a scale.
-  const std::regex column("class=\"c[01]\"[^>]*width=\"28\" height=\"([0-9.]+)\"");
+  const std::regex column("class=\"c[01]\"[^>]*width=\"(?:2[89]|[3-9]\\d)[.0-9]*\" height=\"([0-9.]+)\"");
   std::vector<double> heights;
   for (std::sregex_iterator i(picture.begin(), picture.end(), column), end; i != end; ++i)
     heights.push_back(std::stod((*i)[1]));

@@ -23,10 +23,13 @@ struct ComputeRates {
 };
 
 struct MemoryRates {
+  double capacity_gb = 0;
   double bandwidth_gb_s = 0;
   double efficiency = 1;
 
+  double capacity_bytes() const { return capacity_gb * 1e9; }
   void visit(auto& v) {
+    v("capacity_gb", capacity_gb, "Of one rank's memory, 10^9 bytes.");
     v("bandwidth_gb_s", bandwidth_gb_s, "Of one rank's memory, 10^9 bytes a second.");
     v("efficiency", efficiency, "Share of it that a kernel reaches which only moves data.");
   }

@@ -6,7 +6,9 @@
 #include <cstdio>
 
 #include "megatron/base/error.h"
+#include "megatron/base/progress.h"
 #include "megatron/plan/bar_chart.h"
+#include "megatron/plan/memory.h"
 
 namespace megatron::plan {
 namespace {
@@ -111,21 +113,31 @@ bool PredictedRow::meets_goal() const {
 }
 
 bool meets_goals(const std::vector<PredictedRow>& rows) {
-  return std::all_of(rows.begin(), rows.end(),
-                     [](const PredictedRow& row) { return !row.has_goal() || row.meets_goal(); });
+  return std::all_of(rows.begin(), rows.end(), [](const PredictedRow& row) {
+    return !row.has_goal() || (row.memory.fits() && row.meets_goal());
+  });
+}
+
+std::string Fit::text() const {
+  return concat("needs ", human_bytes(static_cast<double>(bytes)), " of ", human_bytes(capacity));
+}
+
+Fit fit_of(const ResolvedRun& run, const Hardware& hardware) {
+  return {.bytes = largest_memory(run).total(), .capacity = hardware.memory.capacity_bytes()};
 }
 
 std::vector<PredictedRow> predict_paper(const Hardware& hardware) {
   std::vector<PredictedRow> rows;
   StepCost baseline;
   for (PaperRow& paper : paper_rows()) {
-    const StepCost cost = step_cost(resolve(paper_config(paper)), hardware);
+    const ResolvedRun run = resolve(paper_config(paper));
+    const StepCost cost = step_cost(run, hardware);
     if (rows.empty()) baseline = cost;
     double predicted = cost.rank_tflops;
     if (paper.figure == Figure::Efficiency) predicted = 100 * cost.rank_tflops / baseline.rank_tflops;
     if (paper.figure == Figure::Speedup) predicted = baseline.step_s / cost.step_s;
     if (paper.figure == Figure::Days) predicted = cost.step_s * kStepsOfEpoch / kSecondsOfDay;
-    rows.push_back({std::move(paper), cost, predicted});
+    rows.push_back({std::move(paper), cost, predicted, fit_of(run, hardware)});
   }
   return rows;
 }
@@ -151,6 +163,11 @@ std::string scaling_markdown(const std::vector<PredictedRow>& rows, bool compare
   for (const PredictedRow& row : rows) {
     const auto text = [&](double value) { return figure_text(row.paper.figure, value); };
     out += concat("| ", row.paper.table, " | ", row.paper.label, " | ");
+    if (!row.memory.fits()) {
+      out += compare ? concat(text(row.paper.published), " | does not fit: ", row.memory.text(), " | | |\n")
+                     : concat("does not fit: ", row.memory.text(), " | |\n");
+      continue;
+    }
     if (compare)
       out += concat(text(row.paper.published), " | ", text(row.predicted), " | ", deviation_text(row), " | ",
                     goal_text(row), " |\n");
@@ -190,7 +207,12 @@ std::string scaling_svg(const std::vector<PredictedRow>& rows, const Hardware& h
       cluster.texts.push_back(fixed(value, decimals) + (row.paper.figure == Figure::Efficiency ? " %" : ""));
     };
     if (compare) add(row.paper.published);
-    add(row.predicted);
+    if (row.memory.fits()) {
+      add(row.predicted);
+    } else {
+      cluster.values.push_back(0);
+      cluster.texts.emplace_back("no room");
+    }
     groups.back().clusters.push_back(std::move(cluster));
   }
   const std::string title =

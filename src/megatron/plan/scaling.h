@@ -40,10 +40,21 @@ std::vector<PaperRow> paper_rows();
 /// The row's run: 8 samples of 1024 tokens a model copy, float16 with gradients in float16, every layer recomputed.
 config::RunConfig paper_config(const PaperRow& row);
 
+/// What the rank of a run holds that holds most, against the memory that the hardware gives it.
+struct Fit {
+  std::int64_t bytes = 0;
+  double capacity = 0;
+
+  bool fits() const { return static_cast<double>(bytes) <= capacity; }
+  std::string text() const;  ///< "needs 41.2 GB of 32.0 GB"
+};
+Fit fit_of(const ResolvedRun& run, const Hardware& hardware);
+
 struct PredictedRow {
   PaperRow paper;
   StepCost cost;
-  double predicted = 0;  ///< in the unit of paper.published
+  double predicted = 0;  ///< in the unit of paper.published; of a run that does not fit, of no use
+  Fit memory;
 
   double deviation() const { return predicted - paper.published; }
   bool has_goal() const { return paper.points > 0 || paper.share > 0; }
@@ -58,7 +69,8 @@ bool meets_goals(const std::vector<PredictedRow>& rows);
 /// "95 %", "1.64", "39.0": a figure as tables show it.
 std::string figure_text(Figure figure, double value);
 
-/// Tables in Markdown: the figures, and where the time of each step goes. `compare`: with the paper's beside them.
+/// Tables in Markdown: the figures, and where the time of each step goes. `compare`: with the paper's beside them. A
+/// run that the memory does not hold has what it needs in place of figures.
 std::string scaling_markdown(const std::vector<PredictedRow>& rows, bool compare);
 
 /// The same figures as columns.
