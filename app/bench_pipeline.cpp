@@ -14,8 +14,9 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/train/engine.h"
 
-// How near real pipeline runs come to their simulation: each schedule in turn, step by step, with the same weights and
-// samples.
+// How near real pipeline runs come to their prediction: first runs whose operations are timed, a simulation of each
+// schedule with these times, and only then the runs that it is compared with; each schedule in turn, with the same
+// weights and samples.
 namespace megatron::app {
 namespace {
 
@@ -24,8 +25,10 @@ using schedule::Timeline;
 
 constexpr const char* kUsage =
     "megatron bench pipeline RECIPE.toml [--schedules 1f1b zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
-    "Runs each schedule on synthetic data and compares the time of its program with a simulation that takes the mean\n"
-    "measured time of each stage's operations; compares the schedules with the first of them.";
+    "Predicts the time of each schedule's step on this machine and then measures it: the mean times of each stage's\n"
+    "operations in a first set of runs, on synthetic data, go into a simulation, whose result is printed before the "
+    "runs\n"
+    "that it is compared with begin. Compares the schedules with the first of them.";
 
 struct PipelineOptions {
   config::RunConfig run;
@@ -36,7 +39,9 @@ struct PipelineOptions {
     v("schedules", schedules, "Schedules to run, the first to compare the others with.");
     v("steps", steps, "Steps of a schedule in each round.");
     v("warmup", warmup, "Steps before them.");
-    v("rounds", rounds, "Rounds over all schedules: what the machine does meanwhile meets each of them.");
+    v("rounds", rounds,
+      "Rounds over all schedules, for the prediction and once more for what it is compared with: what the machine does "
+      "meanwhile meets each schedule.");
     v("json", as_json, "One JSON object on stdout.");
     run.visit(v);
   }
@@ -60,6 +65,22 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
     if (i >= options.warmup) timelines.push_back(std::move(*timeline));
   }
   return timelines;
+}
+
+/// Appends the steps of each run to `steps`, round after round; in the process of the first rank alone. An exit code.
+int run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOptions& options,
+               const std::optional<comm::Place>& place, std::vector<std::vector<Timeline>>& steps) {
+  for (std::int64_t round = 0; round < options.rounds; ++round)
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const int code = run_on_ranks(runs[i], place, [&](comm::Group world, at::Device device) {
+        const bool first = world.rank() == 0;
+        auto measured = measure(runs[i], options, std::move(world), device);
+        if (first) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
+        return kDone;
+      });
+      if (code != kDone) return code;
+    }
+  return kDone;
 }
 
 std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
@@ -94,44 +115,64 @@ double simulated_s(const schedule::Program& program, const schedule::Costs& cost
   return schedule::simulate(program, costs).makespan;
 }
 
-Json report_of(const plan::ResolvedRun& run, const std::vector<Timeline>& steps) {
-  const auto program = plan::pipeline_program(run, run.microbatches_per_step);
-  const auto costs = costs_of(steps, run);
-  const auto simulated = schedule::simulate(program, costs);
-  // Each step against the simulation with its own costs: what the machine did meanwhile is in both.
-  const double ratio = median_of(
-      steps, [&](const Timeline& step) { return step.makespan / simulated_s(program, costs_of({step}, run)); });
+schedule::Program program_of(const plan::ResolvedRun& run) {
+  return plan::pipeline_program(run, run.microbatches_per_step);
+}
+
+/// What is said of a schedule before it is measured.
+struct Prediction {
+  schedule::Costs costs;  ///< mean times of operations in runs of their own
+  schedule::Timeline simulated;
+};
+
+Prediction predict(const plan::ResolvedRun& run, const std::vector<Timeline>& timed) {
+  schedule::Costs costs = costs_of(timed, run);
+  schedule::Timeline simulated = schedule::simulate(program_of(run), costs);
+  return {std::move(costs), std::move(simulated)};
+}
+
+/// Whole lines as soon as they are known; on stderr where stdout is for JSON.
+void print_predictions(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
+                       std::FILE* out) {
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    std::fprintf(out, "predicted %s: %.4g ms a step, bubble %.1f %%\n", runs[i].config.parallel.pp_schedule.c_str(),
+                 1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble);
+  std::fflush(out);
+}
+
+Json report_of(const plan::ResolvedRun& run, const Prediction& prediction, const std::vector<Timeline>& steps) {
+  const double measured_ms = 1e3 * median_of(steps, [](const Timeline& step) { return step.makespan; });
+  const double predicted_ms = 1e3 * prediction.simulated.makespan;
   const auto ms = [](std::vector<double> seconds) {
     for (double& s : seconds) s *= 1e3;
     return seconds;
   };
   return {{"schedule", run.config.parallel.pp_schedule},
-          {"measured_ms", 1e3 * median_of(steps, [](const Timeline& step) { return step.makespan; })},
-          {"simulated_ms", 1e3 * simulated.makespan},
-          {"measured_over_simulated", ratio},
+          {"predicted_ms", predicted_ms},
+          {"measured_ms", measured_ms},
+          {"measured_over_predicted", measured_ms / predicted_ms},
+          {"bubble_predicted", prediction.simulated.bubble},
           {"bubble_measured", median_of(steps, [](const Timeline& step) { return step.bubble; })},
-          {"bubble_simulated", simulated.bubble},
-          {"peak_activations", simulated.peak_live},
-          {"forward_ms", ms(costs.forward)},
-          {"backward_input_ms", ms(costs.backward_input)},
-          {"backward_weight_ms", ms(costs.backward_weight)}};
+          {"peak_activations", prediction.simulated.peak_live},
+          {"forward_ms", ms(prediction.costs.forward)},
+          {"backward_input_ms", ms(prediction.costs.backward_input)},
+          {"backward_weight_ms", ms(prediction.costs.backward_weight)}};
 }
 
-/// How much faster schedule `i` is than the first, and what the simulator makes of both with the costs of `i`, which
+/// How much faster schedule `i` is than the first, and what the simulator made of both with the costs of `i`, which
 /// alone may tell the halves of a backward apart.
-Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<std::vector<Timeline>>& steps,
-                std::size_t i) {
-  const auto costs = costs_of(steps[i], runs[i]);
-  const auto program = [&](std::size_t k) { return plan::pipeline_program(runs[k], runs[k].microbatches_per_step); };
+Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
+                const std::vector<std::vector<Timeline>>& steps, std::size_t i) {
   const auto measured_s = [&](std::size_t k) {
     return median_of(steps[k], [](const Timeline& step) { return step.makespan; });
   };
-  const double predicted = 1 - simulated_s(program(i), costs) / simulated_s(program(0), costs);
+  const schedule::Costs& costs = predictions[i].costs;
+  const double predicted = 1 - simulated_s(program_of(runs[i]), costs) / simulated_s(program_of(runs[0]), costs);
   const double measured = 1 - measured_s(i) / measured_s(0);
   return {{"schedule", runs[i].config.parallel.pp_schedule},
           {"against", runs[0].config.parallel.pp_schedule},
-          {"time_saved_measured", measured},
           {"time_saved_predicted", predicted},
+          {"time_saved_measured", measured},
           {"measured_over_predicted", predicted > 0 ? Json(measured / predicted) : Json()}};
 }
 
@@ -151,23 +192,24 @@ int bench_pipeline(const Args& args) {
   std::vector<plan::ResolvedRun> runs;
   config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
   kernels::install_caching_allocator();
-  std::vector<std::vector<Timeline>> steps(runs.size());
-  for (std::int64_t round = 0; round < options.rounds; ++round)
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const int code = run_on_ranks(runs[i], place, [&](comm::Group world, at::Device device) {
-        const bool first = world.rank() == 0;
-        auto measured = measure(runs[i], options, std::move(world), device);
-        if (first) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
-        return kDone;
-      });
-      if (code != kDone) return code;
-    }
-  if (steps[0].empty()) return kDone;  // not the process of the first rank
+  if (starts_processes(runs[0], place))  // each is started with this command and does all that follows
+    return run_on_ranks(runs[0], place, [](const comm::Group&, at::Device) { return kDone; });
+  std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());
+  if (const int code = run_rounds(runs, options, place, timed); code != kDone) return code;
+  const bool is_first = !timed[0].empty();  // the process of the first rank
+  std::vector<Prediction> predictions;
+  if (is_first) {
+    for (std::size_t i = 0; i < runs.size(); ++i) predictions.push_back(predict(runs[i], timed[i]));
+    print_predictions(runs, predictions, options.as_json ? stderr : stdout);
+  }
+  if (const int code = run_rounds(runs, options, place, steps); code != kDone) return code;
+  if (!is_first) return kDone;
   Json json{{"ranks", runs[0].grid.world_size()}, {"microbatches", runs[0].microbatches_per_step}};
   json["schedules"] = json["comparisons"] = Json::array();
-  for (std::size_t i = 0; i < runs.size(); ++i) json["schedules"].push_back(report_of(runs[i], steps[i]));
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    json["schedules"].push_back(report_of(runs[i], predictions[i], steps[i]));
   for (std::size_t i = 1; i < runs.size(); ++i)
-    if (runs[i].parts == runs[0].parts) json["comparisons"].push_back(comparison(runs, steps, i));
+    if (runs[i].parts == runs[0].parts) json["comparisons"].push_back(comparison(runs, predictions, steps, i));
   if (options.as_json)
     print_json(json);
   else
