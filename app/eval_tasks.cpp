@@ -166,6 +166,8 @@ int eval_task(const std::string& job, const Args& args) {
   check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(environment());
+  if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
+    std::fprintf(stderr, "left out: %s\n", out.c_str());
   check_start(work.model.run, place);
   kernels::install_caching_allocator();
   return run_on_ranks(work.model.run, place, [&](const comm::Group& world, at::Device device) {

@@ -160,11 +160,5 @@ TEST(InsertGradientReduction, ComesRightAfterTheLastBackwardOfAStage) {
   }
 }
 
-TEST(InsertParameterGathering, ComesBeforeTheFirstForwardOfAStage) {
-  const Program program =
-      insert_parameter_gathering(interleaved({.num_ranks = 2, .num_chunks = 2, .num_microbatches = 2}));
-  EXPECT_EQ(line(program.ranks[0]), "G0.0 F0.0 F0.1 G2.0 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1");
-}
-
 }  // namespace
 }  // namespace megatron::schedule

@@ -37,7 +37,7 @@ inline std::vector<Named> all_programs(const Shape& shape) {
 inline Program lower(const Program& computation, Communication how) {
   Program program = insert_communication(computation, how);
   if (!program.forward_only) program = insert_gradient_reduction(std::move(program));
-  return insert_parameter_gathering(std::move(program));
+  return program;
 }
 
 inline constexpr Communication kCommunications[] = {Communication::Unbatched, Communication::Batched,

@@ -152,6 +152,9 @@ class SeedRun {
                          human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
                          grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
                          grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
+    for (const auto& [set, task] : {std::pair{"training", data_.train.get()}, {"validation", data_.valid.get()}})
+      if (const std::string out = task->left_out(); !out.empty())
+        log_->message(concat(" > left out of the ", set, " set: ", out));
     if (start_.weights_only || !start_.from) return;
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     log_->message(concat(" > resumed from ", start_.from->string(), " at iteration ", state_.iteration));

@@ -305,21 +305,4 @@ Program insert_gradient_reduction(Program program) {
   return program;
 }
 
-Program insert_parameter_gathering(Program program) {
-  std::vector<bool> gathered(static_cast<std::size_t>(program.placement.num_stages()), false);
-  for (std::vector<Op>& ops : program.ranks) {
-    std::vector<Op> out;
-    out.reserve(ops.size() + 16);
-    for (const Op& op : ops) {
-      if (op.kind == Kind::Forward && !gathered[static_cast<std::size_t>(op.stage)]) {
-        gathered[static_cast<std::size_t>(op.stage)] = true;
-        out.push_back({Kind::GatherParameters, op.stage, 0});
-      }
-      out.push_back(op);
-    }
-    ops = std::move(out);
-  }
-  return program;
-}
-
 }  // namespace megatron::schedule

@@ -35,7 +35,4 @@ Program insert_communication(const Program& computation, Communication how);
 /// insert_communication().
 Program insert_gradient_reduction(Program program);
 
-/// Adds GatherParameters before the first forward of each stage.
-Program insert_parameter_gathering(Program program);
-
 }  // namespace megatron::schedule
