@@ -110,8 +110,7 @@ class Stopping(unittest.TestCase):
             with self.subTest(options=options):
                 process = start(self.place.train_words("run", "--train-iters", 100000, *options))
                 self.addCleanup(process.kill)
-                self.addCleanup(process.kill)
-        self.wait_for_steps(process, 3)
+                self.wait_for_steps(process, 3)
                 process.send_signal(signal.SIGHUP)
                 _, errors = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 3, errors)
