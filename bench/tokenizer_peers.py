@@ -78,7 +78,7 @@ def main():
         rows.append(("SmolLM2", "tokenizers", 20, smollm2, lambda: rate(part, peer.encode_batch_fast)))
 
     paths = list(dict.fromkeys(str(path) for _, _, _, path, _ in rows))
-    result = report.Report("tokenizer", f"Encoding on one core, learning {'%.1f' % (sum(map(len, texts)) / 1e6)} MB",
+    result = report.Report("tokenizer", f"Tokenizers, {sum(map(len, texts)) / 1e6:.1f} MB of novels",
                            arguments)
     found, worst = {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -91,14 +91,16 @@ def main():
             for name, against, _, path, peer_rate in rows:
                 pair = (by_path[str(path)]["encode_mb_per_core_s"], peer_rate())
                 found.setdefault((name, against), []).append(pair)
-                worst.setdefault(name, []).append(max(by_path[str(path)]["one_character_s"].values()))
+            for path in paths:
+                worst.setdefault(path, []).append(max(by_path[path]["one_character_s"].values()))
             found.setdefault("training", []).append((ours["train_s"], train(texts)))
     for name, against, goal, _, _ in rows:
         mine, theirs = zip(*found[name, against])
         result.add(f"{name}, encoding", mine, "MB/s", theirs, against, at_least=goal)
     mine, theirs = zip(*found["training"])
     result.add("learning 32,000 tokens of BPE, 2 threads", mine, "s", theirs, "tokenizers", inverse=True, at_least=3)
-    for name, seconds in worst.items():
+    for path, seconds in worst.items():
+        name = next(row[0] for row in rows if str(row[3]) == path)
         result.add(f"{name}, {1 if arguments.quick else 10} MB of one character, the worst", seconds, "s", at_most=1)
     result.write()
 
