@@ -1,5 +1,24 @@
 # One static library per folder of src/megatron, one test program per folder of tests/.
 
+# megatron_unity(TARGET): in a unity build (CMAKE_UNITY_BUILD, which the presets set: half of the work to build everything
+# is headers and templates that many files share) the target's sources are compiled in the groups that unity_groups.py
+# finds. A name that is new in two files of a group stops the compiler: configure again, which groups them anew.
+function(megatron_unity target)
+  if(NOT CMAKE_UNITY_BUILD)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources EXCLUDE REGEX "/tests/testing/")  # a property of a file holds for all targets that it belongs to
+  execute_process(COMMAND ${PYTHON3} ${CMAKE_SOURCE_DIR}/cmake/unity_groups.py ${MEGATRON_UNITY_LINES} ${sources}
+    OUTPUT_VARIABLE groups COMMAND_ERROR_IS_FATAL ANY)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  string(REGEX MATCHALL "[^\n]+" groups "${groups}")
+  foreach(line ${groups})  # NUMBER FILE
+    string(REGEX MATCH "^([0-9]+) (.*)" line "${line}")
+    set_source_files_properties(${CMAKE_MATCH_2} PROPERTIES UNITY_GROUP ${CMAKE_MATCH_1})
+  endforeach()
+endfunction()
+
 # megatron_library(FOLDER [PURE] [DEPS folder…] [LIBS target…])
 # PURE folders must not see torch headers (scripts/check_layers.py proves it over the #include lines).
 function(megatron_library folder)
@@ -12,6 +31,9 @@ function(megatron_library folder)
   else()
     add_library(megatron_${folder} STATIC ${sources})
     set(scope PUBLIC)
+  endif()
+  if(sources)
+    megatron_unity(megatron_${folder})
   endif()
   target_link_libraries(megatron_${folder} ${scope} megatron_options ${ARG_LIBS})
   foreach(dep ${ARG_DEPS})
@@ -82,6 +104,26 @@ function(megatron_precompile target)
   endif()
 endfunction()
 
+# test_folders: where tests find their files; what they compare with is unpacked into .cache/golden.
+function(megatron_test_folders)
+  if(TARGET test_folders)
+    return()
+  endif()
+  set(archive ${CMAKE_SOURCE_DIR}/tests/golden/packed.tar.xz)
+  set(unpacked ${CMAKE_SOURCE_DIR}/.cache/golden)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
+  file(SHA256 ${archive} hash)
+  if(NOT EXISTS ${unpacked}/${hash})
+    execute_process(COMMAND ${PYTHON3} ${CMAKE_SOURCE_DIR}/tests/golden/unpack.py ${unpacked} COMMAND_ERROR_IS_FATAL ANY)
+    file(TOUCH ${unpacked}/${hash})
+  endif()
+  add_library(test_folders OBJECT ${CMAKE_SOURCE_DIR}/tests/testing/folders.cpp)
+  target_include_directories(test_folders PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(test_folders PRIVATE megatron_options)
+  target_compile_definitions(test_folders PRIVATE
+    MEGATRON_TEST_FOLDER="${CMAKE_SOURCE_DIR}/tests" MEGATRON_UNPACKED_FOLDER="${unpacked}")
+endfunction()
+
 # megatron_test(FOLDER LABEL [PARTS n] [TIMEOUT s] [DEPS folder…]): tests/FOLDER/*.cpp as one program FOLDER_test. ctest
 # runs it in n parts with the label (to load libtorch for each test would cost more than most tests), tests for a GPU by
 # themselves. One test: build/FOLDER_test --gtest_filter='*Name*'.
@@ -97,12 +139,18 @@ function(megatron_test folder label)
   if(NOT sources)
     return()
   endif()
+  megatron_test_folders()
   if(NOT label STREQUAL pure)
     list(APPEND sources ${CMAKE_SOURCE_DIR}/tests/testing/seed.cpp)
   endif()
   add_executable(${folder}_test ${sources})
+  if(folder MATCHES "^(${MEGATRON_UNITY_TESTS})$")
+    megatron_unity(${folder}_test)
+  else()
+    set_target_properties(${folder}_test PROPERTIES UNITY_BUILD OFF)
+  endif()
   target_include_directories(${folder}_test PRIVATE ${CMAKE_SOURCE_DIR})
-  target_link_libraries(${folder}_test PRIVATE megatron_options GTest::gtest_main GTest::gmock)
+  target_link_libraries(${folder}_test PRIVATE megatron_options test_folders GTest::gtest_main GTest::gmock)
   foreach(dep ${ARG_DEPS})
     target_link_libraries(${folder}_test PRIVATE megatron_${dep})
   endforeach()
@@ -111,8 +159,6 @@ function(megatron_test folder label)
   else()
     megatron_precompile(${folder}_test TORCH)
   endif()
-  target_compile_definitions(${folder}_test PRIVATE
-    MEGATRON_TEST_FOLDER="${CMAKE_SOURCE_DIR}/tests" MEGATRON_SHARED_FOLDER="${CMAKE_SOURCE_DIR}/../shared")
   # A test that needs a GPU says so by "Cuda" or "cuda" in its name, and skips itself where there is none.
   math(EXPR last "${ARG_PARTS} - 1")
   foreach(part RANGE ${last})
@@ -128,8 +174,6 @@ endfunction()
 # megatron_program_tests(LABEL): tests/LABEL/test_*.py, which run the program as a user does. Each method is a ctest entry.
 function(megatron_program_tests label)
   file(GLOB files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${label}/test_*.py)
-  find_program(PYTHON3 python3 PATHS /usr/bin NO_DEFAULT_PATH)
-  find_program(PYTHON3 python3)
   set(python ${PYTHON3})
   if(label STREQUAL interop AND EXISTS ${CMAKE_SOURCE_DIR}/.cache/interop/bin/python)  # see scripts/setup.sh --tests
     set(python ${CMAKE_SOURCE_DIR}/.cache/interop/bin/python)

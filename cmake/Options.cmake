@@ -11,6 +11,8 @@ if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
 
+find_program(PYTHON3 python3 PATHS /usr/bin NO_DEFAULT_PATH)
+find_program(PYTHON3 python3 REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(ZLIB REQUIRED)
 # libtorch brings its own libgomp: our kernels must run in the same thread pool.
@@ -32,6 +34,9 @@ pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 
 add_library(megatron_options INTERFACE)
 target_compile_options(megatron_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror>)
+if(CMAKE_UNITY_BUILD)  # both would be said of names that another file keeps to itself
+  target_compile_options(megatron_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow -Wno-subobject-linkage>)
+endif()
 target_include_directories(megatron_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(megatron_options INTERFACE Threads::Threads)
 if(MEGATRON_SANITIZE)

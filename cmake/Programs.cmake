@@ -3,6 +3,7 @@ include(Cuda)
 
 file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/app/*.cpp)
 add_executable(megatron ${app_sources})
+megatron_unity(megatron)
 target_include_directories(megatron PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(megatron PRIVATE megatron_generate megatron_finetune megatron_train megatron_checkpoint megatron_corpus megatron_data megatron_text megatron_config)
 megatron_precompile(megatron PROGRAM)

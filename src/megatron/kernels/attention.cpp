@@ -154,7 +154,7 @@ void forward_tiles(const cpu::AttentionProblem& p, const cpu::MutableHeads& out,
 }
 
 /// bf16 where there is a matrix unit.
-bool on_tiles(const cpu::AttentionProblem& p) {
+bool attention_on_tiles(const cpu::AttentionProblem& p) {
   return p.type == cpu::ElementType::BFloat16 && cpu::tile_unit() != cpu::TileUnit::None;
 }
 
@@ -166,9 +166,9 @@ AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at:
   AttentionOutput result{at::empty({s, b, n, q.size(-1)}, q.options()), at::empty({b, n, s}, at::kFloat)};
   const cpu::MutableHeads out = mutable_heads_of(result.out, k.size(2));
   const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr && p.bias == nullptr;
-  (few           ? forward_few
-   : on_tiles(p) ? forward_tiles
-                 : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
+  (few                     ? forward_few
+   : attention_on_tiles(p) ? forward_tiles
+                           : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
   return result;
 }
 
@@ -188,7 +188,7 @@ void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
                           dv_heads = mutable_heads_of(dv, groups);
   const float* logsumexp = forward.logsumexp.const_data_ptr<float>();
   const std::size_t heads = p.batch * p.heads();
-  const bool sharing = p.sharing > 1, tiles = on_tiles(p);
+  const bool sharing = p.sharing > 1, tiles = attention_on_tiles(p);
   const cpu::TileUnit unit = cpu::tile_unit();
   const Scratch scratch(tiles ? cpu::tile_backward_scratch_floats(p) : cpu::backward_scratch_floats(p));
   const Scratch shared(cpu::shared_gradient_floats(p), sharing ? heads : 0);

@@ -32,7 +32,7 @@ std::string style() {
          ".c{fill:none;stroke-width:1.6;stroke-linejoin:round}</style>\n";
 }
 
-struct Range {
+struct Extent {
   double low = std::numeric_limits<double>::infinity(), high = -low;
 
   void take(double value) {
@@ -122,7 +122,7 @@ class Axes {
   double at_x(double x) const { return left_ + kWidth * x_.share(x); }
   double at_y(double y) const { return kTop + kHeight * (1 - y_.share(y)); }
 
-  Range x_, y_;
+  Extent x_, y_;
   std::vector<double> x_ticks_, y_ticks_;
   double left_ = kLeastLeft;
 };

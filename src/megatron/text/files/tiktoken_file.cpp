@@ -21,19 +21,19 @@ constexpr const char* kO200k =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-using Specials = std::vector<SpecialToken>;
+using SpecialTokens = std::vector<SpecialToken>;
 
 /// Adds `names`, then `reserved` names that `name(number)` gives, at the ids that follow.
-void add_specials(Specials& specials, std::int32_t& next, std::initializer_list<const char*> names) {
+void add_specials(SpecialTokens& specials, std::int32_t& next, std::initializer_list<const char*> names) {
   for (const char* name : names) specials.push_back({.content = name, .id = next++});
 }
-void add_reserved(Specials& specials, std::int32_t& next, std::string_view prefix, int from, int count) {
+void add_reserved(SpecialTokens& specials, std::int32_t& next, std::string_view prefix, int from, int count) {
   for (int i = from; i < from + count; ++i)
     specials.push_back({.content = concat("<|", prefix, "reserved_special_token_", i, "|>"), .id = next++});
 }
 
-Specials llama3() {
-  Specials specials;
+SpecialTokens llama3() {
+  SpecialTokens specials;
   std::int32_t next = 128000;
   add_specials(specials, next, {"<|begin_of_text|>", "<|end_of_text|>"});
   add_reserved(specials, next, "", 0, 2);
@@ -44,8 +44,8 @@ Specials llama3() {
   return specials;
 }
 
-Specials llama4() {
-  Specials specials;
+SpecialTokens llama4() {
+  SpecialTokens specials;
   std::int32_t next = 200000;
   add_specials(specials, next,
                {"<|begin_of_text|>", "<|end_of_text|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>",
@@ -67,8 +67,8 @@ Specials llama4() {
   return specials;
 }
 
-Specials qwen() {
-  Specials specials;
+SpecialTokens qwen() {
+  SpecialTokens specials;
   std::int32_t next = 151643;
   add_specials(specials, next, {"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   for (int i = 0; i < 205; ++i) specials.push_back({.content = concat("<|extra_", i, "|>"), .id = next++});
@@ -76,7 +76,7 @@ Specials qwen() {
 }
 
 /// What the number of ranks says; false for a number that nobody published. No expression: GPT-2's.
-bool known(std::size_t ranks, std::string& expression, Specials& specials) {
+bool known(std::size_t ranks, std::string& expression, SpecialTokens& specials) {
   switch (ranks) {
     case 50256:
     case 50280:
@@ -153,7 +153,7 @@ Vocabulary parse_tiktoken(std::string_view text, const std::string& name, const 
     ++ranks;
   }
   std::string expression;
-  Specials specials;
+  SpecialTokens specials;
   if (!known(ranks, expression, specials))
     throw ConfigError(rule_got_fix(concat(name,
                                           ": a file of ranks must be r50k_base, p50k_base, cl100k_base, o200k_base, "
