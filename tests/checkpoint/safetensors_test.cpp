@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -35,7 +36,7 @@ std::string error_of(const std::string& file) {
 }
 
 TEST(Safetensors, ReadsWhatThePythonPackageWrote) {
-  const std::string file = read_file(MEGATRON_TEST_FOLDER "/golden/checkpoint/reference.safetensors");
+  const std::string file = read_file(tests_folder() + "/golden/checkpoint/reference.safetensors");
   const SafetensorsHeader header = read_safetensors(reader_of(file), file.size(), "reference");
   EXPECT_EQ(header.metadata.at("note"), "written by the Python package safetensors 0.8.0");
   std::map<std::string, SafetensorsEntry> entries;

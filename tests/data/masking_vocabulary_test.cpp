@@ -12,6 +12,7 @@
 #include "megatron/text/vocabulary.h"
 #include "tests/data/masked_golden.h"
 #include "tests/data/sentence_pair.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::data {
 namespace {
@@ -55,8 +56,8 @@ TEST(MaskingVocabulary, FindsSentinelsByNumberAndBeginsWithThePaddingWhereNothin
 TEST(MaskingVocabulary, SentinelsFollowThePiecesOfASentencePieceModelTheLastFirst) {
   const TemporaryFolder first, saved, second;
   const std::filesystem::path folder = first.path(), bare = second.path();
-  std::filesystem::copy_file(MEGATRON_TEST_FOLDER "/golden/tokenizers/unigram.model", folder / "spiece.model");
-  std::filesystem::copy_file(MEGATRON_TEST_FOLDER "/golden/tokenizers/unigram.model", bare / "spiece.model");
+  std::filesystem::copy_file(tests_folder() + "/golden/tokenizers/unigram.model", folder / "spiece.model");
+  std::filesystem::copy_file(tests_folder() + "/golden/tokenizers/unigram.model", bare / "spiece.model");
   const auto without = text::Tokenizer::load(folder);
   EXPECT_FALSE(without.token_to_id("<extra_id_0>"));
   const auto pieces = without.vocab_size();

@@ -12,6 +12,7 @@
 #include "megatron/text/vocabulary.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::data {
 namespace {
@@ -299,8 +300,7 @@ TEST_F(PreprocessTest, KeepsBytesThatAreNotUtf8AndCountsTheirDocuments) {
 }
 
 TEST_F(PreprocessTest, CountsTheBytesThatTheTokenizerReplaces) {
-  const auto tokenizer =
-      text::Tokenizer::load(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers/llama.json");
+  const auto tokenizer = text::Tokenizer::load(std::filesystem::path(tests_folder()) / "golden/tokenizers/llama.json");
   PreprocessOptions wanted = options("a\xFF\xC3(b\nplain\n\xFF\n\xC3\xA4\n");
   wanted.text.format = TextFormat::Lines;
   wanted.append_eod = false;

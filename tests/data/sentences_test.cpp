@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/data/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::data {
 namespace {
@@ -80,7 +81,7 @@ struct Found {
 };
 
 Found judge(const std::string& file, std::string_view language) {
-  std::istringstream lines(read_bytes(MEGATRON_TEST_FOLDER "/golden/data/" + file));
+  std::istringstream lines(read_bytes(tests_folder() + "/golden/data/" + file));
   std::vector<std::string> labelled;
   Found all;
   const auto paragraph_ends = [&] {

@@ -13,6 +13,7 @@
 #include "megatron/data/part_dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::data {
 namespace {
@@ -56,7 +57,7 @@ TEST(Sft, EncodesAConversationAsOneTextWhateverItsTokenizerAddsOrDrops) {
       {"qwen.json", {305, 274, 81, 264, 277, 78, 70, 223, 1}},
       {"t5.json", {69, 28, 7, 105, 8, 87, 1}}};
   for (const auto& [file, expected] : cases) {
-    const auto model = text::Tokenizer::load(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers" / file);
+    const auto model = text::Tokenizer::load(std::filesystem::path(tests_folder()) / "golden/tokenizers" / file);
     text::Encoder encoder = model.encoder();
     std::vector<std::int32_t> ids, learned;
     for (const std::int32_t token : encode_chat(chat, encoder)) {

@@ -10,14 +10,15 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::data {
 
-inline std::string shared_folder() { return MEGATRON_SHARED_FOLDER; }
+inline std::string shared_folder() { return unpacked_folder(); }
 
 /// What megatron-core wrote: a little of it, and all of it, which not every machine has.
-inline const std::string kOwnGolden = std::string(MEGATRON_TEST_FOLDER) + "/golden/data/";
+inline const std::string kOwnGolden = tests_folder() + "/golden/data/";
 inline const std::string kSharedGolden = shared_folder() + "/golden/megatron/";
 
 inline std::string read_bytes(const std::string& path) {

@@ -6,10 +6,10 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import GOLDEN_MODELS, MODELS, RunFolder, run  # noqa: E402
+from program import DATA, GOLDEN_MODELS, MODELS, RunFolder, run  # noqa: E402
 
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
-WIKITEXT = pathlib.Path(__file__).resolve().parents[3] / "shared/data/wikitext/wikitext-103.wiki.test.tokens"
+WIKITEXT = DATA / "wikitext/wikitext-103.wiki.test.tokens"
 LAMBADA = WIKITEXT.parents[1] / "lambada/lambada_test.jsonl"
 CHAT = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")

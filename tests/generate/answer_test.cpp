@@ -20,6 +20,7 @@
 #include "megatron/model/options.h"
 #include "megatron/plan/rules.h"
 #include "tests/model/small_gpt.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::generate {
 namespace {
@@ -160,7 +161,7 @@ void expect_found(const std::vector<std::vector<Beam>>& found, const Search& wan
 }
 
 TEST(Answers, AreThoseOfTransformersInEveryLayoutAlsoOneByOne) {
-  const fs::path folder = fs::path(MEGATRON_SHARED_FOLDER) / "golden/models/tiny_t5";
+  const fs::path folder = fs::path(unpacked_folder()) / "golden/models/tiny_t5";
   if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not there";
   config::RunConfig config;
   config.model = interchange::read_config(folder).model;

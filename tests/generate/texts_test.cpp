@@ -6,11 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/file.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::generate {
 namespace {
 
-std::filesystem::path goldens() { return std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers"; }
+std::filesystem::path goldens() { return std::filesystem::path(tests_folder()) / "golden/tokenizers"; }
 
 TEST(Texts, OfAPromptAndItsAnswerAreTheDecodedWholeWhereverTheyMeet) {
   const auto files = nlohmann::json::parse(read_file(goldens() / "cases.json"));

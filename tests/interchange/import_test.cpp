@@ -11,6 +11,7 @@
 #include "megatron/interchange/hugging_face.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::interchange {
 namespace {
@@ -36,7 +37,7 @@ TEST(Import, ACheckpointHoldsTheSameWeightsAndNetwork) {
 
 TEST(Import, MegatronsRanksBecomeACheckpointAndAFolder) {
   for (const char* name : {"gpt2", "llama"}) {
-    const fs::path folder = fs::path(MEGATRON_TEST_FOLDER) / "golden/interchange" / name;
+    const fs::path folder = fs::path(tests_folder()) / "golden/interchange" / name;
     TemporaryFolder place;
     import_weights(folder, place.path() / "ours", {});
     export_hugging_face(*open_weights(place.path() / "ours"), export_config(place.path() / "ours"),
@@ -99,7 +100,7 @@ TEST(Import, WhatLiesBesideTheWeightsGoesAlongBothWays) {
 }
 
 TEST(Companions, AreFoundAndCopiedWithATokenizerOfAnyFile) {
-  const std::filesystem::path goldens = std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers";
+  const std::filesystem::path goldens = std::filesystem::path(tests_folder()) / "golden/tokenizers";
   const std::string model = read_file(goldens / "bpe.model"), ranks = "IQ== 0\nIg== 1\n";
   for (const auto& [name, bytes] : {std::pair<const char*, std::string>{"tokenizer.model", model},
                                     {"spiece.model", model},
@@ -201,7 +202,7 @@ TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
 }
 
 TEST(Import, AFolderWithCheckpointsIsLeftAlone) {
-  const fs::path folder = fs::path(MEGATRON_TEST_FOLDER) / "golden/interchange/llama";
+  const fs::path folder = fs::path(tests_folder()) / "golden/interchange/llama";
   TemporaryFolder place;
   import_weights(folder, place.path() / "ours", {});
   expect_refused([&] { import_weights(folder, place.path() / "ours", {}); }, {"must not hold checkpoints"});

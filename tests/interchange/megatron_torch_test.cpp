@@ -2,6 +2,7 @@
 
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
+#include "tests/testing/folders.h"
 
 // The checkpoints of tests/golden/interchange were written by Megatron-Core and torch.save; expected.safetensors holds
 // the global tensors that its own sharded_state_dict was filled from.
@@ -10,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path golden(const std::string& name) { return fs::path(MEGATRON_TEST_FOLDER) / "golden/interchange" / name; }
+fs::path golden(const std::string& name) { return fs::path(tests_folder()) / "golden/interchange" / name; }
 
 /// A copy that can be changed.
 struct Copy {

@@ -2,6 +2,7 @@
 
 #include "megatron/interchange/torch_file.h"
 #include "tests/interchange/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::interchange {
 namespace {
@@ -138,7 +139,7 @@ TEST(Pickle, AValueMayContainItself) {
 /// A file that torch.save wrote, with one of its bytes changed.
 struct ChangedFile {
   TemporaryFolder folder;
-  std::string bytes = read_file(std::filesystem::path(MEGATRON_TEST_FOLDER) /
+  std::string bytes = read_file(std::filesystem::path(tests_folder()) /
                                 "golden/interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
   std::string refused() {
     write_file(folder.path() / "x.pt", bytes);
@@ -147,7 +148,7 @@ struct ChangedFile {
 };
 
 TEST(TorchFile, IsReadWithItsRandomStatesAndArguments) {
-  const TorchFile file(std::filesystem::path(MEGATRON_TEST_FOLDER) /
+  const TorchFile file(std::filesystem::path(tests_folder()) /
                        "golden/interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
   const PickleNode* args = file.values().find(file.root(), "args");
   ASSERT_NE(args, nullptr);

@@ -11,6 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/checkpoint/weights.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/testing/tensors.h"
 
@@ -18,7 +19,7 @@ namespace megatron::interchange {
 
 /// A folder of the reference models; empty where they are not there.
 inline std::filesystem::path golden_model(const std::string& name) {
-  const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/models" / name;
+  const auto folder = std::filesystem::path(unpacked_folder()) / "golden/models" / name;
   return std::filesystem::exists(folder) ? folder : std::filesystem::path();
 }
 

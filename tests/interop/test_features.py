@@ -7,9 +7,8 @@ import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run  # noqa: E402
+from program import DATA, run  # noqa: E402
 
-DATA = pathlib.Path(__file__).resolve().parents[3] / "shared/data"
 VOCABULARY = DATA / "bert/vocab.txt"
 try:
     from tokenizers import BertWordPieceTokenizer
@@ -86,28 +85,28 @@ class Features(unittest.TestCase):
         return windows, answers
 
     def test_squad_windows_and_answers_are_equal(self):
-        windows, answers = self.compare_squad("squad1", DATA / "squad/dev-v1.1.json", 9, 384, 128)
-        self.assertGreater(min(windows, answers), 1000)
+        windows, answers = self.compare_squad("squad1", DATA / "squad/dev-v1.1.json", 1, 384, 128)
+        self.assertGreater(min(windows, answers), 450)
 
     def test_squad_in_short_windows_with_questions_without_answer(self):
-        windows, answers = self.compare_squad("squad2", DATA / "squad/dev-v2.0.cs224n-half.json", 9, 128, 32)
-        self.assertGreater(windows, 2000)
-        self.assertGreater(answers, 500)
+        windows, answers = self.compare_squad("squad2", DATA / "squad/dev-v2.0.cs224n-half.json", 1, 128, 32)
+        self.assertGreater(windows, 900)
+        self.assertGreater(answers, 200)
 
     def test_glue_pairs_are_equal(self):
-        for task, name, texts in (("mnli", "mnli_dev_matched.derived.tsv", ("sentence1", "sentence2")),
-                                  ("qqp", "qqp_dev_10k.derived.tsv", ("question1", "question2"))):
+        for task, name, texts in (("mnli", "mnli.tsv", ("sentence1", "sentence2")),
+                                  ("qqp", "qqp.tsv", ("question1", "question2"))):
             lines = (DATA / "glue" / name).read_bytes().decode().rstrip("\n").split("\n")
             columns = [lines[0].split("\t").index(text) for text in texts]
             rows = rows_of(task, DATA / "glue" / name, "--seq-length", 32)
             self.assertEqual(len(rows), len(lines) - 1)
-            for row, line in list(zip(rows, lines[1:]))[::5]:
+            for row, line in zip(rows, lines[1:]):
                 first, second = (self.ids(line.split("\t")[column]) for column in columns)
                 self.assertEqual((row["ids"], row["types"]), framed(*cut_longer(first, second, 29)), line)
                 self.assertEqual(row["id"], line.split("\t")[0])
 
     def test_race_options_are_equal(self):
-        path = DATA / "race/dev_middle.derived.txt"
+        path = DATA / "race/race.txt"
         rows = iter(rows_of("race", path, "--seq-length", 256, "--max-query-length", 40))
         for article in [json.loads(line) for line in path.read_text().splitlines()][:60]:
             tokens = self.ids(article["article"])

@@ -15,9 +15,8 @@ import unittest.mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/testing"))
 import rank_files  # noqa: E402
-from program import MODELS  # noqa: E402
+from program import DATA, MODELS  # noqa: E402
 
-DATA = ROOT.parent / "shared/data"
 GPT2 = DATA / "gpt2"
 SMALL = ROOT / "tests/golden/tokenizers"  # each step and model that published files use
 PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

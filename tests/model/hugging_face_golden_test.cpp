@@ -5,6 +5,7 @@
 #include "megatron/model/decode.h"
 #include "megatron/model/gpt.h"
 #include "tests/testing/dense_gpt.h"
+#include "tests/testing/folders.h"
 
 // Folders as Hugging Face transformers computes them, their weights renamed and rearranged here.
 namespace megatron::model {
@@ -125,8 +126,7 @@ struct Golden {
   Tensors weights, expected;
   nlohmann::json report;
 
-  explicit Golden(const std::string& name)
-      : folder(std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/models" / name) {
+  explicit Golden(const std::string& name) : folder(std::filesystem::path(unpacked_folder()) / "golden/models" / name) {
     if (!there()) return;
     weights = read_safetensors(folder / "model.safetensors");
     expected = read_safetensors(folder / "expected.safetensors");

@@ -3,6 +3,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/model/gpt.h"
 #include "tests/testing/dense_gpt.h"
+#include "tests/testing/folders.h"
 
 // Megatron-Core's own results on CPU in float32: what our names, layouts and formulas have to mean.
 namespace megatron::model {
@@ -57,7 +58,7 @@ class MegatronCore : public ::testing::TestWithParam<std::tuple<const char*, int
 
 TEST_P(MegatronCore, LogitsLossesAndGradientsAreItsOwn) {
   const auto [name, t] = GetParam();
-  const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model" / name;
+  const auto folder = std::filesystem::path(unpacked_folder()) / "golden/megatron/model" / name;
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   const auto golden = load(folder);
   const double tokens = golden.batch.loss_mask_bs.sum().item<double>();
@@ -81,7 +82,7 @@ TEST_P(MegatronCore, LogitsLossesAndGradientsAreItsOwn) {
 
 TEST_P(MegatronCore, TheLossOfEachTokenIsItsOwn) {
   const auto [name, t] = GetParam();
-  const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model" / name;
+  const auto folder = std::filesystem::path(unpacked_folder()) / "golden/megatron/model" / name;
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   const auto golden = load(folder);
   const auto expected = golden.outputs.at("per_token_loss");

@@ -8,6 +8,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/plan/counts.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::plan {
 namespace {
@@ -241,7 +242,7 @@ TEST(StepCost, WaitsForTheSlowestRank) {
 }
 
 Hardware file(const std::string& name) {
-  return load_hardware(MEGATRON_TEST_FOLDER "/../configs/hardware/" + name + ".toml");
+  return load_hardware(tests_folder() + "/../configs/hardware/" + name + ".toml");
 }
 
 TEST(StepCost, IsTheSumOfItsPartsAndFallsWithEveryRate) {
@@ -336,9 +337,9 @@ TEST(HardwareFile, IsToldAllThatIsWrongAtOnce) {
 
 TEST(HardwareFile, OfEachClusterIsThere) {
   for (const char* name : {"dgx2h", "dgx-h100", "b200"}) EXPECT_FALSE(file(name).name.empty());
-  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs/hardware"))
+  for (const auto& entry : std::filesystem::directory_iterator(tests_folder() + "/../configs/hardware"))
     EXPECT_GT(peak_flops(load_hardware(entry.path().string()), "fp16"), 1e14) << entry.path();
-  EXPECT_THROW(load_hardware(MEGATRON_TEST_FOLDER "/no/such.toml"), ConfigError);
+  EXPECT_THROW(load_hardware(tests_folder() + "/no/such.toml"), ConfigError);
 }
 
 }  // namespace

@@ -4,9 +4,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "tests/testing/folders.h"
+
 /// A file of tests/golden/plan/, written by megatron-core.
 inline nlohmann::json golden(const std::string& name) {
-  std::ifstream file(std::string(MEGATRON_TEST_FOLDER) + "/golden/plan/" + name);
+  std::ifstream file(megatron::tests_folder() + "/golden/plan/" + name);
   if (!file) throw std::runtime_error("tests/golden/plan/" + name + " is missing");
   return nlohmann::json::parse(file);
 }

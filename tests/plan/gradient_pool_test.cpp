@@ -10,6 +10,7 @@
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_buffers.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::plan {
 namespace {
@@ -122,7 +123,7 @@ TEST(RankGradientPool, IsThereWithTheStrategyAndSeveralDataParallelRanksAlone) {
 
 config::RunConfig gpt2(int dp, bool tied, bool overlap) {
   config::RunConfig config;
-  config::load_toml(config, MEGATRON_TEST_FOLDER "/../configs/gpt2_124m.toml");
+  config::load_toml(config, tests_folder() + "/../configs/gpt2_124m.toml");
   config.parallel.world_size = dp;
   config.model.untie_embeddings_and_output_weights = !tied;
   config.optimizer.use_distributed_optimizer = true;

@@ -10,6 +10,7 @@
 #include "megatron/config/options.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/rules.h"
+#include "tests/testing/folders.h"
 
 // configs/: every recipe holds together and is the size that its name says.
 namespace megatron::plan {
@@ -17,7 +18,7 @@ namespace {
 
 std::map<std::string, ResolvedRun> recipes() {
   std::map<std::string, ResolvedRun> runs;
-  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(tests_folder() + "/../configs")) {
     if (!entry.is_regular_file()) continue;  // configs/hardware/
     config::RunConfig config;
     config::load_toml(config, entry.path().string());
@@ -102,7 +103,7 @@ TEST(Recipes, OfFineTuningAreThoseOfTableSixForEachOfThePapersBerts) {
   const auto berts = recipes();
   for (const TableSix& row : kTableSix) {
     config::FinetuneRecipe recipe;
-    config::load_toml(recipe, concat(MEGATRON_TEST_FOLDER "/../configs/finetune/", row.task, ".toml"));
+    config::load_toml(recipe, concat(tests_folder() + "/../configs/finetune/", row.task, ".toml"));
     EXPECT_EQ(recipe.task.name, row.task);
     EXPECT_EQ(recipe.task.epochs, row.epochs) << row.task;
     EXPECT_EQ(recipe.task.seeds.size(), 5u) << row.task;

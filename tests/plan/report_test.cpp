@@ -17,6 +17,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "tests/plan/golden.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::plan {
 namespace {
@@ -38,7 +39,7 @@ ResolvedRun small_run() {
 }
 
 TEST(Report, ReadsAsTheGoldenText) {
-  std::ifstream file(std::string(MEGATRON_TEST_FOLDER) + "/golden/plan/report.txt");
+  std::ifstream file(tests_folder() + "/golden/plan/report.txt");
   const std::string expected{std::istreambuf_iterator<char>(file), {}};
   EXPECT_EQ(report_text(small_run()), expected);
 }

@@ -9,13 +9,14 @@
 
 #include "megatron/base/file.h"
 #include "megatron/plan/counts.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::plan {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kFile = MEGATRON_TEST_FOLDER "/../configs/hardware/dgx2h.toml";
+const std::string kFile = tests_folder() + "/../configs/hardware/dgx2h.toml";
 
 const std::vector<PredictedRow>& predicted() {
   static const std::vector<PredictedRow> rows = predict_paper(load_hardware(kFile));

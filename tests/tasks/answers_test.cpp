@@ -11,6 +11,7 @@
 
 #include "megatron/base/file.h"
 #include "megatron/tasks/squad_scores.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::tasks {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 /// What the official definitions give (tests/golden/tasks/make.py).
 const nlohmann::json& golden() {
   static const auto json =
-      nlohmann::json::parse(read_file(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/tasks/answers.json"));
+      nlohmann::json::parse(read_file(std::filesystem::path(tests_folder()) / "golden/tasks/answers.json"));
   return json;
 }
 

@@ -12,6 +12,7 @@
 #include "megatron/tasks/lambada.h"
 #include "megatron/tasks/wikitext.h"
 #include "megatron/tasks/windows.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::tasks {
@@ -32,7 +33,7 @@ std::string error_of(const std::function<void()>& work) {
   return "";
 }
 
-std::string shared_file(const std::string& name) { return std::string(MEGATRON_SHARED_FOLDER "/data/") + name; }
+std::string shared_file(const std::string& name) { return unpacked_folder() + "/data/" + name; }
 
 TEST(Windows, FollowOneAnotherOrOverlapAndScoreEachTokenOnce) {
   EXPECT_THAT(windows(10, 4, 4), ElementsAre(Window{0, 4, 1}, Window{4, 4, 5}, Window{8, 2, 9}));
@@ -135,17 +136,16 @@ TEST(CountWords, HasThePapersNumberForWikiText103) {
   EXPECT_EQ(count_words(" \n = A b = \n \n c .\n", WordCount::WhiteSpace), 6);
   EXPECT_EQ(count_words(" \n = A b = \n \n c .\n", WordCount::Paper), 8);  // =, A, b, =, "\n", "\n", c, "."
   EXPECT_EQ(count_words("a  b", WordCount::Paper), 3);
-  const auto file = shared_file("wikitext/wikitext-103.wiki.test.tokens");
-  if (!std::filesystem::exists(file)) GTEST_SKIP() << file << " is not there";
+  const auto file = whole_data("wikitext/wikitext-103.wiki.test.tokens");
+  if (file.empty()) GTEST_SKIP() << "needs whole data: MEGATRON_TEST_DATA is not set";
   const auto text = read_file(file);
   EXPECT_EQ(count_words(text, WordCount::Paper), 245566);
   EXPECT_EQ(count_words(text, WordCount::WhiteSpace), 241211);
 }
 
 TEST(Wikitext, HasThePapersNumberOfTokensOnlyInThePapersWay) {
-  const auto file = shared_file("wikitext/wikitext-103.wiki.test.tokens");
-  if (!std::filesystem::exists(file) || !std::filesystem::exists(shared_file("gpt2")))
-    GTEST_SKIP() << file << " or GPT-2's vocabulary is not there";
+  const auto file = whole_data("wikitext/wikitext-103.wiki.test.tokens");
+  if (file.empty()) GTEST_SKIP() << "needs whole data: MEGATRON_TEST_DATA is not set";
   const auto tokenizer = text::Tokenizer::load(shared_file("gpt2"));
   const auto raw = read_file(file);
   const auto paper = wikitext(raw, false, true), undone = wikitext(raw, true, false),

@@ -18,6 +18,7 @@
 #include "megatron/tasks/squad_features.h"
 #include "megatron/tasks/squad_scores.h"
 #include "tests/tasks/support.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::tasks {
 namespace {
@@ -384,7 +385,7 @@ TEST(PredictionFiles, OfSquadAreThoseOfTheOriginalAndReadBack) {
 }
 
 TEST(Squad, GoldAnswersOfThePublishedFilesAreFoundAndRight) {
-  const auto folder = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "data";
+  const auto folder = std::filesystem::path(unpacked_folder()) / "data";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   const auto tokenizer = text::Tokenizer::load(folder / "bert/vocab.txt");
   for (const auto& [name, version] :

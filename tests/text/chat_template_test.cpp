@@ -8,6 +8,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::text {
@@ -18,7 +19,7 @@ using testing::HasSubstr;
 
 /// A template as its family's folders hold it; tests/interop compares them with transformers.
 std::string golden(const std::string& name) {
-  return read_file(std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/chat" / (name + ".jinja"), 1 << 16);
+  return read_file(std::filesystem::path(tests_folder()) / "golden/chat" / (name + ".jinja"), 1 << 16);
 }
 const std::string kChatMl = golden("chatml"), kLlama2 = golden("llama2"), kLlama3 = golden("llama3"),
                   kLlama31 = golden("llama3.1"), kMistral = golden("mistral");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/folders.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {
@@ -20,10 +21,9 @@ TEST(DetokenizeWikitext, UndoesEachRule) {
 }
 
 TEST(DetokenizeWikitext, GivesThePapersTokenCountOnWikiText103) {
-  const std::filesystem::path data = std::filesystem::path(MEGATRON_SHARED_FOLDER) / "data";
-  const auto file = data / "wikitext/wikitext-103.wiki.test.tokens";
-  if (!std::filesystem::exists(file) || !std::filesystem::exists(data / "gpt2"))
-    GTEST_SKIP() << "needs " << file << " and GPT-2's vocabulary beside it";
+  const std::filesystem::path data = std::filesystem::path(unpacked_folder()) / "data";
+  const std::string file = whole_data("wikitext/wikitext-103.wiki.test.tokens");
+  if (file.empty()) GTEST_SKIP() << "needs whole data: MEGATRON_TEST_DATA is not set";
   std::string text = read_file(file);
   text.erase(text.find_last_not_of(" \n") + 1);
   text.erase(0, text.find_first_not_of(" \n"));

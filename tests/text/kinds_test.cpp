@@ -20,6 +20,7 @@
 #include "megatron/text/normalize/charsmap.h"
 #include "megatron/text/split/pretokenize.h"
 #include "megatron/text/split/regex.h"
+#include "tests/testing/folders.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {
@@ -30,7 +31,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-fs::path kinds_folder() { return fs::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers"; }
+fs::path kinds_folder() { return fs::path(tests_folder()) / "golden/tokenizers"; }
 
 /// Each file's name with its cases.
 nlohmann::json all_cases() { return nlohmann::json::parse(read_file(kinds_folder() / "cases.json")); }

@@ -7,10 +7,11 @@
 
 #include "megatron/base/file.h"
 #include "megatron/text/tokenizer.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::text {
 
-inline std::filesystem::path golden_folder() { return std::filesystem::path(MEGATRON_TEST_FOLDER) / "golden/text"; }
+inline std::filesystem::path golden_folder() { return std::filesystem::path(tests_folder()) / "golden/text"; }
 
 /// A text with what Hugging Face tokenizers makes of it (tests/golden/text/make.py).
 struct GoldenCase {

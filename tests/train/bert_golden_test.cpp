@@ -13,6 +13,7 @@
 #include "megatron/model/options.h"
 #include "megatron/plan/rules.h"
 #include "tests/testing/dense_gpt.h"
+#include "tests/testing/folders.h"
 
 // BERTs of two other programs in float32: Megatron-Core's, which normalizes before each branch, and transformers',
 // which does so after the residual sum. Both are the same blocks here.
@@ -25,7 +26,7 @@ using megatron::testing::slice_of;
 using megatron::testing::Tensors;
 
 constexpr double kTolerance = 1e-5;
-const fs::path kGolden = fs::path(MEGATRON_SHARED_FOLDER) / "golden/models";
+const fs::path kGolden = fs::path(unpacked_folder()) / "golden/models";
 
 struct Layout {
   int tp;
@@ -65,7 +66,7 @@ void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::st
 class BertGolden : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(BertGolden, IsMegatronCoresBert) {
-  const fs::path folder = fs::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model/bert";
+  const fs::path folder = fs::path(unpacked_folder()) / "golden/megatron/model/bert";
   if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not there";
   const Tensors data = read_safetensors(folder / "batch.safetensors"),
                 outputs = read_safetensors(folder / "outputs.safetensors"),
@@ -205,7 +206,7 @@ TEST(BertGoldenFolder, IsTheBertOfTransformers) {
 /// The folder of a real model, where it is.
 fs::path trained(const char* name) {
   const char* const named = std::getenv("MEGATRON_MODELS");
-  return (named != nullptr ? fs::path(named) : fs::path(MEGATRON_TEST_FOLDER) / "../.cache/models") / name;
+  return (named != nullptr ? fs::path(named) : fs::path(tests_folder()) / "../.cache/models") / name;
 }
 
 TEST(TrainedBert, WithBothHeadsHasTheReferenceLossAndGradients) {

@@ -12,6 +12,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/trainer.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
 
@@ -206,7 +207,7 @@ TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
 TEST_F(RunDataTest, TheTokenizerIsReadOnceForAllParts) {
   auto options = config("run");
   const fs::path file = folder_.path() / "tokenizer.json";
-  fs::copy_file(fs::path(MEGATRON_TEST_FOLDER) / "golden/tokenizers/qwen.json", file);
+  fs::copy_file(fs::path(tests_folder()) / "golden/tokenizers/qwen.json", file);
   options.data.tokenizer = file.string();
   options.data.fim_data = true;
   for (auto* token : {&options.fim.prefix_token, &options.fim.middle_token, &options.fim.suffix_token,

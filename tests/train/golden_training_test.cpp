@@ -14,6 +14,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/tensors.h"
 
 // Eight steps of a tiny GPT that Megatron-Core itself trained: DDP, clipping, AdamW, cosine schedule with warm-up.
@@ -23,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-const fs::path kGolden = fs::path(MEGATRON_SHARED_FOLDER) / "golden/megatron/model/gpt2";
+const fs::path kGolden = fs::path(unpacked_folder()) / "golden/megatron/model/gpt2";
 
 config::RunConfig configuration(const json& reference, int tp, int dp) {
   const auto &network = reference.at("config"), &training = reference.at("train");

@@ -13,6 +13,7 @@
 #include "megatron/model/options.h"
 #include "megatron/plan/rules.h"
 #include "tests/model/small_gpt.h"
+#include "tests/testing/folders.h"
 
 // The T5 of transformers in float32, whole and cut into stages anywhere: its logits, loss and every gradient.
 namespace megatron::train {
@@ -31,7 +32,7 @@ struct Layout {
   bool sp = false, recompute = false;
 };
 
-fs::path golden_folder() { return fs::path(MEGATRON_SHARED_FOLDER) / "golden/models/tiny_t5"; }
+fs::path golden_folder() { return fs::path(unpacked_folder()) / "golden/models/tiny_t5"; }
 
 /// What transformers computed, with the decoder's tokens made of the labels as it makes them.
 model::Batch batch_of(const Tensors& expected) {
