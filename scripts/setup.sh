@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the build needs and is not there yet: the Debian packages of packages.txt, and libtorch into .venv.
-# With --tests also what the interop tests compare with.
+# With --tests also those of test_packages.txt, what the interop tests compare with, and trained models.
 # TORCH_DIR=… (a folder with include/ and lib/ of libtorch 2.11.0) is used instead of .venv.
 # Again with everything there: < 1 s.
 set -euo pipefail
@@ -16,7 +16,7 @@ stop() {  # rule, got, fix
 
 install_packages() {
   local wanted installed missing line
-  wanted=$(sed 's/#.*//' scripts/packages.txt | tr -s ' \n' ' ')
+  wanted=$(sed 's/#.*//' "$@" | tr -s ' \n' ' ')
   command -v dpkg-query >/dev/null ||
     stop "setup installs Debian packages." "no dpkg-query: this is not Debian" "install your system's equivalents of:$wanted"
   # shellcheck disable=SC2086
@@ -78,21 +78,41 @@ install_libtorch() {
   touch "$stamp"
 }
 
-# The Python packages that tests/interop compares with; without them those tests are skipped, and nothing else is.
+# The Python packages that tests/interop compares with, torch of .venv among them, and trained models.
 install_interop() {
-  local requirements=tests/interop/requirements.txt stamp python
-  stamp=.cache/interop/$(cksum <$requirements | tr ' ' -)
+  local requirements=tests/interop/requirements.txt stamp python packages
+  stamp=.cache/interop/$(cat $requirements tests/interop/torch_on_cpu.py | cksum | tr ' ' -)
   [ -e "$stamp" ] && return
   echo "installing the Python packages of the interop tests into .cache/interop"
-  if python=$(find_python) && "$python" -m venv --clear .cache/interop &&
+  python=$(find_python)
+  packages=$(echo .venv/lib/python3*/site-packages)
+  # A version of Python that .venv's torch is not made for would not load it.
+  if [ -x .venv/bin/python ]; then python=$(readlink -f .venv/bin/python); fi
+  "$python" -m venv --clear .cache/interop &&
     .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-      -r $requirements; then
-    touch "$stamp"
-  else
-    echo "they could not be installed: the interop tests will be skipped" >&2
+      -r $requirements ||
+    stop "the Python packages of the interop tests could not be installed." "pip failed (see above)" "again with a network"
+  if [ -n "${TORCH_DIR:-}" ]; then
+    echo "TORCH_DIR is set: tests that need Python's torch are skipped" >&2
+  elif [ -e "$packages/torch/lib/libtorch_python.so" ]; then
+    .cache/interop/bin/python tests/interop/torch_on_cpu.py "$packages" .cache/interop
   fi
+  touch "$stamp"
 }
 
-install_packages
+fetch_models() {
+  [ -e .cache/models/fetched-1 ] && return
+  [ -n "${MEGATRON_MODELS:-}" ] && return
+  echo "fetching trained models into .cache/models (250 MB)"
+  .cache/interop/bin/python scripts/fetch_models.py .cache/models --rxn-bert ||
+    stop "the trained models could not be fetched." "see above" "again with a network, or name their folder by MEGATRON_MODELS"
+  touch .cache/models/fetched-1
+}
+
+install_packages scripts/packages.txt
 install_libtorch
-if [ "${1:-}" = --tests ]; then install_interop; fi
+if [ "${1:-}" = --tests ]; then
+  install_packages scripts/test_packages.txt
+  install_interop
+  fetch_models
+fi
