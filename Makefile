@@ -52,7 +52,7 @@ docs: build
 	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md
 	@$(BUILD)/megatron docs schedules --output docs/schedules
 
-# Not installed by setup: nothing but these two targets needs them.
+# Not installed by setup, but for clang-format by setup --tests.
 needs = command -v $(1) >/dev/null || { \
   printf '%s\n' 'make $@ needs $(1).' '  got:  no $(1) in PATH' '  fix:  apt-get install $(1)' >&2; exit 1; }
 
@@ -60,6 +60,6 @@ format:
 	@$(call needs,clang-format)
 	@git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 clang-format -i
 
-tidy: configure
+tidy: setup
 	@$(call needs,clang-tidy)
-	@git ls-files -z 'src/*.cpp' 'app/*.cpp' | xargs -0 -n 4 -P $(JOBS) clang-tidy -p $(BUILD) --quiet
+	@scripts/tidy.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""No test label but gpu ran empty; which tests wanted trained models and had none. Usage: check_tests.py BUILD, after
-ctest --output-junit tests.xml --test-output-size-passed 10000000 (GoogleTest programs count their tests in what they
-print)."""
+"""No test label but gpu ran empty, and no test skipped itself for a reason that tests/allowed_skips.txt does not
+have; it prints what was skipped and why. Usage: check_tests.py BUILD, after ctest --output-junit tests.xml
+--test-output-size-passed 10000000 (GoogleTest programs count their tests in what they print)."""
 import collections
 import json
 import pathlib
@@ -10,16 +10,22 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests/testing"))
-from program import MODELS  # noqa: E402
-
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPECTED = {"pure", "torch", "ranks", "e2e", "interop"}
+AT_LEAST = {"interop": 50}
 
 
-def wants_model(reason):
-    """Whether that is why a test skipped itself: its reason names a folder of models that is absent."""
-    reason = reason.replace("/tests/..", "")  # C++ tests name the folder from their own
-    return any(str(MODELS) in line and "is not there" in line for line in reason.splitlines())
+def allowed_reasons():
+    """(expression, why) of each reason for which a test may skip itself."""
+    lines = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()
+    return [(re.compile(expression.strip()), why.strip())
+            for expression, why in (line.split("|", 1) for line in lines if line and not line.startswith("#"))]
+
+
+def reason_of(output):
+    """What a test said as it skipped itself: unittest's `skipped '…'`, or what GoogleTest prints after `Skipped`."""
+    said = re.search(r"skipped ['\"](.*)['\"]", output) or re.search(r": Skipped\n(.*)", output)
+    return said[1] if said else (output.strip().splitlines() or ["nothing said"])[-1]
 
 
 def tests_of(case):
@@ -38,23 +44,29 @@ def main():
     listing = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))
     labels = {test["name"]: next((p["value"] for p in test["properties"] if p["name"] == "LABELS"), [])
               for test in listing["tests"]}
-    ran, skipped, without_model = collections.Counter(), collections.Counter(), []
+    ran, skipped, reasons = collections.Counter(), collections.Counter(), collections.defaultdict(list)
     for case in xml.parse(f"{build}/tests.xml").getroot().iter("testcase"):
         for name, was_skipped, output in tests_of(case):
-            if was_skipped and wants_model(output):
-                without_model.append(name)
+            if was_skipped:
+                reasons[reason_of(output)].append(name)
             for label in labels.get(case.get("name"), []):
                 (skipped if was_skipped else ran)[label] += 1
     for label in sorted(EXPECTED | set(ran) | set(skipped)):
         print(f"label {label}: {ran[label]} ran, {skipped[label]} skipped")
-    if without_model:
-        print(f"skipped for want of trained models, which are not in {MODELS}",
-              "(MEGATRON_MODELS=FOLDER names another; docs/interchange.md says which):",
-              *sorted(without_model), sep="\n  ")
+    allowed, wrong = allowed_reasons(), 0
+    for reason, names in sorted(reasons.items()):
+        why = next((why for expression, why in allowed if expression.search(reason)), None)
+        wrong += why is None
+        print(f"skipped {len(names)}: {reason} ({why or 'NOT in tests/allowed_skips.txt'}):", *sorted(names),
+              sep="\n  ")
+    few = [f"{label}: {ran[label]} ran, {least} are the least"
+           for label, least in AT_LEAST.items() if ran[label] < least]
+    if few:
+        print(*few, sep="\n")
     empty = sorted(label for label in EXPECTED | set(skipped) if not ran[label] and label != "gpu")
     if empty:
         print("labels that ran nothing:", ", ".join(empty))
-    return bool(empty)
+    return bool(empty or wrong or few)
 
 
 if __name__ == "__main__":
