@@ -6,6 +6,7 @@
 #include "megatron/plan/bar_chart.h"
 #include "megatron/plan/line_chart.h"
 #include "megatron/plan/scaling.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/svg_texts.h"
 
 // No text of a chart overlaps another one or leaves the picture, whatever is drawn.
@@ -16,7 +17,7 @@ using megatron::testing::text_faults;
 
 TEST(ChartTexts, OfPredictionsHaveRoomOnEveryCluster) {
   for (const char* name : {"dgx2h", "dgx-h100", "b200"}) {
-    const Hardware hardware = load_hardware(std::string(MEGATRON_TEST_FOLDER "/../configs/hardware/") + name + ".toml");
+    const Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/" + name + ".toml");
     const auto rows = predict_paper(hardware);
     for (const bool compare : {true, false})
       EXPECT_EQ(text_faults(scaling_svg(rows, hardware, compare)), "") << name << ", compare " << compare;

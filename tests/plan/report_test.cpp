@@ -145,7 +145,7 @@ std::vector<std::pair<std::string, std::string>> rows_under(const std::string& t
 /// Every recipe of configs/ and some layouts and precisions of a small model.
 std::vector<std::pair<std::string, config::RunConfig>> many_recipes() {
   std::vector<std::pair<std::string, config::RunConfig>> all;
-  for (const auto& entry : std::filesystem::directory_iterator(MEGATRON_TEST_FOLDER "/../configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(tests_folder() + "/../configs")) {
     if (!entry.is_regular_file()) continue;
     config::RunConfig config;
     config::load_toml(config, entry.path().string());
@@ -207,7 +207,7 @@ TEST(Report, TotalsAreTheSumsOfTheRowsAboveThem) {
 
 TEST(Report, OfAGpuDoesNotDependOnTheProcessorAndSaysWhichItIsOf) {
   config::RunConfig config;
-  config::load_toml(config, MEGATRON_TEST_FOLDER "/../configs/gpt_1.3b.toml");
+  config::load_toml(config, tests_folder() + "/../configs/gpt_1.3b.toml");
   config.train.dtype = "bf16";
   config.parallel.device = "cuda";
   EXPECT_EQ(report(resolve(config), "amx")["memory_bytes"], report(resolve(config), "avx2")["memory_bytes"]);

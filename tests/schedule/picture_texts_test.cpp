@@ -7,6 +7,7 @@
 #include "megatron/schedule/draw.h"
 #include "megatron/schedule/generate.h"
 #include "tests/schedule/pictures.h"
+#include "tests/testing/folders.h"
 #include "tests/testing/svg_texts.h"
 
 // No text of a picture overlaps another one or leaves the picture, whatever is drawn.
@@ -71,7 +72,7 @@ TEST(PictureTexts, OfLongTitlesManyRanksAndWaitsHaveRoom) {
 
 TEST(PictureTexts, OfTheDocumentationHaveRoom) {
   int pictures = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(MEGATRON_TEST_FOLDER "/../docs"))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(tests_folder() + "/../docs"))
     if (entry.path().extension() == ".svg") {
       EXPECT_EQ(text_faults(read_file(entry.path())), "") << entry.path();
       ++pictures;
