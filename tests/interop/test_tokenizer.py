@@ -65,7 +65,7 @@ def whole_novels():
 
 def novels():
     for text in whole_novels():
-        yield from windows(text, 1000, 2)
+        yield from windows(text, 1000, 6)
 
 
 def shared_lines():
