@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "megatron/base/error.h"
 
@@ -105,6 +106,39 @@ TEST(Resolve, StaysResolvedWhenResolvedAgain) {
   EXPECT_EQ(twice.train_samples, once.train_samples);
   EXPECT_EQ(twice.config.model.ffn_hidden_size, once.config.model.ffn_hidden_size);
   EXPECT_EQ(twice.learning_rate.decay_samples, once.learning_rate.decay_samples);
+}
+
+TEST(Resolve, AResumedRunKeepsItsGlobalBatch) {
+  const auto batches = [](int dp, std::int64_t micro, std::int64_t global, std::int64_t saved) {
+    RunConfig config = valid();
+    config.parallel.world_size = dp;
+    config.train.micro_batch_size = micro;
+    config.train.global_batch_size = global;
+    const ResolvedRun run = resolve(config, {.resumed_batch = saved});
+    return std::vector{run.config.train.global_batch_size, run.config.train.micro_batch_size,
+                       run.microbatches_per_step};
+  };
+  EXPECT_EQ(batches(2, 4, 0, 0), (std::vector<std::int64_t>{8, 4, 1})) << "a new run";
+  EXPECT_EQ(batches(2, 4, 0, 8), (std::vector<std::int64_t>{8, 4, 1}));
+  EXPECT_EQ(batches(1, 4, 0, 8), (std::vector<std::int64_t>{8, 4, 2})) << "accumulation follows";
+  EXPECT_EQ(batches(4, 4, 0, 8), (std::vector<std::int64_t>{8, 2, 1})) << "the micro batch follows";
+  EXPECT_EQ(batches(2, 3, 0, 8), (std::vector<std::int64_t>{8, 2, 2}));
+  EXPECT_EQ(batches(4, 4, 8, 8), (std::vector<std::int64_t>{8, 2, 1})) << "as in the saved recipe";
+  EXPECT_EQ(batches(4, 4, 16, 8), (std::vector<std::int64_t>{16, 4, 1})) << "another is asked for";
+  RunConfig config = valid();
+  config.parallel.world_size = 16;
+  config.train.micro_batch_size = 2;
+  const std::string error = error_of(config, {.resumed_batch = 8});
+  EXPECT_EQ(error,
+            "A resumed run keeps its global batch, which must be a multiple of dp.\n"
+            "  got:  global batch 8 in the checkpoint, dp 16\n"
+            "  fix:  --global-batch-size 32, another batch from here on; or ranks of which dp divides 8");
+  config.train.global_batch_size = 32;
+  EXPECT_EQ(error_of(config, {.resumed_batch = 8}), "no error") << "as its fix says";
+  config.parallel.world_size = 4;
+  config.train.global_batch_size = 0;
+  config.schedule.rampup_batch_size = {4, 4, 20};
+  EXPECT_EQ(resolve(config, {.resumed_batch = 8}).config.train.micro_batch_size, 1) << "the ramp's steps divide too";
 }
 
 TEST(Resolve, ReportsAllViolatedRulesTogether) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -419,6 +420,32 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
                 concat("--lr-wsd-decay-samples ", rate.decay_samples));
 }
 
+/// The global batch of the run that is resumed stays, in whatever layout: its learning rate and its order of samples
+/// belong to it. What a rank computes at once may follow, as it changes no result.
+void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& rules) {
+  config::TrainConfig& train = config.train;
+  if (batch <= 0 || dp < 1 || train.micro_batch_size < 1 || train.micro_batch_size > kLargestBatch) return;
+  if (train.global_batch_size != 0 && train.global_batch_size != batch) return;  // another is asked for
+  train.global_batch_size = batch;
+  if (batch % dp != 0) {
+    const std::int64_t unit = train.micro_batch_size * dp;
+    train.global_batch_size = (batch + unit - 1) / unit * unit;  // as the fix has it: one violation is enough
+    return rules.require(false, "A resumed run keeps its global batch, which must be a multiple of dp.",
+                         concat("global batch ", batch, " in the checkpoint, dp ", dp),
+                         concat("--global-batch-size ", train.global_batch_size,
+                                ", another batch from here on; or ranks of which dp divides ", batch));
+  }
+  std::vector<std::int64_t> batches = {batch};
+  if (config.schedule.rampup_batch_size.size() == 3)
+    batches.insert(batches.end(), config.schedule.rampup_batch_size.begin(),
+                   config.schedule.rampup_batch_size.begin() + 2);
+  for (std::int64_t micro = std::min(train.micro_batch_size, batch / dp); micro > 0; --micro)
+    if (std::ranges::all_of(batches, [&](std::int64_t size) { return size % (micro * dp) == 0; })) {
+      train.micro_batch_size = micro;
+      return;
+    }
+}
+
 /// Fills in the global batch and derives what follows from it, as far as the values are in range.
 Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
   Samples samples;
@@ -493,6 +520,7 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
+    keep_batch(config, grid.size(Axis::Dp), facts.resumed_batch, rules);
   }
   resolve_recomputation(config.train, rules);
   check_pipeline_options(config.parallel, rules);

@@ -19,6 +19,7 @@ struct Facts {
   int launched_world_size = 0;       ///< ranks that torchrun, mpirun or Slurm has started
   std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
   bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
+  std::int64_t resumed_batch = 0;    ///< train.global_batch_size of the run that is resumed
 };
 
 /// A configuration that holds together, with all that follows from it.
@@ -39,7 +40,9 @@ struct ResolvedRun {
   std::int64_t microbatches_per_step = 0;  ///< of the full global batch, on each data-parallel rank
 };
 
-/// Checks every rule over the options and reports all that are violated in one ConfigError.
+/// Checks every rule over the options and reports all that are violated in one ConfigError. A run that is resumed keeps
+/// its global batch unless another is given: where train.micro_batch_size x dp does not divide it, the micro batch is
+/// the largest below that does.
 ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
 
 /// Whether parallel.pp_schedule names a file: it has a '.' or a '/', or is no schedule's name and a file is so called.

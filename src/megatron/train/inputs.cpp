@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "megatron/base/error.h"
 #include "megatron/base/place.h"
@@ -75,6 +76,20 @@ constexpr const char* kOrderOfSamples[] = {"train.seed",
                                            "data.sft",
                                            "data.fim_data"};
 
+// Options that change neither what a run computes nor in which layout. Whole sections end in a dot.
+constexpr std::string_view kOfNoEffect[] = {"log.",
+                                            "checkpoint.",
+                                            "train.out",
+                                            "data.tokenizer",  // tokens are what the data has
+                                            "data.tokenizer_type",
+                                            "data.data_cache_path",
+                                            "data.prefetch",
+                                            "parallel.world_size",  // as given: a launcher's is not among the options
+                                            "parallel.launch",
+                                            "parallel.backend",
+                                            "parallel.threads_per_rank",
+                                            "parallel.timeout_s"};
+
 // Values of options by their path, as one types them.
 class Values {
  public:
@@ -86,11 +101,10 @@ class Values {
                                     [&](const config::Field& field) { return field.path == path; });
     return config::plain_value(found->value);
   }
-  /// The paths of the options of a section.
-  std::vector<std::string> paths_of(const std::string& section) const {
+  /// All paths, in the order of declaration.
+  std::vector<std::string> paths() const {
     std::vector<std::string> paths;
-    for (const config::Field& field : fields_.fields)
-      if (field.path.starts_with(section + ".")) paths.push_back(field.path);
+    for (const config::Field& field : fields_.fields) paths.push_back(field.path);
     return paths;
   }
 
@@ -114,6 +128,17 @@ void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool mar
     left -= static_cast<std::int64_t>(tokens.size());
   }
 }
+
+/// Of an option that is not what the checkpoint's was.
+bool has_no_effect(std::string_view path, const plan::ResolvedRun& run) {
+  if (path.starts_with("fim.") && !run.config.data.fim_data) return true;
+  if (path == "parallel.pp_schedule" && run.schedule_file) return true;  // the copy that the run keeps is named there
+  return std::ranges::any_of(kOfNoEffect, [&](std::string_view left_out) {
+    return left_out.ends_with('.') ? path.starts_with(left_out) : path == left_out;
+  });
+}
+
+std::string text_of(const std::string& value) { return value.empty() ? "(none)" : value; }
 
 /// A run that has passed over a checkpoint of a newer version may not save in its place.
 void check_names(std::int64_t from, const config::RunConfig& config) {
@@ -268,6 +293,23 @@ bool takes_weights_alone(const config::RunConfig& config) {
   return config.checkpoint.finetune || interchange::is_foreign(load);
 }
 
+std::int64_t resumed_batch(const config::RunConfig& config) {
+  std::vector<fs::path> candidates;
+  try {
+    const auto folder = checkpoint_to_load(config);
+    if (folder && !takes_weights_alone(config)) candidates = checkpoint::candidates(*folder);
+  } catch (const std::exception&) {
+    return 0;
+  }
+  for (const fs::path& candidate : candidates) {
+    try {
+      return checkpoint::saved_recipe(candidate).train.global_batch_size;
+    } catch (const std::exception&) {  // an older one may be whole
+    }
+  }
+  return 0;
+}
+
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
@@ -286,15 +328,16 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
                        "give the run the model options that the checkpoint was written with; or take the weights that "
                        "fit: --finetune --load-strict false"));
   if (!errors.empty()) throw ConfigError(errors);
-  std::vector<std::string> warnings;
-  std::vector<std::string> order(std::begin(kOrderOfSamples), std::end(kOrderOfSamples));
-  if (run.config.data.fim_data)
-    for (std::string& path : wanted.paths_of("fim")) order.push_back(std::move(path));
-  for (const std::string& path : order)
-    if (saved[path] != wanted[path])
-      warnings.push_back(concat("warning: ", path, " was ", saved[path], " and is now ", wanted[path],
-                                ": samples come in another order than before the checkpoint"));
-  return warnings;
+  std::vector<std::string> lines;
+  for (const std::string& path : wanted.paths()) {
+    if (saved[path] == wanted[path] || has_no_effect(path, run)) continue;
+    if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
+    const bool reorders =
+        path.starts_with("fim.") || std::ranges::find(kOrderOfSamples, path) != std::end(kOrderOfSamples);
+    lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
+                           reorders ? " (samples come in another order than before)" : ""));
+  }
+  return lines;
 }
 
 void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {

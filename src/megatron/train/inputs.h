@@ -40,9 +40,15 @@ std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig&
 /// a folder of another program; and no checkpoint of its own yet.
 bool takes_weights_alone(const config::RunConfig& config);
 
+/// train.global_batch_size of the run that `config` resumes: plan::Facts::resumed_batch. 0 where it resumes none, or
+/// where no checkpoint of it can be read, which check_inputs() reports.
+std::int64_t resumed_batch(const config::RunConfig& config);
+
 /// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
 /// lists each difference in architecture and the weights that the model has no place for, checkpoint::Damage where its
-/// manifest is damaged. Returns what differs and changes how the run goes on, one message each.
+/// manifest is damaged. Returns the other options that the run has changed, for the user: a heading and a line each,
+/// "option: saved -> now"; nothing where all are equal. Left out are options that change nothing of what is computed:
+/// where files lie, what is kept and printed, how ranks start.
 std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know
