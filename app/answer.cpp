@@ -60,7 +60,8 @@ void report(const TrainedModel& model, const Texts& texts, const std::vector<std
 
 }  // namespace
 
-int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags) {
+int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
+           const comm::Facts& facts) {
   const auto frame = interchange::answer_frame(model.folder, model.tokenizer);
   const generate::AnswerOptions options{.beams = {.num_beams = flags.num_beams,
                                                   .max_new_tokens = flags.max_new_tokens,
@@ -73,7 +74,7 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
   const Texts texts = texts_of(model, prompts, frame);
   generate::check(texts, model.run.shape.vocab, options);
   kernels::install_caching_allocator();
-  return run_on_ranks(model.run, comm::place_from(environment()), [&](const comm::Group& world, at::Device device) {
+  const auto body = [&](const comm::Group& world, at::Device device) {
     const RankModel rank = load_rank(model, world, device, model.run.shape.max_positions);
     const generate::StagedT5 t5(
         model::CachedT5(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)), model.run.parts,
@@ -89,7 +90,8 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
     else if (world.rank() == 0)
       report(model, texts, found, frame.ends, flags.json);
     return kDone;
-  });
+  };
+  return run_on_ranks(model.run, comm::place_from(environment()), body, facts);
 }
 
 }  // namespace megatron::app

@@ -19,8 +19,9 @@ struct AnswerFlags {
 };
 
 /// `megatron generate` with a T5: it reads each prompt, and the best answer that beam search finds, or one that is
-/// drawn, is printed; that of one beam to one prompt token by token. Throws ConfigError for options and prompts that do
-/// not fit.
-int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags);
+/// drawn, is printed; that of one beam to one prompt token by token. `facts`: what the ranks must have in common.
+/// Throws ConfigError for options and prompts that do not fit.
+int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
+           const comm::Facts& facts);
 
 }  // namespace megatron::app

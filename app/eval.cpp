@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstdio>
+#include <span>
+#include <string>
 
 #include "app/eval_jobs.h"
 #include "app/json_line.h"
@@ -10,6 +12,7 @@
 #include "megatron/generate/score.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/model/score.h"
+#include "megatron/train/agreement.h"
 
 namespace megatron::app {
 namespace {
@@ -46,6 +49,18 @@ void check_ids(const EvalWork& work) {
                                  "the model's own tokenizer, and data made with it"));
 }
 
+/// What the ranks must have in common besides the recipe: the model, and what is scored.
+comm::Facts facts_of(EvalFlags flags, const EvalWork& work) {
+  comm::Facts facts = model_facts(work.model, config::fields_of(flags));
+  std::string windows;
+  for (const tasks::Window& window : work.windows) windows += concat(window.begin, " ", window.size, " ");
+  facts.push_back(
+      {"tokens of --data", concat(work.ids.size(), " tokens, ", train::digest_of(std::as_bytes(std::span(work.ids))))});
+  facts.push_back(
+      {"windows", concat(work.windows.size(), " windows, ", train::digest_of(std::as_bytes(std::span(windows))))});
+  return facts;
+}
+
 std::int64_t tokens_of(const EvalWork& work) {
   std::int64_t tokens = 0;
   for (const tasks::Window& window : work.windows) tokens += window.size;
@@ -76,33 +91,33 @@ void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& re
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {
   check_ids(work);
   kernels::install_caching_allocator();
-  return run_on_ranks(work.model.run, comm::place_from(environment()),
-                      [&](const comm::Group& world, at::Device device) {
-                        const auto [scores, seconds] = score_on_rank(flags, work, world, device);
-                        if (world.rank() == 0)
-                          print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);
-                        return kDone;
-                      });
+  return run_on_ranks(
+      work.model.run, comm::place_from(environment()),
+      [&](const comm::Group& world, at::Device device) {
+        const auto [scores, seconds] = score_on_rank(flags, work, world, device);
+        if (world.rank() == 0) print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);
+        return kDone;
+      },
+      facts_of(flags, work));
 }
 
 int eval(const Args& args) {
-  return dispatch(
-      "megatron eval",
-      {{"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
-       {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
-       {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
-       {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
-       {"mnli", "What a fine-tuned model scores: does one sentence follow from another?",
-        [](const Args& words) { return eval_task("mnli", words); }},
-       {"qqp", "… do two questions ask the same?", [](const Args& words) { return eval_task("qqp", words); }},
-       {"race", "… questions on a text, each with four options.",
-        [](const Args& words) { return eval_task("race", words); }},
-       {"squad", "… questions on a paragraph, of version 1.1 or 2.0, as the file is.",
-        [](const Args& words) { return eval_task("squad", words); }},
-       {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
-       {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
-       {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}},
-      args);
+  const std::vector<Job> jobs = {
+      {"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
+      {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
+      {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
+      {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
+      {"mnli", "What a fine-tuned model scores: does one sentence follow from another?",
+       [](const Args& words) { return eval_task("mnli", words); }},
+      {"qqp", "… do two questions ask the same?", [](const Args& words) { return eval_task("qqp", words); }},
+      {"race", "… questions on a text, each with four options.",
+       [](const Args& words) { return eval_task("race", words); }},
+      {"squad", "… questions on a paragraph, of version 1.1 or 2.0, as the file is.",
+       [](const Args& words) { return eval_task("squad", words); }},
+      {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
+      {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
+      {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}};
+  return run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
 }
 
 }  // namespace megatron::app

@@ -18,6 +18,7 @@
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/train/agreement.h"
 
 // `megatron eval mnli` and the other tasks of `megatron finetune`: what a fine-tuned model scores on a file.
 namespace megatron::app {
@@ -170,7 +171,9 @@ int eval_task(const std::string& job, const Args& args) {
     std::fprintf(stderr, "left out: %s\n", out.c_str());
   check_start(work.model.run, place);
   kernels::install_caching_allocator();
-  return run_on_ranks(work.model.run, place, [&](const comm::Group& world, at::Device device) {
+  comm::Facts facts = model_facts(work.model, config::fields_of(flags));
+  facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});
+  const auto score = [&](const comm::Group& world, at::Device device) {
     train::Engine engine(work.model.run, world, device);
     finetune::load_weights(flags.load, engine, work.model.run);
     world.barrier();  // all have read their weights
@@ -182,7 +185,8 @@ int eval_task(const std::string& job, const Args& args) {
         finetune::evaluate(engine, work.model.run, batches, [&](std::int64_t done) { progress.update(done); });
     if (world.rank() == 0) report(flags, work, logits, since_start.seconds());
     return kDone;
-  });
+  };
+  return run_on_ranks(work.model.run, place, score, facts);
 }
 
 }  // namespace megatron::app

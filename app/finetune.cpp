@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"
 #include "megatron/checkpoint/folder_lock.h"
+#include "megatron/comm/agreement.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unread.h"
@@ -26,6 +28,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/tasks/seeds.h"
+#include "megatron/train/agreement.h"
 
 namespace megatron::app {
 namespace {
@@ -300,6 +303,39 @@ void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
   std::fputs(job.options.json ? table.json().c_str() : ("\n" + table.markdown()).c_str(), stdout);
 }
 
+/// What ranks must have in common besides the recipe of a run: the task, and the files that it reads.
+comm::Facts facts_of(const Work& job) {
+  config::TaskConfig task = job.options.recipe.task;
+  comm::Facts facts;
+  for (comm::Fact& fact : train::option_facts(config::fields_of(task)))
+    facts.push_back({"task." + fact.name, std::move(fact.value)});
+  facts.push_back({"tokenizer", job.tokenizer.fingerprint()});
+  for (const std::string& file : {task.train, task.valid, task.test})
+    if (!file.empty()) facts.push_back({"file " + file, train::digest_of(fs::path(file))});
+  if (const std::string& load = job.run.config.checkpoint.load; !load.empty())
+    facts.push_back({"model in " + load, train::model_digest(load)});
+  return facts;
+}
+
+/// The lock of the run's folder, which is made. Throws ConfigError where another run holds it, or a seed in it is of
+/// another recipe.
+checkpoint::FolderLock take_folder(const Work& job) {
+  make_folder(job.out());
+  checkpoint::FolderLock lock(job.out(), "name another --train.out");
+  for (const std::uint64_t seed : job.seeds) finished(job, seed);
+  return lock;
+}
+
+/// What the folder has before the first seed runs.
+void write_beginning(const Work& job) {
+  for (const std::uint64_t seed : job.seeds) {
+    const fs::path folder = finetune::seed_folder(job.out(), seed);
+    make_folder(folder);
+    keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
+  }
+  write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
+}
+
 /// Every seed that is not finished, one after the other. Collective over `world`.
 int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
   std::vector<finetune::SeedResult> results;
@@ -320,9 +356,7 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
   return kDone;
 }
 
-}  // namespace
-
-int finetune(const Args& args) {
+int run_finetune(const Args& args) {
   const auto place = comm::place_from(environment());
   const Work job = make_job(args, place);
   const config::TrainConfig& train = job.run.config.train;
@@ -330,25 +364,29 @@ int finetune(const Args& args) {
   kernels::set_matmul_precision(train.matmul_precision);
   check_memory(job.run, place, plan::Holding::Training);
   const bool starts = starts_processes(job.run, place);
-  std::optional<checkpoint::FolderLock> lock;
-  if (!place || place->rank == 0) {
-    make_folder(job.out());
-    lock.emplace(job.out(), "name another --train.out");
-    for (const std::uint64_t seed : job.seeds) {
-      finished(job, seed);
-      const fs::path folder = finetune::seed_folder(job.out(), seed);
-      make_folder(folder);
-      keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
-    }
-    write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
-    if (!starts)
-      for (const std::string& message : job.messages) write_line(stderr, message);
-  }
-  if (starts) lock.reset();  // the first rank's process holds it
+  if (starts) take_folder(job);                // tried: the first rank's process will hold it
+  std::optional<checkpoint::FolderLock> lock;  // held until the run ends
+  const auto begin = [&] {
+    lock.emplace(take_folder(job));
+    write_beginning(job);
+    for (const std::string& message : job.messages) write_line(stderr, message);
+  };
   kernels::install_caching_allocator();
   if (!starts) stop_on_signals();
-  return run_on_ranks(job.run, place,
-                      [&](const comm::Group& world, at::Device device) { return run_seeds(job, world, device); });
+  return run_on_ranks(
+      job.run, place,
+      [&](const comm::Group& world, at::Device device) {
+        comm::run_together(
+            world, world.rank() == 0 ? std::function<void()>(begin) : [] {});
+        return run_seeds(job, world, device);
+      },
+      facts_of(job));
+}
+
+}  // namespace
+
+int finetune(const Args& args) {
+  return run_job_of_ranks([&] { return run_finetune(args); });
 }
 
 }  // namespace megatron::app

@@ -24,6 +24,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/chat_template.h"
+#include "megatron/train/agreement.h"
 
 namespace megatron::app {
 namespace {
@@ -125,6 +126,14 @@ generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_t
           .top_p = flags.top_p};
 }
 
+/// What the ranks must have in common besides the recipe.
+comm::Facts facts_of(const TrainedModel& model, GenerateFlags flags) {
+  comm::Facts facts = model_facts(model, config::fields_of(flags));
+  if (!flags.prompt_file.empty())
+    facts.push_back({"file " + flags.prompt_file, train::digest_of(std::filesystem::path(flags.prompt_file))});
+  return facts;
+}
+
 /// What a T5 does with the flags; none where the model is no T5.
 std::optional<int> answer_of_t5(const GenerateFlags& flags) {
   const GenerateFlags none;
@@ -142,7 +151,8 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
                                    "--top-k, --top-p or --seed without it", "--temperature 1"));
-  return answer(open_trained_model(flags, "generate", /*or_t5=*/true), prompts_of(flags),
+  const TrainedModel model = open_trained_model(flags, "generate", /*or_t5=*/true);
+  return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,
                  .num_beams = flags.num_beams,
                  .sampling = sampling_of(flags, 0),
@@ -150,7 +160,8 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
                  .length_penalty = flags.length_penalty,
                  .early_stopping = flags.early_stopping,
                  .ignore_eos = flags.ignore_eos,
-                 .json = flags.json});
+                 .json = flags.json},
+                facts_of(model, flags));
 }
 
 Request prepare(GenerateFlags flags) {
@@ -221,20 +232,26 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
     report(request, texts);
 }
 
-}  // namespace
-
-int generate(const Args& args) {
+int run_generate(const Args& args) {
   GenerateFlags flags;
   const auto rest = config::parse_command_line(flags, args, kUsage);
   if (!rest.empty()) throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], kUsage));
   if (const auto code = answer_of_t5(flags)) return *code;
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
-  return run_on_ranks(request.model.run, comm::place_from(environment()),
-                      [&](const comm::Group& world, at::Device device) {
-                        run_rank(request, world, device);
-                        return kDone;
-                      });
+  return run_on_ranks(
+      request.model.run, comm::place_from(environment()),
+      [&](const comm::Group& world, at::Device device) {
+        run_rank(request, world, device);
+        return kDone;
+      },
+      facts_of(request.model, request.flags));
+}
+
+}  // namespace
+
+int generate(const Args& args) {
+  return run_job_of_ranks([&] { return run_generate(args); });
 }
 
 }  // namespace megatron::app

@@ -23,9 +23,13 @@
 #include "megatron/comm/run_key.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/context.h"
+#include "megatron/train/agreement.h"
 
 namespace megatron::app {
 namespace {
+
+// How long a rank that cannot start waits for the others, to tell them.
+constexpr std::chrono::seconds kPeersPatience{20};
 
 std::chrono::milliseconds timeout_of(const config::ParallelConfig& parallel) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(parallel.timeout_s * 1000));
@@ -35,30 +39,45 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
   return parallel.threads_per_rank > 0 ? parallel.threads_per_rank : std::max(1, usable_cores() / ranks_here);
 }
 
-// Runs the body of one rank. What it throws gets the rank's name, and peers that wait for the rank are told.
-int run_body(const plan::ResolvedRun& run, const RankBody& body, const comm::Group& world, at::Device device) {
-  if (world.size() == 1) return body(world, device);
+// A ConfigError of one rank, after it has met the others.
+struct RankError : ConfigError {
+  using ConfigError::ConfigError;
+};
+
+// What the ranks of a job do, and what they must have in common besides the recipe before they do it.
+struct RankWork {
+  const RankBody& body;
+  const comm::Facts& facts;
+};
+
+// Runs the work of one rank. What it throws gets the rank's name, and peers that wait for the rank are told.
+int run_body(const plan::ResolvedRun& run, const RankWork& work, const comm::Group& world, at::Device device) {
+  if (world.size() == 1) return work.body(world, device);
   const auto named = [&](const std::exception& error) {
     const std::string message = concat(parallel::rank_name(run.grid, world.rank()), ": ", message_of(error));
     world.abort(message);
     return message;
   };
   try {
-    return body(world, device);
+    comm::require_agreement(world, train::recipe_facts(run));
+    comm::require_agreement(world, work.facts);
+    return work.body(world, device);
+  } catch (const comm::AgreedError&) {  // the peers throw the same
+    throw;
   } catch (const ConfigError& error) {
-    throw ConfigError(named(error));
+    throw RankError(named(error));
   } catch (const std::exception& error) {
     throw std::runtime_error(named(error));
   }
 }
 
-int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
+int run_threads(const plan::ResolvedRun& run, const RankWork& work) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const int ranks = run.grid.world_size();
   std::atomic<int> exit_code{0};
   const auto rank = [&](const comm::Group& world) {
     kernels::configure_thread(threads_of_rank(parallel, ranks));
-    const int code = run_body(run, body, world, at::kCPU);
+    const int code = run_body(run, work, world, at::kCPU);
     for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
   };
   const comm::LocalOptions options{.timeout = timeout_of(parallel), .on_stuck = [](const std::string& message) {
@@ -75,13 +94,13 @@ int run_threads(const plan::ResolvedRun& run, const RankBody& body) {
   return exit_code;
 }
 
-int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
+int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankWork& work) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
   const c10::DeviceGuard guard(device);
   kernels::configure_thread(threads_of_rank(parallel, place ? place->local_size : 1));
   const bool alone = run.grid.world_size() == 1;
-  return run_body(run, body, alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
+  return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
 }
 
 // The words that this process was started with; the first is replaced by the program's path.
@@ -116,6 +135,27 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
+int run_job_of_ranks(const std::function<int()>& job) {
+  try {
+    return job();
+  } catch (const comm::AgreedError&) {
+    throw;
+  } catch (const RankError&) {
+    throw;
+  } catch (const ConfigError& error) {
+    const auto place = comm::place_from(environment());
+    const bool gpus = std::filesystem::exists("/dev/nvidia0");  // there ranks may meet over NCCL, which this is not for
+    if (!place || place->world_size == 1 || gpus) throw;
+    try {
+      comm::report_problem(comm::join_gloo(*place, kPeersPatience), error.what());
+    } catch (const comm::AgreedError&) {
+      throw;
+    } catch (const std::exception&) {  // the others have not come: nobody is to be told
+    }
+    throw;
+  }
+}
+
 bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const bool wanted = parallel.launch == "processes" || (parallel.launch == "auto" && parallel.device == "cuda");
@@ -135,21 +175,24 @@ void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   comm::load_cuda_plugin();
 }
 
-int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body) {
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,
+                 const comm::Facts& facts) {
+  const RankWork work{body, facts};
   const config::ParallelConfig& parallel = run.config.parallel;
   check_start(run, place);
   if (starts_processes(run, place)) {
     const comm::LaunchResult result =
         comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted}});
     if (result.first_failed_rank < 0) return result.exit_code;
+    if (result.exit_code == kWrong) return kWrong;  // every rank has said why nothing was begun
     write_line(stderr, result.message);
     return kFailed;
   }
-  if (parallel.device == "cuda") return run_on_gpu(run, place, body);
-  if (!place) return run_threads(run, body);
+  if (parallel.device == "cuda") return run_on_gpu(run, place, work);
+  if (!place) return run_threads(run, work);
   kernels::configure_thread(threads_of_rank(parallel, place->local_size));
   const bool alone = place->world_size == 1;
-  return run_body(run, body, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
+  return run_body(run, work, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
 }
 
 }  // namespace megatron::app

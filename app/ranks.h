@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 
+#include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/config/run_config.h"
@@ -18,6 +19,10 @@ comm::Environment environment();
 /// Cores that this process may run on.
 int usable_cores();
 
+/// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws ConfigError on a rank
+/// of a launcher before the ranks have met, the others, which would wait for it, are told and end with the same error.
+int run_job_of_ranks(const std::function<int()>& job);
+
 /// What one rank does; its exit code.
 using RankBody = std::function<int(comm::Group world, at::Device device)>;
 
@@ -28,10 +33,13 @@ bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Pl
 /// where ranks of several hosts have no secret (comm::secret_of).
 void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
 
-/// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of; kFailed where a
-/// rank that is a process of its own failed. `place`: what a launcher has said (comm::place_from). With parallel.launch
-/// processes, this program is started again for each rank, with the words it was started with. Throws what the first
-/// failing rank threw, with the rank's name before it, and what check_start() throws.
-int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body);
+/// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of; of ranks that are
+/// processes of their own kWrong where nothing was begun, else kFailed where one failed. `place`: what a launcher has
+/// said (comm::place_from). With parallel.launch processes, this program is started again for each rank, with the words
+/// it was started with. Before `body`, the ranks compare their recipes (train::recipe_facts) and then `facts`, what
+/// else they must have in common. Throws comm::AgreedError, and what the first failing rank threw, with the rank's name
+/// before it, and what check_start() throws.
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,
+                 const comm::Facts& facts = {});
 
 }  // namespace megatron::app

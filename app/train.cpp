@@ -9,12 +9,14 @@
 #include "app/stop.h"
 #include "megatron/base/error.h"
 #include "megatron/base/printable.h"
+#include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unread.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/iteration.h"
 #include "megatron/train/run_folders.h"
 #include "megatron/train/trainer.h"
 
@@ -33,15 +35,14 @@ void warn_of_differences(const config::RunConfig& config) {
     write_line(stderr, concat("warning: the network differs from that of ", config.checkpoint.load, ": ", line));
 }
 
-}  // namespace
-
-int train(const Args& args) {
+int run_train(const Args& args) {
   config::RunConfig config;
   const auto place = comm::place_from(environment());
   std::optional<RunAndTokenizer> resolved;
   const auto command = config::parse_recipe_command(config, args, kUsage, [&] {
-    resolved =
-        resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0, .needs_data = true});
+    resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
+                                               .needs_data = true,
+                                               .resumed_batch = train::resumed_batch(config)});
   });
   const plan::ResolvedRun& run = resolved->run;
   const text::Tokenizer& tokenizer = *resolved->tokenizer;  // without one resolve() has thrown
@@ -54,29 +55,52 @@ int train(const Args& args) {
     say = [](const std::string& text) { write_line(stderr, text); };
     if (const std::string note = config::unread_note(config, command.given); !note.empty()) say(note);
   }
-  train::check_inputs(run, say);
+  const bool meets = place && place->world_size > 1;  // others, of which it knows nothing yet
+  if (!meets) train::check_inputs(run, say);
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   check_memory(run, place, plan::Holding::Training);
-  std::optional<train::RunFolders> folders;  // held until the run ends
-  if (!place || place->rank == 0) {
-    folders.emplace(run.config);
-    keep_tokenizer(tokenizer, run.config.train.out,
-                   train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
-    if (!starts_processes(run, place)) warn_of_differences(run.config);
-  }
-  if (starts_processes(run, place)) folders.reset();  // the first rank's process holds them
+  if (starts_processes(run, place)) train::RunFolders{run.config};  // tried: the first rank's process will hold them
+  std::optional<train::RunFolders> folders;                         // held until the run ends
+  // What one rank finds wrong ends them all, before anything is written.
+  const auto prepare = [&](const comm::Group& world) {
+    const auto beat = train::beat_of(run.config);
+    comm::run_together(
+        world,
+        [&] {
+          if (meets) train::check_inputs(run, say);
+        },
+        beat);
+    comm::run_together(
+        world,
+        [&] {
+          if (world.rank() != 0) return;
+          folders.emplace(run.config);
+          keep_tokenizer(tokenizer, run.config.train.out,
+                         train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
+          warn_of_differences(run.config);
+        },
+        beat);
+  };
 
   kernels::install_caching_allocator();
   if (!starts_processes(run, place)) stop_on_signals();
-  return run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
+  return run_on_ranks(run, place, [&](const comm::Group& world, at::Device device) {
     try {
-      const auto outcome = train::train(run, eod, std::move(world), device, stop_requested);
+      const auto outcome = train::train(run, eod, world, device, stop_requested, [&] { prepare(world); });
       return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
+    } catch (const comm::AgreedError&) {
+      throw;
     } catch (const ConfigError& error) {  // too late for exit code 2: the run has begun and has written files
       throw std::runtime_error(error.what());
     }
   });
+}
+
+}  // namespace
+
+int train(const Args& args) {
+  return run_job_of_ranks([&] { return run_train(args); });
 }
 
 }  // namespace megatron::app

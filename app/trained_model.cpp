@@ -15,6 +15,7 @@
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
+#include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::app {
@@ -148,6 +149,13 @@ TrainedModel open_task_model(const ModelFlags& asked, const char* job, const Tas
   auto run = resolve(flags, config, tokenizer);
   check_weights(flags, run, /*strict=*/false);  // of another head: whoever loads them says so
   return {flags.load, std::move(run), std::move(tokenizer), {}};
+}
+
+comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) {
+  comm::Facts facts = train::option_facts(flags);
+  facts.push_back({"tokenizer", model.tokenizer.fingerprint()});
+  facts.push_back({"model in " + model.folder, train::model_digest(model.folder)});
+  return facts;
 }
 
 RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions) {

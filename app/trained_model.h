@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
+#include "megatron/config/options.h"
 #include "megatron/model/gpt.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
@@ -60,6 +62,10 @@ struct TaskModelOptions {
 /// The same of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the caller asks.
 /// The run is for train::Engine, which keeps nothing for an optimizer.
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task);
+
+/// What the ranks of a job that computes with `model` must have in common besides its recipe: the tokenizer, the
+/// weights and the job's own options (config::fields_of its flags).
+comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags);
 
 /// This rank's part of it, its weights read.
 struct RankModel {

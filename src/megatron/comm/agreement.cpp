@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "megatron/base/out_of_memory.h"
 #include "megatron/comm/first_rank.h"
 
 namespace megatron::comm {
@@ -234,7 +235,8 @@ void run_together(const Group& group, const std::function<void()>& work, std::ch
   std::string problem;
   bool is_config = true;
   const auto note = [&](const std::exception& error, bool config) {
-    problem = *error.what() == '\0' ? "an error without a message" : error.what();
+    problem = message_of(error);
+    if (problem.empty()) problem = "an error without a message";
     is_config = config;
   };
   run_on_every_rank(

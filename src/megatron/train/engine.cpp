@@ -8,10 +8,17 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/rank_buffers.h"
 #include "megatron/plan/stages.h"
+#include "megatron/train/agreement.h"
 #include "megatron/train/batches.h"
 
 namespace megatron::train {
 namespace {
+
+/// `world`, whose ranks have the same recipe: groups and messages follow from it.
+comm::Group of_one_recipe(const plan::ResolvedRun& run, comm::Group world) {
+  comm::require_agreement(world, recipe_facts(run));
+  return world;
+}
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
@@ -98,7 +105,7 @@ at::ScalarType loss_type(const config::RunConfig& config) {
 }
 
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
-    : context(run.grid, std::move(world), device),
+    : context(run.grid, of_one_recipe(run, std::move(world)), device),
       parameters(taking_memory_for("parameters and gradients", [&] { return make_parameters(run, context); })),
       stages(make_stages(run, context, parameters)),
       owned(owned_shards(run, context, parameters)),

@@ -21,7 +21,8 @@ namespace megatron::train {
 /// What one rank computes with. Members are in the order of their construction; later ones refer to earlier ones.
 struct Engine {
   /// Collective over `world`: builds the groups and connects the pipeline. Weights need no communication. Keeps a
-  /// reference to `run`.
+  /// reference to `run`. Throws comm::AgreedError on every rank where two have another recipe or version of the program
+  /// (recipe_facts()); what they read train() compares, or require_equal_runs().
   Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -16,6 +16,7 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/rank_buffers.h"
 #include "megatron/schedule/text.h"
+#include "megatron/train/agreement.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
@@ -225,7 +226,9 @@ class Run {
 }  // namespace
 
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
-              const StopRequested& stop_requested) {
+              const StopRequested& stop_requested, const std::function<void()>& prepare) {
+  require_equal_runs(run, world);
+  if (prepare) prepare();
   return Run(run, eod, world, device, stop_requested).go();
 }
 

@@ -16,12 +16,14 @@ enum class Outcome {
 /// Whether this process was asked to stop (SIGINT, SIGTERM). Asked once a step on every rank; one rank's yes is enough.
 using StopRequested = std::function<bool()>;
 
-/// A whole training run on one rank: opens the data (the first rank to come builds the sample index), resumes from a
-/// checkpoint where there is one, trains, validates, logs, saves. `eod`: the tokenizer's end-of-document token, or -1
-/// where no option of config.data needs it. Collective over `world`. Throws ConfigError for data or a checkpoint that
-/// does not fit, std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or gradient
-/// is not finite.
+/// A whole training run on one rank: compares what the ranks were started with (agreement.h), opens the data (the first
+/// rank to come builds the sample index), resumes from a checkpoint where there is one, trains, validates, logs, saves.
+/// `eod`: the tokenizer's end-of-document token, or -1 where no option of config.data needs it. `prepare`, if any, is
+/// called on every rank once they agree and before anything is written; what it throws on one it must throw on all.
+/// Collective over `world`. Throws comm::AgreedError where ranks differ, ConfigError for data or a checkpoint that does
+/// not fit, std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or gradient is
+/// not finite.
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
-              const StopRequested& stop_requested);
+              const StopRequested& stop_requested, const std::function<void()>& prepare = {});
 
 }  // namespace megatron::train
