@@ -17,7 +17,7 @@ import tempfile
 import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests/testing"))
-from program import MEGATRON, run, text_of_sentences  # noqa: E402
+from program import MEGATRON, drawn_seed, run, text_of_sentences  # noqa: E402
 
 OUTPUTS = [f"{key}_document.{ending}" for key in ("text", "title") for ending in ("bin", "idx")]
 
@@ -104,7 +104,7 @@ def kill_at_random_moments(place, times, seed):
 
 def main():
     times = int(sys.argv[1]) if len(sys.argv) > 1 else 50
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else drawn_seed()
     print(f"{times} kills, seed {seed}", flush=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="megatron-kill-"))
     try:

@@ -5,14 +5,13 @@ Usage: kill_test.py [TIMES [SEED [OPTION…]]]   options of the run, e.g. --worl
 """
 import pathlib
 import sys
-import time
 
 sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e")]
-from program import RunFolder  # noqa: E402
+from program import RunFolder, drawn_seed  # noqa: E402
 from test_stopping import kill_at_random_moments  # noqa: E402
 
 times = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+seed = int(sys.argv[2]) if len(sys.argv) > 2 else drawn_seed()
 print(f"{times} kills, seed {seed}", flush=True)
 place = RunFolder()
 try:

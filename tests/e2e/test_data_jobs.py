@@ -10,7 +10,7 @@ import unittest
 
 sys.path += [str(pathlib.Path(__file__).resolve().parents[up] / name) for up, name in ((1, "testing"), (2, "scripts"))]
 import kill_preprocess_test  # noqa: E402
-from program import MEGATRON, run, text_of_sentences  # noqa: E402
+from program import MEGATRON, drawn_seed, run, text_of_sentences  # noqa: E402
 
 
 class DataJobs(unittest.TestCase):
@@ -144,6 +144,9 @@ class DataJobs(unittest.TestCase):
 
     def test_killed_again_and_again_the_files_come_out_the_same(self):
         kill_preprocess_test.kill_after_notes(kill_preprocess_test.Place(self.path, megabytes=24), 3)
+
+    def test_killed_at_random_moments_the_files_come_out_the_same(self):
+        kill_preprocess_test.kill_at_random_moments(kill_preprocess_test.Place(self.path, megabytes=8), 4, drawn_seed())
 
     def test_blank_lines_and_empty_documents_are_counted(self):
         self.train()

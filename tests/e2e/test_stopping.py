@@ -10,7 +10,7 @@ import time
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, drawn_seed, run  # noqa: E402
 
 
 def start(words):
@@ -38,7 +38,7 @@ def kill_at_random_moments(place, name, times, seed, options=()):
     words = place.train_words(name, "--train-iters", 100000, "--save-interval", 1, "--eval-interval", 0,
                               *options)
     latest = place.path / name / "checkpoints/latest"
-    for _ in range(times):
+    for number in range(1, times + 1):
         before = latest.read_text() if latest.exists() else ""
         process = start(words)
         wait_until(lambda: latest.exists() and latest.read_text() != before, process)
@@ -49,7 +49,7 @@ def kill_at_random_moments(place, name, times, seed, options=()):
         run("checkpoint", "verify", place.path / name)
         after = latest.read_text()
         if iteration_in(after) <= iteration_in(before):
-            raise AssertionError(f"latest was {before.strip()} and is {after.strip()} after a kill")
+            raise AssertionError(f"latest was {before.strip()} and is {after.strip()} after kill {number}, seed {seed}")
 
 
 class Stopping(unittest.TestCase):
@@ -144,9 +144,10 @@ class Stopping(unittest.TestCase):
         self.assert_saved_its_last_step()
 
     def test_killed_at_any_moment_leaves_a_whole_latest(self):
+        seed = drawn_seed()
         for name, options in [("one rank", []), ("two ranks", ["--world-size", 2, "--tp", 2]),
                               ("shards", ["--world-size", 2, "--use-distributed-optimizer"])]:
-            kill_at_random_moments(self.place, name, times=2, seed=time.time_ns(), options=options)
+            kill_at_random_moments(self.place, name, times=2, seed=seed, options=options)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import os
 import pathlib
 import random
 import subprocess
+import sys
 import tempfile
+import time
 
 MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[2] / "build/megatron"))
 
@@ -44,6 +46,14 @@ def run(*words, code=0, stdin=None, timeout=300, inside=()):
         raise AssertionError(f"megatron {' '.join(map(str, words))}: exit code {result.returncode}, expected {code}\n"
                              f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
     return result.stdout if code == 0 else result.stderr
+
+
+def drawn_seed():
+    """The seed of a test whose moments or inputs are drawn at random: MEGATRON_TEST_SEED, or one of the clock. Printed,
+    so that a failure can be repeated."""
+    seed = int(os.environ.get("MEGATRON_TEST_SEED") or time.time_ns())
+    print(f"MEGATRON_TEST_SEED={seed}", file=sys.stderr, flush=True)
+    return seed
 
 
 def text_of_sentences(count, seed=1):
