@@ -15,6 +15,7 @@
 #include "megatron/base/mapped_faults.h"
 #include "megatron/base/regular_file.h"
 #include "megatron/base/write_error.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron {
 namespace {
@@ -24,14 +25,15 @@ using testing::HasSubstr;
 
 class FileTest : public testing::Test {
  protected:
-  FileTest() : folder_(fs::temp_directory_path() / concat("megatron_file_test.", getpid())) {
-    fs::create_directories(folder_);
-  }
-  ~FileTest() override { fs::remove_all(folder_); }
   std::size_t files_in_folder() const {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
   }
-  fs::path folder_;
+
+ private:
+  const TemporaryFolder temporary_;
+
+ protected:
+  const fs::path folder_ = temporary_.path();
 };
 
 using MappedFileTest = FileTest;

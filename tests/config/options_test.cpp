@@ -12,6 +12,7 @@
 #include "megatron/config/megatron_flags.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::config {
 namespace {
@@ -249,7 +250,8 @@ TEST(RunOptions, AnswerToMegatronsFlags) {
 
 /// What a job that takes a recipe says to these words; the recipe holds `toml`.
 std::string recipe_error(const std::string& toml, Words words) {
-  const std::string path = testing::TempDir() + "options_test_recipe.toml";
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "recipe.toml";
   std::ofstream(path) << toml;
   words.insert(words.begin(), path);
   RunConfig run;
@@ -259,7 +261,6 @@ std::string recipe_error(const std::string& toml, Words words) {
   } catch (const ConfigError& error) {
     message = error.what();
   }
-  std::remove(path.c_str());
   return message;
 }
 
@@ -271,7 +272,8 @@ TEST(Recipe, ReportsWrongWordsAndWrongKeysTogether) {
 }
 
 TEST(Recipe, ChecksTheValuesThatAreRightAlsoWhenWordsAndKeysAreWrong) {
-  const std::string path = testing::TempDir() + "options_test_values.toml";
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "values.toml";
   RunConfig run;
   const auto error_of = [&](const std::string& toml, Words words) -> std::string {
     std::ofstream(path) << toml;
@@ -290,7 +292,6 @@ TEST(Recipe, ChecksTheValuesThatAreRightAlsoWhenWordsAndKeysAreWrong) {
   EXPECT_THAT(error_of("[model", {"--tpp", "2"}),
               AllOf(HasSubstr("--tpp"), HasSubstr("must be TOML"), Not(HasSubstr("checked"))))
       << "values of a recipe that cannot be read are not judged";
-  std::remove(path.c_str());
 }
 
 TEST(Recipe, TakesMegatronsNameOfATokenizersKind) {
@@ -325,7 +326,8 @@ TEST(Recipe, StaysTheRecipeAfterAFlagOfMegatrons) {
 }
 
 TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
-  const std::string path = testing::TempDir() + "options_test_switches.toml";
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "switches.toml";
   std::ofstream(path) << "[train]\ndtype = 'fp64'\n[optimizer]\ngrad_dtype = 'bf16'\n";
   const auto given = [&](Words words) {
     words.insert(words.begin(), path);
@@ -343,7 +345,6 @@ TEST(Recipe, TakesMegatronsSwitchesForTheValuesThatTheyStandFor) {
   EXPECT_TRUE(given({"--use-distributed-optimizer"}).optimizer.use_distributed_optimizer);
   EXPECT_EQ(given({"--swiglu", "--model.activation", "silu"}).model.activation, "silu");
   EXPECT_EQ(given({"--lr", "1", "--lr", "2"}).schedule.lr, 2) << "the last, as scripts add to their words";
-  std::remove(path.c_str());
 }
 
 TEST(Recipe, RefusesASwitchOfMegatronsBesideAnOptionThatSaysOtherwise) {

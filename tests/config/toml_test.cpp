@@ -11,6 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::config {
 namespace {
@@ -146,7 +147,8 @@ TEST(Toml, RefusesToWriteTextThatIsNotUtf8) {
 }
 
 TEST(RecipeCommand, SetsTheRecipeFirstAndTheFlagsOverIt) {
-  const auto path = std::filesystem::temp_directory_path() / "megatron_recipe_command_test.toml";
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "recipe.toml";
   std::ofstream(path) << "[model]\nnum_layers = 9\nhidden_size = 64\n[data]\ndata_path = [\"old\"]\n";
   RunConfig run;
   EXPECT_EQ(parse_recipe_command(run, {"--hidden-size", "32", path.string(), "--data-path", "new"}, "usage").recipe,

@@ -2,13 +2,13 @@
 
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
 #include "tests/testing/dense_gpt.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::generate {
 namespace {
@@ -30,8 +30,6 @@ plan::GptShape shape_of(std::int64_t padded_vocab) {
 
 class Load : public ::testing::Test {
  protected:
-  ~Load() override { fs::remove_all(folder_); }
-
   /// A checkpoint as a run of one rank leaves it: no rows of padding.
   void save(const megatron::testing::Tensors& weights, const checkpoint::Metadata& metadata) const {
     std::vector<checkpoint::ShardedTensor> tensors;
@@ -44,7 +42,8 @@ class Load : public ::testing::Test {
     checkpoint::save(folder_ / "checkpoints", 7, tensors, metadata, {});
   }
 
-  fs::path folder_ = fs::temp_directory_path() / ("megatron_load_test_" + std::to_string(::getpid()));
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 TEST_F(Load, FillsEveryLayoutWhateverItsPadding) {

@@ -1,12 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include "megatron/base/error.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/tokenizer_files.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {
@@ -20,11 +20,6 @@ using testing::ThrowsMessage;
 
 class TokenizerFiles : public testing::Test {
  protected:
-  TokenizerFiles() {
-    folder_ = fs::temp_directory_path() / concat("tokenizer_files_", ::getpid());
-    fs::create_directories(folder_);
-  }
-  ~TokenizerFiles() override { fs::remove_all(folder_); }
   void put(const char* name, const std::string& text) { std::ofstream(folder_ / name, std::ios::binary) << text; }
 
   /// The golden tokenizer as GPT-2's pair of files.
@@ -37,7 +32,8 @@ class TokenizerFiles : public testing::Test {
     put(merges_name, merges);
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
   json golden_ = json::parse(read_file(golden_folder() / "tokenizer.json"));
 };
 

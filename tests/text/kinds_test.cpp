@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -21,6 +19,7 @@
 #include "megatron/text/split/pretokenize.h"
 #include "megatron/text/split/regex.h"
 #include "tests/testing/folders.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/text/support.h"
 
 namespace megatron::text {
@@ -79,7 +78,8 @@ TEST(Kinds, StreamWhatTheyDecode) {
 }
 
 TEST(Kinds, AreReadBackFromTheFileThatTheySave) {
-  const fs::path folder = fs::temp_directory_path() / concat("kinds_", ::getpid());
+  const TemporaryFolder place;
+  const fs::path folder = place.path() / "saved";
   const nlohmann::json files = all_cases();
   for (const auto& [file, cases] : files.items()) {
     const Tokenizer first = Tokenizer::load(kinds_folder() / file);
