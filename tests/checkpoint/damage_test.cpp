@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -263,7 +264,10 @@ TEST(Verify, BesideARunThatSavesAndPrunesReportsNoDamage) {
 TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpointOfALaterIteration) {
   const TemporaryFolder folder;
   save_matrix(folder.path(), 1);
-  std::mt19937 random(std::random_device{}());
+  const char* const named = std::getenv("MEGATRON_TEST_SEED");
+  const auto seed = named != nullptr ? static_cast<unsigned>(std::stoull(named)) : std::random_device()();
+  SCOPED_TRACE(concat("again: MEGATRON_TEST_SEED=", seed));
+  std::mt19937 random(seed);
   std::int64_t latest = 1;
   for (int kill_number = 0; kill_number < 10; ++kill_number) {
     int ends[2];

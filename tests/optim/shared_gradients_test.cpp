@@ -180,6 +180,19 @@ TEST_P(Copies, BeginEqualAndAreRefusedOnEveryHolderWhereABitDiffers) {
 }
 INSTANTIATE_TEST_SUITE_P(Dtypes, Copies, ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16));
 
+// The check looks at a million values at a time.
+TEST(Copies, ThatDifferInTheFirstOfMoreThanAMillionValuesAreRefused) {
+  comm::run_ranks(2, [](const comm::Group& pp) {
+    std::vector<plan::ParameterSpec> one = {split(kWords, {1 << 19, 3}, 1, 0)};
+    one.front().shared_copy = pp.rank() == 1;
+    const parallel::ParameterStore parameters(one, plan::buffer_layout(one, 0), at::kFloat, at::kCPU, 7);
+    const SharedGradients shared(parameters, whole(parameters), {}, {{parameters.get(kWords), pp}});
+    EXPECT_NO_THROW(shared.check_copies());
+    if (pp.rank() == 1) parameters.get(kWords)->value.detach()[0][0] += 1;
+    EXPECT_THROW(shared.check_copies(), std::runtime_error) << "rank " << pp.rank();
+  });
+}
+
 TEST(Copies, AreLeftAsTheyAreByTheCheck) {
   const auto parameters = store(-1, 1, 0);
   const auto before = parameters.values().clone();
