@@ -60,11 +60,14 @@ TEST(BatchSchedule, GrowsAsMegatronCoresDoes) {
 }
 
 TEST(BatchSchedule, CountsTheSamplesOfAWholeRun) {
-  for (const auto& rampup : {std::vector<std::int64_t>{}, {8, 8, 1000}, {16, 24, 77}, {64, 8, 5}}) {
+  std::vector<std::vector<std::int64_t>> rampups = {{}, {8, 8, 1000}, {64, 8, 5}};
+  for (std::int64_t length = 1; length < 160; ++length)  // ends at every place of a batch
+    for (const auto& [start, increment] : {std::pair{8, 8}, {16, 24}}) rampups.push_back({start, increment, length});
+  for (const auto& rampup : rampups) {
     const BatchSchedule schedule(64, 8, rampup);
     std::int64_t samples = 0;
     for (std::int64_t step = 0; step < 200; ++step) {
-      ASSERT_EQ(schedule.samples_of(step), samples);
+      ASSERT_EQ(schedule.samples_of(step), samples) << ::testing::PrintToString(rampup);
       samples += schedule.global_batch(samples);
     }
   }

@@ -28,6 +28,15 @@ TEST(LearningRateSchedule, EqualsMegatronCoresToTheLastBit) {
   EXPECT_GE(compared, 500);
 }
 
+TEST(LearningRateSchedule, IsTheLeastFromTheFirstSampleAfterTheDecayOn) {
+  for (const LrDecay decay : {LrDecay::Linear, LrDecay::Cosine, LrDecay::InverseSquareRoot, LrDecay::Wsd}) {
+    const LearningRateSchedule schedule{
+        .peak = 1, .min = 0.1, .warmup_samples = 10, .decay_samples = 60, .decay = decay, .wsd_samples = 20};
+    EXPECT_GT(schedule.at(59), 0.1) << static_cast<int>(decay);
+    for (const std::int64_t after : {61, 62, 1000}) EXPECT_EQ(schedule.at(after), 0.1) << static_cast<int>(decay);
+  }
+}
+
 TEST(LearningRateSchedule, RefusesStylesItDoesNotKnow) {
   EXPECT_THROW(lr_decay_of("cosin"), ConfigError);
   EXPECT_THROW(wsd_decay_of(""), ConfigError);

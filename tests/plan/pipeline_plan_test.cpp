@@ -15,6 +15,7 @@
 #include "megatron/schedule/passes.h"
 #include "megatron/schedule/text.h"
 #include "megatron/schedule/validate.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::plan {
 namespace {
@@ -61,9 +62,12 @@ class ScheduleFile {
  public:
   explicit ScheduleFile(const Program& program) : ScheduleFile(schedule::to_text(program)) {}
   explicit ScheduleFile(const std::string& text) { std::ofstream(path) << text; }
-  ~ScheduleFile() { std::remove(path.c_str()); }
 
-  const std::string path = testing::TempDir() + "pipeline_plan_test.txt";
+ private:
+  const TemporaryFolder folder_;
+
+ public:
+  const std::string path = folder_.path() / "schedule.txt";
 };
 
 TEST(PipelineProgram, OfOneRankIsAccumulationWithReduction) {
@@ -203,7 +207,8 @@ TEST(PipelineProgram, SaysTheNearestNameOfASchedule) {
 
 TEST(PipelineProgram, ComesFromAFileOfAnyName) {
   const auto before = std::filesystem::current_path();
-  std::filesystem::current_path(testing::TempDir());
+  const TemporaryFolder folder;
+  std::filesystem::current_path(folder.path());
   std::ofstream("mine") << schedule::to_text(schedule::gpipe({.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6}));
   const bool is_read = run_of([](auto& c) { c.parallel.pp_schedule = "mine"; }).schedule_file.has_value();
   std::filesystem::remove("mine");
@@ -275,7 +280,7 @@ TEST(PipelineProgram, RefusesAFileThatLies) {
               testing::AllOf(HasSubstr("must have the backward of every microbatch"), HasSubstr("forward-only"),
                              HasSubstr("fix:")));
   const ScheduleFile garbage("stages 0 one\n");
-  EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = garbage.path; }), HasSubstr("pipeline_plan_test.txt"));
+  EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = garbage.path; }), HasSubstr(garbage.path));
   EXPECT_THAT(error_of([&](auto& c) { c.parallel.pp_schedule = "/absent/file.txt"; }), HasSubstr("/absent/file.txt"));
 }
 
