@@ -73,7 +73,7 @@ TEST_P(MegatronGpt, HasTheSameIndexFilesToTheByte) {
 
 /// A golden array of int64 or float32, without looking at more of its header than its length.
 template <class T>
-std::vector<T> values_of(const std::string& path) {
+std::vector<T> npy_values(const std::string& path) {
   const std::string bytes = read_bytes(path);
   const std::size_t begin = 10 + static_cast<unsigned char>(bytes[8]) + 256u * static_cast<unsigned char>(bytes[9]);
   std::vector<T> values((bytes.size() - begin) / sizeof(T));
@@ -126,13 +126,13 @@ TEST_P(MegatronGpt, HasTheSameSamples) {
       EXPECT_EQ(data.size(), split.info["samples"]);
       const std::vector<std::int64_t> ids = split.info["dumped"];
       const Samples samples(data, ids);
-      EXPECT_EQ(samples.tokens, values_of<std::int64_t>(tag + ".tokens.npy")) << tag;
-      EXPECT_EQ(samples.labels, values_of<std::int64_t>(tag + ".labels.npy")) << tag;
-      EXPECT_EQ(samples.position_ids, values_of<std::int64_t>(tag + ".position_ids.npy")) << tag;
-      EXPECT_EQ(samples.loss_mask, values_of<float>(tag + ".loss_mask.npy")) << tag;
+      EXPECT_EQ(samples.tokens, npy_values<std::int64_t>(tag + ".tokens.npy")) << tag;
+      EXPECT_EQ(samples.labels, npy_values<std::int64_t>(tag + ".labels.npy")) << tag;
+      EXPECT_EQ(samples.position_ids, npy_values<std::int64_t>(tag + ".position_ids.npy")) << tag;
+      EXPECT_EQ(samples.loss_mask, npy_values<float>(tag + ".loss_mask.npy")) << tag;
       if (std::filesystem::exists(tag + ".attention_mask.npy")) {
         EXPECT_EQ(hidden_of(samples.first_key, static_cast<std::size_t>(data.seq_length())),
-                  values_of<std::uint8_t>(tag + ".attention_mask.npy"))
+                  npy_values<std::uint8_t>(tag + ".attention_mask.npy"))
             << tag;
       }
       for (std::size_t i = 0; i < ids.size(); ++i)
@@ -173,10 +173,10 @@ TEST_P(MegatronHelpers, HaveTheSameSampleIndexForDocumentsOfAnyLengthZeroInclude
     GptIndexPlan plan;
     plan.samples = cases[i]["rows"].get<std::int64_t>() - 1;
     std::vector<std::int32_t> rows(static_cast<std::size_t>(2 * plan.samples + 2));
-    const auto documents = values_of<std::int32_t>(stem + ".document_index.npy"),
-               sizes = values_of<std::int32_t>(stem + ".sizes.npy");
+    const auto documents = npy_values<std::int32_t>(stem + ".document_index.npy"),
+               sizes = npy_values<std::int32_t>(stem + ".sizes.npy");
     fill_sample_index(spec, plan, documents, std::as_bytes(std::span(sizes)), rows);
-    EXPECT_EQ(rows, values_of<std::int32_t>(stem + ".sample_index.npy")) << i;
+    EXPECT_EQ(rows, npy_values<std::int32_t>(stem + ".sample_index.npy")) << i;
   }
 }
 
