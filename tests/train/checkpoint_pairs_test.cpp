@@ -12,6 +12,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/run_state.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
@@ -149,9 +150,8 @@ bool changes_optimizer(const Pair& pair) { return pair.from.optimizer != std::st
 
 class CheckpointPairs : public ::testing::TestWithParam<int> {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-  const fs::path folder_ = fs::path(::testing::TempDir()) / concat("checkpoint_pairs_", GetParam());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_P(CheckpointPairs, GoOnWithEqualTensorsAndLosses) {

@@ -6,26 +6,21 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/testing/temporary_folder.h"
+
 namespace megatron::train {
 namespace {
 
 class MetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              (std::string("metrics_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::vector<nlohmann::json> lines() const {
     std::ifstream in(folder_ / "metrics.jsonl");
     std::vector<nlohmann::json> objects;
     for (std::string line; std::getline(in, line);) objects.push_back(nlohmann::json::parse(line));
     return objects;
   }
-  std::filesystem::path folder_;
+  const TemporaryFolder temporary_;
+  const std::filesystem::path& folder_ = temporary_.path();
 };
 
 TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {

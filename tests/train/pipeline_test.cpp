@@ -14,6 +14,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/draw.h"
 #include "tests/pipeline/live_bytes.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -111,7 +112,8 @@ TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
 }
 
 TEST(Pipeline, MeasuresTheTimelineOfItsLastStep) {
-  const auto path = std::filesystem::path(::testing::TempDir()) / "pipeline_trace.json";
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "pipeline_trace.json";
   auto config = testing::tiny_config();
   config.parallel.pp = config.parallel.world_size = 2;
   config.log.trace = path.string();

@@ -2,11 +2,13 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "tests/train/pattern.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -32,7 +34,11 @@ config::RunConfig config_of(const Layout& layout, const char* dtype) {
       testing::tiny_pipeline_config(layout.tp, layout.dp, layout.pp, layout.vpp, layout.sp, layout.schedule, dtype);
   config.optimizer.use_distributed_optimizer = layout.sharded;
   if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
-  config.train.train_iters = 20;
+  // So that a step follows from the one before smoothly: dropout and few samples make the course of Adam one that any
+  // rounding turns into another.
+  config.model.hidden_dropout = config.model.attention_dropout = 0;
+  config.train.global_batch_size = 8;
+  config.train.train_iters = 30;
   return config;
 }
 
@@ -44,7 +50,7 @@ std::vector<std::vector<StepResult>> train(const config::RunConfig& config, cons
     kernels::configure_thread(1);
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < run.config.train.train_iters; ++i) {
-      const auto step = [&] { return testing::take_step(run, engine, i); };
+      const auto step = [&] { return testing::pattern_step(run, engine, i); };
       results[static_cast<std::size_t>(world.rank())].push_back(check(engine, step));
     }
   });
@@ -53,34 +59,46 @@ std::vector<std::vector<StepResult>> train(const config::RunConfig& config, cons
 
 StepResult just_step(Engine&, const auto& step) { return step(); }
 
-TEST(Bfloat16, LossesOfTwentyStepsInAnyLayoutAreThoseOfOneRankWithinTwoThousandths) {
+/// What was learnt, in nats. It is more than half of what the tokens before tell of the next.
+double learnt(const std::vector<StepResult>& steps) {
+  EXPECT_LT(steps.back().loss, 0.5 * testing::kPatternChance) << "nothing was learnt but which tokens there are";
+  return steps.front().loss - steps.back().loss;
+}
+
+double largest_norm(const std::vector<StepResult>& steps) {
+  return std::ranges::max_element(steps, {}, &StepResult::grad_norm)->grad_norm;
+}
+
+TEST(Bfloat16, LossesInAnyLayoutAreThoseOfOneRankWithinAFiftiethOfWhatIsLearnt) {
   const auto go = [](const Layout& layout) {
     return train(config_of(layout, "bf16"), [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
   const auto want = go({});
-  EXPECT_LT(want.back().loss, 0.995 * want.front().loss) << "nothing was learnt";
+  const double tolerance = 0.02 * learnt(want);
   for (const Layout& layout : kLayouts) {
     const auto got = go(layout);
     for (std::size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i].loss, want[i].loss, 2e-3 * want[i].loss)
+      EXPECT_NEAR(got[i].loss, want[i].loss, tolerance)
           << "step " << i + 1 << ", tp " << layout.tp << " pp " << layout.pp << " dp " << layout.dp;
   }
 }
 
 class HalfPrecision : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(HalfPrecision, IsNearSinglePrecision) {
+TEST_P(HalfPrecision, LearnsAsSinglePrecisionDoes) {
   const auto go = [](const char* dtype) {
     auto config = config_of({}, dtype);
     config.optimizer.name = GetParam();  // Adam's step does not depend on the size of gradients, that of SGD does
+    if (config.optimizer.name == "sgd") config.schedule.lr = 0.3;
     config.optimizer.initial_loss_scale = 1024;
     return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
   const auto single = go("fp32"), bf16 = go("bf16"), fp16 = go("fp16");
+  const double whole = learnt(single);
   for (std::size_t i = 0; i < single.size(); ++i) {
-    EXPECT_NEAR(bf16[i].loss, single[i].loss, 1e-2 * single[i].loss) << "step " << i + 1;
-    EXPECT_NEAR(fp16[i].loss, single[i].loss, 2e-3 * single[i].loss) << "step " << i + 1;
-    EXPECT_NEAR(fp16[i].grad_norm, single[i].grad_norm, 2e-2 * single[i].grad_norm) << "step " << i + 1;
+    EXPECT_NEAR(bf16[i].loss, single[i].loss, 1e-2 * whole) << "step " << i + 1;
+    EXPECT_NEAR(fp16[i].loss, single[i].loss, 2.5e-3 * whole) << "step " << i + 1;  // three more digits
+    EXPECT_NEAR(fp16[i].grad_norm, single[i].grad_norm, 2e-2 * largest_norm(single)) << "step " << i + 1;
   }
 }
 INSTANTIATE_TEST_SUITE_P(Optimizers, HalfPrecision, ::testing::Values("adam", "sgd"));
@@ -163,15 +181,15 @@ TEST(LossScaling, AConstantScaleLeavesTheUpdateUpToTheRoundingOfFp16) {
     for (std::size_t i = 0; i < one.size(); ++i) {
       EXPECT_EQ(one[i].loss_scale, 4096);
       EXPECT_FALSE(one[i].skipped);
-      EXPECT_NEAR(one[i].loss, other[i].loss, 1e-3 * one[i].loss);
-      EXPECT_NEAR(one[i].grad_norm, other[i].grad_norm, 1e-2 * one[i].grad_norm);
+      EXPECT_NEAR(one[i].loss, other[i].loss, 1e-2 * one.front().loss) << name << " step " << i + 1;
+      EXPECT_NEAR(one[i].grad_norm, other[i].grad_norm, 2e-2 * largest_norm(one)) << name << " step " << i + 1;
     }
     double difference = 0, size = 0;
     for (std::size_t i = 0; i < state.size(); ++i) {
       difference += (state[i] - other_state[i]).square().sum().item<double>();
       size += state[i].square().sum().item<double>();
     }
-    EXPECT_LT(std::sqrt(difference), 2e-2 * std::sqrt(size)) << name;
+    EXPECT_LT(std::sqrt(difference), 5e-2 * std::sqrt(size)) << name;
   }
 }
 
@@ -258,7 +276,8 @@ TEST(LossScaling, SixteenBitGradientsAreAccumulatedInTheirDtype) {
   })[0];
   config.optimizer.grad_dtype = "fp32";
   const auto fine = train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
-  for (std::size_t i = 0; i < fine.size(); ++i) EXPECT_NEAR(rough[i].loss, fine[i].loss, 1e-2 * fine[i].loss);
+  const double tolerance = 0.01 * learnt(fine);
+  for (std::size_t i = 0; i < fine.size(); ++i) EXPECT_NEAR(rough[i].loss, fine[i].loss, tolerance) << "step " << i + 1;
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <semaphore>
 #include <stdexcept>
+#include <string>
+#include <thread>
 
 namespace megatron::train {
 namespace {
@@ -25,6 +29,15 @@ model::Batch batch_of(const std::vector<std::int64_t>& ids) {
 }
 
 std::int64_t number_of(const model::Batch& batch) { return batch.tokens_bs.item<std::int64_t>(); }
+
+/// Whether a thread of this process waits.
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const std::size_t name_end = stat.rfind(')');
+  return name_end != std::string::npos && stat.size() > name_end + 2 && stat[name_end + 2] == 'S';
+}
 
 TEST(Prefetcher, GivesTheMicrobatchesInTheirOrderHoweverManyWait) {
   for (const std::size_t ahead : {0u, 1u, 3u, 100u}) {
@@ -81,8 +94,16 @@ TEST(Prefetcher, CountsTheTimeInWhichAStepWaitedAndNoneWhereAllWasReady) {
   made.acquire();  // the fourth is under way: the three before it lie there
   for (int i = 0; i < 3; ++i) reader.next();
   EXPECT_EQ(reader.take_waited_s(), 0);
-  std::thread later([&] { may_make.release(6); });
-  for (int i = 0; i < 7; ++i) reader.next();
+  // What is asked for next is made when this thread sleeps: for want of it.
+  std::atomic<bool> asks = false;
+  const pid_t self = ::gettid();
+  std::thread later([&] {
+    while (!asks || !sleeps(self)) std::this_thread::yield();
+    may_make.release(6);
+  });
+  EXPECT_EQ(number_of(reader.next()), 3);
+  asks = true;
+  for (int i = 4; i < 10; ++i) EXPECT_EQ(number_of(reader.next()), i);
   later.join();
   EXPECT_GT(reader.take_waited_s(), 0);
   EXPECT_EQ(reader.take_waited_s(), 0) << "counted once";

@@ -13,6 +13,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/resume.h"
 #include "megatron/train/run_state.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
@@ -34,9 +35,6 @@ struct Leg {
 
 class ResumePrecision : public ::testing::Test {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   config::RunConfig config(const std::string& name, const char* dtype, int tp = 1, int dp = 1) const {
     auto config = testing::tiny_config(tp, dp, dtype);
     config.train.out = (folder_ / name).string();
@@ -79,9 +77,8 @@ class ResumePrecision : public ::testing::Test {
     return legs;
   }
 
-  const fs::path folder_ =
-      fs::path(::testing::TempDir()) /
-      (std::string("resume_precision_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(ResumePrecision, SixStepsRoundedAtRandomAndSixMoreAreTwelveToTheBit) {

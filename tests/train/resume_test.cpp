@@ -17,6 +17,7 @@
 #include "megatron/comm/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
@@ -28,9 +29,6 @@ using ::testing::HasSubstr;
 
 class ResumeTest : public ::testing::Test {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   config::RunConfig config(int tp = 1, int dp = 1) const {
     auto config = testing::tiny_config(tp, dp);
     config.train.out = folder_.string();
@@ -96,8 +94,8 @@ class ResumeTest : public ::testing::Test {
     return text;
   }
 
-  const fs::path folder_ = fs::path(::testing::TempDir()) /
-                           (std::string("resume_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(ResumeTest, WithoutDamageTheNewestCheckpointIsTakenAndNothingIsSaid) {

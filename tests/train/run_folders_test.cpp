@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "megatron/base/error.h"
+#include "tests/testing/temporary_folder.h"
 
 namespace megatron::train {
 namespace {
@@ -14,9 +15,6 @@ namespace fs = std::filesystem;
 
 class RunFoldersTest : public ::testing::Test {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   config::RunConfig config(const std::string& out, const std::string& save = "") const {
     config::RunConfig config;
     config.train.out = (folder_ / out).string();
@@ -33,9 +31,8 @@ class RunFoldersTest : public ::testing::Test {
     return "no error";
   }
 
-  const fs::path folder_ =
-      fs::path(::testing::TempDir()) /
-      (std::string("run_folders_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(RunFoldersTest, MakesWhatTheRunWrites) {

@@ -10,6 +10,7 @@
 #include "megatron/checkpoint/manifest.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
@@ -20,9 +21,6 @@ namespace fs = std::filesystem;
 
 class RunStateTest : public ::testing::Test {
  protected:
-  void SetUp() override { fs::remove_all(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   // Takes steps [first, last) after loading (if first > 0) and saves; returns the losses.
   std::vector<double> train(int tp, int dp, std::int64_t first, std::int64_t last, bool save = false, int pp = 1,
                             const char* schedule = "", bool sp = false) const {
@@ -58,9 +56,8 @@ class RunStateTest : public ::testing::Test {
     return losses;
   }
 
-  const fs::path folder_ =
-      fs::path(::testing::TempDir()) /
-      (std::string("run_state_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(RunStateTest, TheSameLayoutGoesOnBitForBit) {

@@ -9,6 +9,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
 #include "tests/pipeline/live_bytes.h"
+#include "tests/train/pattern.h"
 #include "tests/train/tiny_run.h"
 
 // Training whose matrix products run on the matrix unit of AMX, emulated, and on what this machine has itself: in
@@ -41,30 +42,41 @@ std::vector<double> losses(const char* dtype, bool sharded) {
   auto config = testing::tiny_config(1, sharded ? 2 : 1, dtype);
   config.optimizer.use_distributed_optimizer = sharded;
   config.optimizer.bucket_size = 2000;
+  config.optimizer.name = "sgd";
+  config.schedule.lr = 0.3;
+  config.model.hidden_dropout = config.model.attention_dropout = 0;
+  config.train.global_batch_size = 8;
+  config.train.train_iters = 20;
   const plan::ResolvedRun run = plan::resolve(config);
   std::vector<double> of_first_rank;
   comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
     kernels::configure_thread(1);
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < run.config.train.train_iters; ++i) {
-      const double loss = testing::take_step(run, engine, i).loss;
+      const double loss = testing::pattern_step(run, engine, i).loss;
       if (world.rank() == 0) of_first_rank.push_back(loss);
     }
   });
   return of_first_rank;
 }
 
-TEST_F(TileUnit, LossesOfBf16AreThoseWithoutItWithinTwoThousandths) {
+/// What was learnt, in nats: more than half of what the tokens before tell of the next. Weights that were packed for
+/// the unit before an update and not after it would show.
+double learnt(const std::vector<double>& course) {
+  EXPECT_LT(course.back(), 0.5 * testing::kPatternChance) << "nothing was learnt but which tokens there are";
+  return course.front() - course.back();
+}
+
+TEST_F(TileUnit, Bf16LearnsAsWithoutItWithinAHundredth) {
   for (const bool sharded : {false, true}) {
     force_no_unit();
     const auto want = losses("bf16", sharded);
-    EXPECT_LT(want.back(), 0.99 * want.front()) << "nothing was learnt, so stale weights would not show";
+    const double tolerance = 0.01 * learnt(want);
     const auto expect_near = [&](const std::string& unit) {
       const auto got = losses("bf16", sharded);
       EXPECT_NE(got, want) << "the same products were computed";
       for (std::size_t i = 0; i < want.size(); ++i)
-        EXPECT_NEAR(got[i], want[i], 2e-3 * want[i])
-            << unit << ", step " << i + 1 << (sharded ? ", sharded optimizer" : "");
+        EXPECT_NEAR(got[i], want[i], tolerance) << unit << ", step " << i + 1 << (sharded ? ", sharded optimizer" : "");
     };
     kernels::cpu::emulate_tiles(true);
     expect_near("emulated tiles");
@@ -76,13 +88,15 @@ TEST_F(TileUnit, LossesOfBf16AreThoseWithoutItWithinTwoThousandths) {
   }
 }
 
-TEST_F(TileUnit, LossesOfFloat32WithPrecisionHighAreThoseWithoutItWithinOneInAHundredThousand) {
+// Each of its products leaves out 2^-17 of a number: 256 times less than bf16's do, and so the course may differ by.
+TEST_F(TileUnit, Float32WithPrecisionHighLearnsAsWithoutItWithinOneInTwentyThousand) {
   const auto want = losses("fp32", false);
+  const double tolerance = 0.01 / 256 * learnt(want);
   kernels::cpu::emulate_tiles(true);
   kernels::set_matmul_precision("high");
   const auto got = losses("fp32", false);
   EXPECT_NE(got, want) << "the same products were computed";
-  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << "step " << i + 1;
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], tolerance) << "step " << i + 1;
 }
 
 TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {

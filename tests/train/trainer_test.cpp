@@ -18,6 +18,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/inputs.h"
+#include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -29,7 +30,6 @@ using nlohmann::json;
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    fs::remove_all(folder_);
     fs::create_directories(folder_);
     data::IndexedDatasetWriter writer((folder_ / "text").string(), data::DType::U16);
     for (std::uint64_t document = 0; document < 60; ++document) {
@@ -41,7 +41,6 @@ class TrainerTest : public ::testing::Test {
     }
     writer.publish();
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   config::RunConfig config(const std::string& name, int tp = 1, int dp = 1) const {
     auto config = testing::tiny_config(tp, dp);
@@ -72,8 +71,8 @@ class TrainerTest : public ::testing::Test {
     return lines;
   }
 
-  const fs::path folder_ = fs::path(::testing::TempDir()) /
-                           (std::string("trainer_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "run";
 };
 
 TEST_F(TrainerTest, WritesTheFilesOfARun) {
