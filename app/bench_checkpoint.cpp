@@ -291,8 +291,7 @@ int bench_checkpoint(const Args& args) {
   Options options;
   const auto words = config::parse_command_line(options, args, "megatron bench checkpoint [OPTION]…");
   if (!words.empty())
-    throw ConfigError(
-        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
+    throw ConfigError(rule_got_fix("this job takes options alone.", words[0], concat("leave '", words[0], "' out")));
   if (options.repeats < 1 || options.steps < 0 || options.load_tp < 1)
     throw ConfigError(rule_got_fix("--repeats and --load-tp must be 1 or more, --steps 0 or more.",
                                    concat(options.repeats, ", ", options.load_tp, ", ", options.steps),
@@ -307,7 +306,7 @@ int bench_checkpoint(const Args& args) {
   config.train.global_batch_size = config.train.micro_batch_size = 1;
   config.schedule = {};
   config.data.data_path = {};
-  const plan::ResolvedRun run = plan::resolve(config);
+  const plan::ResolvedRun run = plan::resolve(config, {.flags = {{"", ""}}});  // no option is of the network
   plan::gpt_parameters(run.shape, options.load_tp, 0);  // an error where the model does not divide
   kernels::install_caching_allocator();
   const fs::path parent = options.folder.empty() ? fs::temp_directory_path() : fs::path(options.folder);

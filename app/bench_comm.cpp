@@ -75,8 +75,7 @@ int bench_comm(const Args& args) {
   Options options;
   const auto rest = config::parse_command_line(options, args, "megatron bench comm [OPTION]…");
   if (!rest.empty())
-    throw ConfigError(
-        rule_got_fix("bench comm takes options alone.", rest[0], "leave it out; --help lists the options"));
+    throw ConfigError(rule_got_fix("bench comm takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   const bool sizes_fit = std::all_of(options.sizes.begin(), options.sizes.end(), [](std::int64_t bytes) {
     return bytes >= 4 && bytes % 4 == 0 && bytes <= (std::int64_t{1} << 32);
   });

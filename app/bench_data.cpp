@@ -45,7 +45,8 @@ struct Options {
       throw ConfigError(rule_got_fix("--tokenizer must be given.", "nothing", "--tokenizer FOLDER"));
     if (samples < 1 || fetches < 1 || repeats < 1)
       throw ConfigError(rule_got_fix("--samples, --fetches and --repeats must be 1 or more.",
-                                     concat(samples, ", ", fetches, ", ", repeats), "1 for what is less"));
+                                     concat(samples, ", ", fetches, ", ", repeats),
+                                     "--samples 1 --fetches 1 --repeats 1"));
     if (workers < 0 || workers > 1024)
       throw ConfigError(rule_got_fix("--workers must be 0 to 1024.", concat(workers), "--workers 0"));
   }
@@ -132,8 +133,7 @@ int bench_data(const Args& args) {
   const auto words =
       config::parse_command_line(options, args, "megatron bench data --input F… --tokenizer T [OPTION]…");
   if (!words.empty())
-    throw ConfigError(
-        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
+    throw ConfigError(rule_got_fix("this job takes options alone.", words[0], concat("leave '", words[0], "' out")));
   options.check();
   const nlohmann::ordered_json report = measure(options);
   if (options.json)

@@ -133,16 +133,20 @@ int bench_generate(const Args& args) {
   const auto rest = config::parse_command_line(options, args, kUsage);
   if (!rest.empty())
     throw ConfigError(
-        rule_got_fix("bench generate takes options alone.", rest[0], "leave it out; --help lists the options"));
+        rule_got_fix("bench generate takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   const TrainedModel trained = open_trained_model(options, "bench generate");
   const std::int64_t context = trained.run.shape.max_positions;
-  if (options.prompt_tokens < 1 || options.new_tokens < 1 || options.prefill_tokens < 1 || options.repeats < 1)
-    throw ConfigError(rule_got_fix("bench generate: each number of tokens and repeats must be 1 or above.", "less",
-                                   "1 for what is less"));
+  for (const auto& [flag, value] : {std::pair<const char*, std::int64_t>{"--prompt-tokens", options.prompt_tokens},
+                                    {"--new-tokens", options.new_tokens},
+                                    {"--prefill-tokens", options.prefill_tokens},
+                                    {"--repeats", options.repeats}})
+    if (value < 1)
+      throw ConfigError(
+          rule_got_fix(concat("bench generate: ", flag, " must be 1 or above."), concat(value), concat(flag, " 1")));
   if (options.prompt_tokens + options.new_tokens > context || options.prefill_tokens > context)
     throw ConfigError(rule_got_fix(concat("bench generate: texts must fit into the model's context of ", context, "."),
                                    concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens)),
-                                   "fewer --prompt-tokens, --new-tokens or --prefill-tokens"));
+                                   "--prompt-tokens 1 --new-tokens 1 --prefill-tokens 1, or what fits"));
   kernels::install_caching_allocator();
   return run_on_ranks(trained.run, comm::place_from(environment()), [&](const comm::Group& world, at::Device device) {
     const Figures figures = measure(options, trained, world, device);

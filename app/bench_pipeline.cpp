@@ -91,13 +91,17 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
         "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
   std::vector<plan::ResolvedRun> runs;
   for (const std::string& name : options.schedules) {
+    const auto complete = [&](config::RunConfig& config) {
+      config.parallel.pp_schedule = name;
+      if (name == "zb-v") config.parallel.vpp = 2;
+      if (name == "gpipe" || name == "1f1b" || name == "zb-h1") config.parallel.vpp = 1;
+      config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
+      config.train.train_iters = options.warmup + options.steps;
+    };
     config::RunConfig config = options.run;
-    config.parallel.pp_schedule = name;
-    if (name == "zb-v") config.parallel.vpp = 2;
-    if (name == "gpipe" || name == "1f1b" || name == "zb-h1") config.parallel.vpp = 1;
-    config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
-    config.train.train_iters = options.warmup + options.steps;
-    runs.push_back(resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0}).run);
+    complete(config);
+    const plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .complete = complete};
+    runs.push_back(resolve_with_tokenizer(config, facts).run);
   }
   return runs;
 }

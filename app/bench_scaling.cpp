@@ -266,7 +266,7 @@ plan::ResolvedRun resolve_small(const SmallRun& small, const MeasureOptions& opt
   config.train.global_batch_size = options.samples * small.dp;
   config.train.train_iters = options.warmup + options.steps;
   config.train.recompute = "full";
-  return plan::resolve(config);
+  return plan::resolve(config, {.flags = {{"data.seq_length", "seq-length"}, {"train.micro_batch_size", "samples"}}});
 }
 
 /// Seconds of each run's median step. Rounds go over all runs.
@@ -299,8 +299,9 @@ constexpr const char* kMeaning =
     "communication, smaller products and the turns themselves. Speed-up: against the time of 1 rank.";
 
 void check(const MeasureOptions& options) {
-  const auto need = [](bool ok, const char* rule, std::int64_t got) {
-    if (!ok) throw ConfigError(rule_got_fix(rule, concat(got), "leave it out"));
+  const auto need = [](bool ok, const std::string& rule, std::int64_t got) {
+    if (!ok)
+      throw ConfigError(rule_got_fix(rule, concat(got), concat("leave ", rule.substr(0, rule.find(' ')), " out")));
   };
   need(options.most_ranks == 1 || options.most_ranks == 2 || options.most_ranks == 4, "--most-ranks must be 1, 2 or 4.",
        options.most_ranks);

@@ -18,6 +18,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/config/value.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/output_layer.h"
@@ -130,9 +131,13 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.schedule.rampup_batch_size.clear();
   config.schedule.lr_warmup_samples = 0;
   config.train.micro_batch_size = options.micro_batch_size;
-  const int world = place ? place->world_size : options.world_size;
-  const int dp = options.dp > 0 ? options.dp : std::max(1, world / std::max(1, options.tp * options.pp));
-  config.train.global_batch_size = options.micro_batch_size * options.microbatches * dp;
+  const auto complete = [&](config::RunConfig& changed) {
+    const config::ParallelConfig& parallel = changed.parallel;
+    const int world = place ? place->world_size : parallel.world_size;
+    const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, world / std::max(1, parallel.tp * parallel.pp));
+    changed.train.global_batch_size = changed.train.micro_batch_size * options.microbatches * dp;
+  };
+  complete(config);
   config.train.train_iters = options.warmup + options.steps;
   config.train.dtype = options.dtype;
   config.train.kernels = options.kernels;
@@ -145,7 +150,18 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   if (options.steps < 1 || options.warmup < 0)
     throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
                                    concat(options.steps, " and ", options.warmup), "--steps 1 --warmup 0"));
-  return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0});
+  std::map<std::string, std::string> flags = {{"optimizer.", ""},
+                                              {"train.micro_batch_size", "micro-batch-size"},
+                                              {"data.seq_length", "seq-length"},
+                                              {"log.trace", "trace"},
+                                              {"parallel.pp_schedule", "schedule"}};
+  for (const char* name : {"world_size", "tp", "pp", "vpp", "sp", "pp_communication", "pp_layout", "dp",
+                           "threads_per_rank", "launch", "backend", "device"})
+    flags.emplace(concat("parallel.", name), config::normalized(name));
+  for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu", "recompute"})
+    flags.emplace(concat("train.", name), config::normalized(name));
+  return plan::resolve(
+      config, {.launched_world_size = place ? place->world_size : 0, .flags = std::move(flags), .complete = complete});
 }
 
 // Since this process was started, the loading of libraries included: field 22 of /proc/self/stat against the uptime.
@@ -323,9 +339,10 @@ void print_table(const Json& json) {
 
 int bench_step(const Args& args) {
   Options options;
-  if (!config::parse_command_line(options, args, "megatron bench step [OPTION]…").empty())
-    throw ConfigError(rule_got_fix("megatron bench step takes options alone.", "a word without --",
-                                   "leave it out; --help lists the options"));
+  const auto rest = config::parse_command_line(options, args, "megatron bench step [OPTION]…");
+  if (!rest.empty())
+    throw ConfigError(
+        rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   const auto place = comm::place_from(environment());
   const plan::ResolvedRun run = resolve(options, place);
   kernels::install_caching_allocator();

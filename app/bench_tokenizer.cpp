@@ -155,7 +155,7 @@ int bench_tokenizer(const Args& args) {
               "--input, or --one-character-mb with --vocab-size 0,");
   if (options.repeats < 1)
     throw ConfigError(rule_got_fix("--repeats must be 1 or more.", concat(options.repeats), "--repeats 1"));
-  if (options.vocab_size == 0) need_option(!options.tokenizer.empty(), "--tokenizer, or a --vocab-size to learn,");
+  if (options.vocab_size == 0) need_option(!options.tokenizer.empty(), "--tokenizer, or a --vocab-size to learn,", "");
   if (options.one_character_mb < 0 || options.one_character_mb > 1024)
     throw ConfigError(rule_got_fix("--one-character-mb must be 0 to 1024.", concat(options.one_character_mb),
                                    "--one-character-mb 0 (the default)"));

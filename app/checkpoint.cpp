@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "app/checkpoint_interchange.h"
+#include "app/flags.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/printable.h"
@@ -45,7 +46,7 @@ std::pair<Options, std::string> parse(const Args& args, const std::string& usage
   const std::vector<std::string> words = config::parse_command_line(options, args, usage);
   if (words.size() != 1)
     throw ConfigError(rule_got_fix("checkpoint: one folder must be named: a run's, its checkpoints' or one checkpoint.",
-                                   concat(words.size(), " folders"), usage));
+                                   concat(words.size(), " folders"), command_of(usage)));
   return {options, words[0]};
 }
 
@@ -221,7 +222,7 @@ int prune(const Args& args) {
     throw ConfigError(rule_got_fix("checkpoint prune: one folder must be named.", concat(words.size()), kUsage));
   if (flags.keep_last < 1 || flags.keep_every < 0)
     throw ConfigError(rule_got_fix("--keep-last must be 1 or more, --keep-every 0 or more.",
-                                   concat(flags.keep_last, " and ", flags.keep_every), kUsage));
+                                   concat(flags.keep_last, " and ", flags.keep_every), "--keep-last 1 --keep-every 0"));
   const auto folder = checkpoint::checkpoints_folder(words[0]);
   std::optional<checkpoint::FolderLock> lock;
   if (!flags.dry_run) lock.emplace(folder, "prune with the run's own --checkpoint.keep_last");

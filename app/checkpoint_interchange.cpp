@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "app/checkpoint_interchange.h"
+#include "app/flags.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/interchange/companions.h"
@@ -45,10 +46,11 @@ struct ExportFlags {
 void check(const std::vector<std::string>& rest, const std::string& input, const std::string& output,
            const char* usage) {
   if (!rest.empty())
-    throw ConfigError(rule_got_fix("checkpoint: import and export take options alone.", rest[0], usage));
+    throw ConfigError(rule_got_fix("checkpoint: import and export take options alone.", rest[0],
+                                   concat("leave '", rest[0], "' out")));
   if (input.empty() || output.empty())
     throw ConfigError(rule_got_fix("checkpoint: input and output folders must be named.",
-                                   input.empty() ? "no input" : "no --output", usage));
+                                   input.empty() ? "no input" : "no --output", command_of(usage)));
 }
 
 /// config.json's name of a dtype that may be given by ours.

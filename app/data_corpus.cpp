@@ -198,7 +198,7 @@ corpus::DedupOptions dedup_options(const DedupFlags& flags) {
                       .size = flags.shingle_size};
   if (flags.hashes != 0 && (flags.bands != 0 || flags.rows != 0))
     throw ConfigError(rule_got_fix("--bands and --rows say how many places a signature has.", "also --hashes",
-                                   "give --hashes, or --bands and --rows"));
+                                   "leave --bands and --rows out"));
   if (flags.hashes != 0) options.hashes = flags.hashes;
   options.bands = flags.bands;
   options.rows = flags.rows;

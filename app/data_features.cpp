@@ -173,13 +173,13 @@ std::int64_t make_rows(const Rows& rows, Progress::Mode mode, AtomicFile* output
 int data_features(const Args& args) {
   FeaturesFlags flags;
   no_words(config::parse_command_line(flags, args, kFeaturesUsage));
-  need_option(!flags.task.empty(), "--task");
+  need_option(!flags.task.empty(), "--task", "mnli");
   need_option(!flags.input.empty(), "--input");
-  need_option(!flags.tokenizer.empty(), "--tokenizer");
+  need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   if (flags.seq_length < 0 || flags.max_query_length < 0)
     throw ConfigError(rule_got_fix("--seq-length and --max-query-length must be 0 or more.",
                                    concat(flags.seq_length, " and ", flags.max_query_length),
-                                   "0, the task's usual length"));
+                                   "--seq-length 0 --max-query-length 0 (the task's usual lengths)"));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);

@@ -115,8 +115,8 @@ int data_index(const Args& args) {
   refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
                  "--kind bert or t5");
   refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
-  need_option(!flags.output.empty(), "--output");
-  need_option(flags.seq_length != 0, "--seq-length");
+  need_option(!flags.output.empty(), "--output", "FOLDER");
+  need_option(flags.seq_length != 0, "--seq-length", "1024");
   if (flags.samples.size() != 3)
     throw ConfigError(rule_got_fix("--samples takes three numbers, such as 1000,50,10.",
                                    concat(flags.samples.size(), " numbers"), "--samples 1000,50,10"));

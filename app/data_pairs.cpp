@@ -81,24 +81,32 @@ struct SplitFlags {
   }
 };
 
+/// A sum of counts with all of its digits.
+std::string whole_number(double sum) {
+  return sum < 9e18 ? concat(static_cast<std::int64_t>(sum))
+                    : concat("more than ", std::int64_t{9'000'000'000} * 1'000'000'000);
+}
+
 /// Where the parts begin, and the end of the last.
 std::vector<std::int64_t> bounds_of(const SplitFlags& flags, std::int64_t documents) {
   const bool by_share = !flags.shares.empty();
   if (by_share == !flags.documents.empty())
-    throw ConfigError(
-        rule_got_fix("data split needs either --shares or --documents.", by_share ? "both" : "none", "--shares 8,1,1"));
+    throw ConfigError(rule_got_fix("data split needs either --shares or --documents.", by_share ? "both" : "none",
+                                   by_share ? "leave --documents out" : "--shares 8,1,1"));
   const std::vector<std::int64_t>& sizes = by_share ? flags.shares : flags.documents;
   double all = 0;
   for (const std::int64_t size : sizes) {
-    if (size < 0) throw ConfigError(rule_got_fix("parts cannot be negative.", concat(size), "0 or more for each part"));
+    if (size < 0)
+      throw ConfigError(
+          rule_got_fix("parts cannot be negative.", concat(size), by_share ? "--shares 8,1,1" : "--documents 1"));
     all += static_cast<double>(size);
   }
   if (all == 0)
     throw ConfigError(rule_got_fix("one part must not be empty.", "only zeros",
                                    by_share ? "--shares 8,1,1" : concat("--documents ", documents)));
   if (!by_share && all > static_cast<double>(documents))
-    throw ConfigError(rule_got_fix(concat("the parts may have at most ", documents, " documents."), concat(all),
-                                   "--shares 8,1,1, whatever the number"));
+    throw ConfigError(rule_got_fix(concat("the parts may have at most ", documents, " documents."), whole_number(all),
+                                   concat("--documents ", documents)));
   std::vector<std::int64_t> bounds = {0};
   double sum = 0;
   for (const std::int64_t size : sizes) {
@@ -111,14 +119,14 @@ std::vector<std::int64_t> bounds_of(const SplitFlags& flags, std::int64_t docume
 std::vector<std::string> names_of(const SplitFlags& flags, std::size_t parts) {
   if (!flags.names.empty() && flags.names.size() != parts)
     throw ConfigError(rule_got_fix(concat("--names must name the ", parts, " parts."), concat(flags.names.size()),
-                                   "leave --names out, and the parts are numbered"));
+                                   "leave --names out (the parts are numbered)"));
   std::vector<std::string> names;
   for (std::size_t i = 0; i < parts; ++i)
     names.push_back(flags.output_prefix + "_" + (flags.names.empty() ? std::to_string(i) : flags.names[i]));
   for (std::size_t i = 0; i < parts; ++i)
     if (std::find(names.begin() + static_cast<std::ptrdiff_t>(i) + 1, names.end(), names[i]) != names.end())
       throw ConfigError(
-          rule_got_fix("--names must differ.", names[i] + " twice", "leave --names out, and the parts are numbered"));
+          rule_got_fix("--names must differ.", names[i] + " twice", "leave --names out (the parts are numbered)"));
   return names;
 }
 
@@ -129,7 +137,7 @@ int data_merge(const Args& args) {
   const auto words = config::parse_command_line(
       flags, args,
       "megatron data merge A B … --output-prefix P\n\nThe documents of several pairs, one after another, as one pair.");
-  need_option(!flags.output_prefix.empty(), "--output-prefix");
+  need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   if (words.empty())
     throw ConfigError(rule_got_fix("data merge takes prefixes.", "none", "megatron data merge A B --output-prefix P"));
   std::vector<data::IndexedDataset> pairs;
@@ -156,7 +164,7 @@ int data_split(const Args& args) {
       flags, args,
       "megatron data split P --shares 8,1,1 | --documents 1000,50 --output-prefix Q [--names …]\n\nThe documents of a "
       "pair in their order as several pairs.");
-  need_option(!flags.output_prefix.empty(), "--output-prefix");
+  need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   if (words.size() != 1)
     throw ConfigError(rule_got_fix("data split takes one prefix.", concat(words.size(), " words"),
                                    "megatron data split P --shares 8,1,1 --output-prefix Q"));

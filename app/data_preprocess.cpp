@@ -166,8 +166,8 @@ int data_preprocess(const Args& args) {
   PreprocessFlags flags;
   no_words(config::parse_command_line(flags, args, kPreprocessUsage));
   need_option(!flags.input.empty(), "--input");
-  need_option(!flags.tokenizer.empty(), "--tokenizer");
-  need_option(!flags.output_prefix.empty(), "--output-prefix");
+  need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
+  need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   const auto mode = Progress::mode_of(flags.progress);
   const text::Specials specials = specials_of(flags.special_tokens);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);

@@ -28,7 +28,8 @@ struct NoOptions {
 int config_reference(const Args& args) {
   NoOptions none;
   const auto words = config::parse_command_line(none, args, "megatron docs config");
-  if (!words.empty()) throw ConfigError(rule_got_fix("docs config takes no words.", words[0], "leave it out"));
+  if (!words.empty())
+    throw ConfigError(rule_got_fix("docs config takes no words.", words[0], concat("leave '", words[0], "' out")));
   config::FinetuneRecipe run;
   std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
   return kDone;

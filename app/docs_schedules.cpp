@@ -75,7 +75,8 @@ struct Options {
 int docs_schedules(const Args& args) {
   Options options;
   const auto words = config::parse_command_line(options, args, "megatron docs schedules --output docs/schedules");
-  if (!words.empty()) throw ConfigError(rule_got_fix("docs schedules takes no words.", words[0], "leave it out"));
+  if (!words.empty())
+    throw ConfigError(rule_got_fix("docs schedules takes no words.", words[0], concat("leave '", words[0], "' out")));
   if (options.output.empty())
     throw ConfigError(rule_got_fix("docs schedules needs a folder.", "no --output", "--output docs/schedules"));
   make_folder(options.output);

@@ -148,7 +148,7 @@ int doctor(const Args& args) {
   const Args rest = config::parse_command_line(options, args, "megatron doctor [--json]\n\nWhat this machine offers.");
   if (!rest.empty())
     throw ConfigError(
-        rule_got_fix("megatron doctor takes options alone.", rest[0], "leave it out; --help lists the options"));
+        rule_got_fix("megatron doctor takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   const json all = report();
   if (options.as_json)
     std::printf("%s\n", all.dump().c_str());

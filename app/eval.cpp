@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/eval_jobs.h"
+#include "app/flags.h"
 #include "app/json_line.h"
 #include "app/ranks.h"
 #include "megatron/base/error.h"
@@ -79,13 +80,16 @@ void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const p
 }
 
 void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage) {
-  if (!rest.empty()) throw ConfigError(rule_got_fix("eval takes options alone.", rest[0], usage));
+  if (!rest.empty())
+    throw ConfigError(
+        rule_got_fix(concat(command_of(usage), " takes options alone."), rest[0], concat("leave '", rest[0], "' out")));
   if (flags.data.empty())
     throw ConfigError(rule_got_fix("eval: --data must name what is scored.", "none", "--data FILE"));
   Progress::mode_of(flags.progress);
-  if (flags.limit < 0 || flags.batch_size < 0)
-    throw ConfigError(rule_got_fix("eval: --limit and --batch-size must be 0 or above.", "a negative number",
-                                   "0 (the default): all, and as many at once as hold 4096 tokens"));
+  for (const auto& [flag, value] : {std::pair{"--limit", flags.limit}, {"--batch-size", flags.batch_size}})
+    if (value < 0)
+      throw ConfigError(rule_got_fix(concat("eval: ", flag, " must be 0 or above."), concat(value),
+                                     concat(flag, " 0 (the default)")));
 }
 
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {

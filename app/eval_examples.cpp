@@ -27,11 +27,11 @@ constexpr const char* kChoiceUsage =
     "(accuracy_sum). A blank goes between where neither has white space there.";
 
 struct LambadaFlags : EvalFlags {
-  std::string format = "jsonl";
+  std::string format = "auto";
 
   void visit(auto& v) {
     EvalFlags::visit(v);
-    v("format", format, "jsonl: {\"text\": …} a line; plain: a passage a line.");
+    v("format", format, "jsonl: {\"text\": …} a line; lines: a passage a line; auto: told by the content.");
   }
 };
 

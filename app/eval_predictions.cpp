@@ -24,6 +24,7 @@ constexpr const char* kUsage =
 
 struct PredictionFlags {
   std::string task, data, predictions, null_odds;
+  std::int64_t limit = 0;
   double null_threshold = 1;
   bool json = false;
 
@@ -31,6 +32,7 @@ struct PredictionFlags {
     v("task", task, "mnli, qqp, squad1, squad2 or race.");
     v("data", data, "The task's file as it is published, with labels; of race also a folder.");
     v("predictions", predictions, "predictions.json, or of mnli and qqp predictions.tsv.");
+    v("limit", limit, "Only the first examples, as of the run that has predicted; 0: all.");
     v("null_odds", null_odds, "squad2: null_odds.json, for the best thresholds.");
     v("null_threshold", null_threshold, "squad2: questions whose null odds are above it are not answered.");
     v("json", json, "One JSON object on one line.");
@@ -47,11 +49,19 @@ std::string class_report(const std::vector<std::int32_t>& predicted, const std::
 void need_labels(bool labelled, const std::string& data) {
   if (!labelled)
     throw ConfigError(rule_got_fix(data + " must have a label for each example.", "some have none",
-                                   "name the published file that has labels; those of test sets have none"));
+                                   "--data FILE, the published one that has labels; those of test sets have none"));
+}
+
+/// What a run with --limit has predicted.
+template <class Example>
+void keep_first(std::vector<Example>& examples, std::int64_t limit) {
+  if (limit > 0 && static_cast<std::size_t>(limit) < examples.size())
+    examples.erase(examples.begin() + limit, examples.end());
 }
 
 std::string glue_report(const PredictionFlags& flags, tasks::GlueTask task) {
-  const auto examples = tasks::read_glue(flags.data, task);
+  auto examples = tasks::read_glue(flags.data, task);
+  keep_first(examples.examples, flags.limit);
   std::vector<std::int32_t> labels;
   for (const auto& example : examples.examples) {
     need_labels(example.label >= 0, flags.data);
@@ -63,7 +73,8 @@ std::string glue_report(const PredictionFlags& flags, tasks::GlueTask task) {
 }
 
 std::string race_report(const PredictionFlags& flags) {
-  const auto examples = tasks::read_race(flags.data);
+  auto examples = tasks::read_race(flags.data);
+  keep_first(examples.questions, flags.limit);
   std::vector<std::int32_t> labels;
   for (const auto& question : examples.questions) {
     need_labels(question.label >= 0, flags.data);
@@ -74,7 +85,8 @@ std::string race_report(const PredictionFlags& flags) {
 }
 
 std::string squad_report(const PredictionFlags& flags, tasks::SquadVersion version) {
-  const auto examples = tasks::read_squad(flags.data, version);
+  auto examples = tasks::read_squad(flags.data, version);
+  keep_first(examples.questions, flags.limit);
   need_labels(examples.labelled, flags.data);
   const auto answers = tasks::parse_squad_predictions(read_file(flags.predictions), flags.predictions, examples);
   const std::vector<std::string_view> views(answers.texts.begin(), answers.texts.end());
@@ -98,12 +110,14 @@ int eval_predictions(const Args& args) {
   const tasks::TaskKind kind = tasks::task_kind_of(flags.task);
   need_option(!flags.data.empty(), "--data");
   need_option(!flags.predictions.empty(), "--predictions");
+  if (flags.limit < 0)
+    throw ConfigError(rule_got_fix("--limit must be 0 or above.", concat(flags.limit), "--limit 0 (the default)"));
   if (!flags.null_odds.empty() && kind != tasks::TaskKind::Squad2)
-    throw ConfigError(
-        rule_got_fix("--null-odds is for squad2.", flags.task, "--task squad2, or leave --null-odds out"));
+    throw ConfigError(rule_got_fix("--null-odds is for squad2.", flags.task,
+                                   "leave --null-odds out, or give squad2's files with --task squad2"));
   if (flags.null_threshold != PredictionFlags().null_threshold && flags.null_odds.empty())
     throw ConfigError(
-        rule_got_fix("--null-threshold needs --null-odds.", "none", "--null-odds FILE, or leave --null-threshold out"));
+        rule_got_fix("--null-threshold needs --null-odds.", "none", "leave --null-threshold out, or give --null-odds"));
   const std::string report = kind == tasks::TaskKind::Mnli     ? glue_report(flags, tasks::GlueTask::Mnli)
                              : kind == tasks::TaskKind::Qqp    ? glue_report(flags, tasks::GlueTask::Qqp)
                              : kind == tasks::TaskKind::Race   ? race_report(flags)

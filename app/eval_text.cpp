@@ -115,17 +115,20 @@ void choose_windows(TextFlags& flags, const TrainedModel& model, bool paper) {
 }
 
 TextTask prepare(TextFlags flags, bool paper) {
-  if (flags.limit_tokens < 0 || flags.window < 0 || flags.stride < 0)
-    throw ConfigError(rule_got_fix("eval: --window, --stride and --limit-tokens must be 0 or above.",
-                                   "a negative number", "leave out what is negative"));
+  for (const auto& [flag, value] :
+       {std::pair{"--window", flags.window}, {"--stride", flags.stride}, {"--limit-tokens", flags.limit_tokens}})
+    if (value < 0)
+      throw ConfigError(rule_got_fix(concat("eval: ", flag, " must be 0 or above."), concat(value),
+                                     concat(flag, " 0 (the default)")));
   TextTask task{
       .flags = {}, .work = {.model = open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
   choose_windows(flags, work.model, paper);
   if (const auto pair = pair_of(flags.data)) {
     if (flags.detokenize || paper)
-      throw ConfigError(rule_got_fix("eval: --detokenize and --paper are for texts.", "the tokens of " + *pair,
-                                     "leave them out, or name the text itself"));
+      throw ConfigError(
+          rule_got_fix("eval: --detokenize and --paper are for texts.", "the tokens of " + *pair,
+                       paper ? "leave --paper and --detokenize out, or name the text" : "leave --detokenize out"));
     work.ids = read_pair(*pair, flags.limit_tokens);
   } else {
     task.text = tasks::wikitext(read_file(flags.data), flags.detokenize, paper);

@@ -85,17 +85,20 @@ constexpr const char* kUnread[] = {"data.data_path",
 void refuse_options_of_text(config::FinetuneRecipe recipe) {
   config::FinetuneRecipe defaults;
   const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
-  std::string names;
+  std::string names, defaults_again;
   for (std::size_t i = 0; i < given.fields.size(); ++i) {
     const bool unread = std::ranges::find(kUnread, given.fields[i].path) != std::end(kUnread) ||
                         given.fields[i].path.starts_with("fim.");
-    if (unread && config::plain_value(given.fields[i].value) != config::plain_value(usual.fields[i].value))
-      names += (names.empty() ? "" : ", ") + given.fields[i].path;
+    const std::string value = config::plain_value(usual.fields[i].value);
+    if (!unread || config::plain_value(given.fields[i].value) == value) continue;
+    names += (names.empty() ? "" : ", ") + given.fields[i].path;
+    defaults_again +=
+        concat(names == given.fields[i].path ? "--" : " --", given.fields[i].path, value.empty() ? "=" : " " + value);
   }
   if (!names.empty())
-    throw ConfigError(
-        rule_got_fix("megatron finetune takes no options of text and of its folders.", names,
-                     recipe.data.sft ? "megatron train --sft teaches a GPT conversations" : "leave them out"));
+    throw ConfigError(rule_got_fix(
+        "megatron finetune takes no options of text and of its folders.", names,
+        defaults_again + (recipe.data.sft ? "; megatron train --sft teaches a GPT conversations" : " (the default)")));
 }
 
 void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
@@ -118,11 +121,9 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
   std::ranges::sort(seeds);
   if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
     throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
-  if (task.ensemble && seeds.size() < 2)
-    throw ConfigError(rule_got_fix("task.ensemble needs several seeds.", concat(seeds.size()), "--seeds 1,2,3,4,5"));
   if (model.architecture != "bert" && std::string_view(form.head) == "span")
     throw ConfigError(rule_got_fix("squad needs a BERT: a token of a GPT has not read what follows it.",
-                                   "model.architecture " + model.architecture, "--load the folder of a BERT"));
+                                   "model.architecture " + model.architecture, "--load FOLDER, of a BERT"));
 }
 
 /// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
@@ -238,12 +239,17 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   const std::int64_t usual = config::TrainConfig().train_iters;
   if (recipe.train.train_iters != usual && recipe.train.train_iters != steps)
     throw ConfigError(rule_got_fix("train.train_iters follows from task.epochs.",
-                                   concat(recipe.train.train_iters, ", and ", steps, " follow"), "--epochs"));
+                                   concat(recipe.train.train_iters, ", and ", steps, " follow"),
+                                   "leave --train-iters out, or choose --epochs"));
   recipe.train.train_iters = steps;
   resolved = plan::resolve(
       recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
   check_start(resolved, place);
   std::vector<std::string> messages = check_loaded(recipe, resolved);
+  if (recipe.task.ensemble && recipe.task.seeds.size() < 2) {
+    recipe.task.ensemble = false;
+    messages.emplace_back("note: one seed makes no ensemble: task.ensemble is ignored");
+  }
   if (!options.note.empty()) messages.insert(messages.begin(), options.note);
   std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
   if (seeds.empty()) seeds.push_back(recipe.train.seed);

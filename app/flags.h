@@ -10,16 +10,20 @@
 // What jobs ask of their own flags.
 namespace megatron::app {
 
-/// Throws ConfigError where an option that a job cannot do without is missing.
-inline void need_option(bool given, const char* flag) {
-  if (!given)
-    throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing", "give it; --help says what it takes"));
+/// Throws ConfigError where an option that a job cannot do without is missing. `example`: a value of it, or what to put
+/// there in capitals.
+inline void need_option(bool given, const char* flag, const char* example = "FILE") {
+  if (!given) throw ConfigError(rule_got_fix(concat(flag, " must be given."), "nothing", concat(flag, " ", example)));
 }
+
+/// The line of a usage text that shows the command.
+inline std::string command_of(const std::string& usage) { return usage.substr(0, usage.find('\n')); }
 
 /// Throws ConfigError where an option was set that is read with another alone.
 inline void refuse_without(bool set, const char* flag, const char* needs) {
   if (set)
-    throw ConfigError(rule_got_fix(concat(flag, " says nothing without ", needs, "."), "it is set", "leave it out"));
+    throw ConfigError(
+        rule_got_fix(concat(flag, " says nothing without ", needs, "."), "it is set", concat("leave ", flag, " out")));
 }
 
 using config::kTokenizerHelp;
@@ -28,8 +32,7 @@ using config::kTokenizerTypeHelp;
 /// Throws ConfigError where a job that takes no words got some.
 inline void no_words(const std::vector<std::string>& words) {
   if (!words.empty())
-    throw ConfigError(
-        rule_got_fix("this job takes options alone.", words[0], "leave it out; --help lists the options"));
+    throw ConfigError(rule_got_fix("this job takes options alone.", words[0], concat("leave '", words[0], "' out")));
 }
 
 /// Threads that the option `name` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.

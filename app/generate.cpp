@@ -91,16 +91,30 @@ std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   return prompts;
 }
 
+/// What `work` returns; a ConfigError of it gets `fix`, as its own is for those who train.
+template <class Work>
+auto with_own_fix(const std::string& fix, const Work& work) {
+  try {
+    return work();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    throw ConfigError(concat(text.substr(0, text.find("\n  fix:")), "\n  fix:  ", fix));
+  }
+}
+
 /// What the user says as the model's chat template writes it, up to where the answer begins.
 std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
   const std::filesystem::path folder =
       flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
-  const auto chat = text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  const auto chat = with_own_fix("leave --chat out, or name a chat model's folder: --load, --tokenizer", [&] {
+    return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  });
   for (std::string& text : texts) {
     std::vector<text::ChatMessage> messages;
     if (!flags.system.empty()) messages.push_back({"system", flags.system});
     messages.push_back({"user", text});
-    text = chat.render(messages, /*open=*/true).text;
+    text = with_own_fix(flags.system.empty() ? "leave --chat out" : "leave --system out",
+                        [&] { return chat.render(messages, /*open=*/true).text; });
   }
   return texts;
 }
@@ -113,11 +127,11 @@ struct Request {
 };
 
 /// Throws ConfigError for the first option of `given` that is not as it is where nothing is said.
-void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose, const char* fix) {
+void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose) {
   for (const auto& [option, changed] : given)
     if (changed)
       throw ConfigError(rule_got_fix(concat("generate: --", option, " is an option of ", whose, " alone."),
-                                     concat("--", option), fix));
+                                     concat("--", option), concat("leave --", option, " out")));
 }
 
 generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_temperature) {
@@ -143,10 +157,10 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
     need_defaults({{"num-beams", changed(&F::num_beams)},
                    {"length-penalty", changed(&F::length_penalty)},
                    {"early-stopping", changed(&F::early_stopping)}},
-                  "a T5", "leave it out; --temperature 0 takes always the likeliest token");
+                  "a T5");
     return std::nullopt;
   }
-  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}}, "a GPT", "leave it out");
+  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}}, "a GPT");
   const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
@@ -235,7 +249,8 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
 int run_generate(const Args& args) {
   GenerateFlags flags;
   const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (!rest.empty()) throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], kUsage));
+  if (!rest.empty())
+    throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
   if (const auto code = answer_of_t5(flags)) return *code;
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();

@@ -71,7 +71,7 @@ void check_operations(const Timeline& measured, const schedule::Program& program
     throw ConfigError(rule_got_fix(concat(path, ": must be measured with the recipe's schedule."),
                                    concat("pp rank ", rank, ", operation ", ours - planned.begin() + 1, ": ",
                                           shown(theirs, done), " in the trace, ", shown(ours, planned), " in the plan"),
-                                   "give --trace with --schedule and --vpp of the run that wrote it"));
+                                   "leave --trace out, or give it with --schedule and --vpp of the run that wrote it"));
   }
 }
 
@@ -86,7 +86,7 @@ Timeline read_trace(const std::string& path, const schedule::Program& program) {
                      concat(of_trace.num_stages(), " stages on ", of_trace.num_ranks(), " ranks, ",
                             measured.num_microbatches, " microbatches in the trace; ", of_plan.num_stages(), " on ",
                             of_plan.num_ranks(), ", ", program.num_microbatches, " in the plan"),
-                     "give --trace with the options of the run that wrote it"));
+                     "leave --trace out, or give it with the options of the run that wrote it"));
   check_operations(measured, program, path);
   return measured;
 }

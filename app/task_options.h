@@ -24,11 +24,11 @@ inline void check_task_numbers(const std::string& task, const char* head, std::i
   for (const TaskNumber& number : numbers) {
     if (number.value < number.least || number.value > kMost)
       throw ConfigError(rule_got_fix(concat(number.option, " must be from ", number.least, " to ", kMost, "."),
-                                     concat(number.value), "leave it out"));
+                                     concat(number.value), concat("leave --", number.option, " out")));
     if (number.value != number.unset && !number.heads.empty() &&
         number.heads.find(concat(" ", head, " ")) == std::string_view::npos)
-      throw ConfigError(
-          rule_got_fix(concat(number.option, " says nothing of ", task, "."), concat(number.value), "leave it out"));
+      throw ConfigError(rule_got_fix(concat(number.option, " says nothing of ", task, "."), concat(number.value),
+                                     concat("leave --", number.option, " out")));
   }
 }
 

@@ -192,7 +192,7 @@ void parse_ids(const std::string& line, const std::string& where, std::vector<st
 int tokenizer_encode(const Args& args) {
   EncodeFlags flags;
   no_words(config::parse_command_line(flags, args, kEncodeUsage));
-  need_option(!flags.tokenizer.empty(), "--tokenizer");
+  need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   threads_of(flags.threads);
   data::check_readable(flags.input);
   const text::Specials specials = specials_of(flags.special_tokens);
@@ -217,7 +217,7 @@ int tokenizer_encode(const Args& args) {
 int tokenizer_decode(const Args& args) {
   DecodeFlags flags;
   no_words(config::parse_command_line(flags, args, kDecodeUsage));
-  need_option(!flags.tokenizer.empty(), "--tokenizer");
+  need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   data::check_readable(flags.input);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);

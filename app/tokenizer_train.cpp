@@ -82,8 +82,8 @@ struct Flags {
 /// What there is to say about the words that were not given and those that do not go together, before any work.
 void check(const Flags& flags) {
   need_option(!flags.input.empty(), "--input");
-  need_option(flags.vocab_size != 0, "--vocab-size");
-  need_option(!flags.output.empty(), "--output");
+  need_option(flags.vocab_size != 0, "--vocab-size", "32000");
+  need_option(!flags.output.empty(), "--output", "FOLDER");
   threads_of(flags.threads);
   if (flags.kind != "bpe" && flags.kind != "wordpiece" && flags.kind != "unigram")
     throw ConfigError(

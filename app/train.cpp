@@ -12,6 +12,7 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unread.h"
+#include "megatron/interchange/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/tokenizer.h"
@@ -35,11 +36,22 @@ void warn_of_differences(const config::RunConfig& config) {
     write_line(stderr, concat("warning: the network differs from that of ", config.checkpoint.load, ": ", line));
 }
 
+/// The tokenizer that lies with the weights to begin with is meant where none is named.
+void take_tokenizer_of_weights(config::RunConfig& config) {
+  const std::string& load = config.checkpoint.load;
+  if (!config.data.tokenizer.empty() || load.empty() || !std::filesystem::exists(load)) return;
+  try {
+    config.data.tokenizer = interchange::companion_folder(load).string();
+  } catch (const ConfigError&) {  // the folder holds no model: said where it is opened
+  }
+}
+
 int run_train(const Args& args) {
   config::RunConfig config;
   const auto place = comm::place_from(environment());
   std::optional<RunAndTokenizer> resolved;
   const auto command = config::parse_recipe_command(config, args, kUsage, [&] {
+    take_tokenizer_of_weights(config);
     resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                .needs_data = true,
                                                .resumed_batch = train::resumed_batch(config)});

@@ -1,6 +1,7 @@
 #include "app/trained_model.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "app/memory_check.h"
@@ -15,6 +16,7 @@
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
+#include "megatron/plan/mend.h"
 #include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
 
@@ -29,7 +31,7 @@ text::Tokenizer tokenizer_of(const std::string& folder, const config::RunConfig&
   if (!place.empty()) return text::Tokenizer::load(place);
   if (recipe.data.tokenizer.empty())
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its tokenizer."),
-                                   concat("none in ", folder, " nor in a recipe"), "--tokenizer DIR"));
+                                   concat("none in ", folder, " nor in a recipe"), "--tokenizer FOLDER"));
   return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type);
 }
 
@@ -40,34 +42,26 @@ struct Described {
   bool trained_here;
 };
 
-/// `flags` with the number of ranks that they, or a launcher, ask for: as data-parallel ones where dp is open.
-ModelFlags with_ranks(ModelFlags flags, const char* job) {
-  const auto place = comm::place_from(environment());
-  if (place) flags.world_size = place->world_size;  // as in training, the launcher's holds
-  const std::int64_t copy = std::int64_t{flags.tp} * flags.pp;
-  const bool dp_is_open = flags.dp == 0;
-  if (dp_is_open) flags.dp = static_cast<int>(std::max<std::int64_t>(1, flags.world_size / copy));
-  const std::int64_t ranks = copy * flags.dp;
-  if (flags.world_size > 0 && flags.world_size != ranks) {
-    const std::string rule = dp_is_open      ? " must be a multiple of tp x pp."
-                             : flags.dp == 1 ? " must be tp x pp: all ranks compute one copy of the model."
-                                             : " must be tp x pp x dp.";
-    const std::string got = concat(flags.world_size, " ranks, tp ", flags.tp, ", pp ", flags.pp,
-                                   dp_is_open || flags.dp == 1 ? "" : concat(", dp ", flags.dp));
-    throw ConfigError(place ? rule_got_fix(concat(job, ": the ranks of ", place->launcher, rule), got,
-                                           concat("start ", ranks, " ranks"))
-                            : rule_got_fix(concat(job, ": --world-size", rule), got,
-                                           concat("--world-size ", ranks, ", or leave it out")));
-  }
+/// What is wrong with the number of ranks, "" where nothing is. `dp_is_open`: dp is what the ranks leave.
+std::string ranks_error(const config::ParallelConfig& parallel, const std::optional<comm::Place>& place,
+                        bool dp_is_open, const char* job) {
+  const std::int64_t ranks = std::int64_t{parallel.tp} * parallel.pp * parallel.dp;
   if (ranks > kMostRanks)
-    throw ConfigError(
-        rule_got_fix(concat(job, ": there must be at most ", kMostRanks, " ranks."), concat(ranks), "--tp 1 --pp 1"));
-  flags.world_size = static_cast<int>(ranks);
-  return flags;
+    return rule_got_fix(concat(job, ": there must be at most ", kMostRanks, " ranks."), concat(ranks), "--tp 1 --pp 1");
+  if (parallel.world_size == ranks) return "";
+  const std::string rule = dp_is_open         ? " must be a multiple of tp x pp."
+                           : parallel.dp == 1 ? " must be tp x pp: all ranks compute one copy of the model."
+                                              : " must be tp x pp x dp.";
+  const std::string got = concat(parallel.world_size, " ranks, tp ", parallel.tp, ", pp ", parallel.pp,
+                                 dp_is_open || parallel.dp == 1 ? "" : concat(", dp ", parallel.dp));
+  return place ? rule_got_fix(concat(job, ": the ranks of ", place->launcher, rule), got,
+                              concat("start ", ranks, " ranks"))
+               : rule_got_fix(concat(job, ": --world-size", rule), got,
+                              concat("--world-size ", ranks, ", or leave it out"));
 }
 
-/// Throws ConfigError for flags that no job can have. Returns them with the number of ranks that they ask for.
-ModelFlags checked(const ModelFlags& flags, const char* job) {
+/// Throws ConfigError for flags that no job can have.
+void check(const ModelFlags& flags, const char* job) {
   if (flags.load.empty())
     throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load runs/default"));
   for (const auto& [name, size, least] :
@@ -75,7 +69,6 @@ ModelFlags checked(const ModelFlags& flags, const char* job) {
     if (size < least || size > kMostRanks)
       throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMostRanks, "."),
                                      concat(size), concat("--", name, " ", least)));
-  return with_ranks(flags, job);
 }
 
 Described describe(const ModelFlags& flags, const char* job) {
@@ -97,19 +90,51 @@ Described describe(const ModelFlags& flags, const char* job) {
   return {std::move(config), std::move(tokenizer), trained_here};
 }
 
+/// What follows from the layout. A world size of 0 is as many ranks as the layout asks for.
+void complete(config::RunConfig& config, const ModelFlags& asked) {
+  config::ParallelConfig& parallel = config.parallel;
+  const std::int64_t copy = std::max<std::int64_t>(1, std::int64_t{parallel.tp} * parallel.pp);
+  parallel.dp = asked.dp > 0 ? asked.dp : static_cast<int>(std::max<std::int64_t>(1, parallel.world_size / copy));
+  if (parallel.world_size == 0)
+    parallel.world_size = static_cast<int>(std::min<std::int64_t>(copy * parallel.dp, 1 << 30));
+  parallel.pp_schedule = parallel.pp > 1 ? "1f1b" : "";
+  const bool even = parallel.pp < 1 || interchange::shape_of(config.model).num_layers % parallel.pp == 0;
+  parallel.pp_layout = even ? "" : "balanced";
+  config.train.global_batch_size = config.train.micro_batch_size * parallel.dp;
+}
+
 /// On the ranks asked for here. What computes forward alone sets its microbatch before.
-plan::ResolvedRun resolve(const ModelFlags& flags, config::RunConfig config, const text::Tokenizer& tokenizer) {
-  config.parallel.tp = flags.tp;
-  config.parallel.pp = flags.pp;
-  config.parallel.dp = flags.dp;
-  config.parallel.world_size = flags.world_size;
-  config.parallel.pp_schedule = flags.pp > 1 ? "1f1b" : "";
-  if (interchange::shape_of(config.model).num_layers % flags.pp != 0) config.parallel.pp_layout = "balanced";
-  config.parallel.threads_per_rank = flags.threads_per_rank;
-  config.parallel.device = flags.device;
-  config.train.global_batch_size = config.train.micro_batch_size * flags.dp;
-  if (!flags.dtype.empty()) config.train.dtype = flags.dtype;
-  return plan::resolve(std::move(config), {.tokenizer_vocab = tokenizer.vocab_size()});
+plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, const text::Tokenizer& tokenizer,
+                          const char* job) {
+  const auto place = comm::place_from(environment());
+  config::ParallelConfig& parallel = config.parallel;
+  parallel.tp = asked.tp;
+  parallel.pp = asked.pp;
+  parallel.world_size = place ? place->world_size : asked.world_size;  // as in training, the launcher's holds
+  parallel.threads_per_rank = asked.threads_per_rank;
+  parallel.device = asked.device;
+  if (!asked.dtype.empty()) config.train.dtype = asked.dtype;
+  complete(config, asked);
+  const bool derived = !place && asked.world_size == 0;
+  const plan::Facts facts{.tokenizer_vocab = tokenizer.vocab_size(),
+                          .flags = {{"parallel.tp", "tp"},
+                                    {"parallel.pp", "pp"},
+                                    {"parallel.world_size", "world-size"},
+                                    {"parallel.threads_per_rank", "threads-per-rank"},
+                                    {"parallel.device", "device"},
+                                    {"train.dtype", "dtype"}},
+                          .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
+                            if (place) changed.parallel.world_size = place->world_size;
+                            if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;
+                            complete(changed, asked);
+                          }};
+  const auto error_of = [&](const config::RunConfig& tried) {
+    const std::string of_ranks = ranks_error(tried.parallel, place, asked.dp == 0, job);
+    return of_ranks.empty() ? plan::broken_rules(tried, facts) : of_ranks;
+  };
+  if (const std::string message = error_of(config); !message.empty())
+    throw ConfigError(plan::with_working_fixes(message, config, facts, error_of));
+  return plan::resolve(std::move(config), facts);
 }
 
 /// What the files say of themselves is compared before memory is taken for what a configuration says of them.
@@ -120,19 +145,19 @@ void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool s
 
 }  // namespace
 
-TrainedModel open_trained_model(const ModelFlags& asked, const char* job, bool or_t5) {
-  const ModelFlags flags = checked(asked, job);
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5) {
+  check(flags, job);
   interchange::check_is_gpt(flags.load, job, or_t5);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   config.train.micro_batch_size = 1;
   auto ends = interchange::end_tokens(flags.load, tokenizer);
-  auto run = resolve(flags, config, tokenizer);
+  auto run = resolve(flags, config, tokenizer, job);
   check_weights(flags, run, /*strict=*/true);
   return {flags.load, std::move(run), std::move(tokenizer), std::move(ends)};
 }
 
-TrainedModel open_task_model(const ModelFlags& asked, const char* job, const TaskModelOptions& task) {
-  const ModelFlags flags = checked(asked, job);
+TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task) {
+  check(flags, job);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   if (task.seq_length > 0)
     config.data.seq_length = task.seq_length;
@@ -146,7 +171,7 @@ TrainedModel open_task_model(const ModelFlags& asked, const char* job, const Tas
   config.parallel.variable_seq_lengths = flags.pp > 1;
   config.optimizer.name = "sgd";
   config.optimizer.sgd_momentum = 0;
-  auto run = resolve(flags, config, tokenizer);
+  auto run = resolve(flags, config, tokenizer, job);
   check_weights(flags, run, /*strict=*/false);  // of another head: whoever loads them says so
   return {flags.load, std::move(run), std::move(tokenizer), {}};
 }

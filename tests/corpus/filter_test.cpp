@@ -307,7 +307,7 @@ TEST(Language, PassesEnglishNovels) {
 }
 
 TEST(Language, MustBeOneThatIsKnown) {
-  EXPECT_THAT(error_of([] { LanguageFilter({"englsh"}); }), HasSubstr("fix:  english"));
+  EXPECT_THAT(error_of([] { LanguageFilter({"englsh"}); }), HasSubstr("fix:  --language english"));
 }
 
 }  // namespace

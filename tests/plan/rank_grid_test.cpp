@@ -141,9 +141,9 @@ TEST(RankGrid, SaysWhatFitsAWorldOfTheWrongSize) {
   EXPECT_EQ(error_of(2, 1, 2, 4, 8),
             "parallel.*: tp*cp*dp*pp must equal the world size.\n"
             "  got:  tp=2 cp=1 dp=2 pp=4 (product 16), world size 8\n"
-            "  fix:  launch 16 ranks, or set parallel.dp=1 to use all 8");
+            "  fix:  --dp 1 (to use all 8), or --world-size 16");
   // No dp uses all of 7 ranks, so none is suggested.
-  EXPECT_THAT(error_of(2, 1, 2, 1, 7), testing::EndsWith("fix:  launch 4 ranks"));
+  EXPECT_THAT(error_of(2, 1, 2, 1, 7), testing::EndsWith("fix:  --world-size 4"));
 }
 
 TEST(RankGrid, RefusesSizesThatAreNotPositiveOrOverflow) {

@@ -173,7 +173,7 @@ TEST(Resolve, NamesTheRanksThatGroupsOfHeadsFit) {
   const std::string error = error_of(config);
   EXPECT_THAT(error, HasSubstr("model.num_query_groups must divide by it or it by them"));
   EXPECT_THAT(error, HasSubstr("12 heads in 3 groups, tp=4"));
-  EXPECT_THAT(error, HasSubstr("--tp 3 or 6"));
+  EXPECT_THAT(error, HasSubstr("fix:  --tp 1"));
 }
 
 TEST(Resolve, ProposesRanksThatEveryRuleAllows) {

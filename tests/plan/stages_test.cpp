@@ -141,7 +141,7 @@ TEST(Layout, ShowsWhereItCannotBeRead) {
             "parallel.pp_layout cannot be read: only E, t, L, |, (, ), * and numbers have a meaning (character 6).\n"
             "  got:  Et*3|x|tL\n"
             "             ^\n"
-            "  fix:  --pp-layout \"Et*3|t*4|t*4|t*3L\", or balanced");
+            "  fix:  --pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\"");
   EXPECT_THAT(error("E(t|tL"), HasSubstr("')' is missing (character 7)"));
   EXPECT_THAT(error("Et)|tL"), HasSubstr("')' without '(' (character 3)"));
   EXPECT_THAT(error("Et*|tL"), HasSubstr("'*' needs a number of at least 1 (character 4)"));
@@ -201,7 +201,7 @@ TEST(BalancedLayers, ReplaceAnEvenSplitThatDoesNotDivide) {
   parallel.pp = 4;
   parallel.pp_layout = "balanced";
   EXPECT_EQ(layers_of(stage_parts(parallel, 14, {.layer = 1, .embedding = 0, .output = 2})), (Layers{4, 4, 4, 2}));
-  EXPECT_THAT(error_of([] { balanced_layers(2, 5, {}); }), HasSubstr("at most 4 stages"));
+  EXPECT_THAT(error_of([] { balanced_layers(2, 5, {}); }), HasSubstr("--pp 4 --vpp 1 (the most stages)"));
 }
 
 TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {

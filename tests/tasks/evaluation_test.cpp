@@ -172,17 +172,17 @@ TEST(Lambada, IsReadInBothFormats) {
   const std::string lines = folder.path() / "a.jsonl", plain = folder.path() / "a.txt";
   write_file(lines, "{\"text\": \"A b.\\n\\n\\\"C d\"}\n{\"x\": 1, \"text\": \"e f\"}\n");
   write_file(plain, "a b c\nd e\n");
-  const auto first = read_lambada(lines, LambadaFormat::Jsonl, 0);
+  const auto first = read_lambada(lines, data::TextFormat::Jsonl, 0);
   ASSERT_THAT(first, SizeIs(2));
   EXPECT_EQ(first[0].context, "A b.\n\n\"C");
   EXPECT_EQ(first[1].last_word, " f");
-  EXPECT_EQ(read_lambada(plain, LambadaFormat::Plain, 0)[0].context, "a b");
-  EXPECT_THAT(read_lambada(plain, LambadaFormat::Plain, 1), SizeIs(1));
+  EXPECT_EQ(read_lambada(plain, data::TextFormat::Lines, 0)[0].context, "a b");
+  EXPECT_THAT(read_lambada(plain, data::TextFormat::Lines, 1), SizeIs(1));
   write_file(plain, "a b\nword\n");
-  EXPECT_THAT(error_of([&] { read_lambada(plain, LambadaFormat::Plain, 0); }), HasSubstr("a.txt, passage 2: "));
-  EXPECT_THAT(error_of([&] { read_lambada(plain, LambadaFormat::Jsonl, 0); }), HasSubstr("a.txt"));
+  EXPECT_THAT(error_of([&] { read_lambada(plain, data::TextFormat::Lines, 0); }), HasSubstr("a.txt, passage 2: "));
+  EXPECT_THAT(error_of([&] { read_lambada(plain, data::TextFormat::Jsonl, 0); }), HasSubstr("a.txt"));
   write_file(plain, "");
-  EXPECT_THROW(read_lambada(plain, LambadaFormat::Plain, 0), ConfigError);
+  EXPECT_THROW(read_lambada(plain, data::TextFormat::Lines, 0), ConfigError);
 }
 
 TEST(Choice, ReadsQuestions) {

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import time
 
+import advice
+
 MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().parents[2] / "build/megatron"))
 
 # Folders of trained models as Hugging Face has them (docs/interchange.md); tests that need one skip where it is absent.
@@ -38,13 +40,18 @@ interval = 5
 
 
 def run(*words, code=0, stdin=None, timeout=300, inside=()):
-    """Runs a job; its standard output as text. Fails unless it exits with `code`. `inside`: the command that starts it
-    elsewhere."""
+    """Runs a job; its standard output as text. Fails unless it exits with `code`, and where an error of exit code 2
+    lacks its rule, what was got or a fix, or names an option that the job does not have. `inside`: the command that
+    starts it elsewhere."""
     result = subprocess.run([*inside, os.path.abspath(MEGATRON), *map(str, words)], input=stdin, capture_output=True,
                             text=True, timeout=timeout)
     if result.returncode != code:
         raise AssertionError(f"megatron {' '.join(map(str, words))}: exit code {result.returncode}, expected {code}\n"
                              f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
+    if code == 2 and not inside:
+        problems = advice.complaints(words, result.stderr)
+        if problems:
+            raise AssertionError(f"megatron {' '.join(map(str, words))}: " + "\n".join(problems))
     return result.stdout if code == 0 else result.stderr
 
 

@@ -81,7 +81,8 @@ Progress::Mode Progress::mode_of(std::string_view text) {
   if (text == "auto") return Mode::Auto;
   if (text == "on") return Mode::On;
   if (text == "off") return Mode::Off;
-  throw ConfigError(rule_got_fix("progress is auto, on or off.", concat("'", text, "'"), "auto (the default)"));
+  throw ConfigError(
+      rule_got_fix("progress is auto, on or off.", concat("'", text, "'"), "--progress auto (the default)"));
 }
 
 Progress::Progress(std::string what, std::string unit, std::int64_t total, Mode mode, std::FILE* stream, double every_s)

@@ -23,8 +23,8 @@ constexpr std::size_t kMaxDepth = 16;  // a header needs 3
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 60;
 
 [[noreturn]] void damaged(const std::string& file, std::uint64_t offset, const std::string& got) {
-  throw ConfigError(
-      rule_got_fix(concat(file, ": must be a whole safetensors file."), concat(got, " at byte ", offset)));
+  throw ConfigError(rule_got_fix(concat(file, ": must be a whole safetensors file."), concat(got, " at byte ", offset),
+                                 "copy the file anew: it is cut off or damaged"));
 }
 
 /// Parses the header's JSON, which may not be nested deeply; a name given twice is an error, because the second would
@@ -112,8 +112,8 @@ std::uint64_t shape_elements(const std::vector<std::int64_t>& shape, const std::
   for (const std::int64_t size : shape) {
     if (size < 0 || __builtin_mul_overflow(elements, static_cast<std::uint64_t>(size), &elements) ||
         elements > kMaxElements)
-      throw ConfigError(
-          rule_got_fix(concat(where, " must have a shape of at most 2^60 elements."), concat("a size of ", size)));
+      throw ConfigError(rule_got_fix(concat(where, " must have a shape of at most 2^60 elements."),
+                                     concat("a size of ", size), "copy the file anew: it is damaged"));
   }
   return elements;
 }

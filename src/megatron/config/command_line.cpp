@@ -84,7 +84,7 @@ class WordParser {
     if (preset != nullptr) {
       if (preset->excludes != nullptr && switches_.contains(preset->excludes))
         report(rule_got_fix("one of two switches excludes the other.", concat("--", preset->excludes, " and --", name),
-                            "leave one out"));
+                            concat("leave --", preset->excludes, " out")));
       switches_.insert(name);
       for (const auto& [path, value] : preset->settings)
         set(by_name_.at(normalized(path)), "--" + typed, false, {value}, /*by_switch=*/true);
@@ -95,7 +95,10 @@ class WordParser {
     if (megatrons != nullptr) {
       const bool more = next < words.size() && !starts_with_dashes(words[next]);
       if (equals == std::string::npos && megatrons->takes_value && more) ++next;
-      return report(rule_got_fix("this flag of Megatron-LM is not supported.", "--" + typed, megatrons->fix));
+      const std::string fix = megatrons->fix, out = "leave it out";
+      return report(rule_got_fix(
+          "this flag of Megatron-LM is not supported.", "--" + typed,
+          concat("leave --", typed, " out", fix.starts_with(out) ? fix.substr(out.size()) : "; instead: " + fix)));
     }
     if (found == by_name_.end()) {
       while (next < words.size() && !starts_with_dashes(words[next]) && !is_short_option(words[next]))
@@ -131,7 +134,11 @@ class WordParser {
     if (!value) {
       const std::string example = plain_value(field.value);
       report(rule_got_fix(concat(typed, " takes ", misused ? "no value" : type_name(field.value), "."), got,
-                          example.empty() || misused ? "" : concat("e.g. ", typed, " ", example, " (the default)")));
+                          misused            ? concat(typed, " (without a value)")
+                          : !example.empty() ? concat(typed, " ", example, " (the default)")
+                          : values.empty() && !std::holds_alternative<std::vector<std::int64_t>*>(field.value)
+                              ? concat(typed, " TEXT")
+                              : concat("leave ", typed, " out")));
       return;
     }
     const auto [entry, is_new] = pending_.emplace(index, *value);
@@ -141,7 +148,7 @@ class WordParser {
     // option.
     if (before.by_switch != by_switch && entry->second != *value)
       report(rule_got_fix(concat("one of two options excludes the other: both say ", field.path, "."),
-                          concat(before.word, " and ", typed), "leave one out"));
+                          concat(before.word, " and ", typed), concat("leave ", before.word, " out")));
     if (is_list(field.value))
       append(entry->second, *value);
     else
@@ -157,7 +164,7 @@ class WordParser {
     }
     const std::string near = nearest_name(name, known);
     // A match by the last part of a path is shown with its path.
-    std::string fix = near.empty() ? "--help lists all options" : "--" + near;
+    std::string fix = near.empty() ? "leave " + typed + " out; --help lists all options" : "--" + near;
     for (const auto& [option_name, index] : by_name_)
       if (!near.empty() && !by_name_.contains(near) && split_path(option_name).name == near) fix = "--" + option_name;
     report(rule_got_fix("an option must be one that this job has.", typed, fix));

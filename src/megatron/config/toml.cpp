@@ -61,7 +61,7 @@ class TomlReader {
     const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
     if (!found)
       return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
-                    "e.g. " + toml_value(field.value));
+                    "such as " + path.substr(path.rfind('.') + 1) + " = " + toml_value(field.value));
     pending_.emplace(index, *found);
   }
 

@@ -156,7 +156,8 @@ FilterResult filter(const FilterOptions& options, const OnProgress& progress) {
   if (!(options.block_domains.empty() && options.block_urls.empty()) && options.text.format != data::TextFormat::Auto &&
       options.text.format != data::TextFormat::Jsonl)
     throw ConfigError(rule_got_fix("blocklists need documents with URLs, which are JSON lines.",
-                                   "a format of plain text", "filter JSON lines, or leave the blocklists away"));
+                                   "a format of plain text",
+                                   "leave --block-domains and --block-urls out, or filter JSON lines"));
   check_outputs({options.output, options.rejected}, inputs_of(options));
   const Rules rules(options);
   data::BlockReader reader(options.text);

@@ -113,7 +113,7 @@ LanguageFilter::LanguageFilter(const std::vector<std::string>& names) : all_(nam
       throw ConfigError(
           rule_got_fix("a language is english, or a script: latin, greek, cyrillic, hebrew, arabic, "
                        "devanagari, thai, kana, hangul or han.",
-                       name, near));
+                       name, concat("--language ", near.empty() ? "english" : near)));
     }
     if (name == "english")
       english_ = true;

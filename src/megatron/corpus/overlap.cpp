@@ -126,7 +126,7 @@ class Overlap {
     if (test_.ngrams().empty())
       throw ConfigError(rule_got_fix(concat("a test set must have a document of ", options.min_ngram, " words."),
                                      concat(test_.documents().size(), " shorter documents"),
-                                     "a smaller --min-ngram, or a larger test set"));
+                                     "--min-ngram 1, or a larger test set"));
   }
 
   OverlapResult run() {

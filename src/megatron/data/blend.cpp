@@ -36,7 +36,9 @@ void check_count(std::size_t sets) {
 }  // namespace
 
 Blend parse_blend(const std::vector<std::string>& words) {
-  if (words.empty()) throw ConfigError(rule_got_fix("a blend must name a dataset.", "no words", "--data-path PREFIX"));
+  if (words.empty() || std::ranges::find(words, "") != words.end())
+    throw ConfigError(rule_got_fix("a blend must name datasets: prefixes of .bin/.idx pairs.",
+                                   words.empty() ? "no words" : "an empty name", "--data-path PREFIX"));
   Blend blend;
   std::vector<double> weights;
   if (words.size() % 2 == 0)
@@ -50,11 +52,11 @@ Blend parse_blend(const std::vector<std::string>& words) {
   if (2 * weights.size() != words.size())
     throw ConfigError(rule_got_fix("a blend is either prefixes alone or a weight before each prefix.",
                                    concat(weights.size(), " weights for ", words.size() / 2, " datasets"),
-                                   "such as 0.3 A_text_document 0.7 B_text_document"));
+                                   "--data-path 0.3 A_text_document 0.7 B_text_document (as weights, then prefixes)"));
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!std::isfinite(weights[i]) || weights[i] <= 0)
       throw ConfigError(rule_got_fix("the weight of a dataset must be finite and above 0.",
-                                     concat(words[2 * i], " for ", words[2 * i + 1]), "leave the dataset out"));
+                                     concat(words[2 * i], " for ", words[2 * i + 1]), "a weight above 0, such as 1"));
     blend.prefixes.push_back(words[2 * i + 1]);
   }
   check_count(weights.size());

@@ -52,8 +52,8 @@ FillInMiddle::FillInMiddle(const FillInMiddleOptions& options, const text::Token
     : options_(options), tokenizer_(tokenizer), key_(key) {
   for (const double rate : {options.rate, options.spm_rate, options.fragment_rate})
     if (!(rate >= 0 && rate <= 1))
-      throw ConfigError(
-          rule_got_fix("a rate of fill-in-the-middle must be from 0 to 1.", concat(rate), "0.5 (the default)"));
+      throw ConfigError(rule_got_fix("a rate of fill-in-the-middle must be from 0 to 1.", concat(rate),
+                                     "--fim.rate 0.5 --fim.spm_rate 0.5 (the defaults)"));
   for (const std::int32_t token : {options.prefix, options.middle, options.suffix, options.pad, options.eod})
     if (token < 0 || token >= tokenizer.vocab_size())
       throw ConfigError(rule_got_fix(

@@ -73,9 +73,10 @@ GptDataset::GptDataset(const GptDatasetSpec& spec, const GptSampleOptions& optio
       index_(gpt_index_files(spec, data_)) {
   check_split(spec_.part, spec_.split, range_, spec_.index, data_);
   if ((options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss) && options.eod < 0)
-    throw ConfigError(
-        rule_got_fix("reset_position_ids, reset_attention_mask and eod_mask_loss need an end-of-document token.",
-                     "none", "a tokenizer that has one, or leave them out"));
+    throw ConfigError(rule_got_fix(
+        "reset_position_ids, reset_attention_mask and eod_mask_loss need an end-of-document token.", "none",
+        "leave --reset-position-ids and --reset-attention-mask and --eod-mask-loss out, or name a tokenizer that has "
+        "one"));
 }
 
 std::vector<GptDataset::Piece> GptDataset::pieces_of(std::int64_t i) const {

@@ -94,8 +94,22 @@ const char* dtype_name(DType dtype) {
 
 DType dtype_for_vocabulary(std::int64_t vocab_size) { return vocab_size < 65500 ? DType::U16 : DType::I32; }
 
+namespace {
+
+/// A pair is named by what its two files have in common: one of the files named instead is told apart from none.
+const std::string& checked_prefix(const std::string& prefix) {
+  const std::string pair = prefix.substr(0, std::max<std::size_t>(prefix.size(), 4) - 4);
+  const bool is_file = prefix.ends_with(".bin") || prefix.ends_with(".idx");
+  if (is_file && !std::filesystem::exists(prefix + ".idx") && std::filesystem::exists(pair + ".idx"))
+    throw ConfigError(
+        rule_got_fix("a .bin/.idx pair is named by its prefix, without the ending.", prefix, concat("name ", pair)));
+  return prefix;
+}
+
+}  // namespace
+
 IndexedDataset::IndexedDataset(const std::string& prefix)
-    : prefix_(prefix), idx_file_(prefix + ".idx"), bin_file_(prefix + ".bin") {
+    : prefix_(checked_prefix(prefix)), idx_file_(prefix + ".idx"), bin_file_(prefix + ".bin") {
   idx_ = idx_file_->bytes();
   bin_ = bin_file_->bytes();
   parse();

@@ -148,7 +148,7 @@ void read_all(BlockReader& reader, JobQueue& queue) {
 void check_keys(const PreprocessOptions& options, const std::string& got) {
   if (options.json_keys.size() > 1)
     throw ConfigError(rule_got_fix("several keys can be taken from JSON lines alone (--json-keys).", got,
-                                   "one key, or --format jsonl"));
+                                   "--format jsonl, or one key"));
 }
 
 /// One worker: its parser, its encoder, and buffers that last from block to block.
@@ -318,7 +318,7 @@ void check(const PreprocessOptions& options, const TextEncoder& encoder) {
     throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
   if (options.append_eod && (options.eod < 0 || options.eod >= encoder.vocab_size))
     throw ConfigError(rule_got_fix("the end-of-document token must be in the vocabulary.", concat(options.eod),
-                                   "a tokenizer that has it, or leave --append-eod out"));
+                                   "leave --append-eod out, or name a tokenizer that has it"));
   if (options.json_keys.empty())
     throw ConfigError(rule_got_fix("there must be a key (--json-keys).", "none", "--json-keys text (the default)"));
   for (const std::string& key : options.json_keys) check_file_name_part(key);
@@ -432,7 +432,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder&
   if (options.on_error == OnError::Stop && parts.state().bad_lines > 0)
     throw ConfigError(rule_got_fix("a run that has passed over bad lines goes on with --on-error skip.",
                                    concat(parts.state().bad_lines, " bad lines in ", where.folder),
-                                   "add --on-error skip, or --restart to throw away what was done"));
+                                   "--on-error skip, or --restart to throw away what was done"));
   PreprocessParts::State state = parts.state();
   if (!parts.is_complete()) {
     reader.start_at(state.at);

@@ -184,7 +184,7 @@ void PreprocessParts::resume(const Json& identity) {
   if (!same && lines.size() > 1 && !options_.restart)
     throw ConfigError(rule_got_fix(
         options_.folder + " holds what another run left, which goes on only with its own inputs and options.",
-        difference_of(lines[0].value, identity), "run with those, or add --restart to throw it away"));
+        difference_of(lines[0].value, identity), "--restart (throws it away), or the inputs and options of that run"));
   std::size_t held = 0;
   if (same && options_.keep && !options_.restart) {
     // Once complete, all was synced, and files may have left the folder.

@@ -10,7 +10,7 @@ namespace megatron::data {
 std::array<double, 3> split_shares(const std::string& split) {
   const auto fail = [&] {
     throw ConfigError(
-        rule_got_fix("a split is one to three shares >= 0, not all 0.", "'" + split + "'", "such as 969,30,1"));
+        rule_got_fix("a split is one to three shares >= 0, not all 0.", "'" + split + "'", "--split 969,30,1"));
   };
   std::array<double, 3> shares{};
   std::size_t count = 0;

@@ -17,7 +17,8 @@ void check(const T5DatasetSpec& spec) {
                                    concat(spec.decoder_seq_length),
                                    "--data.decoder_seq_length 0 (the default), a quarter of the encoder's"));
   if (spec.masking.permute)
-    throw ConfigError(rule_got_fix("tokens of T5's samples cannot change places.", "the masking option permute"));
+    throw ConfigError(
+        rule_got_fix("tokens of T5's samples cannot change places.", "the masking option permute", "without it"));
 }
 
 /// Appends to a caller's span, or nowhere.

@@ -148,7 +148,7 @@ void check(const Texts& texts, std::int64_t vocab, const AnswerOptions& options)
     throw ConfigError(
         rule_got_fix("num-beams above 1 looks for the likeliest text, where temperature must be 0.",
                      concat("num-beams ", options.beams.num_beams, ", temperature ", options.sampling.temperature),
-                     "leave one of them out"));
+                     "--temperature 0"));
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (texts[i].empty() || std::ssize(texts[i]) > kMostTokens)
       throw ConfigError(rule_got_fix(concat("a prompt must have 1 … ", kMostTokens, " tokens."),

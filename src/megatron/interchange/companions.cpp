@@ -23,8 +23,13 @@ constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
 json read_object(const fs::path& path) {
   json object = json::parse(read_file(path, kMaxConfigBytes), nullptr, false);
   if (!object.is_object())
-    throw ConfigError(rule_got_fix(concat(path.string(), ": must be a JSON object."), "something else"));
+    throw ConfigError(rule_got_fix(concat(path.string(), ": must be a JSON object."), "something else",
+                                   "copy the file anew from the model's folder"));
   return object;
+}
+
+std::string shown(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 100);
 }
 
 bool is_token(const json& value) { return value.is_number_integer() && value >= 0 && value < (std::int64_t{1} << 31); }
@@ -55,9 +60,9 @@ TokenIds read_token_ids(const fs::path& folder) {
     for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}) {
       const json value = object.value(name, json());
       if (!are_tokens(value))
-        throw ConfigError(
-            rule_got_fix(concat((folder / file).string(), ": ", name, " must be a token or a list of them."),
-                         value.is_array() ? "a list of something else" : value.type_name()));
+        throw ConfigError(rule_got_fix(concat((folder / file).string(), ": ", name,
+                                              " must be a token, an integer from 0 to 2^31 - 1, or a list of them."),
+                                       shown(value), concat("set ", name, " to ids of the tokenizer, or remove it")));
       if (!value.is_null()) ids.emplace(name, value.dump());
     }
   }
@@ -69,7 +74,8 @@ std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name) {
   if (found == ids.end()) return {};
   const json value = json::parse(found->second, nullptr, false);
   if (!are_tokens(value))
-    throw ConfigError(rule_got_fix(concat(name, " must be a token or a list of them."), value.type_name()));
+    throw ConfigError(rule_got_fix(concat(name, " must be a token or a list of them."), shown(value),
+                                   "set it to ids of the tokenizer"));
   return value.is_array() ? value.get<std::vector<std::int64_t>>() : std::vector{value.get<std::int64_t>()};
 }
 

@@ -18,7 +18,7 @@ BatchSchedule::BatchSchedule(std::int64_t global_batch, std::int64_t unit, const
   for (const std::int64_t number : rampup) got += concat(got.empty() ? "" : ",", number);
   if (rampup.size() != 3 || *std::min_element(rampup.begin(), rampup.end()) < 1)
     throw ConfigError(rule_got_fix("schedule.rampup_batch_size must be three numbers >= 1: start,increment,samples.",
-                                   got, "--rampup-batch-size START INCREMENT SAMPLES, or leave it out"));
+                                   got, "leave --rampup-batch-size out"));
   start_ = rampup[0];
   increment_ = rampup[1];
   rampup_samples_ = rampup[2];

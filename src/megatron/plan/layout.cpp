@@ -29,7 +29,7 @@ class LayoutParser {
     throw ConfigError(
         rule_got_fix(concat("parallel.pp_layout cannot be read: ", problem, " (character ", at_ + 1, ")."),
                      text_.substr(begin, 2 * kShown) + "\n        " + std::string(at_ - begin, ' ') + "^",
-                     "--pp-layout \"Et*3|t*4|t*4|t*3L\", or balanced"));
+                     "--pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\""));
   }
 
   char peek() {
@@ -80,14 +80,14 @@ std::vector<StagePart> parse_layout(const std::string& layout) {
   const auto count = [&](char symbol) { return std::count(symbols.begin(), symbols.end(), symbol); };
   if (count('E') != 1 || count('L') != 1 || symbols.front() != 'E' || symbols.back() != 'L')
     throw ConfigError(rule_got_fix("parallel.pp_layout must begin with E, end with L, and have each of them once.",
-                                   layout.substr(0, 120), "--pp-layout \"Et*3|t*4|t*4|t*3L\", or balanced"));
+                                   layout.substr(0, 120), "--pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\""));
   if (symbols.find("||") != std::string::npos)
     throw ConfigError(rule_got_fix(
         "parallel.pp_layout must give every stage a layer, the embedding or the loss.",
         concat(layout.substr(0, 120), " (stage ",
                std::count(symbols.begin(), symbols.begin() + static_cast<std::ptrdiff_t>(symbols.find("||")), '|') + 1,
                " has nothing)"),
-        "one | between two stages, or --pp-layout balanced"));
+        "--pp-layout balanced, or one | between two stages"));
   std::vector<std::int64_t> layers{0};
   for (const char symbol : symbols) {
     if (symbol == '|') layers.push_back(0);

@@ -7,18 +7,19 @@
 namespace megatron::plan {
 namespace {
 
-/// The next width above the model's that its heads divide.
+/// The next width above the model's that its heads divide, or below where that is too large.
 std::int64_t width_for_heads(const config::ModelConfig& model) {
   const std::int64_t heads = std::max<std::int64_t>(1, model.num_attention_heads);
-  return std::clamp<std::int64_t>(model.hidden_size, 0, kLargestWidth) / heads * heads + heads;
+  const std::int64_t below = model.hidden_size / heads * heads;
+  return below + heads <= kLargestWidth ? below + heads : below;
 }
 
 void check_attention(const config::ModelConfig& model, Rules& rules) {
   const std::int64_t heads = model.num_attention_heads;
   rules.range<std::int64_t>("model.num_attention_heads", heads, 1, kLargestWidth);
   rules.range<std::int64_t>("model.kv_channels", model.kv_channels, 0, kLargestWidth);
-  if (model.kv_channels == 0)
-    rules.require(heads < 1 || model.hidden_size % heads == 0,
+  if (model.kv_channels == 0 && model.hidden_size >= 1 && model.hidden_size <= kLargestWidth)
+    rules.require(heads < 1 || heads > kLargestWidth || model.hidden_size % heads == 0,
                   "model.hidden_size must divide by model.num_attention_heads.",
                   concat(model.hidden_size, " and ", heads), concat("--model.hidden_size ", width_for_heads(model)));
   rules.require(
@@ -60,7 +61,9 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
   const std::int64_t rotated = rotary_features(head, model.rotary_percent);
   rules.require(rotated >= 2 && rotated % 2 == 0,
                 "rope rotates pairs: model.rotary_percent of a head's features must be an even number.",
-                concat(rotated, " of ", head), "--model.rotary_percent 1 (the default) with heads of even size");
+                concat(rotated, " of ", head),
+                head % 2 == 0 ? "--model.rotary_percent 1 (the default)"
+                              : concat("--model.kv_channels ", head + 1, " --model.rotary_percent 1"));
 }
 
 /// What only a T5 has, and what a T5 does not have.
@@ -77,7 +80,8 @@ void check_t5(const config::ModelConfig& model, Rules& rules) {
                 concat("model.num_query_groups ", model.num_query_groups), "--model.num_query_groups 0 (the default)");
   rules.require(!model.apply_residual_connection_post_layernorm && !(model.add_qkv_bias && !model.add_bias_linear),
                 "model.architecture t5 has its norms before each branch, and biases of all linear layers or of none.",
-                "model.apply_residual_connection_post_layernorm or model.add_qkv_bias", "leave these out");
+                "model.apply_residual_connection_post_layernorm or model.add_qkv_bias",
+                "--model.apply_residual_connection_post_layernorm false --model.add_qkv_bias false");
 }
 
 }  // namespace

@@ -79,10 +79,12 @@ void check_patterns(const config::OptimizerConfig& optimizer, const std::vector<
       const bool matched = std::any_of(whole.begin(), whole.end(),
                                        [&](const ParameterSpec& spec) { return matches(entry.pattern, spec.name); });
       if (!matched)
-        throw ConfigError(rule_got_fix(
-            concat("optimizer.", option, ": each pattern must match a parameter of the model, as ", whole.front().name,
-                   "."),
-            "'" + entry.pattern + "'", "leave it out, or let '*' stand for the layers and the modules around a name"));
+        throw ConfigError(
+            rule_got_fix(concat("optimizer.", option, ": each pattern must match a parameter of the model, as ",
+                                whole.front().name, "."),
+                         "'" + entry.pattern + "'",
+                         concat("leave --optimizer.", option,
+                                " out, or let '*' stand for the layers and the modules around a name")));
     }
   };
   check("lr_mult", optimizer.lr_mult);

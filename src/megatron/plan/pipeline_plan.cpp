@@ -20,7 +20,7 @@ schedule::Shape shape_of(const ResolvedRun& run, std::int64_t num_microbatches) 
   if (num_microbatches < 1 || num_microbatches > schedule::kMaxMicrobatches)
     throw ConfigError(rule_got_fix(
         concat("a step must have from 1 to ", schedule::kMaxMicrobatches, " microbatches on each data-parallel rank."),
-        concat(num_microbatches), "another --global-batch-size or --micro-batch-size"));
+        concat(num_microbatches), "--global-batch-size 0 (one microbatch)"));
   const int pp = run.config.parallel.pp;
   return {.num_ranks = pp,
           .num_chunks = static_cast<int>(run.parts.size()) / pp,

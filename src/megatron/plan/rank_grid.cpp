@@ -23,11 +23,11 @@ void check_sizes(const std::array<int, kNumAxes>& sizes, int world_size) {
   }
   if (ok && product == world_size) return;
   const std::int64_t model = static_cast<std::int64_t>(tp) * cp * pp;
-  std::string fix;
+  std::string fix = concat("sizes from 1 to ", 1 << 15);
   if (ok) {
-    fix = concat("launch ", product, " ranks");
+    fix = concat("--world-size ", product);
     if (model <= world_size && world_size % model == 0)
-      fix += concat(", or set parallel.dp=", world_size / model, " to use all ", world_size);
+      fix = concat("--dp ", world_size / model, " (to use all ", world_size, "), or ", fix);
   }
   throw ConfigError(rule_got_fix("parallel.*: tp*cp*dp*pp must equal the world size.",
                                  concat("tp=", tp, " cp=", cp, " dp=", dp, " pp=", pp,

@@ -41,8 +41,9 @@ class Rules {
     const std::string rule = concat("must be from ", low, " to ", high, ".");
     if (value > high)
       add(rule_got_fix(concat(name, " ", rule), concat(value), concat("--", name, " ", high, " (the largest)")));
-    else
-      option(name, value >= low, rule, concat(value));
+    else if (value < low)
+      add(rule_got_fix(concat(name, " ", rule), concat(value),
+                       usual<T>(name) < low ? concat("--", name, " ", low, " (the least)") : default_of(name)));
   }
   void at_least(const char* name, std::int64_t value, std::int64_t low) {
     option(name, value >= low, concat("must be at least ", low, "."), concat(value));
@@ -79,6 +80,14 @@ class Rules {
     for (const config::Field& field : fields_.fields)
       if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
     throw std::logic_error("no option is named " + option);
+  }
+
+  template <class T>
+  T usual(const std::string& option) const {
+    for (const config::Field& field : fields_.fields)
+      if (field.path == option)
+        if (T* const* value = std::get_if<T*>(&field.value)) return **value;
+    throw std::logic_error("no option of this type is named " + option);
   }
 
   config::RunConfig defaults_;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/progress.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/data/run_blends.h"
@@ -16,6 +15,7 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/heads.h"
 #include "megatron/plan/memory.h"
+#include "megatron/plan/mend.h"
 #include "megatron/plan/parameter_groups.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rule_list.h"
@@ -23,10 +23,10 @@
 namespace megatron::plan {
 namespace {
 
+constexpr int kMostRanks = 1 << 15;
 const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
 
 void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
-  constexpr int kMostRanks = 1 << 15;
   rules.range("parallel.world_size", parallel.world_size, 0, kMostRanks);
   rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
   rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
@@ -61,6 +61,20 @@ bool is_split(const std::string& split) {
   }
 }
 
+using Switches = std::vector<std::pair<const char*, bool>>;
+
+/// Reports the rule where one of the switches is on, with those that are.
+void refuse(Switches switches, const Switches& more, const char* rule, Rules& rules) {
+  switches.insert(switches.end(), more.begin(), more.end());
+  std::string got, fix;
+  for (const auto& [option, on] : switches) {
+    if (!on) continue;
+    got += concat(got.empty() ? "" : ", ", option);
+    fix += concat(fix.empty() ? "--" : " --", option, " false");
+  }
+  rules.require(got.empty(), rule, got, fix);
+}
+
 void check_data(const config::DataConfig& data, bool sentences, const Facts& facts, Rules& rules) {
   if (facts.needs_data) {
     rules.attempt([&] { data::read_blends(data); });
@@ -68,23 +82,23 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
                   "--tokenizer FOLDER");
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
-                "969,30,1");
+                "--split 969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
   rules.range<std::int64_t>("data.decoder_seq_length", data.decoder_seq_length, 0, kMostPositions);
   rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMostMicrobatchesAhead);
   rules.range("data.mask_prob", data.mask_prob, 0.0, 1.0);
   rules.range("data.short_seq_prob", data.short_seq_prob, 0.0, 1.0);
   const bool whole = data.packed || data.sft;
-  rules.require(
-      !sentences ||
-          !(whole || data.fim_data || data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
-      "model.architecture bert and t5 read sentences (megatron data preprocess --split-sentences).",
-      "data.packed, sft, fim_data, reset_position_ids, reset_attention_mask or eod_mask_loss", "leave these out");
+  const Switches kinds = {{"data.packed", data.packed}, {"data.sft", data.sft}, {"data.fim_data", data.fim_data}};
+  const Switches resets = {{"data.reset_position_ids", data.reset_position_ids},
+                           {"data.reset_attention_mask", data.reset_attention_mask},
+                           {"data.eod_mask_loss", data.eod_mask_loss}};
+  if (sentences)
+    refuse(kinds, resets, "model.architecture bert and t5 read sentences (megatron data preprocess --split-sentences).",
+           rules);
   rules.require(!whole || !data.fim_data, "data.fim_data is for samples that are cut out of a stream of documents.",
                 "data.packed or data.sft", "--data.fim_data false");
-  rules.require(!whole || !(data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss),
-                "data.packed and data.sft keep documents apart themselves.",
-                "data.reset_position_ids, data.reset_attention_mask or data.eod_mask_loss", "leave these out");
+  if (whole && !sentences) refuse({}, resets, "data.packed and data.sft keep documents apart themselves.", rules);
 }
 
 void check_fim(const config::FimConfig& fim, Rules& rules) {
@@ -164,6 +178,7 @@ void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
 void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   rules.option("schedule.lr", schedule.lr >= 0, "must be at least 0.", concat(schedule.lr));
   const auto up_to_peak = [&](const char* option, double value) {
+    if (schedule.lr < 0) return;  // said already
     rules.require(value >= 0 && value <= schedule.lr, concat(option, " must be from 0 to schedule.lr."),
                   concat(value, ", schedule.lr ", schedule.lr), concat("--", option, " ", value < 0 ? 0 : schedule.lr));
   };
@@ -176,14 +191,12 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   rules.range("schedule.lr_warmup_fraction", schedule.lr_warmup_fraction, 0.0, 1.0);
   rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMostSamples);
   rules.require(schedule.lr_decay_style != "WSD" || schedule.lr_wsd_decay_samples > 0,
-                "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0",
-                "--lr-wsd-decay-samples N, of the end of the run");
+                "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0", "");
   if (!schedule.rampup_batch_size.empty())
     rules.require(
         schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMostSamples,
         concat("schedule.rampup_batch_size must be start,increment,samples, with at most ", kMostSamples, " samples."),
-        concat(schedule.rampup_batch_size.size(), " numbers"),
-        "--rampup-batch-size START INCREMENT SAMPLES, or leave it out");
+        concat(schedule.rampup_batch_size.size(), " numbers"), "leave --rampup-batch-size out");
 }
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
@@ -226,7 +239,7 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                 "checkpoint.no_load_optim needs checkpoint.load: a run's own checkpoint comes with its optimizer.",
                 "none", "--load FOLDER, and another --train.out");
   rules.at_least("log.interval", log.interval, 1);
-  rules.attempt([&] { Progress::mode_of(log.progress); });
+  rules.one_of("log.progress", log.progress, {"auto", "on", "off"});
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
                 "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
                 "'" + log.trace + "'", "--log.trace trace.json");
@@ -255,7 +268,7 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
                 concat(model.max_position_embeddings, " positions, samples of ", config.data.seq_length, " tokens"),
                 concat("--max-position-embeddings ", config.data.seq_length));
   rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0",
-                "--tokenizer FOLDER, or --vocab-size 50257");
+                "--vocab-size 50257, or --tokenizer FOLDER");
   rules.require(model.vocab_size >= facts.tokenizer_vocab, "model.vocab_size must hold the tokenizer's tokens.",
                 concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
                 concat("--model.vocab-size ", facts.tokenizer_vocab));
@@ -297,6 +310,9 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
 RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   const int world = facts.launched_world_size > 0 ? facts.launched_world_size : std::max(1, parallel.world_size);
   const std::int64_t model = std::int64_t{parallel.tp} * parallel.pp;
+  if (world > kMostRanks || parallel.tp > kMostRanks || parallel.pp > kMostStages || parallel.dp > kMostRanks ||
+      parallel.dp < 0)
+    return {};  // said already
   const int dp = parallel.dp > 0 ? parallel.dp : static_cast<int>(std::max<std::int64_t>(1, world / model));
   std::optional<RankGrid> grid;
   rules.attempt([&] { grid.emplace(parallel.tp, 1, dp, parallel.pp, world); });
@@ -411,9 +427,12 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
     rate.warmup_samples =
         static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
   const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;
-  rules.require(!decays || rate.warmup_samples < rate.decay_samples, "the warm-up must end before the decay does.",
-                concat("warm-up ", rate.warmup_samples, " samples, decay ", rate.decay_samples, " samples"),
-                "fewer --lr-warmup-samples (or a smaller --lr-warmup-fraction), or more --lr-decay-samples");
+  rules.require(!decays || rate.warmup_samples<rate.decay_samples, "the warm-up must end before the decay does.",
+                                               concat("warm-up ", rate.warmup_samples, " samples, decay ",
+                                                      rate.decay_samples, " samples"),
+                                               schedule.lr_warmup_samples> 0
+                    ? concat("--lr-warmup-samples ", rate.decay_samples / 10)
+                    : "--lr-warmup-fraction 0.1");
   rules.require(rate.decay != LrDecay::Wsd || rate.wsd_samples <= rate.decay_samples,
                 "schedule.lr_wsd_decay_samples must be at most the samples of the whole decay.",
                 concat(rate.wsd_samples, " of ", rate.decay_samples),
@@ -505,7 +524,9 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .position_max_distance = t5 ? model.relative_attention_max_distance : 0};
 }
 
-ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
+namespace {
+
+ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   Rules rules;
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
@@ -544,6 +565,26 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
   run.microbatches_per_step = run.config.train.global_batch_size / (run.config.train.micro_batch_size * dp);
   resolve_schedule(run);
   return run;
+}
+
+}  // namespace
+
+std::string broken_rules(const config::RunConfig& config, const Facts& facts) {
+  try {
+    resolve_as_given(config, facts);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
+  try {
+    return resolve_as_given(config, facts);
+  } catch (const ConfigError& error) {
+    throw ConfigError(with_working_fixes(error.what(), config, facts,
+                                         [&](const config::RunConfig& tried) { return broken_rules(tried, facts); }));
+  }
 }
 
 }  // namespace megatron::plan

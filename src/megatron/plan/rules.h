@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +22,11 @@ struct Facts {
   std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
   bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
   std::int64_t resumed_batch = 0;    ///< train.global_batch_size of the run that is resumed
+  /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
+  /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.
+  std::map<std::string, std::string> flags = {};
+  /// Sets again what such a job derives from its flags, where a fix that is tried has changed them.
+  std::function<void(config::RunConfig&)> complete = {};
 };
 
 /// A configuration that holds together, with all that follows from it.
@@ -40,10 +47,14 @@ struct ResolvedRun {
   std::int64_t microbatches_per_step = 0;  ///< of the full global batch, on each data-parallel rank
 };
 
-/// Checks every rule over the options and reports all that are violated in one ConfigError. A run that is resumed keeps
-/// its global batch unless another is given: where train.micro_batch_size x dp does not divide it, the micro batch is
-/// the largest below that does.
+/// Checks every rule over the options and reports all that are violated in one ConfigError, with fixes that were tried
+/// (mend.h). A run that is resumed keeps its global batch unless another is given: where train.micro_batch_size x dp
+/// does not divide it, the micro batch is the largest below that does.
 ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
+
+/// The message of what resolve() throws, with the fixes that rules propose by themselves, which are not tried; "" where
+/// nothing is wrong.
+std::string broken_rules(const config::RunConfig& config, const Facts& facts = {});
 
 /// Whether parallel.pp_schedule names a file: it has a '.' or a '/', or is no schedule's name and a file is so called.
 bool is_schedule_file(const std::string& pp_schedule);

@@ -36,7 +36,7 @@ std::string counted(std::int64_t count, const char* what) { return concat(count,
 std::int64_t share(std::int64_t layers, std::int64_t stages, const std::string& what) {
   if (stages > 0 && layers >= stages && layers % stages == 0) return layers / stages;
   throw ConfigError(rule_got_fix(concat(what, " must divide by the stages that share them, with one for each."),
-                                 concat(counted(layers, "layer"), ", ", counted(stages, "stage"))));
+                                 concat(counted(layers, "layer"), ", ", counted(stages, "stage"))));  // with_fix()
 }
 
 /// parallel.first_stage_layers and last_stage_layers: those ranks have so many, the others share the rest.
@@ -137,7 +137,7 @@ std::vector<std::int64_t> even_layers_or_fix(const config::ParallelConfig& paral
     return even_layers(parallel, num_layers, num_stages);
   } catch (const ConfigError& error) {
     const std::string fix = working_split(parallel, num_layers);
-    throw ConfigError(concat(error.what(), "\n  fix:  ", fix.empty() ? "more layers, or fewer stages" : fix));
+    throw ConfigError(concat(error.what(), "\n  fix:  ", fix.empty() ? "--pp 1 --vpp 1" : fix));
   }
 }
 
@@ -145,16 +145,21 @@ std::vector<std::int64_t> even_layers_or_fix(const config::ParallelConfig& paral
 void check_one_way(const config::ParallelConfig& parallel) {
   const bool ends = parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0;
   const bool accounts = parallel.account_for_embedding || parallel.account_for_loss;
-  std::string given;
+  std::string given, fix;
   int ways = 0;
-  const auto way = [&](bool is_given, const char* name) {
-    if (is_given) given += (ways++ > 0 ? " and " : "") + std::string(name);
+  const auto way = [&](bool is_given, const char* name, const char* off) {
+    if (!is_given) return;
+    given += (ways > 0 ? " and " : "") + std::string(name);
+    if (ways++ > 0) fix += (fix.empty() ? "" : " ") + std::string(off);  // the first stays
   };
-  way(!parallel.pp_layout.empty(), "parallel.pp_layout");
-  way(ends, "parallel.first_stage_layers or last_stage_layers");
-  way(accounts, "parallel.account_for_embedding or account_for_loss");
-  way(parallel.standalone_embedding_stage, "parallel.standalone_embedding_stage");
-  if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given, "leave all but one out"));
+  way(!parallel.pp_layout.empty(), "parallel.pp_layout", "");
+  way(ends, "parallel.first_stage_layers or last_stage_layers",
+      "--parallel.first_stage_layers 0 --parallel.last_stage_layers 0");
+  way(accounts, "parallel.account_for_embedding or account_for_loss",
+      "--parallel.account_for_embedding false --parallel.account_for_loss false");
+  way(parallel.standalone_embedding_stage, "parallel.standalone_embedding_stage",
+      "--parallel.standalone_embedding_stage false");
+  if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given, fix));
 }
 
 void check_layout(const std::vector<StagePart>& parts, const config::ParallelConfig& parallel,
@@ -199,7 +204,7 @@ std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stage
   if (num_layers < inner || num_layers < 1)
     throw ConfigError(rule_got_fix("every stage between the first and the last must have a layer.",
                                    concat(counted(num_layers, "layer"), ", ", counted(num_stages, "stage")),
-                                   concat("at most ", num_layers + 2, " stages")));
+                                   concat("--pp ", num_layers + 2, " --vpp 1 (the most stages)")));
   std::vector<std::int64_t> layers(static_cast<std::size_t>(num_stages), 1);
   std::vector<double> loads(layers.size(), costs.layer);
   layers.front() = layers.back() = 0;
@@ -240,7 +245,8 @@ std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel,
   const int split = parallel.pipeline_split_rank;
   if (split >= parallel.pp)
     throw ConfigError(rule_got_fix("parallel.pipeline_split_rank must be below parallel.pp.",
-                                   concat("split rank ", split, ", pp ", parallel.pp), "--pp at least 2"));
+                                   concat("split rank ", split, ", pp ", parallel.pp),
+                                   "--parallel.pipeline_split_rank 0 (the default)"));
   const bool others = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0 || !parallel.pp_layout.empty() ||
                       parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0 ||
                       parallel.account_for_embedding || parallel.account_for_loss ||
@@ -251,11 +257,10 @@ std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel,
                                    "--parallel.pipeline_split_rank 0 (the default)"));
   std::vector<std::int64_t> layers;
   for (int rank = 0; rank < parallel.pp; ++rank)
-    with_fix("another --pipeline-model-parallel-split-rank, or 0, where the decoder begins where the encoder ends",
-             [&] {
-               layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
-                                             : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
-             });
+    with_fix("--parallel.pipeline_split_rank 0 (the decoder begins where the encoder ends)", [&] {
+      layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
+                                    : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
+    });
   return parts_of_layers(layers);
 }
 
@@ -275,7 +280,7 @@ EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int6
   if (!best)
     throw ConfigError(rule_got_fix("encoder and decoder must each have a stage, and every stage a layer.",
                                    concat(encoder_layers, " and ", decoder_layers, " layers, ", num_stages, " stages"),
-                                   "fewer stages: --pp 2 --vpp 1"));
+                                   "--pp 2 --vpp 1"));
   EncoderDecoderParts result{.split = *best, .parts = {}};
   for (const bool decoder : {false, true}) {
     const std::int64_t layers = decoder ? decoder_layers : encoder_layers;

@@ -23,17 +23,16 @@ constexpr int kOpsOfMicrobatch = 12;  // on one stage at most: computations, pos
 
 void check_size(std::int64_t num_ranks, std::int64_t num_stages, std::int64_t num_microbatches) {
   if (num_ranks < 1 || num_stages < 1 || num_microbatches < 1)
-    throw ConfigError(
-        rule_got_fix("a pipeline has at least one rank, one stage a rank and one microbatch.",
-                     concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches"),
-                     "--pp 1 --vpp 1, or larger batches"));
+    throw ConfigError(rule_got_fix(
+        "a pipeline has at least one rank, one stage a rank and one microbatch.",
+        concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches"), "--pp 1 --vpp 1"));
   if (num_ranks > kMaxRanks || num_stages > kMaxStages || num_microbatches > kMaxMicrobatches ||
       num_stages * num_microbatches > kMaxOps / kOpsOfMicrobatch)
     throw ConfigError(
         rule_got_fix(concat("a pipeline has at most ", kMaxRanks, " ranks, ", kMaxStages, " stages, ", kMaxMicrobatches,
                             " microbatches, and ", kMaxOps / kOpsOfMicrobatch, " pairs of stage and microbatch."),
                      concat(num_ranks, " ranks, ", num_stages, " stages, ", num_microbatches, " microbatches"),
-                     "fewer stages (--pp, --vpp) or microbatches (--global-batch-size)"));
+                     "--global-batch-size 0 (one microbatch), or fewer stages"));
 }
 
 void check(const Shape& shape) {
@@ -43,10 +42,10 @@ void check(const Shape& shape) {
 void check_chunks(const Shape& shape, int num_chunks, const char* name) {
   check(shape);
   if (shape.num_chunks != num_chunks)
-    throw ConfigError(rule_got_fix(
-        concat("schedule ", name, " has ", num_chunks, " stage", num_chunks == 1 ? "" : "s", " a rank."),
-        concat(shape.num_chunks, " stages a rank (parallel.vpp)"),
-        concat("parallel.vpp=", num_chunks, num_chunks == 1 ? ", or parallel.pp_schedule=interleaved" : "")));
+    throw ConfigError(
+        rule_got_fix(concat("schedule ", name, " has ", num_chunks, " stage", num_chunks == 1 ? "" : "s", " a rank."),
+                     concat(shape.num_chunks, " stages a rank (parallel.vpp)"),
+                     concat("--vpp ", num_chunks, num_chunks == 1 ? ", or --schedule interleaved" : "")));
 }
 
 Program empty_program(Placement placement, int num_microbatches) {
@@ -84,7 +83,7 @@ std::vector<int> group_sizes(const Shape& shape) {
     throw ConfigError(
         rule_got_fix("a group of microbatches is at least as large as the pipeline.",
                      concat("parallel.microbatch_group_size=", shape.microbatch_group, ", ", shape.num_ranks, " ranks"),
-                     concat("parallel.microbatch_group_size=", shape.num_ranks)));
+                     concat("--parallel.microbatch_group_size ", shape.num_ranks)));
   if (shape.num_microbatches <= group) return {shape.num_microbatches};
   std::vector<int> sizes(static_cast<std::size_t>(shape.num_microbatches / group), group);
   const int rest = shape.num_microbatches % group;
@@ -117,7 +116,7 @@ Program accumulate(const Shape& shape) {
   check(shape);
   if (shape.num_ranks != 1)
     throw ConfigError(
-        rule_got_fix("accumulation without a pipeline is for one rank.", concat(shape.num_ranks, " ranks")));
+        rule_got_fix("accumulation without a pipeline is for one rank.", concat(shape.num_ranks, " ranks"), "--pp 1"));
   Program program = empty_program(Placement::looped(1, shape.num_chunks), shape.num_microbatches);
   program.max_live = {shape.num_chunks};
   for (int m = 0; m < shape.num_microbatches; ++m) {
@@ -330,7 +329,7 @@ Name name_of(const std::string& text) {
   const std::string near = nearest_name(plain, known_names);
   throw ConfigError(
       rule_got_fix("a pipeline schedule is one of: auto, gpipe, 1f1b, interleaved, zb-h1, zb-v; or a file that exists.",
-                   "'" + text + "'", near.empty() ? "" : "--schedule " + near));
+                   "'" + text + "'", "--schedule " + (near.empty() ? "auto" : near)));
 }
 
 bool is_name(const std::string& text) {
@@ -355,8 +354,7 @@ Program generate(Name name, const Shape& shape) {
     case Name::Interleaved:
       if (shape.num_chunks == 1)
         throw ConfigError(rule_got_fix("schedule interleaved has at least 2 stages a rank.",
-                                       "1 stage a rank (parallel.vpp)",
-                                       "parallel.vpp=2, or parallel.pp_schedule=1f1b"));
+                                       "1 stage a rank (parallel.vpp)", "--vpp 2, or --schedule 1f1b"));
       return interleaved(shape);
     case Name::ZeroBubbleH1:
       return zero_bubble_h1(shape);

@@ -4,12 +4,14 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/data/text_reader.h"
+
 // LAMBADA (Paperno et al. 2016): passages whose last word is foreseen.
 namespace megatron::tasks {
 
-/// "jsonl": one object {"text": …} a line; "plain": one passage a line. Compressed files are read as they are.
-enum class LambadaFormat : std::uint8_t { Jsonl, Plain };
-LambadaFormat lambada_format_of(std::string_view name);
+/// "jsonl": one object {"text": …} a line; "lines" (or "plain"): one passage a line; "auto": told by the content, which
+/// begins with '{' or not. Throws ConfigError for another name. Compressed files are read as they are.
+data::TextFormat lambada_format_of(std::string_view name);
 
 /// A passage in two: "… about" and " signs".
 struct Passage {
@@ -21,6 +23,6 @@ struct Passage {
 Passage split_last_word(std::string_view text);
 
 /// The first `limit` passages; 0: all. Throws ConfigError naming the file, and the passage where that is what is wrong.
-std::vector<Passage> read_lambada(const std::string& path, LambadaFormat format, std::int64_t limit);
+std::vector<Passage> read_lambada(const std::string& path, data::TextFormat format, std::int64_t limit);
 
 }  // namespace megatron::tasks

@@ -56,7 +56,7 @@ std::vector<bool> read_by_question(std::string_view text, const std::string& nam
 
 [[noreturn]] void fail_missing(const std::string& name, const std::string& question) {
   throw ConfigError(rule_got_fix(concat(name, ": every question must have its line."), "none of " + question,
-                                 "predictions of the same file of questions"));
+                                 "--limit N of the run that predicted the first N, or predictions of this file"));
 }
 
 }  // namespace
@@ -118,9 +118,9 @@ std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const st
                                                  const PairExamples& examples, GlueTask task) {
   const std::vector<std::string>& labels = glue_labels(task);
   std::vector<std::int32_t> classes;
-  const auto fail = [&](std::size_t line, const std::string& rule, const std::string& got) {
-    throw ConfigError(rule_got_fix(concat(name, ", line ", line, ": ", rule), got,
-                                   "one prediction a line, as the benchmark takes them"));
+  const auto fail = [&](std::size_t line, const std::string& rule, const std::string& got,
+                        const std::string& fix = "one prediction a line, as the benchmark takes them") {
+    throw ConfigError(rule_got_fix(concat(name, ", line ", line, ": ", rule), got, fix));
   };
   std::size_t line = 0;
   while (!text.empty()) {
@@ -137,7 +137,8 @@ std::vector<std::int32_t> parse_glue_predictions(std::string_view text, const st
     classes.push_back(static_cast<std::int32_t>(label - labels.begin()));
   }
   if (classes.size() != examples.examples.size())
-    fail(line, concat("each of ", examples.examples.size(), " examples must have a line."), concat(classes.size()));
+    fail(line, concat("each of ", examples.examples.size(), " examples must have a line."), concat(classes.size()),
+         concat("--limit ", classes.size(), ", where the run that predicted had it"));
   return classes;
 }
 

@@ -187,7 +187,9 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
         "checkpoint.load must name a run's folder (latest), one checkpoint (manifest.json), a Hugging Face folder "
         "(config.json) or one of Megatron-LM's checkpoints.",
         place_text(folder),
-        concat(near.empty() ? "" : near + "; or ", "leave --load out: a run goes on from its own checkpoints anyway")));
+        concat(near.empty() ? "" : near + "; or ",
+               "leave --load out: a run goes on from its own checkpoints anyway; or give --save the same folder, to "
+               "begin there")));
   }
   interchange::kind_of(folder);  // says what it has looked for where nothing of it is there
   std::string problems;
@@ -231,7 +233,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
   if (part == data::SplitPart::Test && !(blends.of_its_own && blend && config.train.eval_iters > 0)) return {};
   if (!blend)
     throw ConfigError(rule_got_fix("train.eval_interval needs data to validate on.", "none",
-                                   "--valid-data-path PREFIX, or --train.eval_interval 0"));
+                                   "--eval-interval 0, or --valid-data-path PREFIX"));
   const std::int64_t validations =
       part == data::SplitPart::Test || !validates ? 1 : config.train.train_iters / config.train.eval_interval + 1;
   constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
@@ -281,10 +283,17 @@ fs::path save_folder(const config::RunConfig& config) {
 std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
   if (const fs::path own = save_folder(config); checkpoint::has_checkpoint(own)) return own;
   const fs::path named = config.checkpoint.load;
-  if (named.empty()) return std::nullopt;
+  if (named.empty() || begins_where_it_saves(config)) return std::nullopt;
   for (const fs::path& folder : {named / "checkpoints", named})
     if (checkpoint::has_checkpoint(folder)) return folder;
   return named;  // an iter_ folder itself; or else an error of checkpoint::load that says what is missing
+}
+
+bool begins_where_it_saves(const config::RunConfig& config) {
+  const fs::path named = config.checkpoint.load, own = save_folder(config);
+  if (named.empty() || config.checkpoint.finetune || checkpoint::has_checkpoint(own)) return false;
+  const auto whole = [](const fs::path& path) { return (fs::absolute(path) / "").lexically_normal(); };
+  return whole(named) == whole(own) && !(fs::exists(named) && interchange::is_foreign(named));
 }
 
 bool takes_weights_alone(const config::RunConfig& config) {
@@ -352,6 +361,8 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
           say);
   check_load_strict(run.config.checkpoint);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
+  if (begins_where_it_saves(run.config) && say)
+    say(concat("note: ", run.config.checkpoint.load, " has no checkpoint yet: the run begins anew and saves there"));
 }
 
 }  // namespace megatron::train

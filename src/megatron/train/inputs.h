@@ -36,6 +36,10 @@ std::filesystem::path save_folder(const config::RunConfig& config);
 /// name a run's folder or its checkpoints, is for a run that has none yet.
 std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
 
+/// Whether checkpoint.load is the folder that the run saves in and has no checkpoint yet, as in scripts of Megatron-LM
+/// that name both from the first start on: the run begins anew.
+bool begins_where_it_saves(const config::RunConfig& config);
+
 /// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else: checkpoint.finetune, or
 /// a folder of another program; and no checkpoint of its own yet.
 bool takes_weights_alone(const config::RunConfig& config);
