@@ -201,7 +201,12 @@ TEST(PipelineProgram, SaysTheNearestNameOfASchedule) {
   const auto error = [](const char* name) { return error_of([=](auto& c) { c.parallel.pp_schedule = name; }); };
   EXPECT_THAT(error("zb_h1"), HasSubstr("got:  'zb_h1'\n  fix:  --schedule zb-h1"));
   EXPECT_THAT(error("1F1B"), HasSubstr("fix:  --schedule 1f1b"));
-  EXPECT_THAT(error("interleave"), HasSubstr("fix:  --schedule interleaved"));
+  EXPECT_THAT(error("interleave"), HasSubstr("fix:  --schedule auto")) << "interleaved needs several stages a rank";
+  EXPECT_THAT(error_of([](auto& c) {
+                c.parallel.pp_schedule = "interleave";
+                c.parallel.vpp = 2;
+              }),
+              HasSubstr("fix:  --schedule interleaved"));
   EXPECT_THAT(error("mine"), HasSubstr("is one of: auto, gpipe, 1f1b, interleaved, zb-h1, zb-v; or a file"));
 }
 

@@ -122,6 +122,7 @@ TEST(ScalingStudy, FitsFourConstantsAndTakesTheOthersFromWhatIsPublishedOrCounte
       {"cluster.bandwidth_gb_s", 100},
       {"cluster.efficiency", 1 - 0.2},
       {"cluster.latency_us", 9.6},
+      {"memory.capacity_gb", 32},
       {"software.forward_launches", 30},
       {"software.backward_launches", 2 * 30},
       {"software.stream_forward_passes", 2 * (norm + bias + dropout + sum)},

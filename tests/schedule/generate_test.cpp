@@ -76,13 +76,12 @@ TEST(Generate, OneRankAccumulates) {
 
 TEST(Generate, RefusesShapesThatDoNotSuit) {
   EXPECT_THAT([] { generate(Name::OneFOneB, {.num_ranks = 2, .num_chunks = 2}); },
-              ThrowsMessage<ConfigError>(HasSubstr("parallel.vpp=1")));
-  EXPECT_THAT([] { generate(Name::ZeroBubbleV, {.num_ranks = 2}); },
-              ThrowsMessage<ConfigError>(HasSubstr("parallel.vpp=2")));
+              ThrowsMessage<ConfigError>(HasSubstr("--vpp 1")));
+  EXPECT_THAT([] { generate(Name::ZeroBubbleV, {.num_ranks = 2}); }, ThrowsMessage<ConfigError>(HasSubstr("--vpp 2")));
   EXPECT_THAT([] { generate(Name::Interleaved, {.num_ranks = 2}); },
               ThrowsMessage<ConfigError>(HasSubstr("at least 2 stages")));
   EXPECT_THAT([] { interleaved({.num_ranks = 4, .num_chunks = 2, .num_microbatches = 8, .microbatch_group = 3}); },
-              ThrowsMessage<ConfigError>(HasSubstr("parallel.microbatch_group_size=4")));
+              ThrowsMessage<ConfigError>(HasSubstr("--parallel.microbatch_group_size 4")));
   EXPECT_THROW(accumulate({.num_ranks = 2}), ConfigError);
   EXPECT_THROW(one_f_one_b({.num_ranks = 2, .num_microbatches = 0}), ConfigError);
   EXPECT_THROW(one_f_one_b({.num_ranks = 5000}), ConfigError);

@@ -39,10 +39,11 @@ struct Extent {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  /// One value alone has an axis too.
+  /// One value alone has an axis too, and so have values that differ by less than their labels can say.
   void widen() {
-    if (low < high) return;
-    const double margin = low == 0 ? 1 : std::abs(low) / 10;
+    const double size = std::max(std::abs(low), std::abs(high));
+    if (high - low > 1e-9 * size) return;
+    const double margin = size == 0 ? 1 : size / 10;
     low -= margin;
     high += margin;
   }
