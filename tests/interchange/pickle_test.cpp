@@ -81,7 +81,7 @@ TEST(Pickle, ShowsHostileNamesHarmlessly) {
   expect_pickle_refused(
       "\x80\x02"
       "c\x1b[31mos\nsys\x07tem\n."s,
-      {"?[31mos.sys?tem"});
+      {"\"\\x1b[31mos.sys\\x07tem\""});
 }
 
 TEST(Pickle, RefusesADamagedStack) {

@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -42,6 +43,7 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
     if (closed_.exchange(true)) return;
     for (const auto& context : contexts_) context->closeConnections();
   }
+  bool is_closed() const { return closed_; }
 
  private:
   std::atomic<bool> closed_{false};
@@ -83,6 +85,15 @@ struct GlooMember {
   std::vector<int> world_ranks;
   int rank = 0;
   std::size_t watched = 0;  ///< the group's number at the watch
+
+  GlooMember() = default;
+  GlooMember(const GlooMember&) = delete;
+  GlooMember& operator=(const GlooMember&) = delete;
+  /// Work that began after the connections were closed waits for its timeout, and c10d's destructor waits for the work:
+  /// nobody here waits for that.
+  ~GlooMember() {
+    if (group && group->is_closed()) std::thread([last = std::move(group)]() mutable { last.reset(); }).detach();
+  }
 
   /// An exception ends the owner of a handle of this work: the group cannot be used further, and must end at once
   /// although the work waits for peers.
