@@ -67,20 +67,14 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
   return timelines;
 }
 
-/// Appends the steps of each run to `steps`, round after round; in the process of the first rank alone. An exit code.
-int run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOptions& options,
-               const std::optional<comm::Place>& place, std::vector<std::vector<Timeline>>& steps) {
+/// Appends the steps of each run to `steps`, round after round; the first rank alone. Every rank of `world` calls it.
+void run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOptions& options, const comm::Group& world,
+                at::Device device, std::vector<std::vector<Timeline>>& steps) {
   for (std::int64_t round = 0; round < options.rounds; ++round)
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      const int code = run_on_ranks(runs[i], place, [&](comm::Group world, at::Device device) {
-        const bool first = world.rank() == 0;
-        auto measured = measure(runs[i], options, std::move(world), device);
-        if (first) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
-        return kDone;
-      });
-      if (code != kDone) return code;
+      auto measured = measure(runs[i], options, world, device);
+      if (world.rank() == 0) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
     }
-  return kDone;
 }
 
 std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
@@ -196,18 +190,19 @@ int bench_pipeline(const Args& args) {
   std::vector<plan::ResolvedRun> runs;
   config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
   kernels::install_caching_allocator();
-  if (starts_processes(runs[0], place))  // each is started with this command and does all that follows
-    return run_on_ranks(runs[0], place, [](const comm::Group&, at::Device) { return kDone; });
-  std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());
-  if (const int code = run_rounds(runs, options, place, timed); code != kDone) return code;
-  const bool is_first = !timed[0].empty();  // the process of the first rank
+  std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());  // of the first rank alone
   std::vector<Prediction> predictions;
-  if (is_first) {
-    for (std::size_t i = 0; i < runs.size(); ++i) predictions.push_back(predict(runs[i], timed[i]));
-    print_predictions(runs, predictions, options.as_json ? stderr : stdout);
-  }
-  if (const int code = run_rounds(runs, options, place, steps); code != kDone) return code;
-  if (!is_first) return kDone;
+  // The ranks meet once: all schedules have the same number of them.
+  const int code = run_on_ranks(runs[0], place, [&](const comm::Group& world, at::Device device) {
+    run_rounds(runs, options, world, device, timed);
+    if (world.rank() == 0) {
+      for (std::size_t i = 0; i < runs.size(); ++i) predictions.push_back(predict(runs[i], timed[i]));
+      print_predictions(runs, predictions, options.as_json ? stderr : stdout);
+    }
+    run_rounds(runs, options, world, device, steps);
+    return kDone;
+  });
+  if (code != kDone || predictions.empty()) return code;  // another process reports
   Json json{{"ranks", runs[0].grid.world_size()}, {"microbatches", runs[0].microbatches_per_step}};
   json["schedules"] = json["comparisons"] = Json::array();
   for (std::size_t i = 0; i < runs.size(); ++i)

@@ -225,7 +225,7 @@ int prune(const Args& args) {
                                    concat(flags.keep_last, " and ", flags.keep_every), "--keep-last 1 --keep-every 0"));
   const auto folder = checkpoint::checkpoints_folder(words[0]);
   std::optional<checkpoint::FolderLock> lock;
-  if (!flags.dry_run) lock.emplace(folder, "prune with the run's own --checkpoint.keep_last");
+  if (!flags.dry_run) lock.emplace(folder, "let the run itself remove old ones (checkpoint.keep_last in its recipe)");
   const auto doomed = checkpoint::superfluous(folder, {.last = flags.keep_last, .every = flags.keep_every});
   json names = json::array();
   for (const auto& old : doomed) {

@@ -290,7 +290,7 @@ class Advice(unittest.TestCase):
         """Exit code and standard error; no code where the job was still at work, which nothing has refused."""
         try:
             result = subprocess.run([os.path.abspath(MEGATRON), *words], capture_output=True, text=True, timeout=60,
-                                    stdin=subprocess.DEVNULL, cwd=self.empty)
+                                    errors="replace", stdin=subprocess.DEVNULL, cwd=self.empty)
         except subprocess.TimeoutExpired:
             return None, ""
         return result.returncode, result.stderr

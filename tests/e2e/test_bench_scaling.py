@@ -38,7 +38,7 @@ class MeasuredScaling(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="megatron-scaling-") as folder:
             picture = pathlib.Path(folder) / "scaling.svg"
             words = ["bench", "scaling", "--hardware", HARDWARE / "dgx2h.toml", "--dtype", "fp16", "--recipes",
-                     *(CONFIGS / f"{name}.toml" for name in ["gpt2_124m", "llama2_7b"])]
+                     *(CONFIGS / f"{name}.toml" for name in ["gpt2_124m", "megatron_2.5b"])]
             small, large = json.loads(run(*words, "--json", "--svg", picture))["recipes"]
             for row in (small, large):
                 vocabulary = ["--vocab-size", 50257] if row is small else []  # which it leaves to its tokenizer

@@ -157,7 +157,9 @@ class BlockEncoder {
   BlockEncoder(const PreprocessOptions& options, const TextEncoder& encoder, const SentenceSplitter* splitter)
       : options_(options),
         dtype_(dtype_for_vocabulary(encoder.vocab_size)),
-        parser_(options.json_keys),
+        parser_(options.json_keys,
+                "correct the line or take it out, or pass over such: --on-error skip; text that is "
+                "no JSON: --format lines"),
         encode_(encoder.make()),
         splitter_(splitter),
         tokens_(options.json_keys.size()),

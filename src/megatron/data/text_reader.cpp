@@ -246,8 +246,11 @@ struct DocumentParser::Json {
   simdjson::dom::parser parser;
 };
 
-DocumentParser::DocumentParser(std::vector<std::string> json_keys)
-    : json_keys_(std::move(json_keys)), json_(std::make_unique<Json>()), values_(json_keys_.size()) {
+DocumentParser::DocumentParser(std::vector<std::string> json_keys, std::string fix)
+    : json_keys_(std::move(json_keys)),
+      fix_(std::move(fix)),
+      json_(std::make_unique<Json>()),
+      values_(json_keys_.size()) {
   if (json_keys_.empty()) throw std::logic_error("DocumentParser: no key");
 }
 DocumentParser::~DocumentParser() = default;
@@ -277,8 +280,7 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
   const auto bad = [&](const std::string& rule, const std::string& got) {
     throw ConfigError(rule_got_fix(
         concat(place_of(block, record), rule),
-        concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size))),
-        "correct the line or take it out, or pass over such: --on-error skip; text that is no JSON: --format lines"));
+        concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size))), fix_));
   };
   constexpr std::size_t kKeptCapacity = 8 << 20;  // one huge line must not hold its memory for the rest of the run
   if (json_->parser.capacity() > kKeptCapacity && record.size < kKeptCapacity) json_ = std::make_unique<Json>();

@@ -128,8 +128,9 @@ class BlockReader {
 class DocumentParser {
  public:
   explicit DocumentParser(std::string json_key) : DocumentParser(std::vector<std::string>{std::move(json_key)}) {}
-  /// Takes the texts of several keys out of each JSON line.
-  explicit DocumentParser(std::vector<std::string> json_keys);
+  /// Takes the texts of several keys out of each JSON line. `fix`: what an error about a line tells the user to do, by
+  /// the options of the job that reads it.
+  explicit DocumentParser(std::vector<std::string> json_keys, std::string fix = "correct the line or take it out");
   ~DocumentParser();
   DocumentParser(DocumentParser&&) noexcept;
 
@@ -152,6 +153,7 @@ class DocumentParser {
   void parse_json(const TextBlock& block, const TextBlock::Record& record);
 
   std::vector<std::string> json_keys_;
+  std::string fix_;
   std::unique_ptr<Json> json_;
   std::vector<Value> values_;
 };
