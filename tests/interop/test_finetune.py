@@ -129,8 +129,11 @@ class FineTuned(unittest.TestCase):
         imported = self.path / f"{task}-imported"
         run("checkpoint", "import", "--from", own, "--output", imported)
         run("checkpoint", "export", "--load", imported, "--output", self.path / f"{task}-again")
-        for one, other in zip(self.theirs(own, kind, samples), self.theirs(self.path / f"{task}-again", kind, samples)):
-            self.assertTrue(torch.equal(one, other))
+        weights = [getattr(transformers, kind).from_pretrained(folder).state_dict()
+                   for folder in (own, self.path / f"{task}-again")]  # their products depend on where weights lie
+        self.assertEqual(weights[0].keys(), weights[1].keys())
+        for name, weight in weights[0].items():
+            self.assertTrue(torch.equal(weight, weights[1][name]), name)
 
     def pairs(self):
         pairs = [(text(self.draw, 2, 9), text(self.draw, 2, 9), self.draw.choice(LABELS)) for _ in range(10)]
