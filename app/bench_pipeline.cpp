@@ -85,6 +85,9 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
         "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
   std::vector<plan::ResolvedRun> runs;
   for (const std::string& name : options.schedules) {
+    if (!schedule::is_name(name) && !plan::is_schedule_file(name))
+      throw ConfigError(rule_got_fix("--schedules must name pipeline schedules, or files of them.", "'" + name + "'",
+                                     "--schedules 1f1b zb-h1 (the default)"));
     const auto complete = [&](config::RunConfig& config) {
       config.parallel.pp_schedule = name;
       if (name == "zb-v") config.parallel.vpp = 2;

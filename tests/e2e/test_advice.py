@@ -201,22 +201,20 @@ WRONG = {
         --language klingon
         --language
         --min-tokens -1
-        --min-tokens 5
-        --tokenizer {tok}
         --on-error ignore
         --url-key u
         --block-domains {new}
         --workers -1""",
     "data dedup --input {text} --output {new}": """
         --threshold 2
-        --hashes 0
+        --hashes -1
         --bands 5
         --bands 5000 --rows 5000
         --shingle-size 0
         --memory-mb 0
         --workers -2
         --max-document-mb 0""",
-    "data overlap --input {text} --test {text}": "\n--ngram 0\n--min-ngram 99\n--common -1\n--test=\n--input=",
+    "data overlap --input {text} --test {text}": "\n--ngram 99\n--min-ngram 99\n--common -1\n--test=\n--input=",
     "checkpoint": "\nverfy {run}",
     "checkpoint info": "\n{new}\n{run} {run}",
     "checkpoint verify": "\n{text}\n--json",

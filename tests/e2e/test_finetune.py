@@ -165,6 +165,10 @@ class Finetune(unittest.TestCase):
                                              "--micro-batch-size", 4, *layout, "--json"))
             self.assertEqual(again["median"], report["seeds"]["1"])
         self.evaluate_again(report["seeds"]["1"]["accuracy"])
+        alone = json.loads(self.finetune("alone", "--load", self.path / "out/seed_1", "--epochs", 0, "--seeds", 1,
+                                         "--ensemble", "--json"))  # one seed of a recipe with an ensemble
+        self.assertEqual(alone["median"], report["seeds"]["1"])
+        self.assertFalse(alone.get("ensemble"))
 
     def evaluate_again(self, accuracy):
         """`megatron eval mnli` of a finished seed finds what the seed itself found."""
@@ -176,7 +180,13 @@ class Finetune(unittest.TestCase):
             again = json.loads(run(*words, self.path / file, "--output", output, *layout))
             self.assertEqual(again.get("accuracy"), accuracy if name == "valid" else None)
             self.assertEqual((output / "predictions.tsv").read_bytes(), (beside / "predictions.tsv").read_bytes())
-        self.assertEqual(json.loads(run(*words, self.path / "valid.tsv", "--limit", 7))["examples"], 7)
+        first = self.path / "again_first"
+        limited = json.loads(run(*words, self.path / "valid.tsv", "--limit", 7, "--output", first))
+        self.assertEqual(limited["examples"], 7)
+        finished = ["eval", "predictions", "--task", "mnli", "--data", self.path / "valid.tsv", "--predictions",
+                    first / "predictions.tsv", "--json"]
+        self.assertEqual(json.loads(run(*finished, "--limit", 7))["accuracy"], limited["accuracy"])
+        self.assertIn("fix:  --limit 7", run(*finished, code=2))
         self.assertIn("must not exist, or be empty", run(*words, self.path / "valid.tsv", "--output", output, code=2))
         self.assertIn("a label for each", run(*words, self.path / "test.tsv", code=2))
         qqp = self.path / "qqp.tsv"

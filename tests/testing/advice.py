@@ -25,7 +25,7 @@ def violations(message):
     """The broken rules of an error as it is printed. What has no got or fix keeps None there."""
     found, part = [], "fix"
     for line in message.splitlines():
-        if re.match(r"(note|warning): ", line):
+        if not line or re.match(r"(note|warning): ", line):
             continue
         if line.startswith("  got:  ") and found:
             part, found[-1].got = "got", line[8:]
@@ -152,6 +152,8 @@ def complaints(words, message):
         if not violation.got or not violation.fix:
             problems.append(f"without got or fix: {violation}")
         else:
+            if violation.fix.startswith("one of\n"):
+                continue  # a list of jobs
             unknown = [option for option in unknown_options(violation.fix, job_of(words))
                        if option not in violation.got]  # such are to be left out
             job = " ".join(job_of(words))

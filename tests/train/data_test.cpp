@@ -198,9 +198,9 @@ TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
   for (const auto& [path, change] : changes) {
     const auto said = warnings(change);
     ASSERT_EQ(said.size(), 2u) << path;
-    EXPECT_THAT(said[0], testing::HasSubstr("warning: options differ from those of the checkpoint"));
+    EXPECT_THAT(said[0], ::testing::HasSubstr("warning: options differ from those of the checkpoint"));
     EXPECT_EQ(said[1].find("  " + path + ": "), 0u) << said[1];
-    EXPECT_THAT(said[1], testing::HasSubstr("(samples come in another order than before)"));
+    EXPECT_THAT(said[1], ::testing::HasSubstr("(samples come in another order than before)"));
   }
   EXPECT_TRUE(warnings([](auto&) {}).empty());
   EXPECT_TRUE(warnings([](auto& c) { c.fim.rate = 0.9; }).empty()) << "not used";
