@@ -108,7 +108,7 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
 int eval(const Args& args) {
   const std::vector<Job> jobs = {
       {"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
-      {"wikitext", "The same of WikiText, with the perplexity a word.", eval_wikitext},
+      {"wikitext", "Loss and perplexity of WikiText, per token and per word.", eval_wikitext},
       {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
       {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
       {"mnli", "What a fine-tuned model scores: does one sentence follow from another?",

@@ -332,7 +332,7 @@ checkpoint::FolderLock take_folder(const Work& job) {
   return lock;
 }
 
-/// What the folder has before the first seed runs.
+/// Writes the seeds' folders, their tokenizers and the recipe, before the first seed runs.
 void write_beginning(const Work& job) {
   for (const std::uint64_t seed : job.seeds) {
     const fs::path folder = finetune::seed_folder(job.out(), seed);

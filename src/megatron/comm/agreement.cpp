@@ -156,7 +156,7 @@ std::string differences(const std::vector<Facts>& by_rank) {
   return text;
 }
 
-/// What the ranks say that have a problem; "" where none has. `problems`: by rank, "" for none.
+/// One text of all ranks' problems, each with its ranks; "" where no rank has one. `problems`: by rank, "" for none.
 std::string problem_text(const std::vector<std::string>& problems) {
   std::string text;
   for (const auto& [problem, ranks] : answers_of(problems)) {

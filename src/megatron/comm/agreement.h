@@ -10,8 +10,8 @@
 // Ranks that were started apart agree on what they are about to do. All calls are collective over the group.
 namespace megatron::comm {
 
-/// What every rank must have in common: a name as the user knows it ("schedule.lr") and its value as text. Of what is
-/// too long to compare, such as a file, the value is a digest.
+/// What every rank must have in common: a name as the user knows it ("schedule.lr") and its value as text. The
+/// value of a file, which is too long to compare, is a digest.
 struct Fact {
   std::string name, value;
 };

@@ -23,8 +23,8 @@ comm::Facts input_facts(const config::RunConfig& config);
 
 /// "1234 bytes, XXH3 …".
 std::string digest_of(std::span<const std::byte> bytes);
-/// The same of a file, which is read whole; of a folder the number and the size of its files; or that there
-/// is none. Never throws.
+/// Digest of a file, which is read whole; for a folder, the number and total size of its files; where nothing is
+/// there, a text that says so. Never throws.
 std::string digest_of(const std::filesystem::path& path);
 
 /// What two ranks that see the same model in `folder` both get: of a checkpoint its iteration and a digest of its
