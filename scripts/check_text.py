@@ -11,6 +11,7 @@ FORBIDDEN = [(re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b"), "leftover"),
              (re.compile(r"^(<{7}|>{7}) "), "merge conflict")]
 BUDGET = {".h": 250, ".cpp": 600, ".cu": 600}
 WIDEST = 120
+GOLDEN_BYTES = 4_000_000  # a clone carries them for ever
 NARROW = {".h", ".cpp", ".cu", ".py"}
 WIDE = {f"src/megatron/{name}.h" for name in (
     "text/characters/unicode_ranges", "text/characters/bert_tables", "text/characters/normal_form_tables",
@@ -50,6 +51,9 @@ def main():
         unnamed = [header.name for header in sorted(folder.glob("*.h")) if header.name not in text]
         if unnamed:
             problems.append(f"{readme.relative_to(ROOT)}: does not name {', '.join(unnamed)}")
+    golden = sum((ROOT / p).stat().st_size for p in tracked if p.startswith("tests/golden/") and (ROOT / p).is_file())
+    if golden > GOLDEN_BYTES:
+        problems.append(f"tests/golden: {golden} bytes, more than {GOLDEN_BYTES}")
     explained = (ROOT / "docs/dependencies.md").read_text()
     for package in (ROOT / "scripts/packages.txt").read_text().splitlines():
         if not package.startswith("#") and not re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", explained):

@@ -10,7 +10,7 @@
 #include "megatron/data/sentence_samples.h"
 #include "tests/data/support.h"
 
-// Samples of BERT and T5 by megatron-core: a few in tests/golden/data, all in the shared folder.
+// Samples of BERT and T5 by megatron-core: a few in samples/, all in golden/megatron (tests/golden/README.md).
 namespace megatron::data {
 
 /// One part of one case.

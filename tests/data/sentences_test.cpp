@@ -81,7 +81,7 @@ struct Found {
 };
 
 Found judge(const std::string& file, std::string_view language) {
-  std::istringstream lines(read_bytes(tests_folder() + "/golden/data/" + file));
+  std::istringstream lines(read_bytes(tests_folder() + "/golden/sentences/" + file));
   std::vector<std::string> labelled;
   Found all;
   const auto paragraph_ends = [&] {

@@ -18,7 +18,7 @@ namespace megatron::data {
 inline std::string shared_folder() { return unpacked_folder(); }
 
 /// What megatron-core wrote: a little of it, and all of it, which not every machine has.
-inline const std::string kOwnGolden = tests_folder() + "/golden/data/";
+inline const std::string kOwnGolden = unpacked_folder() + "/samples/";
 inline const std::string kSharedGolden = shared_folder() + "/golden/megatron/";
 
 inline std::string read_bytes(const std::string& path) {

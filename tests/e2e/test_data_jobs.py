@@ -10,7 +10,7 @@ import unittest
 
 sys.path += [str(pathlib.Path(__file__).resolve().parents[up] / name) for up, name in ((1, "testing"), (2, "scripts"))]
 import kill_preprocess_test  # noqa: E402
-from program import MEGATRON, drawn_seed, run, text_of_sentences  # noqa: E402
+from program import MEGATRON, UNPACKED, drawn_seed, run, text_of_sentences  # noqa: E402
 
 
 class DataJobs(unittest.TestCase):
@@ -69,7 +69,7 @@ class DataJobs(unittest.TestCase):
         self.assertEqual(list(self.path.glob("index/*")), [])
 
     def test_the_order_of_sentences_is_megatron_cores(self):
-        golden = pathlib.Path(__file__).resolve().parents[1] / "golden/data"
+        golden = UNPACKED / "samples"
         for kind in "bert", "t5":
             run("data", "index", golden / "indexed/bert_text_sentence", "--kind", kind, "--seq-length", 128,
                 "--samples", "1000,20,1", "--split", "949,46,5", "--output", self.path / kind)

@@ -3,8 +3,8 @@
 writes the archive anew from a folder of that form, of which 4 MB are the most that the tree holds.
 
 packed.tar.xz has them smaller than xz makes them: of *.safetensors the first bytes of all numbers, then the second ones
-(sign and exponent repeat, the rest does not); not GPT-2's encoder.json, which follows from its merges; and not what
-tests/golden/data has already. What each is and where it is from: README.md."""
+(sign and exponent repeat, the rest does not); not GPT-2's encoder.json, which follows from its merges; and of
+golden/megatron not what samples/ has already. What each is and where it is from: README.md."""
 import io
 import json
 import pathlib
@@ -13,7 +13,7 @@ import sys
 import tarfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-ARCHIVE, OWN = HERE / "packed.tar.xz", HERE / "data"
+ARCHIVE = HERE / "packed.tar.xz"
 ENCODER = "data/gpt2/encoder.json"
 
 
@@ -41,7 +41,8 @@ def encoder(merges):
 
 
 def pack(source):
-    own = {path.relative_to(OWN): path.read_bytes() for path in OWN.rglob("*") if path.is_file()}
+    samples = source / "samples"
+    own = {path.relative_to(samples): path.read_bytes() for path in samples.rglob("*") if path.is_file()}
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
             name, data = path.relative_to(source), path.read_bytes()
@@ -59,13 +60,17 @@ def pack(source):
 
 def unpack(output):
     shutil.rmtree(output, ignore_errors=True)
-    shutil.copytree(OWN, output / "golden/megatron")
     with tarfile.open(ARCHIVE) as archive:
         for entry in archive:
             data = archive.extractfile(entry).read()
             path = output / entry.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(planes(data, back=True) if path.suffix == ".safetensors" else data)
+    for path in [path for path in (output / "samples").rglob("*") if path.is_file()]:
+        other = output / "golden/megatron" / path.relative_to(output / "samples")
+        if not other.exists():
+            other.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, other)
     (output / ENCODER).write_text(encoder((output / ENCODER).with_name("vocab.bpe").read_text(encoding="utf-8")))
 
 

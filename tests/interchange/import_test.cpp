@@ -37,7 +37,7 @@ TEST(Import, ACheckpointHoldsTheSameWeightsAndNetwork) {
 
 TEST(Import, MegatronsRanksBecomeACheckpointAndAFolder) {
   for (const char* name : {"gpt2", "llama"}) {
-    const fs::path folder = fs::path(tests_folder()) / "golden/interchange" / name;
+    const fs::path folder = fs::path(unpacked_folder()) / "interchange" / name;
     TemporaryFolder place;
     import_weights(folder, place.path() / "ours", {});
     export_hugging_face(*open_weights(place.path() / "ours"), export_config(place.path() / "ours"),
@@ -202,7 +202,7 @@ TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
 }
 
 TEST(Import, AFolderWithCheckpointsIsLeftAlone) {
-  const fs::path folder = fs::path(tests_folder()) / "golden/interchange/llama";
+  const fs::path folder = fs::path(unpacked_folder()) / "interchange/llama";
   TemporaryFolder place;
   import_weights(folder, place.path() / "ours", {});
   expect_refused([&] { import_weights(folder, place.path() / "ours", {}); }, {"must not hold checkpoints"});

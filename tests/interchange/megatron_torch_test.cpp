@@ -4,14 +4,14 @@
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
 
-// The checkpoints of tests/golden/interchange were written by Megatron-Core and torch.save; expected.safetensors holds
+// The checkpoints of the unpacked interchange/ were written by Megatron-Core and torch.save; expected.safetensors holds
 // the global tensors that its own sharded_state_dict was filled from.
 namespace megatron::interchange {
 namespace {
 
 namespace fs = std::filesystem;
 
-fs::path golden(const std::string& name) { return fs::path(tests_folder()) / "golden/interchange" / name; }
+fs::path golden(const std::string& name) { return fs::path(unpacked_folder()) / "interchange" / name; }
 
 /// A copy that can be changed.
 struct Copy {

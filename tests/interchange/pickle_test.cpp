@@ -139,8 +139,8 @@ TEST(Pickle, AValueMayContainItself) {
 /// A file that torch.save wrote, with one of its bytes changed.
 struct ChangedFile {
   TemporaryFolder folder;
-  std::string bytes = read_file(std::filesystem::path(tests_folder()) /
-                                "golden/interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
+  std::string bytes = read_file(std::filesystem::path(unpacked_folder()) /
+                                "interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
   std::string refused() {
     write_file(folder.path() / "x.pt", bytes);
     return refusal([&] { TorchFile file(folder.path() / "x.pt"); });
@@ -148,8 +148,8 @@ struct ChangedFile {
 };
 
 TEST(TorchFile, IsReadWithItsRandomStatesAndArguments) {
-  const TorchFile file(std::filesystem::path(tests_folder()) /
-                       "golden/interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
+  const TorchFile file(std::filesystem::path(unpacked_folder()) /
+                       "interchange/gpt2/release/mp_rank_00_000/model_optim_rng.pt");
   const PickleNode* args = file.values().find(file.root(), "args");
   ASSERT_NE(args, nullptr);
   EXPECT_EQ(file.values().find(*args, "hidden_size")->integer, 8);

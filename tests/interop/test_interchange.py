@@ -8,9 +8,9 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import GOLDEN_MODELS as GOLDEN, MODELS, RunFolder, run  # noqa: E402
+from program import GOLDEN_MODELS as GOLDEN, MODELS, UNPACKED, RunFolder, run  # noqa: E402
 
-MEGATRON_GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/interchange"
+MEGATRON_GOLDEN = UNPACKED / "interchange"
 torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
 if not MISSING:
     transformers.logging.set_verbosity_error()

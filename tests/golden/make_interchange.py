@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tiny checkpoints of format "torch" with the real megatron-core 0.16.1 and torch.save, and what they hold.
 
-    pip install torch numpy safetensors megatron-core==0.16.1 && python make_megatron.py OUT
+    pip install torch numpy safetensors megatron-core==0.16.1 && python make_interchange.py OUT
 
 OUT/llama: tensor parallel 2, pipeline parallel 2, two parts a rank; OUT/gpt2: 2 x 2 under the names of Megatron-LM
 before Megatron-Core, `release`. The package expects a GPU; here device="cuda" means "cpu". Every weight is set from the
