@@ -17,7 +17,7 @@ constexpr const char* kConfigIntroduction =
     "`-` in\n"
     "flags are the same. The resolved recipe of a run, every default included, is `recipe.toml` in its folder. The "
     "section\n"
-    "task is for `megatron finetune` alone. Options that say nothing beside the others, such as Adam's with "
+    "task is for `megatron finetune` alone. Options that have no effect beside the others, such as Adam's with "
     "`--optimizer sgd`, are\n"
     "named in one line as the run starts.\n";
 

@@ -53,7 +53,7 @@ struct FinetuneOptions {
   }
 };
 
-/// Options of a training run that say nothing here.
+/// Options of a training run that have no effect here.
 constexpr const char* kUnread[] = {"data.data_path",
                                    "data.data_args_path",
                                    "data.train_data_path",
@@ -192,7 +192,7 @@ struct Work {
   finetune::TaskData data;
   std::vector<std::uint64_t> seeds;
   std::string recipe;                 ///< finetune::SeedResult::recipe
-  std::vector<std::string> messages;  ///< of options that say nothing, and of the weights
+  std::vector<std::string> messages;  ///< of options without effect, and of the weights
 
   fs::path out() const { return options.recipe.train.out; }
 };

@@ -23,7 +23,7 @@ inline std::string command_of(const std::string& usage) { return usage.substr(0,
 inline void refuse_without(bool set, const char* flag, const char* needs) {
   if (set)
     throw ConfigError(
-        rule_got_fix(concat(flag, " says nothing without ", needs, "."), "it is set", concat("leave ", flag, " out")));
+        rule_got_fix(concat(flag, " has no effect without ", needs, "."), "it is set", concat("leave ", flag, " out")));
 }
 
 using config::kTokenizerHelp;

@@ -27,7 +27,7 @@ inline void check_task_numbers(const std::string& task, const char* head, std::i
                                      concat(number.value), concat("leave --", number.option, " out")));
     if (number.value != number.unset && !number.heads.empty() &&
         number.heads.find(concat(" ", head, " ")) == std::string_view::npos)
-      throw ConfigError(rule_got_fix(concat(number.option, " says nothing of ", task, "."), concat(number.value),
+      throw ConfigError(rule_got_fix(concat(number.option, " has no effect on ", task, "."), concat(number.value),
                                      concat("leave --", number.option, " out")));
   }
 }

@@ -25,20 +25,20 @@ std::string note(std::vector<std::string> words, const std::string& recipe = "")
   return unread_note(config, command.given);
 }
 
-TEST(UnreadNote, NamesWhatIsGivenAndSaysNothing) {
+TEST(UnreadNote, NamesWhatIsGivenAndHasNoEffect) {
   EXPECT_EQ(note({}), "");
   EXPECT_EQ(note({"--adam-beta1", "0.9"}), "");
   EXPECT_EQ(note({"--optimizer", "sgd", "--adam-beta1", "0.9"}),
-            "note: --adam-beta1 says nothing with --optimizer sgd");  // also where it is the default
+            "note: --adam-beta1 has no effect with --optimizer sgd");  // also where it is the default
   EXPECT_EQ(note({"--optimizer", "sgd", "--adam-beta1", "0.9", "--adam_beta2", "0.95", "--adam-eps=1e-8",
                   "--hysteresis", "2"}),
-            "note: --adam-beta1, --adam_beta2 and --adam-eps say nothing with --optimizer sgd; --hysteresis says "
-            "nothing with --train.dtype fp32");
+            "note: --adam-beta1, --adam_beta2 and --adam-eps have no effect with --optimizer sgd; "
+            "--hysteresis has no effect with --train.dtype fp32");
 }
 
 TEST(UnreadNote, TakesOfARecipeWhatItSetsToAnotherValue) {
   const std::string recipe = "[optimizer]\nname = 'lion'\nadam_beta1 = 0.9\nsgd_momentum = 0.5\n";
-  EXPECT_EQ(note({}, recipe), "note: optimizer.sgd_momentum says nothing with --optimizer lion");
+  EXPECT_EQ(note({}, recipe), "note: optimizer.sgd_momentum has no effect with --optimizer lion");
   EXPECT_EQ(note({"--optimizer", "sgd"}, recipe), "");
   EXPECT_EQ(note({}, save_toml(RunConfig())), "") << "a saved recipe has every option";
 }
@@ -84,7 +84,7 @@ TEST(UnreadNote, KnowsWhatEachOptionNeeds) {
   for (const Case& pair : cases) {
     const std::string said = note(pair.unread);
     EXPECT_EQ(said.find("note: "), 0U) << testing::PrintToString(pair.unread);
-    EXPECT_THAT(said, HasSubstr("nothing")) << testing::PrintToString(pair.unread);
+    EXPECT_THAT(said, HasSubstr("no effect")) << testing::PrintToString(pair.unread);
     EXPECT_EQ(said.find(';'), std::string::npos) << said;
     if (pair.needs.empty()) continue;
     std::vector<std::string> words = pair.unread;

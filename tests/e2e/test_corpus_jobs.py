@@ -105,7 +105,7 @@ class CorpusJobs(unittest.TestCase):
                     self.assertIn("got:", message)
                     self.assertFalse(self.out.exists())
         message = run("data", "overlap", "--input", self.raw, "--test", self.raw, "--max-pieces", 2, code=2)
-        self.assertIn("--max-pieces says nothing without --output", message)
+        self.assertIn("--max-pieces has no effect without --output", message)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class WrongInput(unittest.TestCase):
             notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
             self.assertEqual(len(notes), 1 if more else 0, result.stderr)
             if more:
-                self.assertIn("--adam-beta1 says nothing with --optimizer sgd", notes[0])
+                self.assertIn("--adam-beta1 has no effect with --optimizer sgd", notes[0])
             losses.append(place.losses(name))
         self.assertEqual(losses[0], losses[1])
         message = place.train("wrong", "--swiglu", "--model.activation", "relu", code=2)

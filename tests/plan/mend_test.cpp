@@ -180,7 +180,7 @@ const std::vector<Recipe>& recipes() {
            "--device gpu",
            "--device cuda --log.trace t.json",
            "--parallel.backend local --launch processes",
-           "--parallel.threads-per-rank -1",
+           "--threads-per-rank -1",
            "--parallel.timeout_s 0",
            "--parallel.timeout_s 1e9",
            // The model.

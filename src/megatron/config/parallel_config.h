@@ -86,7 +86,8 @@ struct ParallelConfig {
       "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch");
     v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend");
     v("device", device, "cpu or cuda.", "device");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.",
+      "threads-per-rank");
     v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.");
   }
 };

@@ -31,8 +31,8 @@ struct TrainConfig {
     v("out", out, "The run's folder: recipe, metrics, checkpoints.");
     v("train_iters", train_iters, "Steps of the run.", "train-iters");
     v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.", "micro-batch-size");
-    v("global_batch_size", global_batch_size, "Samples of a step over all ranks; 0: micro_batch_size x dp.",
-      "global-batch-size");
+    v("global_batch_size", global_batch_size,
+      "Samples of a step over all ranks; 0: micro_batch_size x dp, of a resumed run what it had.", "global-batch-size");
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
     v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters");
     v("seed", seed, "Seed of weights, dropout and data order.", "seed");

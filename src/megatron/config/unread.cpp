@@ -131,7 +131,7 @@ std::string unread_note(RunConfig config, const std::map<std::string, std::strin
     note += note.empty() ? "note: " : "; ";
     for (std::size_t i = 0; i < options.size(); ++i)
       note += (i == 0 ? "" : i + 1 == options.size() ? " and " : ", ") + options[i];
-    note += (options.size() == 1 ? " says nothing " : " say nothing ") + reason;
+    note += (options.size() == 1 ? " has no effect " : " have no effect ") + reason;
   }
   return note;
 }

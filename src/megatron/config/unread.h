@@ -7,7 +7,7 @@
 namespace megatron::config {
 
 /// The options that are given (RecipeCommand) but that nothing reads with the values that others of `config` have, as
-/// one line: "note: --adam-beta1 says nothing with --optimizer sgd"; "" where there are none. Harmless, so no error:
+/// one line: "note: --adam-beta1 has no effect with --optimizer sgd"; "" where there are none. Harmless, so no error:
 /// scripts carry such flags.
 std::string unread_note(RunConfig config, const std::map<std::string, std::string>& given);
 
