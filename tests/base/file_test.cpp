@@ -205,17 +205,6 @@ TEST_F(FileTest, MakesFoldersAndSaysWhichCannotBe) {
     }
 }
 
-TEST_P(AtomicFileTest, OverwritesOnlyWhatWasWritten) {
-  const fs::path path = folder_ / "out";
-  AtomicFile file(path, GetParam());
-  file.write("....5678");
-  file.overwrite(0, std::as_bytes(std::span("1234", 4)));
-  file.write("9");
-  EXPECT_THROW(file.overwrite(8, std::as_bytes(std::span("xx", 2))), std::logic_error);
-  file.commit();
-  EXPECT_EQ(read_file(path), "123456789");
-}
-
 TEST_P(AtomicFileTest, CanBeWrittenTwiceAtOnce) {
   const fs::path path = folder_ / "out";
   AtomicFile first(path, GetParam()), second(path, GetParam());

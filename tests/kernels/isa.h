@@ -17,7 +17,7 @@ inline std::vector<std::string> vector_instruction_sets() {
 }
 
 /// Runs the test body once on each vector instruction set; skipped where there is none.
-class OnEveryInstructionSet : public testing::Test {
+class OnEveryInstructionSet : public ::testing::Test {
  protected:
   template <class Body>
   void on_each(const Body& body) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/embedding.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
@@ -63,6 +64,69 @@ TEST_F(LinearTest, ProductsOfBf16AndFp16AreThoseOfTheSameNumbersRoundedOnce) {
         EXPECT_LT(relative_error(dx, at::matmul(wide(dy), wide(w))), bound(dtype));
       }
     }
+  });
+}
+
+/// Float32 products are libtorch's or our own, by the processor: here both on any, which other tests leave to it.
+class Float32Products : public OnEveryInstructionSet {
+ protected:
+  template <class Body>
+  void on_both(const Body& body) {
+    for (const auto products : {cpu::Float32Products::Own, cpu::Float32Products::Library}) {
+      SCOPED_TRACE(products == cpu::Float32Products::Own ? "own products" : "libtorch's products");
+      cpu::choose_float32_products(products);
+      on_each(body);
+    }
+  }
+  void TearDown() override {
+    cpu::choose_float32_products(cpu::Float32Products::OfThisMachine);
+    OnEveryInstructionSet::TearDown();
+  }
+};
+
+TEST_F(Float32Products, AreTheSameOwnOrTheLibrarys) {
+  on_both([] {
+    for (const Shape& s : kShapes) {
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.outputs << " x " << s.inputs);
+      const at::Tensor x = at::randn({s.rows, s.inputs}), w = at::randn({s.outputs, s.inputs});
+      const at::Tensor dy = at::randn({s.rows, s.outputs});
+      EXPECT_LT(relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())), 1e-6);
+      EXPECT_LT(relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))), 1e-6);
+      const at::Tensor truth = at::matmul(wide(dy).t(), wide(x)), grad = at::full({s.outputs, s.inputs}, 9.0);
+      linear_weight_gradient(grad, dy, x, 0.0);
+      EXPECT_LT(relative_error(grad, truth), 1e-6);
+      linear_weight_gradient(grad, dy, x, 1.0);
+      EXPECT_LT(relative_error(grad, 2 * truth), 2e-6);
+    }
+  });
+}
+
+TEST_F(Float32Products, TakeLongSumsInPieces) {
+  on_both([] {
+    const at::Tensor x = at::randn({30000, 20}), dy = at::randn({30000, 64}), grad = at::zeros({64, 20});
+    linear_weight_gradient(grad, dy, x, 0.0);
+    EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), 8e-7);
+  });
+}
+
+TEST_F(Float32Products, DoNotChangeWithTheThreads) {
+  cpu::choose_float32_products(cpu::Float32Products::Own);
+  on_each([] {
+    const at::Tensor x = at::randn({700, 300}), w = at::randn({520, 300}), alone = kernels::linear(x, w);
+    configure_thread(2);
+    EXPECT_TRUE(kernels::linear(x, w).equal(alone));
+    configure_thread(1);
+  });
+}
+
+TEST_F(Float32Products, MayReadViewsWithGapsBetweenRows) {
+  on_both([] {
+    const at::Tensor x = at::randn({50, 90}).narrow(1, 3, 40), w = at::randn({30, 100}).narrow(1, 50, 40);
+    const at::Tensor dy = at::randn({30, 50}).t(), grad = at::zeros({30, 40});
+    EXPECT_LT(relative_error(kernels::linear(x, w), at::matmul(wide(x), wide(w).t())), 1e-6);
+    EXPECT_LT(relative_error(linear_input_gradient(dy, w), at::matmul(wide(dy), wide(w))), 1e-6);
+    linear_weight_gradient(grad, dy, x, 0.0);
+    EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), 1e-6);
   });
 }
 

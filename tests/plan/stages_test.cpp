@@ -262,21 +262,5 @@ TEST(SplitStageParts, ShareEachStackAmongTheRanksOnItsSideOfTheSplit) {
   EXPECT_THROW(split_stage_parts(parallel, 6, 8), ConfigError);
 }
 
-TEST(EncoderDecoderParts, SplitWhereTheLargestStageIsLeast) {
-  const auto even = encoder_decoder_parts(12, 12, 4);
-  EXPECT_EQ(even.split, 2);
-  EXPECT_EQ(layers_of(even.parts), (Layers{6, 6, 6, 6}));
-  // Decoder layers cost half as much again (cross attention): 3 layers x 1 on 8 stages, at most 2 x 1.5 on 16.
-  EXPECT_EQ(encoder_decoder_parts(24, 24, 24, 1, 1.5).split, 8);
-  EXPECT_EQ(encoder_decoder_parts(24, 24, 5, 1, 1.5).split, 2);
-  const auto uneven = encoder_decoder_parts(5, 7, 5);
-  EXPECT_EQ(uneven.split, 2);
-  EXPECT_EQ(layers_of(uneven.parts), (Layers{2, 3, 2, 2, 3}));
-  EXPECT_EQ(uneven.parts[2], (StagePart{0, 2, true, false, 2}));
-  EXPECT_EQ(uneven.parts[4], (StagePart{4, 3, false, true, 4}));
-  EXPECT_THROW(encoder_decoder_parts(4, 4, 1), ConfigError);
-  EXPECT_THROW(encoder_decoder_parts(1, 2, 4), ConfigError);
-}
-
 }  // namespace
 }  // namespace megatron::plan

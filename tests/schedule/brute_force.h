@@ -78,9 +78,8 @@ class BruteForce {
     const std::string up_next = "activation " + std::to_string(m) + " to " + std::to_string(above);
     const std::string down = "gradient " + std::to_string(m) + " to " + std::to_string(below);
     const std::string down_next = "gradient " + std::to_string(m) + " to " + std::to_string(s);
-    if (program_.forward_only && op.kind != Kind::Forward && op.kind != Kind::GatherParameters &&
-        op.kind != Kind::SendActivation && op.kind != Kind::RecvActivation && op.kind != Kind::WaitSendActivation &&
-        op.kind != Kind::WaitRecvActivation)
+    if (program_.forward_only && op.kind != Kind::Forward && op.kind != Kind::SendActivation &&
+        op.kind != Kind::RecvActivation && op.kind != Kind::WaitSendActivation && op.kind != Kind::WaitRecvActivation)
       return false;
     switch (op.kind) {
       case Kind::Forward:
@@ -122,11 +121,6 @@ class BruteForce {
         for (int i = 0; i < program_.num_microbatches; ++i)
           if (!fact(Kind::Backward, s, i) && !fact(Kind::BackwardWeight, s, i)) return false;
         return true;
-      case Kind::GatherParameters:
-        if (m != 0) return false;
-        for (int i = 0; i < program_.num_microbatches; ++i)
-          if (fact(Kind::Forward, s, i)) return false;
-        return true;
     }
     return false;
   }
@@ -134,7 +128,6 @@ class BruteForce {
   bool complete() const {
     for (int s = 0; s < stages_; ++s) {
       if (fact(Kind::ReduceGradients, s, 0) != fact(Kind::ReduceGradients, 0, 0)) return false;
-      if (fact(Kind::GatherParameters, s, 0) != fact(Kind::GatherParameters, 0, 0)) return false;
       for (int m = 0; m < program_.num_microbatches; ++m) {
         if (!fact(Kind::Forward, s, m)) return false;
         if (!program_.forward_only && !fact(Kind::Backward, s, m) && !fact(Kind::BackwardWeight, s, m)) return false;

@@ -45,7 +45,7 @@ TEST(Text, SkipsCommentsEmptyLinesAndLineEnds) {
 TEST(Text, NamesLineAndColumnOfWhatIsWrong) {
   const std::string head = "stages 0 1\nmicrobatches 2\n";
   EXPECT_EQ(error_of(head + "rank 0: F0.0 X0.1\n"),
-            "schedule mine.txt, line 3, column 14: an operation is one of F B I W SA RA SG RG wSA wRA wSG wRG R G.\n"
+            "schedule mine.txt, line 3, column 14: an operation is one of F B I W SA RA SG RG wSA wRA wSG wRG R.\n"
             "  got:  'X0.1'\n  fix:  megatron plan RECIPE … --draw schedule.txt writes such files");
   EXPECT_THAT(error_of(head + "rank 0: F2.0\n"),
               HasSubstr("line 3, column 9: the stage of an operation is a number below 2"));

@@ -123,10 +123,6 @@ std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t
   return {data_ + offset, count * item_size};
 }
 
-void MappedFile::expect_random_access() const {
-  if (data_ != nullptr) madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
-}
-
 AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(std::move(path)) {
   if (until == Until::Named || !open_unnamed()) open_named();
   buffer_.reserve(kBufferSize);
@@ -189,13 +185,6 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 void AtomicFile::flush() {
   write_all(descriptor_, std::as_bytes(std::span(buffer_)), size_ - buffer_.size(), path_);
   buffer_.clear();
-}
-
-void AtomicFile::overwrite(std::uint64_t offset, std::span<const std::byte> bytes) {
-  if (offset > size_ || bytes.size() > size_ - offset)
-    throw std::logic_error("AtomicFile::overwrite: past the bytes written");
-  flush();
-  write_all(descriptor_, bytes, offset, path_);
 }
 
 void AtomicFile::commit() {

@@ -40,9 +40,6 @@ class MappedFile {
     return value;
   }
 
-  /// Tells the system that pages will be read in no order, so that it reads none ahead.
-  void expect_random_access() const;
-
  private:
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
@@ -68,8 +65,6 @@ class AtomicFile {
   /// The object representation of `value` (this project's machines are little-endian, as its formats are).
   template <class T>
   requires(std::is_arithmetic_v<T>) void write_value(T value) { write(std::as_bytes(std::span(&value, 1))); }
-  /// Replaces bytes that were written before.
-  void overwrite(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t size() const { return size_; }
   /// Hands the buffer to the system, so that what was written can be read at temporary_path().

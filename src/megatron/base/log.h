@@ -16,16 +16,12 @@ class Logger {
 
   template <class... Args>
   void info(const Args&... args) const {
-    line("", concat(args...));
-  }
-  template <class... Args>
-  void warning(const Args&... args) const {
-    line("warning: ", concat(args...));
+    line(concat(args...));
   }
   const std::string& name() const { return name_; }
 
  private:
-  void line(const char* kind, const std::string& text) const;
+  void line(const std::string& text) const;
 
   std::string name_;
   std::FILE* stream_ = stderr;

@@ -36,8 +36,6 @@ class BertHeads {
   /// [b, 2] of pooled(): 0 the segments are in order, 1 they are not.
   at::Tensor sentence_logits(const at::Tensor& pooled_bh) const;
 
-  bool has_sentence_head() const { return pooler_.has_value(); }
-
  private:
   parallel::ColumnParallelLinear dense_;
   Norm norm_;

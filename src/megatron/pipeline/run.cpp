@@ -119,7 +119,6 @@ class Interpreter {
       case Kind::BackwardInput:
       case Kind::BackwardWeight:
       case Kind::ReduceGradients:
-      case Kind::GatherParameters:
         return -1;
     }
     return -1;
@@ -171,9 +170,6 @@ class Interpreter {
         return;
       case Kind::ReduceGradients:
         if (hooks_.reduce_gradients) hooks_.reduce_gradients(op.stage);
-        return;
-      case Kind::GatherParameters:
-        if (hooks_.gather_parameters) hooks_.gather_parameters(op.stage);
         return;
     }
   }

@@ -20,7 +20,6 @@ struct Hooks {
   /// Where BackwardInput puts the weight gradients off: the queue of the rank's parameters.
   parallel::GradientQueue* weight_gradients = nullptr;
   std::function<void(int stage)> reduce_gradients{};
-  std::function<void(int stage)> gather_parameters{};
   /// Told of each operation as it ends.
   std::function<void(const schedule::Op& op, Clock::time_point start, Clock::time_point end)> observe{};
 };

@@ -31,7 +31,6 @@ bool takes_time(Kind kind) {
     case Kind::SendGradient:
     case Kind::RecvGradient:
     case Kind::ReduceGradients:
-    case Kind::GatherParameters:
       return false;
   }
   return false;

@@ -1,7 +1,6 @@
 #include "megatron/plan/stages.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
@@ -262,38 +261,6 @@ std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel,
                                     : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
     });
   return parts_of_layers(layers);
-}
-
-EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int64_t decoder_layers, int num_stages,
-                                          double encoder_cost, double decoder_cost) {
-  const auto most = [](std::int64_t layers, int stages) { return (layers + stages - 1) / stages; };
-  std::optional<int> best;
-  double least = 0;
-  for (int split = 1; split < num_stages; ++split) {
-    if (split > encoder_layers || num_stages - split > decoder_layers) continue;
-    const double largest = std::max(encoder_cost * static_cast<double>(most(encoder_layers, split)),
-                                    decoder_cost * static_cast<double>(most(decoder_layers, num_stages - split)));
-    if (best && largest >= least) continue;
-    best = split;
-    least = largest;
-  }
-  if (!best)
-    throw ConfigError(rule_got_fix("encoder and decoder must each have a stage, and every stage a layer.",
-                                   concat(encoder_layers, " and ", decoder_layers, " layers, ", num_stages, " stages"),
-                                   "--pp 2 --vpp 1"));
-  EncoderDecoderParts result{.split = *best, .parts = {}};
-  for (const bool decoder : {false, true}) {
-    const std::int64_t layers = decoder ? decoder_layers : encoder_layers;
-    const int stages = decoder ? num_stages - *best : *best;
-    std::int64_t first = 0;
-    for (int k = 0; k < stages; ++k) {
-      const std::int64_t next = layers * (k + 1) / stages;
-      const auto stage = static_cast<int>(result.parts.size());
-      result.parts.push_back({first, next - first, k == 0, decoder && k + 1 == stages, stage});
-      first = next;
-    }
-  }
-  return result;
 }
 
 }  // namespace megatron::plan

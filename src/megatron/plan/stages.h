@@ -55,16 +55,4 @@ std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::
 std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
                                          std::int64_t decoder_layers);
 
-/// How an encoder–decoder model is cut: stages before `split` hold the encoder, the others the decoder.
-struct EncoderDecoderParts {
-  int split = 0;
-  /// By stage; layers are counted anew in the decoder. Both first stages have the embedding.
-  std::vector<StagePart> parts;
-};
-
-/// The split for which the most expensive stage costs least, given what one layer of each half costs; both halves
-/// balanced by layers. For T5. Throws ConfigError where there are fewer than two stages or too few layers.
-EncoderDecoderParts encoder_decoder_parts(std::int64_t encoder_layers, std::int64_t decoder_layers, int num_stages,
-                                          double encoder_cost = 1, double decoder_cost = 1);
-
 }  // namespace megatron::plan

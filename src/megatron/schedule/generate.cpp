@@ -322,7 +322,7 @@ Name name_of(const std::string& text) {
   std::vector<std::string> known_names;
   for (const auto& [name, known] : kNames) {
     if (text == known) return name;
-    known_names.push_back(known);
+    known_names.emplace_back(known);
   }
   std::string plain;  // as ours are written
   for (const char c : text) plain += c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -7,7 +7,7 @@ namespace megatron::schedule {
 
 std::string_view to_string(Kind kind) {
   static constexpr std::array<std::string_view, kNumKinds> kNames = {"F",  "B",   "I",   "W",   "SA",  "RA", "SG",
-                                                                     "RG", "wSA", "wRA", "wSG", "wRG", "R",  "G"};
+                                                                     "RG", "wSA", "wRA", "wSG", "wRG", "R"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -28,11 +28,10 @@ enum class Kind : std::uint8_t {
   WaitSendGradient,
   WaitRecvGradient,
   // Once a stage; microbatch is 0.
-  ReduceGradients,   ///< start to reduce the stage's gradients over data-parallel ranks: its last backward is done
-  GatherParameters,  ///< have the stage's parameters whole before its first forward
+  ReduceGradients,  ///< start to reduce the stage's gradients over data-parallel ranks: its last backward is done
 };
 
-inline constexpr int kNumKinds = 14;
+inline constexpr int kNumKinds = 13;
 
 constexpr bool is_computation(Kind kind) { return kind <= Kind::BackwardWeight; }
 constexpr bool is_communication(Kind kind) { return kind >= Kind::SendActivation && kind <= Kind::WaitRecvGradient; }
@@ -51,7 +50,7 @@ struct Op {
   auto operator<=>(const Op&) const = default;
 };
 
-/// Kinds in order: F B I W SA RA SG RG wSA wRA wSG wRG R G.
+/// Kinds in order: F B I W SA RA SG RG wSA wRA wSG wRG R.
 std::string_view to_string(Kind kind);
 /// "F2.5": forward, stage 2, microbatch 5.
 std::string to_string(const Op& op);

@@ -196,7 +196,7 @@ class Parser {
   Kind parse_kind(std::string_view word, std::string_view kind) const {
     for (int k = 0; k < kNumKinds; ++k)
       if (kind == to_string(static_cast<Kind>(k))) return static_cast<Kind>(k);
-    refuse("an operation is one of F B I W SA RA SG RG wSA wRA wSG wRG R G.", quoted(word));
+    refuse("an operation is one of F B I W SA RA SG RG wSA wRA wSG wRG R.", quoted(word));
   }
 
   const std::string_view text_;
@@ -219,12 +219,12 @@ std::string to_text(const Program& program) {
   if (!program.max_live.empty()) {
     text += "max-live";
     for (const int bound : program.max_live) text += " " + std::to_string(bound);
-    text += "\n";
+    text += '\n';
   }
   for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
     text += "rank " + std::to_string(rank) + ":";
     for (const Op& op : program.ranks[rank]) append(text += ' ', op);
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

@@ -105,7 +105,7 @@ class Validator {
     if (placement_.rank_of(op.stage) != static_cast<int>(rank))
       refuse("a rank works on its own stages.",
              concat(place(rank, i, op), ", but stage ", op.stage, " is on rank ", placement_.rank_of(op.stage)));
-    if ((op.kind == Kind::ReduceGradients || op.kind == Kind::GatherParameters) && op.microbatch != 0)
+    if (op.kind == Kind::ReduceGradients && op.microbatch != 0)
       refuse("what is done once a stage has microbatch 0.", place(rank, i, op));
     if (program_.forward_only && moves_gradients(op.kind))
       refuse("a forward-only program has no gradients.", place(rank, i, op));
@@ -120,7 +120,6 @@ class Validator {
       case Kind::RecvActivation:
       case Kind::WaitSendActivation:
       case Kind::WaitRecvActivation:
-      case Kind::GatherParameters:
         return false;
       default:
         return true;
@@ -178,17 +177,7 @@ class Validator {
         if (backwards_left_[static_cast<std::size_t>(op.stage)] > 0)
           refuse("gradients are reduced after the stage's last backward.", place(rank, i, op));
         return;
-      case Kind::GatherParameters:
-        if (forward_begun(op.stage))
-          refuse("parameters are gathered before the stage's first forward.", place(rank, i, op));
-        return;
     }
-  }
-
-  bool forward_begun(int stage) {
-    for (int m = 0; m < program_.num_microbatches; ++m)
-      if (seen(stage, m) & bit(Kind::Forward)) return true;
-    return false;
   }
 
   void note_post(const Op& op) {
@@ -199,11 +188,8 @@ class Validator {
 
   void check_complete() {
     for (int stage = 0; stage < placement_.num_stages(); ++stage) {
-      const Bits once = seen(stage, 0) & (bit(Kind::ReduceGradients) | bit(Kind::GatherParameters));
-      const Bits first = seen(0, 0) & (bit(Kind::ReduceGradients) | bit(Kind::GatherParameters));
-      if (once != first)
-        refuse("gradients are reduced and parameters gathered on every stage or on none.",
-               concat("stage 0 and stage ", stage, " differ"));
+      if ((seen(stage, 0) & bit(Kind::ReduceGradients)) != (seen(0, 0) & bit(Kind::ReduceGradients)))
+        refuse("gradients are reduced on every stage or on none.", concat("stage 0 and stage ", stage, " differ"));
       for (int m = 0; m < program_.num_microbatches; ++m) {
         const Bits missing = required(stage, seen(stage, m)) & static_cast<Bits>(~seen(stage, m));
         if (missing == 0) continue;

@@ -39,6 +39,11 @@ std::atomic<Isa>& chosen_isa() {
   return isa;
 }
 
+std::atomic<cpu::Float32Products>& chosen_products() {
+  static std::atomic<cpu::Float32Products> products = cpu::Float32Products::OfThisMachine;
+  return products;
+}
+
 const char* name_of(Isa isa) {
   constexpr std::array kNames = {"reference", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<std::size_t>(isa)];
@@ -96,8 +101,18 @@ cpu::TileUnit cpu::tile_unit() {
 
 bool cpu::own_float32_products() {
   static const bool amd = made_by_amd();
-  return amd && chosen_isa().load(std::memory_order_relaxed) >= Isa::Avx512;
+  const Isa isa = chosen_isa().load(std::memory_order_relaxed);
+  switch (chosen_products().load(std::memory_order_relaxed)) {
+    case Float32Products::Own:
+      return isa != Isa::Reference;
+    case Float32Products::Library:
+      return false;
+    default:
+      return amd && isa >= Isa::Avx512;
+  }
 }
+
+void cpu::choose_float32_products(Float32Products products) { chosen_products() = products; }
 
 bool cpu::enabled() { return chosen_isa().load(std::memory_order_relaxed) != Isa::Reference; }
 

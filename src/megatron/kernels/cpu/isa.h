@@ -9,6 +9,10 @@ bool enabled();
 /// Whether float32 matrix products are our own as well: with AVX512 on AMD's processors, where MKL, which computes
 /// libtorch's, stays with AVX2 (decision 38).
 bool own_float32_products();
+/// What own_float32_products() says from now on, process-wide: Own wherever there are vector kernels, or Library, as on
+/// the other processors. Tests run both on every machine.
+enum class Float32Products { OfThisMachine, Own, Library };
+void choose_float32_products(Float32Products products);
 
 /// Whether `x` is contiguous `dtype` on the CPU.
 inline bool plain(at::ScalarType dtype, const at::Tensor& x) {
