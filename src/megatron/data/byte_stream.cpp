@@ -50,7 +50,7 @@ class ByteStream::Source {
   /// What is there and not taken; reads on when there is nothing, or less than `at_least`. Shorter only at the end.
   std::span<const std::byte> window(std::size_t at_least = 1) {
     if (window_.size() >= at_least || fd_ < 0) return window_;
-    std::memmove(buffer_.data(), window_.data(), window_.size());
+    if (!window_.empty()) std::memmove(buffer_.data(), window_.data(), window_.size());
     std::size_t have = window_.size();
     while (have < at_least) {
       const ssize_t n = ::read(fd_, buffer_.data() + have, buffer_.size() - have);

@@ -1,6 +1,7 @@
 #include "megatron/plan/batch_schedule.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "megatron/base/error.h"
 
@@ -46,7 +47,9 @@ std::int64_t BatchSchedule::samples_of(std::int64_t steps) const {
     samples += global_batch(samples);
     --steps;
   }
-  return samples + steps * full_;
+  std::int64_t rest = 0, sum = 0;
+  const bool fits = !__builtin_mul_overflow(steps, full_, &rest) && !__builtin_add_overflow(samples, rest, &sum);
+  return fits ? sum : std::numeric_limits<std::int64_t>::max();
 }
 
 }  // namespace megatron::plan

@@ -20,7 +20,7 @@ class BatchSchedule {
   std::int64_t num_sizes() const { return increment_ > 0 ? (full_ - start_) / increment_ + 1 : 1; }
   std::int64_t size(std::int64_t k) const { return start_ + k * increment_; }
 
-  /// Samples of the first `steps` steps of a run.
+  /// Samples of the first `steps` steps of a run; the largest number where there are more.
   std::int64_t samples_of(std::int64_t steps) const;
 
  private:

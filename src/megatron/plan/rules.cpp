@@ -256,9 +256,10 @@ std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
 void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
   config::ModelConfig& model = config.model;
-  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth)
-    model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(model.hidden_size * 8 / 3 / 64, 1) * 64
-                                                    : 4 * model.hidden_size;
+  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth) {
+    const std::int64_t width = std::max<std::int64_t>(model.hidden_size, 1);
+    model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(width * 8 / 3 / 64, 1) * 64 : 4 * width;
+  }
   if (model.architecture == "t5" && config.data.decoder_seq_length == 0)
     config.data.decoder_seq_length = std::max<std::int64_t>(config.data.seq_length / 4, 3);
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
@@ -319,7 +320,7 @@ RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts
   return grid.value_or(RankGrid());
 }
 
-/// Recomputation options that say nothing together with the others.
+/// Recomputation options that have no effect together with the others.
 void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
   const bool full = train.recompute == "full";
   rules.require(full || train.recompute_num_layers == 0, "train.recompute_num_layers needs train.recompute full.",
