@@ -116,6 +116,25 @@ TEST(Stranger, IsNotTakenForARank) {
   EXPECT_THAT(rank.get(), HasSubstr("rank 1 did not arrive"));
 }
 
+// The store has let it in, as one who reads what ranks say there could place an address of his own.
+TEST(Stranger, WhoAnswersInARanksPlaceWithoutTheSecretIsRefused) {
+  const std::string secret = random_secret();
+  std::atomic<int> let_in{0};
+  LocalOptions options;
+  options.timeout = kTimeout;
+  try {
+    run_gloo_ranks_of(
+        {secret, secret, random_secret()}, [&](const Group&) { ++let_in; }, options);
+    ADD_FAILURE() << "a rank of another run was let in";
+  } catch (const PeerError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("does not know the secret of this run"));
+  }
+  EXPECT_EQ(let_in, 0);
+  run_gloo_ranks_of(
+      {secret, secret, secret}, [&](const Group&) { ++let_in; }, options);
+  EXPECT_EQ(let_in, 3);
+}
+
 /// The local addresses on which this network namespace listens at `port`, as /proc/net/tcp{,6} writes them.
 std::set<std::string> listening_on(int port) {
   std::set<std::string> addresses;

@@ -10,6 +10,7 @@ import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import MEGATRON, run  # noqa: E402
+from test_agreement import ENDS_IN, end_of, start_ranks  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "may", "cat", "dog", "old", "new", "sees", "the"]
 LABELS = {"yes": "entailment", "no": "contradiction", "may": "neutral"}
@@ -225,9 +226,20 @@ class Finetune(unittest.TestCase):
                                 "--json"))
         self.assertEqual(scores, {"exact_match": 50.0, "f1": 0.0})
 
+    def test_ranks_that_differ_end_before_they_begin(self):
+        for option, path, value in [("--lr", "schedule.lr", "0.25"), ("--seeds", "task.seeds", "7"),
+                                    ("--epochs", "train.train_iters", "3")]:  # which follow
+            with self.subTest(option):
+                words = self.words("out", "--global-batch-size", 16)
+                codes, errors = end_of(start_ranks([words, [*words, option, value]]), ENDS_IN)
+                self.assertEqual(codes, [2, 2], "\n".join(errors))
+                for error in errors:
+                    self.assertIn(path, error)
+                self.assertFalse((self.path / "out").exists())
+
     def test_wrong_input_ends_before_it_begins(self):
         self.assertIn("fim.rate", self.finetune("out", "--fim-rate", 0.3, "--eval-iters", 1, code=2))
-        self.assertIn("task.doc_stride says nothing", self.finetune("out", "--doc-stride", 5, code=2))
+        self.assertIn("task.doc_stride has no effect", self.finetune("out", "--doc-stride", 5, code=2))
         self.assertIn("megatron finetune", run("plan", self.path / "recipe.toml", code=2))
         self.assertIn("must name the task's file", run("finetune", self.path / "recipe.toml", code=2))
         self.assertIn("data.sft", self.finetune("out", "--sft", code=2))

@@ -148,6 +148,13 @@ class HostileFiles(unittest.TestCase):
             self.assertNotIn("\u202e".encode(), out + err)
             self.assertNotIn(b"\nfix:  curl", out + err)
 
+    def test_an_end_that_is_no_token_is_shown_and_refused(self):
+        wrong = [(-7, "-7"), (1 << 40, "1099511627776"), (1.5, "1.5"), ([3, -1], "-1")]
+        for number, (value, shown) in enumerate(wrong):
+            folder = hugging_face_gpt2(self.place.path / f"end_{number}", 320, config={"eos_token_id": value})
+            error = self.refused("generate", "--load", folder, "--tokenizer", self.place.tokenizer, "--prompt", "the")
+            self.assertRegex(error, r"eos_token_id must be .*\n  got:  .*" + re.escape(shown) + r".*\n  fix:  set")
+
     def test_a_vocabulary_that_the_weights_do_not_have_is_refused_before_memory_is_taken(self):
         folder = hugging_face_gpt2(self.place.path / "large", 320, config={"vocab_size": 1 << 24})
         words = ["generate", "--load", folder, "--tokenizer", self.place.tokenizer, "--prompt", "the"]

@@ -446,6 +446,12 @@ Group join_gloo(const Place& place, milliseconds timeout) {
 }
 
 void run_gloo_ranks(int size, const std::function<void(Group)>& body, const LocalOptions& options) {
+  run_gloo_ranks_of(std::vector(static_cast<std::size_t>(std::max(size, 0)), random_secret()), body, options);
+}
+
+void run_gloo_ranks_of(const std::vector<std::string>& secrets, const std::function<void(Group)>& body,
+                       const LocalOptions& options) {
+  const int size = static_cast<int>(secrets.size());
   if (size == 1)
     return run_rank_threads(
         1, [&](int) { body(Group()); }, [](int, const std::exception_ptr&) {}, options.timeout, options.on_stuck);
@@ -453,12 +459,12 @@ void run_gloo_ranks(int size, const std::function<void(Group)>& body, const Loca
   // that are threads can break it. Read when the process makes its first group.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const RunKey key(random_secret());
-  std::vector<Group> worlds(static_cast<std::size_t>(std::max(size, 1)));
+  std::vector<Group> worlds(secrets.size());
   run_rank_threads(
       size,
       [&](int rank) {
         Group& world = worlds[static_cast<std::size_t>(rank)];
+        const RunKey key(secrets[static_cast<std::size_t>(rank)]);
         world = join_world(store, key, c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"), rank, size, false,
                            options.timeout);
         body(world);

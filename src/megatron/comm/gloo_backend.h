@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "megatron/comm/group.h"
 #include "megatron/comm/local_backend.h"
@@ -20,6 +21,10 @@ Group join_gloo(const Place& place, std::chrono::milliseconds timeout);
 
 /// run_ranks over Gloo: threads of this process that talk through the loopback interface.
 void run_gloo_ranks(int size, const std::function<void(Group world)>& body, const LocalOptions& options);
+/// The same where each rank brings its own secret of the run: who does not know that of the others is no rank, and
+/// connecting fails with a PeerError.
+void run_gloo_ranks_of(const std::vector<std::string>& secrets, const std::function<void(Group world)>& body,
+                       const LocalOptions& options);
 
 /// The rendezvous store, kept by the program that starts the ranks: it outlives each of them.
 class StoreServer {
