@@ -11,7 +11,7 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MODELS, run, text_of_sentences  # noqa: E402
+from program import LONG, MODELS, run, text_of_sentences  # noqa: E402
 
 torch, transformers, MISSING = peers("torch", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
@@ -20,6 +20,9 @@ SMOLLM2 = MODELS / "smollm2-135m-instruct"
 @unittest.skipIf(MISSING, MISSING)
 class Evaluation(unittest.TestCase):
     """A Llama with random weights beside a tokenizer of ours."""
+
+    windows = (64, 64), (64, 32), (50, 7)  # and strides
+    tokens, lines, questions = 220, 30, 40
 
     @classmethod
     def setUpClass(cls):
@@ -60,8 +63,8 @@ class Evaluation(unittest.TestCase):
         self.assertLess(abs(got / want - 1), 2e-6, what)
 
     def test_moves_the_same_windows(self):
-        ids = self.ids("\n".join(self.sentences))[:220]
-        for window, stride in ((64, 64), (64, 32), (50, 7)):
+        ids = self.ids("\n".join(self.sentences))[:self.tokens]
+        for window, stride in self.windows:
             total, seen = 0.0, 0
             for begin in range(0, len(ids), stride):
                 end = min(begin + window, len(ids))
@@ -103,7 +106,7 @@ class Evaluation(unittest.TestCase):
         self.expect_near(got["nll_sum"], total, "the paper's windows")
 
     def test_foresees_the_same_last_words(self):
-        lines = [line.rstrip(".") for line in self.sentences[:30]]
+        lines = [line.rstrip(".") for line in self.sentences[:self.lines]]
         # A word that the model does foresee, so that both answers occur.
         (guess,) = self.model(torch.tensor([self.ids("the cat")])).logits[0, -1:].argmax(-1).tolist()
         lines.append("the cat" + self.tokenizer.decode([guess]))
@@ -120,7 +123,7 @@ class Evaluation(unittest.TestCase):
 
     def test_chooses_the_same_answers(self):
         questions = [{"context": line.split(" on ")[0], "choices": ["on monday.", "on friday, or later.", "never"],
-                      "label": i % 3} for i, line in enumerate(self.sentences[:40])]
+                      "label": i % 3} for i, line in enumerate(self.sentences[:self.questions])]
         right = [0, 0, 0]
         for question in questions:
             before = self.ids(question["context"])
@@ -134,14 +137,17 @@ class Evaluation(unittest.TestCase):
         (self.path / "choice.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
         got = self.eval("choice", self.path / "choice.jsonl")
         self.assertEqual(got["right"], right[0])
-        self.assertAlmostEqual(got["accuracy_bytes"], right[1] / 40)
-        self.assertAlmostEqual(got["accuracy_sum"], right[2] / 40)
+        self.assertAlmostEqual(got["accuracy_bytes"], right[1] / self.questions)
+        self.assertAlmostEqual(got["accuracy_sum"], right[2] / self.questions)
 
 
 @unittest.skipIf(MISSING, MISSING)
 @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
 class SmolLM2(Evaluation):
     """The same of a trained model."""
+    if not LONG:
+        windows = (64, 64), (50, 20)
+        tokens, lines, questions = 120, 10, 8
 
     @classmethod
     def setUpClass(cls):

@@ -14,6 +14,8 @@ MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().paren
 
 # Folders of trained models as Hugging Face has them (docs/interchange.md); tests that need one skip where it is absent.
 MODELS = pathlib.Path(os.environ.get("MEGATRON_MODELS", pathlib.Path(__file__).resolve().parents[2] / ".cache/models"))
+# Whether tests of trained models take their longer form: more windows, texts, settings and layouts.
+LONG = os.environ.get("MEGATRON_LONG_TESTS") == "1"
 # What the build unpacked from tests/golden/packed.tar.xz.
 UNPACKED = pathlib.Path(__file__).resolve().parents[2] / ".cache/golden"
 GOLDEN_MODELS = UNPACKED / "golden/models"
