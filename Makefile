@@ -3,11 +3,12 @@
 BUILD := build
 JOBS  := $(shell nproc)
 
-.PHONY: help setup configure build test-setup test-programs test quickstart gpu-check bench-all performance docs format tidy
+.PHONY: help setup configure build test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
 	@echo 'make test        set up, build, run every test'
+	@echo 'make sanitize    tests under the address, undefined-behaviour and thread sanitizers, and fuzz targets'
 	@echo 'make build       the program: $(BUILD)/megatron'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
@@ -28,13 +29,17 @@ build: configure
 test-setup: setup
 	@scripts/setup.sh --tests
 
+# What tests compare with is fetched while the programs are built.
 test-programs: test-setup configure
-	@cmake --build $(BUILD) -j $(JOBS)
+	@scripts/setup.sh --peers & peers=$$!; cmake --build $(BUILD) -j $(JOBS); status=$$?; wait $$peers && exit $$status
 
 test: test-programs
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml \
 	  --test-output-size-passed 10000000; status=$$?; \
 	scripts/check_tests.py $(BUILD) && exit $$status
+
+sanitize: test-programs
+	@scripts/sanitize.sh
 
 quickstart: build
 	@scripts/quickstart.sh
@@ -60,6 +65,5 @@ format:
 	@$(call needs,clang-format)
 	@git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 clang-format -i
 
-tidy: setup
-	@$(call needs,clang-tidy)
-	@scripts/tidy.sh
+tidy: test-setup configure
+	@scripts/tidy.py

@@ -56,7 +56,7 @@ struct Options {
 double anonymous_mb() {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);)
-    if (line.starts_with("RssAnon:")) return std::atof(line.c_str() + 8) / 1e3;
+    if (line.starts_with("RssAnon:")) return std::strtod(line.c_str() + 8, nullptr) / 1e3;
   return 0;
 }
 

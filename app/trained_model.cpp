@@ -198,7 +198,7 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   generate::load_weights(model.folder, parameters, run.shape);
   model::GptOptions options = model::gpt_options(run.config, run.shape);
   options.rope_positions = std::min(positions, run.shape.max_positions);
-  return {std::move(context), parts.at(0), std::move(parameters), std::move(options)};
+  return {std::move(context), parts.at(0), std::move(parameters), options};
 }
 
 }  // namespace megatron::app

@@ -4,11 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --tests
+scripts/setup.sh --peers
 stamp=.cache/bench/$(cat tests/interop/requirements.txt bench/requirements.txt | cksum | tr ' ' -)
 [ -e "$stamp" ] && exit 0
 interop=.cache/interop/bin/python
 [ -x $interop ] || {
-  printf '%s\n' 'the benchmarks use the Python of the interop tests.' '  got:  no .cache/interop' '  fix:  scripts/setup.sh --tests, with a network' >&2
+  printf '%s\n' 'the benchmarks use the Python of the interop tests.' '  got:  no .cache/interop' '  fix:  scripts/setup.sh --peers, with a network' >&2
   exit 1
 }
 echo "installing the peers of the benchmarks into .cache/bench"

@@ -1,8 +1,7 @@
 # Fuzz targets: fuzz/NAME_fuzz.cpp holds LLVMFuzzerTestOneInput, fuzz/corpus/NAME/ its fixed inputs.
 # With clang each is a libFuzzer program; elsewhere it runs the corpus and deterministic mutations of it (fuzz/driver.cpp).
 # ctest runs each for a moment; scripts/fuzz.sh runs 100,000 mutations of each under the sanitizers.
-set(MEGATRON_FUZZ_RUNS 3000 CACHE STRING "Mutations of each fuzz target that ctest runs")
-set(MEGATRON_FUZZ_RUNS_tokenizer_json 300)  # each builds a whole vocabulary
+set(MEGATRON_FUZZ_RUNS 2000 CACHE STRING "Mutations of each fuzz target that ctest runs")
 # Those that read what others wrote, as far as they need no torch.
 set(fuzz_folders base config text data corpus tasks schedule plan)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
@@ -16,10 +15,6 @@ file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/fuzz/*_fuzz.cpp)
 foreach(source ${fuzz_sources})
   get_filename_component(name ${source} NAME_WE)
   string(REGEX REPLACE "_fuzz$" "" corpus ${name})
-  set(runs ${MEGATRON_FUZZ_RUNS})
-  if(DEFINED MEGATRON_FUZZ_RUNS_${corpus})
-    set(runs ${MEGATRON_FUZZ_RUNS_${corpus}})
-  endif()
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE megatron_options)
   file(STRINGS ${source} includes REGEX "^#include \"megatron/")  # the folders that it needs, and no others
@@ -30,10 +25,10 @@ foreach(source ${fuzz_sources})
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-    set(arguments -runs=${runs} -seed=1)
+    set(arguments -runs=${MEGATRON_FUZZ_RUNS} -seed=1)
   else()
     target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/fuzz/driver.cpp)
-    set(arguments --runs ${runs})
+    set(arguments --runs ${MEGATRON_FUZZ_RUNS})
   endif()
   add_test(NAME fuzz.${corpus} COMMAND ${name} ${arguments} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${corpus})
   set_tests_properties(fuzz.${corpus} PROPERTIES LABELS pure TIMEOUT 120)

@@ -3,8 +3,11 @@
 anonymous namespaces, and have at most LINES lines together. A file that Highway compiles once for each instruction set
 stays alone. Usage: unity_groups.py LINES FILE...; prints "GROUP FILE" for each file of a
 group of several."""
+import pathlib
 import re
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 STRING = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 ALIAS = re.compile(r"\b(?:using|namespace)\s+(\w+)\s*=([^;]*);")
@@ -34,6 +37,16 @@ def hidden_names(text):
     return names
 
 
+def namespaces_called_testing(text, seen):
+    """Those of ours that a test sees: beside them `testing` is not GoogleTest's."""
+    found = set(re.findall(r"^namespace (\S*::testing) \{", text, re.MULTILINE))
+    for header in re.findall(r'^#include "(tests/[^"]+)"', text, re.MULTILINE):
+        if header not in seen:
+            seen.add(header)
+            found |= namespaces_called_testing((ROOT / header).read_text(encoding="utf-8"), seen)
+    return found
+
+
 def main():
     most, groups = int(sys.argv[1]), []
     for path in sys.argv[2:]:
@@ -42,6 +55,8 @@ def main():
         if "foreach_target.h" in text:
             continue
         names, lines = hidden_names(text), text.count("\n")
+        if "gtest/gtest.h" in text:
+            names["testing"] = "gtest " + " ".join(sorted(namespaces_called_testing(text, set())))
         for group in groups:
             clash = any(group["names"].get(name, meaning) != meaning or name in group["names"] and not meaning
                         for name, meaning in names.items())

@@ -42,6 +42,9 @@ def tests_of(case):
 def main():
     build = sys.argv[1]
     listing = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))
+    if not any(test["name"].startswith("e2e.") for test in listing["tests"]):  # a part, under a sanitizer
+        EXPECTED.clear()
+        AT_LEAST.clear()
     labels = {test["name"]: next((p["value"] for p in test["properties"] if p["name"] == "LABELS"), [])
               for test in listing["tests"]}
     ran, skipped, reasons = collections.Counter(), collections.Counter(), collections.defaultdict(list)

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what the build needs and is not there yet: the Debian packages of packages.txt, and libtorch into .venv.
-# With --tests also those of test_packages.txt, what the interop tests compare with, and trained models.
+# With --tests also those of test_packages.txt and clang-tidy; with --peers what the interop tests compare with, and
+# trained models, which a build does not have to wait for.
 # TORCH_DIR=… (a folder with include/ and lib/ of libtorch 2.11.0) is used instead of .venv.
 # Again with everything there: < 1 s.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 torch_version=2.11.0
+tidy_version=23.1.4
 cuda_runtime="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"  # the two that libtorch_cpu itself is linked to
 
 stop() {  # rule, got, fix
@@ -100,6 +102,17 @@ install_interop() {
   touch "$stamp"
 }
 
+# Of the Python package index: Debian's is so old that it checks libtorch's headers for minutes.
+install_tidy() {
+  local stamp=.cache/tidy/$tidy_version
+  [ -e "$stamp" ] && return
+  echo "installing clang-tidy $tidy_version into .cache/tidy"
+  "$(find_python)" -m venv --clear .cache/tidy &&
+    .cache/tidy/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+      "clang-tidy==$tidy_version" || stop "clang-tidy could not be installed." "pip failed (see above)" "again with a network"
+  touch "$stamp"
+}
+
 fetch_models() {
   [ -e .cache/models/fetched-1 ] && return
   [ -n "${MEGATRON_MODELS:-}" ] && return
@@ -113,6 +126,9 @@ install_packages scripts/packages.txt
 install_libtorch
 if [ "${1:-}" = --tests ]; then
   install_packages scripts/test_packages.txt
+  install_tidy
+fi
+if [ "${1:-}" = --peers ]; then
   install_interop
   fetch_models
 fi

@@ -112,8 +112,8 @@ config::RunConfig config_of(const Model& model, const Way& way) {
 }
 
 /// Loads where `from` is given, takes steps [first, last), saves after step `saved` where `to` is given; the losses.
-std::vector<double> train(const config::RunConfig& config, int first, int last, const fs::path& from,
-                          const fs::path& to = {}, int saved = 0) {
+std::vector<double> losses_of(const config::RunConfig& config, int first, int last, const fs::path& from,
+                              const fs::path& to = {}, int saved = 0) {
   const plan::ResolvedRun run = plan::resolve(config);
   std::vector<double> losses;
   comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
@@ -160,8 +160,8 @@ TEST_P(CheckpointPairs, GoOnWithEqualTensorsAndLosses) {
   SCOPED_TRACE(concat(pair.model.groups, " groups", pair.model.untied ? ", untied: " : ": ", pair.from.text(), " -> ",
                       pair.to.text()));
 
-  const auto straight = train(from, 0, 4, {}, folder_ / "a", 2);
-  train(to, 2, 2, folder_ / "a", folder_ / "b", 2);  // what was loaded, saved again
+  const auto straight = losses_of(from, 0, 4, {}, folder_ / "a", 2);
+  losses_of(to, 2, 2, folder_ / "a", folder_ / "b", 2);  // what was loaded, saved again
   for (const auto& difference :
        checkpoint::differences(folder_ / "a", folder_ / "b", rounding(pair) > 0 ? kSmallest : 0)) {
     if (changes_optimizer(pair) && difference.name.starts_with("optimizer.")) continue;
@@ -169,16 +169,16 @@ TEST_P(CheckpointPairs, GoOnWithEqualTensorsAndLosses) {
       ADD_FAILURE() << difference.name << ": " << difference.what << " " << difference.largest_relative;
   }
 
-  const auto same = train(from, 2, 4, folder_ / "a");
+  const auto same = losses_of(from, 2, 4, folder_ / "a");
   EXPECT_EQ(same, (std::vector<double>{straight[2], straight[3]})) << "the same layout goes on bit for bit";
   auto wanted = same;
   if (changes_optimizer(pair)) {  // then from the checkpoint on in the layout before
     auto changed = from;
     changed.optimizer.name = pair.to.optimizer;
-    wanted = train(changed, 2, 4, folder_ / "a");
+    wanted = losses_of(changed, 2, 4, folder_ / "a");
     EXPECT_NE(wanted[1], same[1]);
   }
-  const auto other = train(to, 2, 4, folder_ / "a");
+  const auto other = losses_of(to, 2, 4, folder_ / "a");
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_NEAR(other[i] / wanted[i], 1, tolerance(pair.from, pair.to)) << "step " << i + 3;
 }

@@ -54,7 +54,7 @@ struct Course {
   std::vector<std::vector<at::Tensor>> parameters;
 };
 
-Course train(const config::RunConfig& config) {
+Course course_of(const config::RunConfig& config) {
   const plan::ResolvedRun run = plan::resolve(config);
   Course course;
   course.parameters.resize(static_cast<std::size_t>(run.grid.world_size()));
@@ -97,11 +97,11 @@ class DistributedOptimizer : public ::testing::TestWithParam<Layout> {};
 TEST_P(DistributedOptimizer, TrainsToTheSameBitsAsThePlainOne) {
   auto plain = config_of(GetParam(), false), sharded = config_of(GetParam(), true);
   plain.optimizer.clip_grad = sharded.optimizer.clip_grad = 0;
-  const Course want = train(plain);
-  expect_equal(train(sharded), want);
+  const Course want = course_of(plain);
+  expect_equal(course_of(sharded), want);
   sharded.optimizer.overlap_param_gather = sharded.optimizer.overlap_grad_reduce = false;
   plain.optimizer.overlap_grad_reduce = false;
-  expect_equal(train(sharded), train(plain));
+  expect_equal(course_of(sharded), course_of(plain));
 }
 
 TEST_P(DistributedOptimizer, ClipsTheNormOfTheWholeModelCountedOnce) {
@@ -109,7 +109,7 @@ TEST_P(DistributedOptimizer, ClipsTheNormOfTheWholeModelCountedOnce) {
     auto plain = config_of(GetParam(), false), sharded = config_of(GetParam(), true);
     plain.optimizer.clip_grad = sharded.optimizer.clip_grad = 0.05;
     plain.optimizer.clip_norm = sharded.optimizer.clip_norm = kind;
-    const Course want = train(plain), got = train(sharded);
+    const Course want = course_of(plain), got = course_of(sharded);
     for (std::size_t i = 0; i < want.losses.size(); ++i) {
       EXPECT_GT(want.norms[i], 0.05) << "clipping was to be on";
       EXPECT_NEAR(got.norms[i], want.norms[i], 1e-6 * want.norms[i]);
@@ -142,15 +142,15 @@ class ShardedGradients : public ::testing::TestWithParam<Layout> {};
 TEST_P(ShardedGradients, OfOneMicrobatchTrainToTheSameBitsAsWholeOnes) {
   auto [first, second] = both_stages(GetParam(), 1);
   first.optimizer.clip_grad = second.optimizer.clip_grad = 0.05;
-  expect_equal(train(second), train(first));
+  expect_equal(course_of(second), course_of(first));
   second.optimizer.overlap_grad_reduce = false;
-  expect_equal(train(second), train(first));
+  expect_equal(course_of(second), course_of(first));
 }
 
 // The sum over microbatches is then taken after that over ranks, not before it.
 TEST_P(ShardedGradients, OfSeveralMicrobatchesTrainToTheSameLossesWithinAMillionth) {
   auto [first, second] = both_stages(GetParam(), 4);
-  const Course want = train(first), got = train(second);
+  const Course want = course_of(first), got = course_of(second);
   const double tolerance = GetParam().dtype == std::string("fp32") ? 1e-6 : 2e-3;
   for (std::size_t i = 0; i < want.losses.size(); ++i) {
     EXPECT_NEAR(got.losses[i], want.losses[i], tolerance * want.losses[i]) << "step " << i + 1;
@@ -175,7 +175,7 @@ void expect_as_whole(const Layout& layout, const std::function<void(config::RunC
     second.optimizer.bucket_size = 0;
     change(first);
     change(second);
-    const Course want = train(first), got = train(second);
+    const Course want = course_of(first), got = course_of(second);
     if (microbatches == 1) expect_equal(got, want);
     for (std::size_t i = 0; i < want.losses.size(); ++i)
       EXPECT_NEAR(got.losses[i], want.losses[i], 1e-6 * want.losses[i]) << "step " << i + 1;

@@ -43,7 +43,7 @@ config::RunConfig config_of(const Layout& layout, const char* dtype) {
 }
 
 /// The results of each step on each world rank, after check(engine, result) there.
-std::vector<std::vector<StepResult>> train(const config::RunConfig& config, const auto& check) {
+std::vector<std::vector<StepResult>> results_of(const config::RunConfig& config, const auto& check) {
   const plan::ResolvedRun run = plan::resolve(config);
   std::vector<std::vector<StepResult>> results(static_cast<std::size_t>(run.grid.world_size()));
   comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
@@ -71,7 +71,7 @@ double largest_norm(const std::vector<StepResult>& steps) {
 
 TEST(Bfloat16, LossesInAnyLayoutAreThoseOfOneRankWithinAFiftiethOfWhatIsLearnt) {
   const auto go = [](const Layout& layout) {
-    return train(config_of(layout, "bf16"), [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+    return results_of(config_of(layout, "bf16"), [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
   const auto want = go({});
   const double tolerance = 0.02 * learnt(want);
@@ -91,7 +91,7 @@ TEST_P(HalfPrecision, LearnsAsSinglePrecisionDoes) {
     config.optimizer.name = GetParam();  // Adam's step does not depend on the size of gradients, that of SGD does
     if (config.optimizer.name == "sgd") config.schedule.lr = 0.3;
     config.optimizer.initial_loss_scale = 1024;
-    return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+    return results_of(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
   const auto single = go("fp32"), bf16 = go("bf16"), fp16 = go("fp16");
   const double whole = learnt(single);
@@ -107,7 +107,7 @@ TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing)
   for (const Layout& layout : kLayouts) {
     auto config = config_of(layout, "fp16");
     config.train.train_iters = 30;
-    const auto results = train(config, [](Engine& engine, const auto& step) {
+    const auto results = results_of(config, [](Engine& engine, const auto& step) {
       const auto before = engine.parameters.values().clone();
       std::vector<at::Tensor> state;
       for (const auto& slice : engine.optimizer.state()) state.push_back(slice.flat.clone());
@@ -150,7 +150,7 @@ TEST(LossScaling, TheNumberOfDataParallelRanksDoesNotDecideWhichStepsOverflow) {
   const auto go = [](int dp) {
     auto config = config_of({.dp = dp}, "fp16");
     config.train.train_iters = 26;
-    return train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+    return results_of(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
   const auto want = go(1);
   EXPECT_TRUE(want.front().skipped && !want.back().skipped) << "2^32 was to overflow until the scale had come down";
@@ -170,7 +170,7 @@ TEST(LossScaling, AConstantScaleLeavesTheUpdateUpToTheRoundingOfFp16) {
       config.optimizer.name = name;
       config.optimizer.loss_scale = scale;
       config.optimizer.clip_grad = 0;
-      return train(config, [&](Engine& engine, const auto& step) {
+      return results_of(config, [&](Engine& engine, const auto& step) {
         const StepResult result = step();
         if (engine.context.world().rank() == 0) state = owned_of(engine);
         return result;
@@ -270,12 +270,12 @@ TEST(LossScaling, AnOverflowInTheLastMicrobatchOfOneRankIsSkippedByAllAndChanges
 TEST(LossScaling, SixteenBitGradientsAreAccumulatedInTheirDtype) {
   auto config = config_of({.dp = 2}, "bf16");
   config.optimizer.grad_dtype = "bf16";
-  const auto rough = train(config, [](Engine& engine, const auto& step) {
+  const auto rough = results_of(config, [](Engine& engine, const auto& step) {
     EXPECT_EQ(engine.parameters.gradients().scalar_type(), at::kBFloat16);
     return step();
   })[0];
   config.optimizer.grad_dtype = "fp32";
-  const auto fine = train(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
+  const auto fine = results_of(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   const double tolerance = 0.01 * learnt(fine);
   for (std::size_t i = 0; i < fine.size(); ++i) EXPECT_NEAR(rough[i].loss, fine[i].loss, tolerance) << "step " << i + 1;
 }

@@ -191,7 +191,7 @@ void read_toml_file(const Fields& fields, const std::string& path) {
 }
 
 std::string to_toml(const Fields& fields) {
-  std::string out, section;
+  std::string out;
   const auto write_section = [&](const std::string& name) {
     for (const Field& field : fields.fields)
       if (const PathParts parts = split_path(field.path); parts.section == name) {

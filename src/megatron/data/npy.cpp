@@ -36,7 +36,7 @@ const char* description(NpyType type) {
 std::string header_of(NpyType type, const std::vector<std::int64_t>& shape) {
   std::string dims;
   for (const std::int64_t n : shape) dims += (dims.empty() ? "" : ", ") + std::to_string(n);
-  if (shape.size() == 1) dims += ",";
+  if (shape.size() == 1) dims += ',';
   std::string header = concat("{'descr': '", description(type), "', 'fortran_order': False, 'shape': (", dims, "), }");
   constexpr std::size_t kGrowth = 21;
   header += std::string(kGrowth - std::to_string(shape.at(0)).size(), ' ');

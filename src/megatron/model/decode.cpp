@@ -57,7 +57,7 @@ struct CachedGpt::Impl {
   StageModules modules;
 
   Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
-      : options(std::move(o)),
+      : options(o),
         part(p),
         tp(std::move(group)),
         tensor(parameters.values().options()),
@@ -104,7 +104,7 @@ at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const 
 
 CachedGpt::CachedGpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
                      comm::Group tp)
-    : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
+    : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 CachedGpt::CachedGpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp)
     : CachedGpt(options, plan::whole_model(options.shape.num_layers), parameters, std::move(tp)) {}
 CachedGpt::~CachedGpt() = default;

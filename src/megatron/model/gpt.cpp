@@ -111,7 +111,7 @@ struct Gpt::Impl {
 };
 
 Gpt::Impl::Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
-    : options(std::move(o)),
+    : options(o),
       part(p),
       tp(std::move(group)),
       precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
@@ -300,7 +300,7 @@ LossSum Gpt::Impl::task_loss(const at::Tensor& hidden, const Batch& batch, bool 
 }
 
 Gpt::Gpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters, comm::Group tp)
-    : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
+    : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 Gpt::Gpt(GptOptions options, const parallel::ParameterStore& parameters, comm::Group tp)
     : Gpt(options, plan::whole_model(options.shape.num_layers), parameters, std::move(tp)) {}
 Gpt::~Gpt() = default;

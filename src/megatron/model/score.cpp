@@ -29,7 +29,7 @@ struct ScoringGpt::Impl {
   StageModules modules;
 
   Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, const comm::Group& tp)
-      : options(std::move(o)), part(p), modules(options, part, parameters, tp) {
+      : options(o), part(p), modules(options, part, parameters, tp) {
     if (options.sequence_parallel) throw std::logic_error("scoring is not sequence parallel: some rows do not divide");
   }
 
@@ -49,7 +49,7 @@ Normed ScoringGpt::Impl::run(const at::Tensor& in, std::int64_t first) const {
 
 ScoringGpt::ScoringGpt(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
                        comm::Group tp)
-    : impl_(std::make_unique<Impl>(std::move(options), part, parameters, tp)) {}
+    : impl_(std::make_unique<Impl>(options, part, parameters, tp)) {}
 ScoringGpt::~ScoringGpt() = default;
 ScoringGpt::ScoringGpt(ScoringGpt&&) noexcept = default;
 

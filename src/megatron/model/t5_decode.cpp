@@ -62,7 +62,7 @@ struct CachedT5::Impl {
   std::size_t encoder_blocks;  ///< of the stage; those of the decoder follow
 
   Impl(GptOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, const comm::Group& tp)
-      : options(std::move(o)),
+      : options(o),
         part(p),
         tensor(parameters.values().options()),
         modules(options, part, parameters, tp),
@@ -176,7 +176,7 @@ at::Tensor CachedT5::Impl::write(const at::Tensor& in, T5Cache& cache) const {
 
 CachedT5::CachedT5(GptOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
                    comm::Group tp)
-    : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
+    : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 CachedT5::~CachedT5() = default;
 CachedT5::CachedT5(CachedT5&&) noexcept = default;
 

@@ -449,7 +449,7 @@ Amendment amendment_of(const std::string& fix) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     std::string word = words[i];
     if (amendment.words.empty() && !is_option_word(word)) return {};
-    if (word == "or" || word == "and" || word.starts_with("(")) break;
+    if (word == "or" || word == "and" || word.starts_with('(')) break;
     const bool last = strip_end(word);
     amendment.words.push_back(word);
     if (last) break;

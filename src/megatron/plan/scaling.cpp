@@ -188,7 +188,7 @@ std::string parts_markdown(const std::vector<std::pair<std::string, StepCost>>& 
   for (const auto& [label, cost] : steps) {
     out += concat("| ", label, " | ", fixed(1e3 * cost.step_s, 1), " |");
     for (const auto& [name, seconds] : cost.parts.named()) out += concat(" ", fixed(1e3 * seconds, 1), " |");
-    out += "\n";
+    out += '\n';
   }
   return out;
 }

@@ -45,7 +45,7 @@ Vocabulary null_vocabulary(std::int32_t size) {
   Vocabulary vocabulary;
   vocabulary.tokens.reserve(static_cast<std::size_t>(size) + 1);
   for (std::int32_t id = 0; id < size; ++id) vocabulary.tokens.push_back(std::to_string(id));
-  vocabulary.tokens.push_back("<|endoftext|>");
+  vocabulary.tokens.emplace_back("<|endoftext|>");
   vocabulary.specials.push_back({.content = "<|endoftext|>", .id = size});
   vocabulary.word_level.emplace();
   vocabulary.pipeline.emplace();

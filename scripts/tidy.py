@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
+together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default `program`, all
+of src and app; 'tests/plan' and the like: folders of tests. Needs build/ to be configured, and clang-tidy in
+.cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where it found
+something."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WORK = ROOT / "build-tidy"
+TIDY = ROOT / ".cache/tidy/bin/clang-tidy"
+LINES = 20000  # of a group: what memory holds
+
+
+def folders(expression):
+    """{name: files}: the program's, each folder of tests, and the fuzz targets one by one."""
+    found = {}
+    for path in subprocess.check_output(["git", "-C", ROOT, "ls-files", "*.cpp"], text=True).split():
+        parts = pathlib.PurePath(path).parts
+        if "/cuda/" in path or "nccl_" in path or parts[0] not in ("src", "app", "tests", "fuzz"):
+            continue  # these need CUDA's headers
+        name = {"src": "program", "app": "program", "tests": "/".join(parts[:2])}.get(parts[0], path)
+        if re.search(expression, name):
+            found.setdefault(name, []).append(str(ROOT / path))
+    return found
+
+
+def groups_of(files):
+    grouped = {}
+    for line in subprocess.check_output([sys.executable, ROOT / "cmake/unity_groups.py", str(LINES), *files],
+                                        text=True).splitlines():
+        number, path = line.split(" ", 1)
+        grouped.setdefault(number, []).append(path)
+    together = {path for group in grouped.values() for path in group}
+    return [*grouped.values(), *([path] for path in files if path not in together)]
+
+
+def flags():
+    """Definitions and folders of headers of every target, each once."""
+    found = {}
+    for entry in json.loads((ROOT / "build/compile_commands.json").read_text()):
+        words = shlex.split(entry["command"])
+        for word, following in zip(words, words[1:] + [""]):
+            if word.startswith(("-I", "-D")):
+                found[word] = [word]
+            elif word == "-isystem":
+                found[word + following] = [word, following]
+    return [word for words in found.values() for word in words]
+
+
+def check(source, words):
+    result = subprocess.run([TIDY, "--quiet", source, "--", "-std=c++20", "-fopenmp", "-mf16c", *words], cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return result.returncode, result.stdout
+
+
+def main():
+    if not TIDY.exists() or not (ROOT / "build/compile_commands.json").exists():
+        sys.exit("tidy.py needs clang-tidy and a configured build.\n  got:  no .cache/tidy, or no "
+                 "build/compile_commands.json\n  fix:  make test-setup configure")
+    words, sources = ["-I", str(WORK), *flags()], []
+    WORK.mkdir(exist_ok=True)
+    omp = subprocess.check_output(["g++", "-print-file-name=include/omp.h"], text=True).strip()
+    shutil.copy(omp, WORK)  # of g++'s headers this one alone: the others are clang's own
+    for name, files in folders(sys.argv[1] if len(sys.argv) > 1 else "program").items():
+        for number, group in enumerate(groups_of(files)):
+            if len(group) == 1:
+                sources.append(group[0])
+                continue
+            source = WORK / f"{name.replace('/', '_')}_{number}.cpp"
+            source.write_text("".join(f'#include "{path}"\n' for path in group))
+            sources.append(source)
+    failed, said = 0, set()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for code, output in pool.map(lambda source: check(source, words), sources):
+            failed += code != 0
+            if output not in said:
+                said.add(output)
+                print(output, end="", flush=True)
+    print(f"clang-tidy: {len(sources)} sources, {failed} with findings")
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
