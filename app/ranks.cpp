@@ -59,8 +59,9 @@ int run_body(const plan::ResolvedRun& run, const RankWork& work, const comm::Gro
     return message;
   };
   try {
-    comm::require_agreement(world, train::recipe_facts(run));
-    comm::require_agreement(world, work.facts);
+    comm::Facts facts = train::recipe_facts(run);
+    facts.insert(facts.end(), work.facts.begin(), work.facts.end());
+    comm::require_agreement(world, facts);
     return work.body(world, device);
   } catch (const comm::AgreedError&) {  // the peers throw the same
     throw;

@@ -228,7 +228,7 @@ class Finetune(unittest.TestCase):
 
     def test_ranks_that_differ_end_before_they_begin(self):
         for option, path, value in [("--lr", "schedule.lr", "0.25"), ("--seeds", "task.seeds", "7"),
-                                    ("--epochs", "train.train_iters", "3")]:  # which follow
+                                    ("--epochs", "task.epochs", "3")]:
             with self.subTest(option):
                 words = self.words("out", "--global-batch-size", 16)
                 codes, errors = end_of(start_ranks([words, [*words, option, value]]), ENDS_IN)
