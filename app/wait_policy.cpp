@@ -15,7 +15,7 @@ char* set_value(const char* name) {
   return nullptr;
 }
 
-char spin_count[] = "10000";
+char spin_count[] = "3000";
 
 }  // namespace
 
