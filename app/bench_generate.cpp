@@ -12,6 +12,7 @@
 #include "app/json_line.h"
 #include "app/ranks.h"
 #include "app/trained_model.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"

@@ -5,6 +5,7 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/recipe.h"
 #include "megatron/base/error.h"
@@ -192,6 +193,7 @@ int bench_pipeline(const Args& args) {
   const auto place = comm::place_from(environment());
   std::vector<plan::ResolvedRun> runs;
   config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
+  for (const plan::ResolvedRun& run : runs) check_memory(run, place, plan::Holding::Training);
   kernels::install_caching_allocator();
   std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());  // of the first rank alone
   std::vector<Prediction> predictions;

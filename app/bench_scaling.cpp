@@ -10,8 +10,10 @@
 #include "app/bench.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/timed_steps.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -319,6 +321,8 @@ int measure(const Options& options) {
   std::vector<plan::ResolvedRun> runs;
   for (const SmallRun& run : small) runs.push_back(resolve_small(run, options.measure));
   kernels::install_caching_allocator();
+  for (const plan::ResolvedRun& run : runs)
+    check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --seq-length or --samples"});
   const std::vector<double> seconds = time_runs(runs, options.measure);
   const int cores = usable_cores();
   const auto flops_per_core = [&](std::size_t i) {

@@ -13,8 +13,10 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/timed_steps.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -345,6 +347,7 @@ int bench_step(const Args& args) {
         rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   const auto place = comm::place_from(environment());
   const plan::ResolvedRun run = resolve(options, place);
+  check_memory(run, place, plan::Holding::Training, {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);

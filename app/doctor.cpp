@@ -1,6 +1,4 @@
-#include <sched.h>
 #include <torch/version.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -12,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
@@ -37,13 +36,6 @@ std::string line_of(const fs::path& path, const std::string& key) {
 /// The number at the start of such a line, times `unit`; 0 where there is none.
 std::int64_t number_of(const fs::path& path, const std::string& key, std::int64_t unit) {
   return std::strtoll(line_of(path, key).c_str(), nullptr, 10) * unit;
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
-                                                      : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 /// The instruction sets that kernels choose from. AMX is asked of the processor itself: the compiler's query is older.

@@ -6,6 +6,7 @@
 #include "app/eval_jobs.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -92,8 +93,20 @@ void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& re
                                      concat(flag, " 0 (the default)")));
 }
 
+void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std::int64_t samples,
+                       std::int64_t tokens) {
+  tokens = std::max<std::int64_t>(1, tokens);
+  samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
+  check_memory(run, comm::place_from(environment()), plan::Holding::Weights,
+               {.bytes = plan::forward_bytes(run, samples, tokens),
+                .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
+                .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
+}
+
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {
   check_ids(work);
+  check_eval_memory(flags, work.model.run, std::ssize(work.windows),
+                    std::ranges::max(work.windows, {}, &tasks::Window::size).size - 1);
   kernels::install_caching_allocator();
   return run_on_ranks(
       work.model.run, comm::place_from(environment()),

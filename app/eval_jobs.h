@@ -46,6 +46,10 @@ void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& re
 /// Tokens that a window may have: the last is only a label.
 inline std::int64_t longest_window(const TrainedModel& model) { return model.run.shape.max_positions + 1; }
 
+/// Throws ConfigError where this machine cannot hold the weights and a layer of flags.batch_size (at most `samples`)
+/// rows of `tokens`.
+void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std::int64_t samples, std::int64_t tokens);
+
 struct EvalWork {
   TrainedModel model;
   std::vector<std::int64_t> ids;

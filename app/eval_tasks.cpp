@@ -7,6 +7,7 @@
 #include "app/ranks.h"
 #include "app/task_options.h"
 #include "megatron/base/atomic_folder.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -170,6 +171,7 @@ int eval_task(const std::string& job, const Args& args) {
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
     std::fprintf(stderr, "left out: %s\n", out.c_str());
   check_start(work.model.run, place);
+  check_eval_memory(flags, work.model.run, std::ssize(*work.task), work.model.run.config.data.seq_length);
   kernels::install_caching_allocator();
   comm::Facts facts = model_facts(work.model, config::fields_of(flags));
   facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});

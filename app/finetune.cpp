@@ -13,6 +13,7 @@
 #include "app/recipe.h"
 #include "app/stop.h"
 #include "app/task_options.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"

@@ -13,6 +13,7 @@
 
 #include "app/answer.h"
 #include "app/jobs.h"
+#include "app/memory_check.h"
 #include "app/ranks.h"
 #include "app/text_stream.h"
 #include "app/trained_model.h"
@@ -25,6 +26,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/train/agreement.h"
+#include "megatron/train/engine.h"
 
 namespace megatron::app {
 namespace {
@@ -195,6 +197,11 @@ Request prepare(GenerateFlags flags) {
       prompts.back() = {model.ends[0]};  // after the end of a text the next begins
   }
   generate::check(prompts, model.run.shape.max_positions, options);
+  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
+  check_memory(model.run, comm::place_from(environment()), plan::Holding::Weights,
+               {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
+                .what = "keys and values of what is written",
+                .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), options};
 }
 

@@ -1,7 +1,6 @@
 #include "app/ranks.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <iterator>
 
 #include "app/jobs.h"
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/out_of_memory.h"
 #include "megatron/base/printable.h"
@@ -37,6 +37,13 @@ std::chrono::milliseconds timeout_of(const config::ParallelConfig& parallel) {
 
 int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
   return parallel.threads_per_rank > 0 ? parallel.threads_per_rank : std::max(1, usable_cores() / ranks_here);
+}
+
+/// Of the rank that is number `rank` of `ranks` on this machine, whose calling thread this is.
+void configure_rank(const config::ParallelConfig& parallel, int rank, int ranks) {
+  const int threads = threads_of_rank(parallel, ranks);
+  kernels::configure_thread(threads);
+  kernels::bind_threads(threads, rank, ranks);
 }
 
 // A ConfigError of one rank, after it has met the others.
@@ -77,7 +84,7 @@ int run_threads(const plan::ResolvedRun& run, const RankWork& work) {
   const int ranks = run.grid.world_size();
   std::atomic<int> exit_code{0};
   const auto rank = [&](const comm::Group& world) {
-    kernels::configure_thread(threads_of_rank(parallel, ranks));
+    configure_rank(parallel, world.rank(), ranks);
     const int code = run_body(run, work, world, at::kCPU);
     for (int seen = exit_code; seen < code && !exit_code.compare_exchange_weak(seen, code);) continue;
   };
@@ -99,7 +106,7 @@ int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& p
   const config::ParallelConfig& parallel = run.config.parallel;
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
   const c10::DeviceGuard guard(device);
-  kernels::configure_thread(threads_of_rank(parallel, place ? place->local_size : 1));
+  configure_rank(parallel, place ? place->local_rank : 0, place ? place->local_size : 1);
   const bool alone = run.grid.world_size() == 1;
   return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
 }
@@ -128,12 +135,6 @@ comm::Environment environment() {
     if (equals != std::string::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return variables;
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
 int run_job_of_ranks(const std::function<int()>& job) {
@@ -191,7 +192,7 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   }
   if (parallel.device == "cuda") return run_on_gpu(run, place, work);
   if (!place) return run_threads(run, work);
-  kernels::configure_thread(threads_of_rank(parallel, place->local_size));
+  configure_rank(parallel, place->local_rank, place->local_size);
   const bool alone = place->world_size == 1;
   return run_body(run, work, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
 }

@@ -16,9 +16,6 @@ namespace megatron::app {
 /// This process's environment, as data.
 comm::Environment environment();
 
-/// Cores that this process may run on.
-int usable_cores();
-
 /// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws ConfigError on a rank
 /// of a launcher before the ranks have met, the others, which would wait for it, are told and end with the same error.
 int run_job_of_ranks(const std::function<int()>& job);

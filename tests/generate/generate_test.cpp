@@ -57,6 +57,21 @@ TEST(Generate, GivesEachPromptOfABatchWhatItWouldGiveAloneWithoutACache) {
   }
 }
 
+TEST(Generate, SaysWhatItsCachesTake) {
+  const auto store = make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4));
+  const model::CachedGpt gpt(kOptions, store, {});
+  const auto cache = gpt.make_cache(4, 11 + 7);  // of the longest prompt and what the shortest one may get
+  std::int64_t bytes = 4 * kOptions.shape.padded_vocab * std::int64_t{4 + 8};
+  for (const auto* tensors : {&cache.keys, &cache.values})
+    for (const at::Tensor& tensor : *tensors) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  GenerateOptions options{.max_new_tokens = 7};
+  EXPECT_EQ(largest_group_bytes(kPrompts, options, kOptions.shape, 8), bytes);
+  options.group_bytes = 1;  // one after another: the longest alone has room for a single token
+  EXPECT_LT(largest_group_bytes(kPrompts, options, kOptions.shape, 8), bytes / 3);
+  options.max_new_tokens = 0;
+  EXPECT_EQ(largest_group_bytes(kPrompts, options, kOptions.shape, 8), 0);
+}
+
 TEST(Generate, GivesAPromptTheSameTextAloneAndInAnyPlaceOfABatch) {
   const GenerateOptions options{.max_new_tokens = 7, .sampling = {.temperature = 1.5}, .seed = 8};
   const auto batch = run(kPrompts, options);

@@ -4,13 +4,17 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/allocator.h"
 #include "megatron/kernels/cpu/isa.h"
@@ -18,6 +22,57 @@
 
 namespace megatron::kernels {
 namespace {
+
+/// The cores that the calling thread may run on.
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  EXPECT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+/// In a thread of its own, so that the tests' own thread stays free.
+void in_a_thread(const std::function<void()>& work) { std::thread(work).join(); }
+
+TEST(BindThreads, GivesEachThreadOfARankThatHasAllCoresOneOfItsOwn) {
+  const std::vector<int> all = core_numbers();
+  const auto count = static_cast<int>(all.size());
+  if (count < 2) {  // one thread needs no core of its own
+    EXPECT_FALSE(bind_threads(count, 0, 1));
+    return;
+  }
+  in_a_thread([&] {
+    configure_thread(count);
+    ASSERT_TRUE(bind_threads(count, 0, 1));
+    std::vector<std::vector<int>> of_thread(all.size());
+#pragma omp parallel num_threads(count)
+    of_thread[static_cast<std::size_t>(omp_get_thread_num())] = allowed_cores();
+    std::vector<int> taken;
+    for (const std::vector<int>& cores : of_thread) {
+      ASSERT_EQ(cores.size(), 1u);
+      taken.push_back(cores[0]);
+    }
+    std::ranges::sort(taken);
+    EXPECT_EQ(taken, all);
+    std::vector<int> of_new_thread;
+    std::thread([&] { of_new_thread = allowed_cores(); }).join();
+    EXPECT_EQ(of_new_thread, all) << "whoever saves or reads ahead keeps out of the way";
+    EXPECT_EQ(core_numbers(), all);
+  });
+}
+
+TEST(BindThreads, LeavesThreadsToTheSystemWhereTheyDoNotFillTheCores) {
+  const auto count = static_cast<int>(core_numbers().size());
+  in_a_thread([&] {
+    EXPECT_FALSE(bind_threads(1, 0, count)) << "a rank of one thread waits for no thread of its own";
+    EXPECT_FALSE(bind_threads(count + 1, 0, 1));
+    EXPECT_FALSE(bind_threads(2 * count, 1, 3));
+    EXPECT_EQ(allowed_cores(), core_numbers());
+  });
+}
 
 TEST(HugePageHeap, HandsOutDistinctAlignedBlocksUnderAnyOrderOfCalls) {
   cpu::HugePageHeap heap;

@@ -66,6 +66,37 @@ TEST(MemoryFit, RefusesOneByteTooMuch) {
   EXPECT_EQ(error_of(run, both, Holding::Weights, bytes - 1), "no error");
 }
 
+TEST(MemoryFit, CountsWhatIsComputedForwardBesideTheWeights) {
+  const ResolvedRun run = run_of(2, 1, 2);
+  const LocalRanks all{.first = 0, .count = 4}, half{.first = 2, .count = 2};
+  const auto weights = static_cast<std::uint64_t>(bytes_of_ranks(run, all, Holding::Weights));
+  const auto error = [&](LocalRanks ranks, std::uint64_t bytes) {
+    try {
+      check_memory(run, ranks, Holding::Weights, {bytes, "the memory that is free"}, {},
+                   {.bytes = 1000, .what = "keys and values", .fix = "fewer texts"});
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error(all, weights + 1000), "no error");
+  EXPECT_THAT(error(all, weights + 999), HasSubstr("the weights, and keys and values, of its 4 ranks."));
+  EXPECT_THAT(error(all, weights + 999), HasSubstr("\n  fix:  fewer texts"));
+  EXPECT_THAT(error(all, weights - 1), HasSubstr("\n  fix:  --dtype bf16"));
+  EXPECT_EQ(error(half, weights / 2 + 500), "no error") << "the other ranks' share is on another machine";
+  EXPECT_THAT(error(half, weights / 2 + 499), HasSubstr("of its 2 ranks."));
+}
+
+TEST(MemoryFit, ALayersForwardIsAsLongAsItsRowsAndOnEveryRank) {
+  // Of float32 numbers a token: the stream twice, q, k, v, the attention's output and the MLP's two products, at least.
+  const ResolvedRun one = run_of(1, 1, 1);
+  const std::int64_t bytes = forward_bytes(one, 3, 100), h = one.shape.hidden;
+  EXPECT_GE(bytes, 3 * 100 * 4 * (2 * h + 3 * h + h + 4 * h));
+  EXPECT_LE(bytes, 3 * 100 * 4 * 20 * h);
+  EXPECT_EQ(forward_bytes(one, 6, 100), 2 * bytes);
+  EXPECT_EQ(forward_bytes(run_of(1, 1, 4), 3, 100), 4 * bytes) << "each has rows of its own";
+}
+
 TEST(MemoryFit, OfALargePlanDoesNotOverflow) {
   config::RunConfig config;
   config.model.num_layers = 4096;

@@ -31,11 +31,18 @@ struct Room {
   std::int64_t capacity() const { return longest + most_new; }
 };
 
+/// Numbers that keys and values of one position take.
+std::int64_t numbers_of_row(const plan::GptShape& shape) {
+  return 2 * shape.num_layers * shape.groups() * shape.head();
+}
+
+/// Bytes of the logits of one text, in float32 and float64.
+std::int64_t logits_bytes_of(const plan::GptShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
+
 /// The prompts that get any tokens, in their order, in groups that options.group_bytes hold.
 std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const GenerateOptions& options,
                                                 const plan::GptShape& shape) {
-  const std::int64_t row_bytes = 2 * shape.num_layers * shape.groups() * shape.head() * std::int64_t{4};
-  const std::int64_t logits_bytes = shape.padded_vocab * std::int64_t{4 + 8};
+  const std::int64_t row_bytes = numbers_of_row(shape) * std::int64_t{4}, logits_bytes = logits_bytes_of(shape);
   std::vector<std::vector<std::size_t>> groups;
   Room room;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -143,6 +150,18 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
       throw ConfigError(rule_got_fix(concat("a prompt must fit into the model's context of ", context, " tokens."),
                                      concat("prompt ", i, " has ", size, " tokens"), "a shorter prompt"));
   }
+}
+
+std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& options, const plan::GptShape& shape,
+                                 std::int64_t element_bytes) {
+  std::int64_t most = 0;
+  for (const auto& group : groups_of(prompts, options, shape)) {
+    Room room;
+    for (const std::size_t i : group) room.add(prompts[i], limit_of(prompts[i], options, shape.max_positions));
+    const std::int64_t text_bytes = room.capacity() * numbers_of_row(shape) * element_bytes + logits_bytes_of(shape);
+    most = std::max(most, room.texts * text_bytes);
+  }
+  return most;
 }
 
 Prompts generate(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options,

@@ -21,6 +21,11 @@ struct GenerateOptions {
 /// not hold: what generate() would throw, before any model is loaded.
 void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
 
+/// Bytes that keys, values and logits of the group of prompts that takes most are given when it begins, on all ranks
+/// that hold the model together; `element_bytes`: of a key's number. 0 where no prompt gets a token.
+std::int64_t largest_group_bytes(const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options,
+                                 const plan::GptShape& shape, std::int64_t element_bytes);
+
 /// New tokens for each prompt, the ending one included. A text ends at one of `ends`, after max_new_tokens, or where
 /// the context (the model's positions) is full. Prompts of different lengths go through the model together (as many as
 /// options.group_bytes hold), aligned at their ends; each gives what it would give alone, except that copies of one

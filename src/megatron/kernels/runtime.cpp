@@ -4,9 +4,15 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
+#include <pthread.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <vector>
 
+#include "megatron/base/cores.h"
 #include "megatron/kernels/cpu/allocator.h"
 #include "megatron/kernels/cpu/isa.h"
 #if defined(__SSE2__)
@@ -66,6 +72,45 @@ void configure_thread(int num_threads) {
   if (num_threads == 1) return;
 #pragma omp parallel num_threads(num_threads)
   flush_denormals();
+}
+
+namespace {
+
+/// Threads that are begun without attributes, and so with the affinity of the one that begins them, get this one's.
+void let_new_threads_run_on(const std::vector<int>& cores) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const int core : cores) CPU_SET(core, &all);
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return;
+  if (pthread_attr_setaffinity_np(&attributes, sizeof all, &all) == 0) pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+}
+
+void bind_to(int core) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  sched_setaffinity(0, sizeof one, &one);  // where it is refused, the system goes on to choose
+}
+
+}  // namespace
+
+bool bind_threads(int num_threads, int rank, int ranks) {
+  const std::vector<int>& cores = core_numbers();
+  const auto count = static_cast<int>(cores.size());
+  const bool all_ranks = num_threads * ranks == count, alone = num_threads == count;
+  if (num_threads < 2 || count > CPU_SETSIZE || !(all_ranks || alone)) return false;
+  for (const char* users : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+    if (std::getenv(users) != nullptr) return false;
+  let_new_threads_run_on(cores);
+  // A rank that has all cores begins with the one that it is on: two programs that share a machine then seldom have the
+  // threads that compute most on one.
+  const auto here = alone ? std::ranges::find(cores, sched_getcpu()) - cores.begin() : 0;
+  const int first = alone ? static_cast<int>(here) : num_threads * rank;
+#pragma omp parallel num_threads(num_threads)
+  bind_to(cores[static_cast<std::size_t>((first + omp_get_thread_num()) % count)]);
+  return true;
 }
 
 }  // namespace megatron::kernels

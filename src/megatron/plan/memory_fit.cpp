@@ -24,7 +24,20 @@ std::vector<double> peak_activations(const ResolvedRun& run) {
 
 std::string bytes_text(std::uint64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
 
+/// The share of `ranks` in what all ranks of the world hold.
+std::int64_t share_of(LocalRanks ranks, std::int64_t bytes, int world_size) {
+  return static_cast<std::int64_t>(static_cast<double>(bytes) * std::min(ranks.count, world_size) / world_size);
+}
+
 }  // namespace
+
+std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::int64_t tokens) {
+  config::RunConfig config = run.config;
+  config.train.micro_batch_size = samples;
+  config.data.seq_length = tokens;
+  const std::int64_t ranks_of_copy = std::int64_t{run.grid.size(Axis::Tp)} * run.grid.size(Axis::Pp);
+  return layer_activation_bytes(config, run.shape) * ranks_of_copy * run.grid.size(Axis::Dp);
+}
 
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set) {
@@ -48,18 +61,23 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
 }
 
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
-                  std::string_view instruction_set) {
-  const auto bytes = static_cast<std::uint64_t>(bytes_of_ranks(run, ranks, holding, instruction_set));
+                  std::string_view instruction_set, const Besides& besides) {
+  const auto held = static_cast<std::uint64_t>(bytes_of_ranks(run, ranks, holding, instruction_set));
+  const auto bytes = held + static_cast<std::uint64_t>(share_of(ranks, besides.bytes, run.grid.world_size()));
   if (bytes <= machine.bytes) return;
   const bool trains = holding == Holding::Training;
-  throw ConfigError(rule_got_fix(
-      concat("This machine's memory must hold ",
-             trains ? "parameters, gradients, optimizer state and activations" : "the weights", " of its ",
-             ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
-      concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)),
-      trains ? "fewer --num-layers, a smaller --hidden-size, --seq-length or --micro-batch-size, or ranks on more "
-               "machines; megatron plan shows what a rank holds"
-             : "--dtype bf16 where the weights are wider, or a machine with more memory"));
+  std::string fix = "--dtype bf16 where the weights are wider, or a machine with more memory";
+  if (trains)
+    fix =
+        "fewer --num-layers, a smaller --hidden-size, --seq-length or --micro-batch-size, or ranks on more machines; "
+        "megatron plan shows what a rank holds";
+  if (!besides.fix.empty() && (trains || held <= machine.bytes)) fix = besides.fix;
+  throw ConfigError(
+      rule_got_fix(concat("This machine's memory must hold ",
+                          trains ? "parameters, gradients, optimizer state and activations" : "the weights",
+                          besides.what.empty() ? "" : concat(", and ", besides.what, ","), " of its ",
+                          ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
+                   concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)), fix));
 }
 
 }  // namespace megatron::plan
