@@ -18,6 +18,7 @@
 #include "megatron/checkpoint/reshard.h"
 #include "megatron/checkpoint/safetensors.h"
 #include "megatron/config/options.h"
+#include "megatron/train/run_state.h"
 
 namespace megatron::app {
 namespace {
@@ -90,11 +91,24 @@ int info(const Args& args) {
   return missing.empty() ? kDone : kDifference;
 }
 
+/// Of a run's checkpoint, what is wrong with its counters, which no checksum shows.
+std::vector<std::string> faults_of_counters(const std::filesystem::path& found) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+  if (!manifest.metadata.contains("consumed_samples")) return {};  // weights alone
+  try {
+    train::run_state_of(manifest, found);
+  } catch (const ConfigError& error) {
+    return {error.what()};
+  }
+  return {};
+}
+
 int verify(const Args& args) {
   const auto [options, folder] = parse<VerifyOptions>(args, "megatron checkpoint verify DIR [--json]");
   checkpoint::find_checkpoint(folder);  // a wrong name is a wrong command, no damage
   std::filesystem::path found;
-  const std::vector<std::string> problems = checkpoint::verify(folder, &found);
+  std::vector<std::string> problems = checkpoint::verify(folder, &found);
+  if (problems.empty()) problems = faults_of_counters(found);
   if (options.as_json) {
     std::printf("%s\n",
                 json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}).dump().c_str());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -21,6 +22,7 @@
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/comm/run_key.h"
+#include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/context.h"
 #include "megatron/train/agreement.h"
@@ -28,8 +30,22 @@
 namespace megatron::app {
 namespace {
 
-// How long a rank that cannot start waits for the others, to tell them.
-constexpr std::chrono::seconds kPeersPatience{20};
+// How long a rank that cannot start waits for the others, to tell them: 20 s, but at most 8 s after the timeout that
+// its command names, whatever else is wrong with it. No rank lives 10 s after its timeout.
+std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& command) {
+  const std::string option = config::normalized("parallel.timeout_s");
+  double seconds = 20;
+  for (std::size_t i = 0; i < command.size(); ++i) {
+    if (!command[i].starts_with("--")) continue;
+    const std::size_t equals = command[i].find('=');
+    if (config::normalized(command[i].substr(2, equals - 2)) != option) continue;
+    const std::string value = equals != std::string::npos ? command[i].substr(equals + 1)
+                              : i + 1 < command.size()    ? command[i + 1]
+                                                          : "";
+    if (const double timeout = std::atof(value.c_str()); timeout > 0) seconds = std::min(seconds, timeout + 8);
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds));
+}
 
 std::chrono::milliseconds timeout_of(const config::ParallelConfig& parallel) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(parallel.timeout_s * 1000));
@@ -149,7 +165,7 @@ int run_job_of_ranks(const std::function<int()>& job) {
     const bool gpus = std::filesystem::exists("/dev/nvidia0");  // there ranks may meet over NCCL, which this is not for
     if (!place || place->world_size == 1 || gpus) throw;
     try {
-      comm::report_problem(comm::join_gloo(*place, kPeersPatience), error.what());
+      comm::report_problem(comm::join_gloo(*place, patience_with_peers(own_command())), error.what());
     } catch (const comm::AgreedError&) {
       throw;
     } catch (const std::exception&) {  // the others have not come: nobody is to be told

@@ -78,6 +78,12 @@ TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
   EXPECT_THAT(error, HasSubstr("recipe.toml:14: train.dtype takes a text.\n  got:  an array"));
 }
 
+TEST(Toml, RefusesTextsInWhichTheSystemWouldSeeAnEnd) {
+  EXPECT_THAT(error_of("[train]\nout = \"a\\u0000b\"\n"),
+              HasSubstr("recipe.toml:2: train.out must be a text without NUL characters.\n  got:  "));
+  EXPECT_THAT(error_of("[data]\ndata_path = [\"whole\", \"a\\u0000b\"]\n"), HasSubstr("data.data_path must be"));
+}
+
 TEST(Toml, RefusesWhatIsNotTomlWithItsPlace) {
   EXPECT_THAT(error_of("[model]\nnum_layers = = 3\n"), HasSubstr("recipe.toml:2:"));
   EXPECT_THAT(error_of("[model]\nnum_layers = 1\nnum_layers = 2\n"), HasSubstr("recipe.toml:3:"));

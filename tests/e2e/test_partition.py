@@ -2,8 +2,10 @@
 is missing. The hosts are network namespaces that the tests make and remove."""
 import os
 import pathlib
+import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ class TwoHosts:
         self.names = [f"megatron-{os.getpid()}-{TwoHosts.made}-{i}" for i in (0, 1)]
         self.links = ["link0", "link1"]
         self.addresses = ["10.213.57.1", "10.213.57.2"]
+        self.silent = []
         try:
             for name in self.names:
                 self._ip("netns", "add", name)
@@ -48,12 +51,26 @@ class TwoHosts:
     def inside(self, host):
         return ["ip", "netns", "exec", self.names[host]]
 
+    def ask_silent_name_servers(self, host):
+        """`host` looks names up at the other one, where somebody hears and never answers."""
+        folder = pathlib.Path("/etc/netns") / self.names[host]  # stands for /etc there: see ip-netns(8)
+        folder.mkdir(parents=True)
+        (folder / "resolv.conf").write_text(f"nameserver {self.addresses[1 - host]}\n" * 3)
+        self.silent.append(subprocess.Popen(
+            [*self.inside(1 - host), sys.executable, "-c", "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM)\n"
+             f"s.bind(('{self.addresses[1 - host]}', 53)); print(flush=True); time.sleep(600)"], stdout=subprocess.PIPE))
+        self.silent[-1].stdout.readline()
+
     def cut(self, hosts=(0, 1)):
         for host in hosts:
             self._ip("-n", self.names[host], "link", "set", self.links[host], "down")
 
     def close(self):
+        for process in self.silent:
+            process.kill()
+            process.communicate()
         for name in self.names:
+            shutil.rmtree(pathlib.Path("/etc/netns") / name, ignore_errors=True)
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
@@ -161,6 +178,23 @@ class Partition(unittest.TestCase):
         self.assertIn("rank 1 did not arrive", ranks[0].errors)
         self.assertIn("cannot reach the store at 10.213.57.1:29517", ranks[1].errors)
 
+    def test_a_name_that_no_server_answers_for_is_given_up(self):
+        hosts = self.hosts()
+        hosts.ask_silent_name_servers(1)
+        start = time.monotonic()
+        rank = self.rank(1, "node1.example.org", 29517, hosts.inside(1), MEGATRON_RUN_SECRET=SECRET)
+        self.assertIn(rank.end(start + TIMEOUT + GRACE - time.monotonic()), (1, 2))
+        rank.join()
+        self.assertIn("node1.example.org: no name server has answered", rank.errors)
+        self.assert_plain(rank)
+
+    def test_a_rank_that_is_wrong_ends_without_the_others(self):
+        start = time.monotonic()
+        rank = self.rank(1, "127.0.0.1", 9, options=["--bogus"])
+        self.assertEqual(rank.end(start + TIMEOUT + GRACE - time.monotonic()), 2)
+        rank.join()
+        self.assertIn("--bogus", rank.errors)
+
     def test_a_listener_that_never_answers_is_no_store(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             start = time.monotonic()
@@ -200,6 +234,11 @@ class Partition(unittest.TestCase):
         rank.join()
         self.assertIn("others may read", rank.errors)
         self.assertFalse((self.place.path / "run").exists())
+        if shutil.which("openssl"):  # the fix can be typed, and works
+            fix = re.search(r"fix:  (.*)", rank.errors).group(1)
+            subprocess.run(["bash", "-c", fix], check=True)
+            self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
+            self.assertEqual(len(file.read_text().strip()), 64)
 
 
 if __name__ == "__main__":

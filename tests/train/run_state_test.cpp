@@ -106,6 +106,37 @@ TEST_F(RunStateTest, CheckpointsOfPipelinesGoOnInEveryLayoutAndTheTiedEmbeddingI
   }
 }
 
+TEST_F(RunStateTest, CountersThatNoRunArrivesAtTogetherAreRefused) {
+  const checkpoint::Metadata right = {{"consumed_samples", "240"},
+                                      {"schedule_samples", "236"},
+                                      {"skipped_iterations", "1"},
+                                      {"validated_iteration", "50"},
+                                      {"optimizer_steps", "59"}};
+  const auto error_of = [&](const std::string& name, const std::string& value) {
+    checkpoint::Manifest manifest{.iteration = 60, .metadata = right, .files = {}, .tensors = {}};
+    manifest.metadata[name] = value;
+    try {
+      EXPECT_EQ(run_state_of(manifest, folder_).iteration, 60);
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  for (const auto& [name, value] : right) EXPECT_EQ(error_of(name, value), "");
+  EXPECT_EQ(error_of("optimizer_steps", "0"), "") << "begun anew";
+  const std::string huge = "4611686018427387912";
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"consumed_samples", "59"},
+                                                                                    {"consumed_samples", huge},
+                                                                                    {"consumed_samples", "\"abc\""},
+                                                                                    {"consumed_samples", "-5"},
+                                                                                    {"schedule_samples", "241"},
+                                                                                    {"schedule_samples", huge},
+                                                                                    {"skipped_iterations", "61"},
+                                                                                    {"validated_iteration", "61"},
+                                                                                    {"optimizer_steps", "61"}})
+    EXPECT_NE(error_of(name, value).find("\"" + name + "\""), std::string::npos) << name << " " << value;
+}
+
 TEST_F(RunStateTest, ACheckpointWithoutTheCountersOfARunIsAClearError) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
   Engine engine(run, {}, at::kCPU);
@@ -114,7 +145,7 @@ TEST_F(RunStateTest, ACheckpointWithoutTheCountersOfARunIsAClearError) {
     load_run(folder_, engine);
     FAIL() << "loaded";
   } catch (const ConfigError& e) {
-    EXPECT_NE(std::string(e.what()).find("optimizer_steps"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("\"consumed_samples\""), std::string::npos) << e.what();
   }
 }
 

@@ -198,7 +198,10 @@ std::vector<std::string> gather_texts(const Group& group, const std::string& tex
   const std::string own = text.substr(0, kMaxTextBytes);
   if (group.size() == 1) return {own};
   const std::vector<std::int64_t> sizes = gather_number(group, static_cast<std::int64_t>(own.size()));
-  const std::int64_t longest = *std::ranges::max_element(sizes);
+  const auto [shortest, longest_place] = std::ranges::minmax_element(sizes);
+  const std::int64_t longest = *longest_place;
+  if (*shortest < 0 || longest > static_cast<std::int64_t>(kMaxTextBytes))
+    throw PeerError(concat("a rank says that its text has ", *shortest < 0 ? *shortest : longest, " bytes"));
   std::vector<std::string> texts(sizes.size());
   if (longest == 0) return texts;
   const at::Tensor bytes = at::zeros({longest}, at::kByte);

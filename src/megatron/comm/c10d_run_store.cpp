@@ -1,7 +1,6 @@
 #include "megatron/comm/c10d_run_store.h"
 
 #include <c10/util/Logging.h>
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/group.h"
+#include "megatron/comm/host_address.h"
 
 namespace megatron::comm {
 namespace {
@@ -189,16 +189,11 @@ namespace {
 
 /// A socket bound to `address`:`port`, for a store to listen on. c10d's own listens on every interface.
 int bound_socket(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0 || found == nullptr)
-    throw std::runtime_error(address + " has no address");
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const HostAddress own = addresses_of(address, port).at(0);
+  const int fd = socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int yes = 1;
   if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0) {
+  if (fd < 0 || bind(fd, own.get(), own.size) != 0) {
     const std::string why = std::strerror(errno);
     if (fd >= 0) close(fd);
     throw std::runtime_error(concat("cannot listen on ", address, ":", port, ": ", why));
@@ -236,6 +231,7 @@ c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, int po
 
 c10::intrusive_ptr<c10d::Store> connect_store(const Place& place, milliseconds timeout) {
   RunKey key(secret_of(place));
+  addresses_of(place.address, place.port);  // c10d's own look-up of the name would wait as long as the system lets it
   quieten_c10d();
   const auto again = [address = place.address, port = place.port, timeout] {
     return client_of(address, port, timeout);

@@ -25,6 +25,7 @@
 #include "megatron/comm/c10d_run_store.h"
 #include "megatron/comm/c10d_store.h"
 #include "megatron/comm/gloo_address.h"
+#include "megatron/comm/host_address.h"
 #include "megatron/comm/rank_threads.h"
 #include "megatron/comm/run_key.h"
 #include "megatron/comm/unwinding.h"
@@ -397,18 +398,13 @@ std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks) {
 
 /// The local address from which packets to `host` leave: where peers that reach it can reach this host.
 std::string address_towards(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0 || found == nullptr)
-    throw PeerError(rule_got_fix("The rendezvous host must have an address.", host, "check MASTER_ADDR"));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const HostAddress peer = addresses_of(host, port).at(0);
+  const int fd = socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw std::runtime_error("socket: cannot open one to find the network interface");
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   char text[NI_MAXHOST] = {};
-  const bool ok = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&  // a datagram socket: nothing is sent
+  const bool ok = connect(fd, peer.get(), peer.size) == 0 &&  // a datagram socket: nothing is sent
                   getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
                   getnameinfo(reinterpret_cast<const sockaddr*>(&local), length, text, sizeof text, nullptr, 0,
                               NI_NUMERICHOST) == 0;

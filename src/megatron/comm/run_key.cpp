@@ -1,20 +1,19 @@
 #include "megatron/comm/run_key.h"
 
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sodium.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/comm/group.h"
+#include "megatron/comm/host_address.h"
 
 namespace megatron::comm {
 namespace {
@@ -27,7 +26,8 @@ void start_sodium() {
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& why) {
   throw ConfigError(rule_got_fix("MEGATRON_RUN_SECRET_FILE must name a file of yours that nobody else may read.",
-                                 concat(path, ": ", why), "(umask 077; openssl rand -hex 32 > " + path + ")"));
+                                 concat(path, ": ", why),
+                                 "rm -f " + path + "; (umask 077; openssl rand -hex 32 > " + path + ")"));
 }
 
 std::string read_secret_file(const std::string& path) {
@@ -104,19 +104,17 @@ std::string random_secret() {
 }
 
 bool is_loopback(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const bool local4 = a->ai_family == AF_INET &&
-                        ntohl(reinterpret_cast<const sockaddr_in*>(a->ai_addr)->sin_addr.s_addr) >> 24 == 127;
-    const bool local6 =
-        a->ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(a->ai_addr)->sin6_addr);
-    if (!local4 && !local6) return false;
+  const auto is_local = [](const HostAddress& address) {
+    if (address.family() == AF_INET)
+      return ntohl(reinterpret_cast<const sockaddr_in*>(address.get())->sin_addr.s_addr) >> 24 == 127;
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address.get());
+    return address.family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+  };
+  try {
+    return std::ranges::all_of(addresses_of(host, 0), is_local);
+  } catch (const PeerError&) {
+    return false;
   }
-  return true;
 }
 
 std::string secret_of(const Place& place) {

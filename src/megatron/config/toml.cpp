@@ -7,6 +7,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/nearest.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/utf8.h"
 #include "megatron/config/options.h"
 #include "megatron/config/renamed.h"
@@ -62,7 +63,16 @@ class TomlReader {
     if (!found)
       return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
                     "such as " + path.substr(path.rfind('.') + 1) + " = " + toml_value(field.value));
+    if (has_nul(*found))  // names of files, to the system, would end there
+      return report(node, path + " must be a text without NUL characters.", printable(text_of(node)), "leave them out");
     pending_.emplace(index, *found);
+  }
+
+  static bool has_nul(const Value& value) {
+    const auto one = [](const std::string& text) { return text.find('\0') != std::string::npos; };
+    if (const auto* text = std::get_if<std::string>(&value)) return one(*text);
+    const auto* texts = std::get_if<std::vector<std::string>>(&value);
+    return texts != nullptr && std::ranges::any_of(*texts, one);
   }
 
   /// Whether `path` is an option's name of earlier recipes.

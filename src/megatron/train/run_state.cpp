@@ -1,5 +1,6 @@
 #include "megatron/train/run_state.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,9 @@ namespace {
 
 using checkpoint::ShardedTensor;
 
+constexpr const char* kFixOfCounters = "--finetune --load with this folder, which takes the weights alone";
+constexpr std::int64_t kMostSamplesOfAStep = std::int64_t{1} << 31, kMostSamplesOfARun = std::int64_t{1} << 48;
+
 /// The number `name` of a run's metadata, at least `least`.
 template <class T>
 T number(const checkpoint::Metadata& metadata, const std::string& name, T least, const std::filesystem::path& folder) {
@@ -24,9 +28,25 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
   if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
     throw ConfigError(rule_got_fix(
         concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
-        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)),
-        "--finetune, which takes the weights alone"));
+        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)), kFixOfCounters));
   return value.get<T>();
+}
+
+/// Throws ConfigError for counters that no run arrives at together.
+void check_counters(const RunState& state, std::int64_t optimizer_steps, const std::filesystem::path& folder) {
+  const auto need = [&](const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value >= least && value <= most) return;
+    throw ConfigError(
+        rule_got_fix(concat("The counters of the checkpoint in ", folder.string(), " must be those of one run: \"",
+                            name, "\" from ", least, " to ", most, " at iteration ", state.iteration, "."),
+                     concat(value), kFixOfCounters));
+  };
+  const std::int64_t steps = std::min(state.iteration, kMostSamplesOfARun / kMostSamplesOfAStep);
+  need("consumed_samples", state.consumed_samples, state.iteration, steps * kMostSamplesOfAStep);
+  need("schedule_samples", state.schedule_samples, 0, state.consumed_samples);
+  need("skipped_iterations", state.skipped_iterations, 0, state.iteration);
+  need("validated_iteration", state.validated_iteration, 0, state.iteration);
+  need("optimizer_steps", optimizer_steps, 0, state.iteration);
 }
 
 const plan::GptShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
@@ -147,20 +167,29 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   return metadata;
 }
 
+RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
+  const auto read = [&](const char* name) { return number<std::int64_t>(manifest.metadata, name, 0, folder); };
+  const RunState state{.iteration = manifest.iteration,
+                       .consumed_samples = read("consumed_samples"),
+                       .schedule_samples = read("schedule_samples"),
+                       .skipped_iterations = read("skipped_iterations"),
+                       .validated_iteration = read("validated_iteration")};
+  // A run that begins its optimizer anew may never have written how many steps that has done.
+  check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
+  return state;
+}
+
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages) {
   const auto found = checkpoint::find_checkpoint(folder);
-  const bool with_state = takes_state(engine, checkpoint::read_manifest(found), with_optimizer, messages);
-  const auto loaded = checkpoint::load(found, tensors_to_load(engine, with_state));
-  const auto read = [&](const char* name) { return number<std::int64_t>(loaded.metadata, name, 0, folder); };
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+  const RunState state = run_state_of(manifest, folder);
+  const bool with_state = takes_state(engine, manifest, with_optimizer, messages);
+  checkpoint::load(found, tensors_to_load(engine, with_state));
   // Bias corrections belong to the moments: those that begin anew begin at step 0.
-  engine.optimizer.set_steps(with_state ? read("optimizer_steps") : 0);
-  load_scaler(loaded.metadata, folder, engine, messages);
-  return {.iteration = loaded.iteration,
-          .consumed_samples = read("consumed_samples"),
-          .schedule_samples = read("schedule_samples"),
-          .skipped_iterations = read("skipped_iterations"),
-          .validated_iteration = read("validated_iteration")};
+  engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
+  load_scaler(manifest.metadata, folder, engine, messages);
+  return state;
 }
 
 void round_as_trained(Engine& engine) {

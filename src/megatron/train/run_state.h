@@ -28,6 +28,10 @@ std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
 /// TOML.
 checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
 
+/// Where the run stood that wrote the checkpoint. Throws ConfigError naming `folder` where a counter is missing, is no
+/// count, or they cannot be those of one run (fewer samples than iterations, more iterations skipped than done).
+RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
+
 /// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where another kind of
 /// optimizer wrote it, it does not have all of the optimizer's state, or `with_optimizer` is false, all of that state
 /// stays fresh; a message says what goes on and what begins anew, and so does one where the loss scale begins anew. Not
