@@ -2,6 +2,8 @@
 # make test         builds everything and runs every test
 BUILD := build
 JOBS  := $(shell nproc)
+# Some of them wait: for a deadline, a peer, a disk.
+TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
 .PHONY: help setup configure build test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
 
@@ -34,7 +36,7 @@ test-programs: test-setup configure
 	@scripts/setup.sh --peers & peers=$$!; cmake --build $(BUILD) -j $(JOBS); status=$$?; wait $$peers && exit $$status
 
 test: test-programs
-	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --output-junit tests.xml \
+	@ctest --test-dir $(BUILD) -j $(TESTS_AT_ONCE) --output-on-failure --output-junit tests.xml \
 	  --test-output-size-passed 10000000; status=$$?; \
 	scripts/check_tests.py $(BUILD) && exit $$status
 

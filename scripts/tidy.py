@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
-together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default `program`, all
-of src and app; 'tests/plan' and the like: folders of tests. Needs build/ to be configured, and clang-tidy in
+together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default all; `program`: src and
+app; 'tests/plan' and the like: folders of tests; 'fuzz/': the fuzz targets. Needs build/ to be configured, and clang-tidy in
 .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where it found
 something."""
 import concurrent.futures
@@ -70,7 +70,7 @@ def main():
     WORK.mkdir(exist_ok=True)
     omp = subprocess.check_output(["g++", "-print-file-name=include/omp.h"], text=True).strip()
     shutil.copy(omp, WORK)  # of g++'s headers this one alone: the others are clang's own
-    for name, files in folders(sys.argv[1] if len(sys.argv) > 1 else "program").items():
+    for name, files in folders(sys.argv[1] if len(sys.argv) > 1 else "").items():
         for number, group in enumerate(groups_of(files)):
             if len(group) == 1:
                 sources.append(group[0])

@@ -25,7 +25,7 @@ class Capture {
   std::FILE* stream() const { return stream_; }
   std::string text() const {
     std::string out(static_cast<std::size_t>(std::ftell(stream_)), '\0');
-    std::rewind(stream_);
+    EXPECT_EQ(std::fseek(stream_, 0, SEEK_SET), 0);
     out.resize(std::fread(out.data(), 1, out.size(), stream_));
     return out;
   }

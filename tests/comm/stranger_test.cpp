@@ -87,7 +87,7 @@ TEST(Stranger, CannotEndARunByWritingIntoItsStore) {
   });
   ASSERT_EQ(ranks_are_there.get_future().wait_for(kTimeout), std::future_status::ready);
   for (std::string key : enemy->listKeys()) {
-    if (key.starts_with("/")) key.erase(0, 1);
+    if (key.starts_with('/')) key.erase(0, 1);
     enemy->set(key, std::vector<std::uint8_t>(64, 0xff));
   }
   for (const std::string& key : guesses) enemy->set(key, bytes_of("a stranger's reason"));
@@ -158,7 +158,7 @@ int free_port() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  bind(fd, reinterpret_cast<sockaddr*>(&address), size);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   close(fd);
   return ntohs(address.sin_port);
@@ -182,7 +182,7 @@ class Silence {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
-    bind(fd_, reinterpret_cast<sockaddr*>(&address), size);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
     listen(fd_, 16);
     getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
     port_ = ntohs(address.sin_port);

@@ -27,7 +27,7 @@ class MegatronBlend : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Goldens, MegatronBlend, testing::Values(kOwnGolden, kSharedGolden),
                          [](const auto& test) { return test.param == kOwnGolden ? "own" : "shared"; });
 
-std::vector<std::int64_t> values_of(const NpyArray& array) {
+std::vector<std::int64_t> numbers_of(const NpyArray& array) {
   std::vector<std::int64_t> values;
   for (std::int64_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
@@ -43,7 +43,7 @@ struct Order {
 TEST_P(MegatronBlend, HasTheSameOrderForEveryWeightsAndExhaustively) {
   for (const json& row : json::parse(read_bytes(GetParam() + "blend/helper_cases.json"))) {
     const std::string stem = GetParam() + "blend/" + row["name"].get<std::string>();
-    const auto sets = values_of(NpyArray(stem + ".dataset_index.npy"));
+    const auto sets = numbers_of(NpyArray(stem + ".dataset_index.npy"));
     Order order(sets.size());
     if (row.contains("sizes")) {
       fill_exhaustive_order(row["sizes"].get<std::vector<std::int64_t>>(), order);
@@ -54,7 +54,7 @@ TEST_P(MegatronBlend, HasTheSameOrderForEveryWeightsAndExhaustively) {
       fill_blend_order(weights, order);
     }
     EXPECT_TRUE(std::equal(sets.begin(), sets.end(), order.set.begin(), order.set.end())) << stem;
-    EXPECT_EQ(order.sample, values_of(NpyArray(stem + ".dataset_sample_index.npy"))) << stem;
+    EXPECT_EQ(order.sample, numbers_of(NpyArray(stem + ".dataset_sample_index.npy"))) << stem;
   }
 }
 

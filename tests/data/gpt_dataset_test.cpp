@@ -116,7 +116,8 @@ TEST_P(MegatronGpt, HasTheSameSamples) {
   for (const Split& split : splits_) {
     GptDataset::build(split.spec);
     for (const json& variant : settings_.value("variants", plain)) {
-      const std::string tag = split.name + (variant["name"] == "" ? "" : "." + variant["name"].get<std::string>());
+      const auto name = variant["name"].get<std::string>();
+      const std::string tag = split.name + (name.empty() ? "" : "." + name);
       if (!std::filesystem::exists(tag + ".tokens.npy")) continue;
       const GptDataset data(split.spec, {.eod = kEod,
                                          .reset_position_ids = variant.value("reset_position_ids", false),

@@ -144,7 +144,7 @@ TEST_F(TextReaderTest, GivesTheSameDocumentsForAnyBlockSize) {
   std::string text;
   std::vector<std::string> expected;
   for (int i = 0; i < 300; ++i) {
-    expected.push_back(std::string(static_cast<std::size_t>(i * 7 % 101 + 1), static_cast<char>('a' + i % 26)));
+    expected.emplace_back(static_cast<std::size_t>(i * 7 % 101 + 1), static_cast<char>('a' + i % 26));
     text += expected.back() + (i % 3 == 0 ? "\n\n\n" : "\n\n");
   }
   const std::string path = file("many", text);
@@ -237,7 +237,7 @@ std::vector<std::string> outcomes_of(const std::string& path, TextReaderOptions 
     EXPECT_LE(block.bytes.size(), options.max_document_bytes + 2 * options.block_bytes + 8192);
     for (std::size_t i = 0; i < block.records.size(); ++i) {
       try {
-        outcomes.push_back(std::string(parser.parse(block, i)[0]));
+        outcomes.emplace_back(parser.parse(block, i)[0]);
       } catch (const ConfigError&) {
         outcomes.push_back(concat("line ", block.records[i].line, " byte ", block.records[i].offset));
       }

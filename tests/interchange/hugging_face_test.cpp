@@ -17,9 +17,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::Tensors;
 
-#define NEED_GOLDEN(folder, name)             \
-  const fs::path folder = golden_model(name); \
-  if (folder.empty()) GTEST_SKIP() << name << " is not there"
+#define NEED_GOLDEN(folder, name)                                                                \
+  const fs::path folder = golden_model(name); /* NOLINT(bugprone-macro-parentheses): declared */ \
+  if ((folder).empty()) GTEST_SKIP() << (name) << " is not there"
 
 void write_tensors(const fs::path& path, const Tensors& tensors) {
   std::vector<checkpoint::SafetensorsEntry> entries;

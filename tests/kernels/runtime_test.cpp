@@ -38,7 +38,7 @@ std::vector<int> allowed_cores() {
 void in_a_thread(const std::function<void()>& work) { std::thread(work).join(); }
 
 TEST(BindThreads, GivesEachThreadOfARankThatHasAllCoresOneOfItsOwn) {
-  const std::vector<int> all = core_numbers();
+  const std::vector<int>& all = core_numbers();
   const auto count = static_cast<int>(all.size());
   if (count < 2) {  // one thread needs no core of its own
     EXPECT_FALSE(bind_threads(count, 0, 1));

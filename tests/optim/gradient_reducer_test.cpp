@@ -58,7 +58,7 @@ class Recorder : public comm::Backend {
 std::vector<plan::Shard> whole(const parallel::ParameterStore& store) { return plan::shards(store.layout(), 1, 0); }
 
 void contribute(const parallel::ParameterStore& store, const std::string& name, double value) {
-  const auto parameter = store.get(name);
+  const auto& parameter = store.get(name);
   parallel::Contribution contribution(parameter);
   if (contribution.beta() == 0)
     contribution.target().fill_(value);

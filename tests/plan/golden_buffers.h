@@ -26,7 +26,7 @@ inline void expect_layout(const BufferLayout& layout, const std::vector<Paramete
   for (std::size_t i = 0; i < layout.slots.size(); ++i) {
     const auto& slot = layout.slots[i];
     const auto& expected = buffer["params"][i];
-    EXPECT_EQ(specs[static_cast<std::size_t>(slot.parameter)].name, expected[0]);
+    EXPECT_EQ(specs[static_cast<std::size_t>(slot.parameter)].name, expected[0].get<std::string>());
     EXPECT_EQ(slot.begin, expected[1]);
     EXPECT_EQ(slot.end, expected[2]);
     EXPECT_EQ(slot.bucket, expected[3]);

@@ -357,6 +357,7 @@ const std::vector<Recipe>& recipes() {
            "--data.sft",
            "--reset-position-ids",
            "--pp 2 --world-size 2 --pipeline-model-parallel-split-rank 2",
+           // NOLINTNEXTLINE(bugprone-suspicious-missing-comma)
            "--pp 3 --world-size 3 --micro-batch-size 1 --global-batch-size 4 --pipeline-model-parallel-split-rank 1 "
            "--num-layers 3",
            "--pp 2 --world-size 2 --pipeline-model-parallel-split-rank 1 --vpp 2",

@@ -11,7 +11,7 @@ namespace {
 /// Time beyond what one rank computes.
 double bubble_time(const Program& program) {
   const Timeline timeline = simulate(program);
-  const double stages_a_rank = program.placement.num_stages() / program.placement.num_ranks();
+  const int stages_a_rank = program.placement.num_stages() / program.placement.num_ranks();
   return timeline.makespan - (program.forward_only ? 1 : 3) * stages_a_rank * program.num_microbatches;
 }
 

@@ -46,7 +46,7 @@ TEST(Answers, TakeBytesThatAreNoTextAsOneOtherCharacterEach) {
 
 TEST(Answers, OfManySigmasAndMarksTakeTimeThatGrowsWithTheirLength) {
   std::string sigmas, marks = "A";
-  for (int i = 0; i < 200000; ++i) sigmas += "\xCE\xA3", marks += "'";  // a search for each would take minutes
+  for (int i = 0; i < 200000; ++i) sigmas += "\xCE\xA3", marks += '\'';  // a search for each would take minutes
   EXPECT_EQ(normalize_answer(sigmas).substr(0, 2), "\xCF\x83");
   EXPECT_EQ(normalize_answer(marks + sigmas + marks).size(), sigmas.size() + 2);
 }

@@ -18,7 +18,7 @@ inline std::int64_t distance_bucket(std::int64_t far, bool both_ways, std::int64
   } else if (far > 0) {
     far = 0;
   }
-  const auto away = static_cast<double>(std::abs(far)), exact = static_cast<double>(own / 2);
+  const auto away = static_cast<double>(std::abs(far)), exact = std::floor(static_cast<double>(own) / 2);
   if (away < exact) return first + std::abs(far);
   const double share = std::log(away / exact) / std::log(static_cast<double>(max_distance) / exact);
   const auto later = static_cast<std::int64_t>(share * (static_cast<double>(own) - exact));

@@ -205,7 +205,7 @@ TEST(Encode, TreatsAddedTokensAsHuggingFaceDoes) {
 
 TEST(Encode, UsesATokenWithoutMergesOnlyWhenMergesAreIgnored) {
   Vocabulary vocabulary = bytes_alone();
-  vocabulary.tokens.push_back("abc");
+  vocabulary.tokens.emplace_back("abc");
   EXPECT_THAT(Tokenizer(vocabulary).encode("abc"), ElementsAre('a', 'b', 'c'));
   vocabulary.ignore_merges = true;
   EXPECT_THAT(Tokenizer(vocabulary).encode("abc abc"), ElementsAre(256, ' ', 'a', 'b', 'c'));
@@ -243,9 +243,9 @@ TEST(Tokenizer, HasAFingerprintThatEveryChangeChanges) {
   Vocabulary vocabulary = bytes_alone();
   const std::string first = Tokenizer(vocabulary).fingerprint();
   EXPECT_EQ(Tokenizer(vocabulary).fingerprint(), first);
-  vocabulary.tokens.push_back("ab");
+  vocabulary.tokens.emplace_back("ab");
   const std::string second = Tokenizer(vocabulary).fingerprint();
-  vocabulary.merges.push_back({'a', 'b'});
+  vocabulary.merges.emplace_back('a', 'b');
   const std::string third = Tokenizer(vocabulary).fingerprint();
   vocabulary.specials.push_back({"ab", 256, true});
   const std::string fourth = Tokenizer(vocabulary).fingerprint();
@@ -255,12 +255,12 @@ TEST(Tokenizer, HasAFingerprintThatEveryChangeChanges) {
 TEST(Tokenizer, RefusesAVocabularyThatBreaksARule) {
   const auto refuse = [](auto&& change, const char* message) {
     Vocabulary vocabulary = bytes_alone();
-    vocabulary.tokens.push_back("ab");
+    vocabulary.tokens.emplace_back("ab");
     change(vocabulary);
     EXPECT_THAT([&] { Tokenizer tokenizer(vocabulary); }, ThrowsMessage<ConfigError>(HasSubstr(message)));
   };
   refuse([](Vocabulary& v) { v.frame.single = {{Template::Kind::Token, 257, 0}}; }, "id 257 of 257");
-  refuse([](Vocabulary& v) { v.tokens.push_back("ab"); }, "ids 256 and 257");
+  refuse([](Vocabulary& v) { v.tokens.emplace_back("ab"); }, "ids 256 and 257");
   refuse([](Vocabulary& v) { v.merges = {{'a', 257}}; }, "ids 97 and 257");
   refuse([](Vocabulary& v) { v.merges = {{-1, 'a'}}; }, "ids -1");
   refuse([](Vocabulary& v) { v.merges = {{'b', 'a'}}; }, "no token \"ba\"");

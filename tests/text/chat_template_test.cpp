@@ -160,7 +160,7 @@ TEST(ChatTemplate, WantsTurnsWhereTheTemplateDoes) {
 TEST(ChatTemplate, ReadsHostileTemplatesInLittleTimeAndMemory) {
   std::string doubling = "<|im_start|>{% set x = messages %}", nested = "<|im_start|>{{ ";
   for (int i = 0; i < 1000; ++i) doubling += "{% set x = [x, x] %}";
-  for (int i = 0; i < 30000; ++i) nested += "[";
+  for (int i = 0; i < 30000; ++i) nested += '[';
   std::string ifs = "<|im_start|>", sums = "<|im_start|>{{ 1", calls = "<|im_start|>{{ x",
               elifs = "<|im_start|>{% if 0 %}";
   for (int i = 0; i < 5000; ++i) ifs += "{% if 1 %}", elifs += "{% elif 0 %}";

@@ -237,7 +237,7 @@ TEST_F(TokenizerFiles, NamesWhatAFileSaysOfBatches) {
 
 TEST_F(TokenizerFiles, KeepsSpecialTokensOutsideTheByteSpelling) {
   Vocabulary vocabulary = Tokenizer::load(golden_folder()).vocabulary();
-  vocabulary.tokens.push_back("▁é \n");
+  vocabulary.tokens.emplace_back("▁é \n");
   vocabulary.specials.push_back({"▁é \n", 1200, false});
   const Tokenizer first(vocabulary);
   first.save(folder_);

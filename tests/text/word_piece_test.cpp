@@ -170,7 +170,7 @@ TEST(WordPiece, TakesLongTokensAndLongWordsInBoundedSteps) {
   std::vector<std::int32_t> expected(8000, size + 1);
   expected[0] = size;
   EXPECT_EQ(Tokenizer(vocabulary).encode(std::string(8000, 'q')), expected);
-  vocabulary.tokens.push_back(std::string(4097, 'q'));
+  vocabulary.tokens.emplace_back(4097, 'q');
   EXPECT_THAT([&] { Tokenizer{vocabulary}; }, ThrowsMessage<ConfigError>(HasSubstr("at most 4096 bytes")));
 }
 

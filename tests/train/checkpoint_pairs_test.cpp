@@ -186,7 +186,7 @@ TEST_P(CheckpointPairs, GoOnWithEqualTensorsAndLosses) {
 /// A few pairs, or MEGATRON_CHECKPOINT_PAIRS.
 int pairs() {
   const char* const named = std::getenv("MEGATRON_CHECKPOINT_PAIRS");
-  return named != nullptr ? std::atoi(named) : kPairs;
+  return named != nullptr ? static_cast<int>(std::strtol(named, nullptr, 10)) : kPairs;
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, CheckpointPairs, ::testing::Range(1, 1 + pairs()));
