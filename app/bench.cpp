@@ -26,8 +26,10 @@ std::string config_file(const std::string& name, const std::string& folder, cons
   const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
   for (const fs::path& path : {fs::path(name), file, program.parent_path().parent_path() / file})
     if (fs::is_regular_file(path)) return path.string();
-  throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."), name,
-                                 concat(flag, " with one of these names, or a path")));
+  throw ConfigError(rule_got_fix(
+      concat(flag, " must be a file's path or the name of one in ", folder, "/."),
+      concat(name, ", which is neither here nor in ", (program.parent_path().parent_path() / folder).string()),
+      concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
 }
 
 double median(std::vector<double> values) {

@@ -221,7 +221,7 @@ struct PruneFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("keep_last", keep_last, "The newest checkpoints that stay, 1 or more.");
+    v("keep_last", keep_last, "The newest checkpoints that stay, 1 or more.", config::Example{"1"});
     v("keep_every", keep_every, "Those whose iteration this divides stay too; 0: none because of that.");
     v("dry_run", dry_run, "Say what would be removed.");
     v("json", json, "Print one JSON object.");

@@ -62,6 +62,7 @@ struct InputFlags {
   data::TextReaderOptions text(const RunFlags& run) const {
     data::TextReaderOptions options{.inputs = input, .format = data::text_format_of(format), .json_key = json_key};
     options.max_document_bytes = run.max_document_bytes();
+    options.limit_option = "--max-document-mb";
     return options;
   }
 };

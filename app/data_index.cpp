@@ -1,7 +1,11 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <vector>
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
@@ -30,16 +34,39 @@ struct IndexFlags {
   void visit(auto& v) {
     v.title("which samples");
     v("kind", kind, "Samples of gpt, bert or t5; the last two of sentences (data preprocess --split-sentences).");
-    v("seq_length", seq_length, "Tokens of a sample.");
+    v("seq_length", seq_length, "Tokens of a sample.", config::Example{"1024"});
     v("seed", seed, "Seed of the order.");
     v("split", split, "Shares of documents for training, validation and test.");
-    v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.");
+    v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.",
+      config::Example{"1000,50,10"});
     v("short_seq_prob", short_seq_prob, "Share of the samples of bert and t5 that aim at a random shorter length.");
     v("one_segment", one_segment, "Samples of bert without a second segment.");
     v.title("what is written");
     v("output", output, "Folder to write.");
     v("json", json, "Print what was written as a JSON object.");
   }
+};
+
+/// Makes a folder; where its job then fails, what was made is gone again, unless something lies in it.
+class MadeFolder {
+ public:
+  explicit MadeFolder(const std::filesystem::path& path) {
+    for (auto part = path.lexically_normal(); !part.empty() && !std::filesystem::exists(part);
+         part = part.parent_path())
+      made_.push_back(part);
+    make_folder(path);
+  }
+  ~MadeFolder() {
+    std::error_code not_empty;
+    if (std::uncaught_exceptions() > exceptions_)
+      for (const auto& part : made_) std::filesystem::remove(part, not_empty);
+  }
+  MadeFolder(const MadeFolder&) = delete;
+  MadeFolder& operator=(const MadeFolder&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< the innermost first
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
@@ -50,7 +77,7 @@ nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDat
     return data::GptIndexSpec{.seq_length = flags.seq_length, .seed = flags.seed, .num_samples = flags.samples[i]};
   };
   for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
-  make_folder(flags.output);
+  const MadeFolder folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < 3; ++i) {
     if (ranges[i].size() == 0) continue;
@@ -82,7 +109,7 @@ nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::Inde
                                    .num_samples = flags.samples[i]};
   };
   for (std::size_t i = 0; i < 3; ++i) data::check_sentence_index(spec_of(i));
-  make_folder(flags.output);
+  const MadeFolder folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < 3; ++i) {
     const data::DocumentRange range = data::split_documents(flags.split, kParts[i], pair);

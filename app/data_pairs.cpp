@@ -73,8 +73,9 @@ struct SplitFlags {
 
   void visit(auto& v) {
     v("output_prefix", output_prefix, "Beginning of the prefixes to write: P_0, P_1, … or P_NAME.");
-    v("shares", shares, "Shares of the documents, such as 8,1,1.");
-    v("documents", documents, "Numbers of documents, such as 1000,50; what is left is not written.");
+    v("shares", shares, "Shares of the documents, such as 8,1,1.", config::Example{"8,1,1"});
+    v("documents", documents, "Numbers of documents, such as 1000,50; what is left is not written.",
+      config::Example{"1"});
     v("names", names, "Names of the parts instead of 0, 1, ….");
     v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
     v("json", json, "Print what was written as a JSON object.");
@@ -120,6 +121,8 @@ std::vector<std::string> names_of(const SplitFlags& flags, std::size_t parts) {
   if (!flags.names.empty() && flags.names.size() != parts)
     throw ConfigError(rule_got_fix(concat("--names must name the ", parts, " parts."), concat(flags.names.size()),
                                    "leave --names out (the parts are numbered)"));
+  for (const std::string& name : flags.names)
+    check_file_name_part("a part's name (--names)", name, "leave --names out (the parts are numbered)");
   std::vector<std::string> names;
   for (std::size_t i = 0; i < parts; ++i)
     names.push_back(flags.output_prefix + "_" + (flags.names.empty() ? std::to_string(i) : flags.names[i]));

@@ -98,6 +98,7 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
   options.text.format = data::text_format_of(flags.format);
   options.text.piece_bytes = static_cast<std::size_t>(flags.piece_bytes);
   options.text.max_document_bytes = static_cast<std::size_t>(flags.max_document_mb) << 20;
+  options.text.limit_option = "--max-document-mb";
   options.json_keys = flags.json_keys;
   options.output_prefix = flags.output_prefix;
   options.split_sentences = flags.split_sentences;

@@ -134,6 +134,8 @@ int plot(const Args& args) {
   std::vector<std::string> inputs;
   for (const std::string& word : words) inputs.push_back(metrics_of(word).string());
   check_outputs({options.output}, inputs);
+  if (!options.output.empty() && !options.output.ends_with(".svg"))
+    throw ConfigError(rule_got_fix("--output takes a file that ends in .svg.", options.output, "--output curves.svg"));
   for (const std::string& path : inputs) {
     runs.push_back(read_run(path, options));
     runs.back().curve = plan::smoothed(runs.back().curve, options.smooth);

@@ -59,7 +59,10 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
 void configure_rank(const config::ParallelConfig& parallel, int rank, int ranks) {
   const int threads = threads_of_rank(parallel, ranks);
   kernels::configure_thread(threads);
-  kernels::bind_threads(threads, rank, ranks);
+  const comm::Environment variables = environment();
+  const bool users_say = variables.contains("OMP_PROC_BIND") || variables.contains("OMP_PLACES") ||
+                         variables.contains("GOMP_CPU_AFFINITY");
+  if (!users_say) kernels::bind_threads(threads, rank, ranks);
 }
 
 // A ConfigError of one rank, after it has met the others.

@@ -10,6 +10,7 @@
 #include "app/tokenizer_jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/outputs.h"
 #include "megatron/config/options.h"
 #include "megatron/data/byte_stream.h"
 #include "megatron/text/tokenizer.h"
@@ -187,6 +188,12 @@ void parse_ids(const std::string& line, const std::string& where, std::vector<st
   }
 }
 
+/// The inputs are there, and the output is none of them: it would be replaced by what it becomes.
+void check_files(const DecodeFlags& flags) {
+  data::check_readable(flags.input);
+  check_outputs({flags.output == "-" ? "" : flags.output}, flags.input);
+}
+
 }  // namespace
 
 int tokenizer_encode(const Args& args) {
@@ -194,7 +201,7 @@ int tokenizer_encode(const Args& args) {
   no_words(config::parse_command_line(flags, args, kEncodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   threads_of(flags.threads);
-  data::check_readable(flags.input);
+  check_files(flags);
   const text::Specials specials = specials_of(flags.special_tokens);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
@@ -218,7 +225,7 @@ int tokenizer_decode(const Args& args) {
   DecodeFlags flags;
   no_words(config::parse_command_line(flags, args, kDecodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
-  data::check_readable(flags.input);
+  check_files(flags);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   std::string line;

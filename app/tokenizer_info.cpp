@@ -62,7 +62,7 @@ int tokenizer_info(const Args& args) {
     flags.tokenizer = words[0];
   else
     no_words(words);
-  need_option(!flags.tokenizer.empty(), "a tokenizer");
+  need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   const std::string& fingerprint = tokenizer.fingerprint();
   const Json report{{"tokenizer", flags.tokenizer},

@@ -47,7 +47,7 @@ struct Flags {
     v("format", format, "auto, jsonl, lines, paragraphs, file or pieces, as in `megatron data preprocess`.");
     v.title("what is learned");
     v("kind", kind, "bpe (byte-level), wordpiece or unigram (SentencePiece's).");
-    v("vocab_size", vocab_size, "Tokens to learn, the alphabet and special tokens included.");
+    v("vocab_size", vocab_size, "Tokens to learn, the alphabet and special tokens included.", config::Example{"32000"});
     v("min_frequency", min_frequency, "bpe and wordpiece: pairs of tokens that occur less often are not merged; 0: 2.");
     v("special_tokens", special_tokens,
       "Tokens that stand for something outside the text; they get the first ids. None: <|endoftext|>, and for "

@@ -63,7 +63,7 @@ std::string ranks_error(const config::ParallelConfig& parallel, const std::optio
 /// Throws ConfigError for flags that no job can have.
 void check(const ModelFlags& flags, const char* job) {
   if (flags.load.empty())
-    throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load runs/default"));
+    throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
   for (const auto& [name, size, least] :
        {std::tuple{"tp", flags.tp, 1}, {"pp", flags.pp, 1}, {"dp", flags.dp, 0}, {"world-size", flags.world_size, 0}})
     if (size < least || size > kMostRanks)
@@ -123,6 +123,9 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
                                     {"parallel.threads_per_rank", "threads-per-rank"},
                                     {"parallel.device", "device"},
                                     {"train.dtype", "dtype"}},
+                          .otherwise = asked.tokenizer.empty()
+                                           ? "--load a folder whose configuration and weights are whole"
+                                           : "leave --tokenizer out: the model has its own",
                           .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
                             if (place) changed.parallel.world_size = place->world_size;
                             if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;

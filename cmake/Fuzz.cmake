@@ -1,6 +1,6 @@
 # Fuzz targets: fuzz/NAME_fuzz.cpp holds LLVMFuzzerTestOneInput, fuzz/corpus/NAME/ its fixed inputs.
 # With clang each is a libFuzzer program; elsewhere it runs the corpus and deterministic mutations of it (fuzz/driver.cpp).
-# ctest runs each for a moment; scripts/fuzz.sh runs 100,000 mutations of each under the sanitizers.
+# ctest runs each for a moment; scripts/fuzz.sh runs 1,000,000 mutations of each under the sanitizers.
 set(MEGATRON_FUZZ_RUNS 2000 CACHE STRING "Mutations of each fuzz target that ctest runs")
 # Those that read what others wrote, as far as they need no torch.
 set(fuzz_folders base config text data corpus tasks schedule plan)

@@ -22,6 +22,7 @@ using testing::IsEmpty;
 /// texts it has seen.
 struct CountingEncoder {
   std::string fails_at = "nothing";
+  std::function<void()> meanwhile = [] {};
   std::atomic<int> seen = 0;
 
   TextEncoder encoder() {
@@ -29,6 +30,7 @@ struct CountingEncoder {
                 [this] {
                   return [this](std::string_view text, std::vector<std::int32_t>& ids) {
                     if (text == fails_at) throw std::runtime_error("the encoder broke");
+                    meanwhile();
                     ++seen;
                     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
                     return 1;
@@ -154,9 +156,9 @@ TEST_F(PreprocessResume, KeepsNothingThatTheNotesDoNotVouchFor) {
 }
 
 TEST_F(PreprocessResume, FinishesGivingNamesWhereThatWasCutShort) {
-  // The second pair cannot get its name: a folder with a file stands there.
-  std::filesystem::create_directories(folder_ / "cut_title_document.idx/full");
+  // The second pair cannot get its name: meanwhile a folder with a file stands there.
   CountingEncoder first, second;
+  first.meanwhile = [&] { std::filesystem::create_directories(folder_ / "cut_title_document.idx/full"); };
   EXPECT_THAT(error_of(options("cut"), first), HasSubstr("cut_title_document.idx"));
   EXPECT_EQ(read_bytes(folder_ / "cut_text_document.idx"), wanted_[1]);
   std::filesystem::remove_all(folder_ / "cut_title_document.idx");

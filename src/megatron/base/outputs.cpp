@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/printable.h"
 
 namespace megatron {
 namespace {
@@ -38,6 +39,8 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
     if (output == "-")
       throw ConfigError(rule_got_fix("an output must be a file, which is there whole or not at all.",
                                      "-, standard output", "name a file"));
+    if (std::error_code none; fs::is_directory(output, none))
+      throw ConfigError(rule_got_fix("an output must be a file.", output + ", a folder", "name a file in it"));
     const Place place(output);
     for (std::size_t i = 0; i < places.size(); ++i)
       if (place == places[i])
@@ -47,6 +50,14 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
             "name another file"));
     places.push_back(place);
   }
+}
+
+void check_file_name_part(const std::string& whose, const std::string& part, const std::string& fix) {
+  constexpr std::size_t kMost = 128;
+  if (!part.empty() && part.size() <= kMost && part.find('/') == std::string::npos && printable(part) == part) return;
+  throw ConfigError(
+      rule_got_fix(concat(whose, " is part of a file's name: 1 to ", kMost, " bytes of visible UTF-8 without '/'."),
+                   in_quotes(part), fix));
 }
 
 }  // namespace megatron

@@ -44,7 +44,14 @@ struct Field {
   std::string help;
   std::vector<std::string> aliases;  ///< flags it also answers to, without "--"
   FieldValue value;
-  std::string title = {};  ///< what it stands under in --help, where the struct has no sections
+  std::string title = {};    ///< what it stands under in --help, where the struct has no sections
+  std::string example = {};  ///< a value that is accepted, where the default is none: see Example
+};
+
+/// Among the aliases of an option that must be given: what an error says of a value that it cannot take. The default of
+/// such an option means that it is absent.
+struct Example {
+  std::string text;
 };
 
 /// A struct's options in the order of declaration, its sections flattened. The pointers are into the struct.
@@ -59,16 +66,16 @@ struct Fields {
 /// The visitor that collects Fields.
 class FieldCollector {
  public:
-  template <class T, class... Aliases>
-  void operator()(std::string_view name, T& member, std::string_view help, const Aliases&... aliases) {
+  template <class T, class... More>
+  void operator()(std::string_view name, T& member, std::string_view help, const More&... more) {
     if constexpr (requires(FieldCollector & v) { member.visit(v); }) {
       result_.sections.push_back({prefix_ + std::string(name), std::string(help)});
       const std::string outer = std::exchange(prefix_, prefix_ + std::string(name) + ".");
       member.visit(*this);
       prefix_ = outer;
     } else {
-      result_.fields.push_back(
-          {prefix_ + std::string(name), std::string(help), {std::string(aliases)...}, &member, title_});
+      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {}, &member, title_});
+      (add(result_.fields.back(), more), ...);
     }
   }
   /// The options that are declared next stand under `text` in --help.
@@ -76,6 +83,9 @@ class FieldCollector {
   Fields take() { return std::move(result_); }
 
  private:
+  static void add(Field& field, std::string_view alias) { field.aliases.emplace_back(alias); }
+  static void add(Field& field, const Example& example) { field.example = example.text; }
+
   Fields result_;
   std::string prefix_, title_ = "options";
 };

@@ -98,6 +98,10 @@ namespace {
 
 /// A pair is named by what its two files have in common: one of the files named instead is told apart from none.
 const std::string& checked_prefix(const std::string& prefix) {
+  if (prefix.empty() || (std::filesystem::is_directory(prefix) && !std::filesystem::exists(prefix + ".idx")))
+    throw ConfigError(rule_got_fix("a .bin/.idx pair is named by its prefix, without the ending.",
+                                   prefix.empty() ? "nothing" : concat(prefix, ", a folder"),
+                                   "name a pair, such as my_text_document for my_text_document.bin and .idx"));
   const std::string pair = prefix.substr(0, std::max<std::size_t>(prefix.size(), 4) - 4);
   const bool is_file = prefix.ends_with(".bin") || prefix.ends_with(".idx");
   if (is_file && !std::filesystem::exists(prefix + ".idx") && std::filesystem::exists(pair + ".idx"))

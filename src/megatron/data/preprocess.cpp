@@ -306,15 +306,6 @@ nlohmann::ordered_json identity_of(const PreprocessOptions& options, const TextE
           {"inputs", std::move(inputs)}};
 }
 
-/// A key stands in the names of the files that it makes.
-void check_file_name_part(const std::string& key) {
-  constexpr std::size_t kMaxKey = 128;
-  if (!key.empty() && key.size() <= kMaxKey && key.find('/') == std::string::npos && printable(key) == key) return;
-  throw ConfigError(rule_got_fix(
-      concat("a key (--json-keys) is part of a file's name: 1 to ", kMaxKey, " bytes of visible UTF-8 without '/'."),
-      in_quotes(key), "rename the key in the input, for example with jq, and name it so"));
-}
-
 void check(const PreprocessOptions& options, const TextEncoder& encoder) {
   if (options.workers < 1)
     throw ConfigError(rule_got_fix("there must be a worker.", concat(options.workers), "--workers 0, one a core"));
@@ -323,7 +314,9 @@ void check(const PreprocessOptions& options, const TextEncoder& encoder) {
                                    "leave --append-eod out, or name a tokenizer that has it"));
   if (options.json_keys.empty())
     throw ConfigError(rule_got_fix("there must be a key (--json-keys).", "none", "--json-keys text (the default)"));
-  for (const std::string& key : options.json_keys) check_file_name_part(key);
+  for (const std::string& key : options.json_keys)  // it stands in the names of the files that it makes
+    check_file_name_part("a key (--json-keys)", key,
+                         "rename the key in the input, for example with jq, and name it so");
   for (auto key = options.json_keys.begin(); key != options.json_keys.end(); ++key)
     if (std::find(options.json_keys.begin(), key, *key) != key)
       throw ConfigError(rule_got_fix("each key makes a pair of its own (--json-keys).", *key + " twice",

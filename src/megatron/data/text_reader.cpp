@@ -218,6 +218,7 @@ bool BlockReader::next(TextBlock& block) {
     block.file = file_;
     block.is_json = format_ == TextFormat::Jsonl;
     block.max_document_bytes = options_.max_document_bytes;
+    block.limit_option = options_.limit_option;
     block.bytes.swap(carry_);
     carry_.clear();
     bool more = true;
@@ -261,7 +262,8 @@ const std::vector<std::string_view>& DocumentParser::parse(const TextBlock& bloc
   if (at.too_long)
     throw ConfigError(rule_got_fix(
         concat(place_of(block, at), "a document may have at most ", block.max_document_bytes, " bytes."), "more",
-        block.is_json ? "raise the limit" : "cut the text by lines or paragraphs, or raise the limit"));
+        concat(block.is_json ? "leave it out" : "cut the text by lines or paragraphs",
+               block.limit_option == nullptr ? "" : concat(", or allow more: ", block.limit_option))));
   for (Value& value : values_) {
     value.texts.clear();
     value.is_array = false;

@@ -37,6 +37,7 @@ struct TextReaderOptions {
   TextFormat format = TextFormat::Auto;
   std::string json_key = "text";
   std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is never in memory whole
+  const char* limit_option = nullptr;         ///< by which the job sets that limit; null: it cannot be set
   std::size_t piece_bytes = 4096;
   std::size_t block_bytes = 1 << 20;
 };
@@ -59,6 +60,7 @@ struct TextBlock {
   std::string file;
   bool is_json = false;
   std::size_t max_document_bytes = 0;
+  const char* limit_option = nullptr;
   std::string bytes;  ///< ends with spare bytes that the JSON parser may read
   std::vector<Record> records;
   std::int64_t input_position = 0;       ///< bytes of all inputs read so far, before decompression

@@ -130,13 +130,14 @@ void check_is_gpt(const fs::path& folder, const std::string& job, bool or_t5) {
   if (model.head != "tokens")
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
                                    concat(folder.string(), ", model.head ", model.head),
-                                   "megatron finetune predicts with such a model"));
+                                   "megatron eval with the name of the task it was fine-tuned for"));
   if (model.architecture == "t5" && !or_t5)
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
-                                   folder.string(), "a T5 can be trained, imported, exported and asked (generate)"));
+                                   folder.string(), "--load a GPT's folder; a T5 answers by megatron generate"));
   if (model.architecture == "bert")
-    throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."),
-                                   folder.string(), "a BERT can be imported, exported and trained"));
+    throw ConfigError(
+        rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."), folder.string(),
+                     "--load a GPT's folder; of a BERT that is fine-tuned, megatron eval mnli and the like"));
 }
 
 std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokenizer& tokenizer) {

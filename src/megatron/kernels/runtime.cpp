@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <vector>
 
 #include "megatron/base/cores.h"
@@ -101,8 +100,6 @@ bool bind_threads(int num_threads, int rank, int ranks) {
   const auto count = static_cast<int>(cores.size());
   const bool all_ranks = num_threads * ranks == count, alone = num_threads == count;
   if (num_threads < 2 || count > CPU_SETSIZE || !(all_ranks || alone)) return false;
-  for (const char* users : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
-    if (std::getenv(users) != nullptr) return false;
   let_new_threads_run_on(cores);
   // A rank that has all cores begins with the one that it is on: two programs that share a machine then seldom have the
   // threads that compute most on one.

@@ -23,9 +23,8 @@ void configure_thread(int num_threads);
 /// Gives the calling thread and its `num_threads` - 1 OpenMP workers a core each, where the `ranks` ranks that share
 /// the cores of this process, of which this is number `rank`, have a thread for every core, or this rank alone has;
 /// else nothing is bound, and the system moves threads as it likes. For ranks of several threads: two threads of a rank
-/// on one core wait for each other, and a busy neighbour has them put there. Where the user says where threads run
-/// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), that holds. Threads that are begun later, by whatever library, may
-/// run on all cores. After configure_thread(num_threads). Returns whether threads were bound.
+/// on one core wait for each other, and a busy neighbour has them put there. Threads that are begun later, by whatever
+/// library, may run on all cores. After configure_thread(num_threads). Returns whether threads were bound.
 bool bind_threads(int num_threads, int rank, int ranks);
 
 /// "amx" (and AVX512), "avx512_bf16", "avx512", "avx2", "reference": the instruction set that the kernels run on.

@@ -69,7 +69,9 @@ void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, con
   std::string fix = "--dtype bf16 where the weights are wider, or a machine with more memory";
   if (trains)
     fix =
-        "fewer --num-layers, a smaller --hidden-size, --seq-length or --micro-batch-size, or ranks on more machines; "
+        "fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, or ranks on "
+        "more "
+        "machines; "
         "megatron plan shows what a rank holds";
   if (!besides.fix.empty() && (trains || held <= machine.bytes)) fix = besides.fix;
   throw ConfigError(

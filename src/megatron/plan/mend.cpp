@@ -176,6 +176,8 @@ class Mender {
       add("parallel.pp", std::to_string(pp));
     if (parallel.pp > 1 && parallel.pp_layout != "balanced" && text.find("layers") != std::string::npos)
       add("parallel.pp_layout", "balanced");
+    double least_lr = config_.schedule.min_lr;
+    add("schedule.lr", config::plain_value(config::FieldValue(&least_lr)));
     add("parallel.vpp", "1");
     add("parallel.vpp", "2");
     add("parallel.pp_schedule", "auto");
@@ -207,6 +209,7 @@ class Mender {
   /// set the number of ranks, and a rule's second proposal may be about it.
   bool rewrites() const { return !facts_.flags.empty() || facts_.launched_world_size > 0; }
   bool has_own_names() const { return !facts_.flags.empty(); }
+  const std::string& otherwise() const { return facts_.otherwise; }
 
  private:
   struct Option {
@@ -301,6 +304,7 @@ class Advice {
 
   std::string text() {
     for (std::size_t i = 0; i < violations_.size(); ++i) choose(i);
+    for (std::size_t i = 0; i < violations_.size(); ++i) agree(i);
     std::string text;
     for (const Violation& violation : violations_)
       text = line_after(text, rule_got_fix(violation.rule, violation.got, violation.fix));
@@ -359,8 +363,47 @@ class Advice {
     if (best) return take(index, *own_[*best], shown(*own_[*best], violations_[*best].fix), std::move(least));
     if (!own_[index] && !violations_[index].fix.empty() && amendment_of(violations_[index].fix).empty())
       return;  // prose stays: it is about no option
-    if (!search(index) && mender_.has_own_names())
-      violations_[index].fix = "other values; --help lists this job's options";
+    if (!search(index) && mender_.has_own_names()) violations_[index].fix = mender_.otherwise();
+  }
+
+  /// Two fixes of one message that give an option two values are right one after the other, the last of an option being
+  /// the one that holds, but no reader takes them so: where the later one mends the earlier rule as well, it is the fix
+  /// of both.
+  void agree(std::size_t index) {
+    const auto mine = settings_of(index);
+    if (!mine) return;
+    for (std::size_t k = violations_.size(); k-- > 0;) {
+      const auto other = settings_of(k);
+      if (k == index || !other || !contradict(*mine, *other)) continue;
+      const auto alone = mender_.broken(original_, *other);
+      if (!alone || !only_mends(*alone, all_, violations_[index].rule)) continue;
+      const std::string before = std::exchange(violations_[index].fix, violations_[k].fix);
+      if (left_together() <= open_.size()) return;
+      violations_[index].fix = before;
+    }
+  }
+
+  /// What the fix of a violation sets, as it was chosen.
+  std::optional<Settings> settings_of(std::size_t index) const {
+    for (const Chosen& chosen : chosen_)
+      if (chosen.text == violations_[index].fix) return chosen.settings;
+    return std::nullopt;
+  }
+
+  static bool contradict(const Settings& one, const Settings& other) {
+    return std::ranges::any_of(one, [&](const Setting& mine) {
+      return std::ranges::any_of(other,
+                                 [&](const Setting& its) { return mine.path == its.path && mine.value != its.value; });
+    });
+  }
+
+  /// How many rules stay broken after all fixes, one after another.
+  std::size_t left_together() {
+    Settings all;
+    for (std::size_t i = 0; i < violations_.size(); ++i)
+      if (const auto settings = settings_of(i)) all.insert(all.end(), settings->begin(), settings->end());
+    const auto left = mender_.broken(original_, all);
+    return left ? left->size() : violations_.size();
   }
 
   /// A proposal in the job's words: as it is where the job has all options by their own names.

@@ -25,6 +25,8 @@ struct Facts {
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
   /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.
   std::map<std::string, std::string> flags = {};
+  /// The fix of such a job where no value of its options mends a rule.
+  std::string otherwise = "other values; --help lists this job's options";
   /// Sets again what such a job derives from its flags, where a fix that is tried has changed them.
   std::function<void(config::RunConfig&)> complete = {};
 };
