@@ -27,7 +27,6 @@ ALLOWED = {
     "add_dataset": "writes a whole pair again, which tests of damage begin with",
     "copy_to_group": "the pair of reduce_from_group: Megatron-LM's f, for models that are embedded",
     "reduce_from_group": "the pair of copy_to_group: Megatron-LM's g, for models that are embedded",
-    "run_on_first_rank": "run_on_every_rank() for work of one rank, tested as it waits for the others",
 }
 
 

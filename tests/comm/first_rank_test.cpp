@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,6 +19,18 @@ namespace {
 using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
+
+/// Work of the first rank alone.
+void run_on_first_rank(const Group& group, const std::function<void()>& work,
+                       milliseconds beat = std::chrono::seconds(1)) {
+  const bool works = group.rank() == 0;
+  run_on_every_rank(
+      group,
+      [&] {
+        if (works) work();
+      },
+      beat);
+}
 
 TEST(RunOnFirstRank, OthersWaitLongerThanTheTimeoutOfACollective) {
   for (const auto run : {&run_gloo_ranks, static_cast<decltype(&run_gloo_ranks)>(&run_ranks)}) {

@@ -24,7 +24,11 @@ AtomicFolder::AtomicFolder(const fs::path& path) {
   for (int attempt = 0; temporary_.empty(); ++attempt) {
     const fs::path name =
         final_.parent_path() / concat(".tmp-", final_.filename().string(), "-", ::getpid(), "-", attempt);
-    if (fs::create_directory(name)) temporary_ = name;
+    std::error_code error;
+    if (fs::create_directory(name, error)) temporary_ = name;
+    if (error)
+      throw ConfigError(rule_got_fix("An output's folder must be writable.",
+                                     concat(final_.string(), ": ", error.message()), "name another --output"));
   }
 }
 

@@ -19,9 +19,4 @@ void run_on_every_rank(const Group& group, const std::function<void()>& work, st
   }
 }
 
-void run_on_first_rank(const Group& group, const std::function<void()>& work, std::chrono::milliseconds beat) {
-  run_on_every_rank(
-      group, group.rank() == 0 ? work : [] {}, beat);
-}
-
 }  // namespace megatron::comm

@@ -16,7 +16,9 @@ namespace {
 
 using checkpoint::ShardedTensor;
 
-constexpr const char* kFixOfCounters = "--finetune --load with this folder, which takes the weights alone";
+/// The weights can be taken alone.
+std::string fix_of_counters(const std::filesystem::path& folder) { return "--finetune --load " + folder.string(); }
+
 constexpr std::int64_t kMostSamplesOfAStep = std::int64_t{1} << 31, kMostSamplesOfARun = std::int64_t{1} << 48;
 
 /// The number `name` of a run's metadata, at least `least`.
@@ -28,7 +30,7 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
   if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
     throw ConfigError(rule_got_fix(
         concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
-        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)), kFixOfCounters));
+        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)), fix_of_counters(folder)));
   return value.get<T>();
 }
 
@@ -39,7 +41,7 @@ void check_counters(const RunState& state, std::int64_t optimizer_steps, const s
     throw ConfigError(
         rule_got_fix(concat("The counters of the checkpoint in ", folder.string(), " must be those of one run: \"",
                             name, "\" from ", least, " to ", most, " at iteration ", state.iteration, "."),
-                     concat(value), kFixOfCounters));
+                     concat(value), fix_of_counters(folder)));
   };
   const std::int64_t steps = std::min(state.iteration, kMostSamplesOfARun / kMostSamplesOfAStep);
   need("consumed_samples", state.consumed_samples, state.iteration, steps * kMostSamplesOfAStep);
