@@ -13,6 +13,7 @@
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/version.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 
@@ -94,7 +95,7 @@ json report() {
           {"backends", backends},
           {"cuda_plugin", plugin},
           {"versions",
-           {{"megatron", MEGATRON_VERSION},
+           {{"megatron", program_version()},
             {"libtorch", TORCH_VERSION},
             {"compiler", concat("g++ ", __GNUC__, ".", __GNUC_MINOR__)}}}};
 }
@@ -151,7 +152,7 @@ int doctor(const Args& args) {
 
 int version(const Args& args) {
   if (!args.empty()) throw ConfigError(rule_got_fix("megatron version takes no options.", args[0], "megatron version"));
-  std::printf("megatron %s, libtorch %s\n", MEGATRON_VERSION, TORCH_VERSION);
+  std::printf("megatron %s, libtorch %s\n", program_version(), TORCH_VERSION);
   return kDone;
 }
 

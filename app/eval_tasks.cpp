@@ -111,7 +111,9 @@ void check_head(const std::string& folder, const std::string& task, tasks::TaskK
   const auto missing = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, false).missing;
   if (!missing.empty())
     throw ConfigError(rule_got_fix(concat("The model in ", folder, " must have the head of ", task, "."),
-                                   concat("no ", missing[0]), "megatron finetune --task " + task));
+                                   concat("no ", missing[0]),
+                                   concat("fine-tune it first: megatron finetune RECIPE.toml --task ", task,
+                                          " --train-data FILE --valid-data FILE --finetune --load ", folder)));
 }
 
 TaskWork open_work(const TaskFlags& flags, const std::string& job) {

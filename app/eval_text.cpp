@@ -108,9 +108,10 @@ void cut_text(TextTask& task, bool paper_words) {
 void choose_windows(TextFlags& flags, const TrainedModel& model, bool paper) {
   const std::int64_t context = longest_window(model), usual_stride = paper ? 32 : 0;
   if (flags.window == 0) flags.window = std::min<std::int64_t>(paper ? 1025 : 1024, context);
-  if (flags.window > context)
-    throw ConfigError(rule_got_fix(concat("--window must be at most ", context, ", which the model's positions hold."),
-                                   concat(flags.window), concat("--window ", context)));
+  if (flags.window < 2 || flags.window > context)
+    throw ConfigError(
+        rule_got_fix(concat("--window must be from 2 to ", context, ", the most that the model's positions hold."),
+                     concat(flags.window), concat("--window ", context)));
   if (flags.stride == 0) flags.stride = usual_stride > 0 ? std::min(usual_stride, flags.window) : flags.window;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -42,7 +43,9 @@ std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& co
     const std::string value = equals != std::string::npos ? command[i].substr(equals + 1)
                               : i + 1 < command.size()    ? command[i + 1]
                                                           : "";
-    if (const double timeout = std::atof(value.c_str()); timeout > 0) seconds = std::min(seconds, timeout + 8);
+    double timeout = 0;
+    std::from_chars(value.data(), value.data() + value.size(), timeout);  // 0 stays where it is no number
+    if (timeout > 0) seconds = std::min(seconds, timeout + 8);
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds));
 }

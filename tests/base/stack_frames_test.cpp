@@ -33,6 +33,8 @@ TEST(StackFrames, FirstLineIsWhatHappened) {
   EXPECT_EQ(first_line_of("closed by peer\nException raised from f (most recent call first):\nframe #0: x"),
             "closed by peer");
   EXPECT_EQ(first_line_of("closed"), "closed");
+  EXPECT_EQ(first_line_of("failed with [/x/gloo/tcp/pair.h:311] Connect timeout [none]"),
+            "failed with Connect timeout [none]");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@ import concurrent.futures
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import unittest
@@ -31,6 +32,8 @@ WRONG = {
         --data-args-path {text}
         --train-data-path {pair}
         --data-path {pair}.bin
+        --data-path {text}
+        --train.out {run2} --tokenizer {other_tok}
         --train-itters 5
         --parallel.tpp 2
         --num-layers many
@@ -103,6 +106,7 @@ WRONG = {
     "eval": "\nlos --load {run}",
     "eval loss --load {run} --data {text}": """
         --window 99
+        --window 1
         --stride -1
         --limit-tokens -1
         --window -1
@@ -154,6 +158,8 @@ WRONG = {
         --kind unigram --min-frequency 3
         --threads -1
         --threads 5000
+        --vocab-size 9999999999
+        --json-key body
         --format json""",
     "tokenizer encode --tokenizer {tok} --input {text}": """
         --special-tokens some
@@ -161,7 +167,9 @@ WRONG = {
         --tokenizer=
         --input {new}
         --threads -1
-        --tokenizer-type GPT""",
+        --tokenizer-type GPT
+        --tokenizer-type GPT2BPETokeniser
+        --tokenizer-type Llama2Tokenizer""",
     "tokenizer decode --tokenizer {tok} --input {ids}": "\n--tokenizer {new}",
     "data": "\ninf x",
     "data info": "\n{pair}.bin\n{pair} {pair}\n--json\n{new}\n{pair}.idx --json",
@@ -188,6 +196,7 @@ WRONG = {
         --json-keys
         --tokenizer=
         --json-keys a b --format lines
+        --json-keys body
         --progress soon""",
     "data index {pair} --output {new} --seq-length 32 --samples 10,0,0": """
         --kind gtp
@@ -202,6 +211,7 @@ WRONG = {
         --language klingon
         --language
         --min-tokens -1
+        --json-key body
         --on-error ignore
         --url-key u
         --block-domains {new}
@@ -214,8 +224,18 @@ WRONG = {
         --shingle-size 0
         --memory-mb 0
         --workers -2
+        --input {new}
+        --input -
         --max-document-mb 0""",
-    "data overlap --input {text} --test {text}": "\n--ngram 99\n--min-ngram 99\n--common -1\n--test=\n--input=",
+    "data overlap --input {text} --test {text}": """
+        --ngram 99
+        --min-ngram 99
+        --common -1
+        --test=
+        --test-format foo
+        --test-format squad
+        --test-key body
+        --input=""",
     "checkpoint": "\nverfy {run}",
     "checkpoint info": "\n{new}\n{run} {run}",
     "checkpoint verify": "\n{text}\n--json",
@@ -276,6 +296,10 @@ class Advice(unittest.TestCase):
         cls.names = {"text": cls.place.path / "text.jsonl", "tok": cls.place.tokenizer, "run": cls.place.path / "run",
                      "pair": cls.place.path / "tokens_text_document", "recipe": cls.place.recipe,
                      "mnli": cls.place.path / "mnli.tsv", "predictions": cls.place.path / "predictions.tsv"}
+        shutil.copytree(cls.place.path / "run", cls.place.path / "run2")
+        run("tokenizer", "train", "--input", cls.names["text"], "--vocab-size", 330, "--output",
+            cls.place.path / "other")
+        cls.names |= {"run2": cls.place.path / "run2", "other_tok": cls.place.path / "other"}
         cls.names |= {"ids": cls.place.path / "ids.txt", "task_recipe": cls.place.path / "task.toml"}
         cls.names["ids"].write_text("1 2 3\n")
         recipe = [line for line in cls.place.recipe.read_text().splitlines()
@@ -300,13 +324,13 @@ class Advice(unittest.TestCase):
 
     def fill(self, option, placeholder):
         kinds = {"--load": "run", "--tokenizer": "tok", "--data-path": "pair", "--train-data-path": "pair",
-                 "--model": "recipe", "--task.train": "mnli", "--train-data": "mnli",
+                 "--model": "recipe", "--task.train": "mnli", "--train-data": "mnli", "--valid-data": "mnli",
                  "--predictions": "predictions"}
         if option == "--language":
             return "english"
         if option in kinds:
             return self.names[kinds[option]]
-        if placeholder in ("FOLDER", "PREFIX", "DIR") or option == "--output":
+        if placeholder in ("FOLDER", "PREFIX", "DIR", "TO", "Q") or option.startswith("--output"):
             return self.place.path / f"filled{os.urandom(4).hex()}"
         return self.names["text"] if placeholder == "FILE" else "1"
 
@@ -360,9 +384,28 @@ class Advice(unittest.TestCase):
             if [rule for rule in left - {other.rule for other in found} - set(always)
                     if not any(later in rule for later in LATER)]:
                 problems.append(f"the fix breaks another rule:\n  {typed}\n  {violation}\n{after}")
+        for violation in found:
+            for command in advice.commands(violation.fix or ""):
+                problems += self.try_command(command, where)
         problems += [f"two values of {option} in one message: {where}"
                      for option in advice.contradictions(words, found)]
         return len(found), problems
+
+    def try_command(self, command, where):
+        """What is wrong with a command line that a fix names, what it leaves open filled."""
+        option, typed = "", []
+        first = {"RECIPE": "recipe", "RECIPE.toml": "task_recipe" if command[0] == "finetune" else "recipe",
+                 "FROM": "run", "FOLDER": "run"} | dict.fromkeys(("PREFIX", "P", "A", "B", "FIRST", "SECOND"), "pair")
+        for word in command:
+            if word not in advice.PLACEHOLDERS:
+                typed.append(word)
+            elif not option and word in first:
+                typed.append(str(self.names[first[word]]))
+            else:
+                typed.append(str(self.fill(option, word)))
+            option = word if word.startswith("--") else ""
+        code, message = self.call(typed)
+        return [f"refused: megatron {' '.join(typed)}\n{message}\n  of {where}"] if code == 2 else []
 
     def test_every_fix_can_be_typed_and_works(self):
         lines = list(enumerate(self.lines()))
@@ -390,6 +433,8 @@ class Reader(unittest.TestCase):
             self.assertEqual(advice.amendment(fix).words, words)
         self.assertEqual(advice.amendment("leave --sft and --packed out, or not").left_out, ["--sft", "--packed"])
         self.assertIsNone(advice.amendment("name another folder: --train.out"))
+        self.assertEqual(advice.commands("megatron data merge A B --output-prefix P makes one; megatron plan RECIPE."),
+                         [["data", "merge", "A", "B", "--output-prefix", "P"], ["plan", "RECIPE"]])
         line = ["train", "R", "--tp", "3", "--sp", "--lr", "1"]
         self.assertEqual(advice.amended(line, advice.Amendment(["--tensor-model-parallel-size", "2"]), None),
                          ["train", "R", "--sp", "--lr", "1", "--tensor-model-parallel-size", "2"])

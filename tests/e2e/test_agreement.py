@@ -117,8 +117,8 @@ class Ranks(unittest.TestCase):
     def vocabulary(folder):
         return len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
 
-    def on_machines(self, change):
-        """The commands of two ranks that see other files under the same names: `change` is given the second's."""
+    def on_machines(self, change, *options):
+        """What two ranks say that see other files under the same names: `change` is given the second's."""
         folder = tempfile.TemporaryDirectory(prefix="megatron-machines-")
         self.addCleanup(folder.cleanup)
         machines = [pathlib.Path(folder.name) / name for name in ("a", "b")]
@@ -127,7 +127,7 @@ class Ranks(unittest.TestCase):
         change(machines[1])
         port = free_port()
         words = ["train", "recipe.toml", "--data-path", "tokens_text_document", "--tokenizer", "tokenizer",
-                 "--train-iters", "4", "--parallel.threads_per_rank", "1", "--train.out", "run"]
+                 "--train-iters", "4", "--parallel.threads_per_rank", "1", "--train.out", "run", *options]
         before = [files_in(machine) for machine in machines]
         processes = [subprocess.Popen([os.path.abspath(MEGATRON), *words], env=environment(rank, 2, port), cwd=machine,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -178,6 +178,28 @@ class Ranks(unittest.TestCase):
             shutil.copytree(machine / "run/checkpoints/iter_0000001", machine / "run/checkpoints/iter_0000002")
         self.assertRegex(self.on_machines(replace_the_last),
                          r"rank 0: iteration 2, a manifest .*; rank 1: iteration 1, a manifest .*\n")
+
+    def test_another_schedule_in_a_file_of_one_name(self):
+        words = ["plan", self.place.recipe, "--vocab-size", 320, "--world-size", 2, "--pp", 2, "--draw"]
+        self.addCleanup((self.place.path / "schedule.txt").unlink)
+        run(*words, self.place.path / "schedule.txt")
+        def change(machine):
+            run(*words, machine / "schedule.txt", "--schedule", "gpipe")
+        self.assertRegex(self.on_machines(change, "--pp", "2", "--schedule", "schedule.txt"),
+                         r"file schedule.txt: rank 0: \d+ bytes, XXH3 \w+; rank 1: \d+ bytes, XXH3 \w+\n")
+
+    def test_other_weights_of_the_same_size_in_a_folder_of_hugging_face(self):
+        self.place.train("model", "--train-iters", 1)
+        run("checkpoint", "export", "--load", self.place.path / "model", "--output", self.place.path / "hf")
+        for folder in ("model", "hf"):
+            self.addCleanup(shutil.rmtree, self.place.path / folder)
+        def change(machine):
+            file = machine / "hf/model.safetensors"
+            weights = bytearray(file.read_bytes())
+            weights[-1] ^= 1
+            file.write_bytes(weights)
+        self.assertRegex(self.on_machines(change, "--load", "hf", "--finetune"),
+                         r"checkpoint hf: rank 0: (\d+ files of \d+ bytes, XXH3) \w+, no manifest; rank 1: \1 \w+")
 
     def test_generate_and_eval(self):
         self.place.train("model", "--train-iters", 2)

@@ -62,6 +62,16 @@ class TwoHosts:
                                             stdout=subprocess.PIPE))
         self.silent[-1].stdout.readline()
 
+    def lose_what_goes_to_another_interface(self, host):
+        """Gives `host` an interface "inner", to which all packets of the other one are lost, as at a firewall."""
+        self._ip("-n", self.names[host], "link", "add", "inner", "type", "veth", "peer", "name", "nowhere")
+        self._ip("-n", self.names[host], "addr", "add", "10.213.56.1/24", "dev", "inner")
+        for link in ("inner", "nowhere"):
+            self._ip("-n", self.names[host], "link", "set", link, "up")
+        other, link = self.names[1 - host], self.links[1 - host]
+        self._ip("-n", other, "neigh", "add", "10.213.57.77", "lladdr", "02:00:00:00:00:77", "dev", link)
+        self._ip("-n", other, "route", "add", "10.213.56.1/32", "via", "10.213.57.77")
+
     def cut(self, hosts=(0, 1)):
         for host in hosts:
             self._ip("-n", self.names[host], "link", "set", self.links[host], "down")
@@ -179,6 +189,22 @@ class Partition(unittest.TestCase):
         self.assertIn("rank 1 did not arrive", ranks[0].errors)
         self.assertIn("cannot reach the store at 10.213.57.1:29517", ranks[1].errors)
 
+    def test_ports_that_a_firewall_hides_are_given_up(self):
+        for hidden in (0, 1):  # once the one who connects is late, once the one who listens
+            hosts = self.hosts()
+            hosts.lose_what_goes_to_another_interface(hidden)
+            start = time.monotonic()
+            ranks = [self.rank(r, hosts.addresses[0], 29517, hosts.inside(r), MEGATRON_RUN_SECRET=SECRET,
+                               **({"GLOO_SOCKET_IFNAME": "inner"} if r == hidden else {})) for r in (0, 1)]
+            codes = [rank.end(start + TIMEOUT + GRACE - time.monotonic()) for rank in ranks]
+            for rank in ranks:
+                rank.join()
+                self.assert_plain(rank)
+                self.assertIn("connecting ranks 0, 1 failed", rank.errors)
+                self.assertIn("firewall", rank.errors)
+            self.assertEqual(codes, [1, 1])
+            hosts.close()
+
     def test_a_name_that_no_server_answers_for_is_given_up(self):
         hosts = self.hosts()
         hosts.ask_silent_name_servers(1)
@@ -236,10 +262,12 @@ class Partition(unittest.TestCase):
         self.assertIn("others may read", rank.errors)
         self.assertFalse((self.place.path / "run").exists())
         if shutil.which("openssl"):  # the fix can be typed, and works
-            fix = re.search(r"fix:  (.*)", rank.errors).group(1)
-            subprocess.run(["bash", "-c", fix], check=True)
-            self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
-            self.assertEqual(len(file.read_text().strip()), 64)
+            fix = re.search(r"fix:  name a new one: (\(.*\)), and", rank.errors).group(1)
+            subprocess.run(["bash", "-c", fix], check=True, env=os.environ | {"HOME": str(self.place.path)})
+            made = self.place.path / "run.secret"
+            self.assertEqual(stat.S_IMODE(made.stat().st_mode), 0o600)
+            self.assertEqual(len(made.read_text().strip()), 64)
+            self.assertEqual(file.read_text(), SECRET, "it may be of use to somebody")
 
 
 if __name__ == "__main__":

@@ -123,6 +123,27 @@ def amendment(fix):
     return Amendment(taken)
 
 
+def commands(fix):
+    """The command lines of the program that a fix names, each up to where its prose goes on: its job, options with a
+    value each, and what stands for a file."""
+    found = []
+    for part in re.split(r"(?=\bmegatron [a-z])", fix)[1:]:
+        words = part.split()[1:]
+        job = job_of(words)
+        if len(job) == 2 and not options_of(job).keys() > {"help"}:
+            job = job[:1]
+        taken, rest = list(job), words[len(job):]
+        for at, word in enumerate(rest):
+            before = rest[at - 1] if at else ""
+            if not (word.startswith("--") or before.startswith("--") or word.rstrip(";,.") in PLACEHOLDERS):
+                break
+            taken.append(word.rstrip(";,."))
+            if word[-1] in ";,.":
+                break
+        found.append(taken)
+    return found
+
+
 def contradictions(words, found):
     """Options to which the fixes of one message give two values."""
     values = {}

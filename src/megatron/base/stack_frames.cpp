@@ -40,7 +40,10 @@ std::string without_stack_frames(const std::string& text) {
 
 std::string first_line_of(const std::string& text) {
   const std::string plain = without_stack_frames(text);
-  return plain.substr(0, plain.find('\n'));
+  std::string line = plain.substr(0, plain.find('\n'));
+  const std::size_t begin = line.find("[/"), end = line.find("] ", begin);  // "[/…/tcp/pair.h:311] ", of Gloo
+  if (begin != std::string::npos && end != std::string::npos) line.erase(begin, end + 2 - begin);
+  return line;
 }
 
 }  // namespace megatron

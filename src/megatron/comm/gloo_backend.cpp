@@ -53,9 +53,14 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
 /// The store as Gloo sees it: what peers have written there is looked at first.
 class CheckedStore final : public c10d::PrefixStore {
  public:
-  CheckedStore(const std::string& id, const c10::intrusive_ptr<c10d::Store>& store, int num_ranks)
-      : PrefixStore(id, store), num_ranks_(num_ranks) {}
+  CheckedStore(const std::string& id, const c10::intrusive_ptr<c10d::Store>& store, int num_ranks, milliseconds timeout)
+      : PrefixStore(id, store), num_ranks_(num_ranks), timeout_(timeout) {}
   using PrefixStore::get;
+  using PrefixStore::wait;
+  /// A peer may come to the store as late as to any collective; what Gloo passes is its patience with one connection.
+  void wait(const std::vector<std::string>& keys, const milliseconds& /*connection*/) override {
+    PrefixStore::wait(keys, timeout_);
+  }
   std::vector<std::uint8_t> get(const std::string& key) override {
     std::vector<std::uint8_t> value = PrefixStore::get(key);
     require_gloo_address(value, num_ranks_);
@@ -65,6 +70,7 @@ class CheckedStore final : public c10d::PrefixStore {
 
  private:
   int num_ranks_;
+  milliseconds timeout_;
 };
 
 /// What all groups of one rank share.
@@ -363,6 +369,9 @@ void recognise_peers(const GlooMember& m) {
   }
 }
 
+/// How long Gloo waits for one connection: it tries five times, and no rank shall live timeout + 10 s after a fault.
+milliseconds connection_timeout(milliseconds timeout) { return (timeout + std::chrono::seconds(5)) / 5; }
+
 std::shared_ptr<Backend> make_member(std::shared_ptr<GlooWorld> world, const std::string& id,
                                      std::vector<int> world_ranks) {
   auto member = std::make_shared<GlooMember>();
@@ -372,17 +381,20 @@ std::shared_ptr<Backend> make_member(std::shared_ptr<GlooWorld> world, const std
   const auto& ranks = member->world_ranks;
   member->rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), member->world->watch->rank()) - ranks.begin());
   member->watched = member->world->watch->add_group(id, ranks);
-  auto options = c10d::ProcessGroupGloo::Options::create(member->world->timeout);
+  auto options = c10d::ProcessGroupGloo::Options::create(connection_timeout(member->world->timeout));
   options->devices = {member->world->device};
   try {
     const int size = static_cast<int>(ranks.size());
-    member->group = c10::make_intrusive<GlooGroup>(c10::make_intrusive<CheckedStore>(id, member->world->store, size),
-                                                   member->rank, size, std::move(options));
+    auto store = c10::make_intrusive<CheckedStore>(id, member->world->store, size, member->world->timeout);
+    member->group = c10::make_intrusive<GlooGroup>(std::move(store), member->rank, size, std::move(options));
+    member->group->setTimeout(member->world->timeout);
     recognise_peers(*member);
   } catch (const std::exception& e) {
     const std::string what = e.what();
     if (member->group) member->group->close();
-    throw PeerError(concat("connecting ranks ", member->ranks(), " failed: ", first_line_of(what), "\n  ",
+    throw PeerError(concat("connecting ranks ", member->ranks(), " failed: ", first_line_of(what),
+                           "\n  Ranks connect to each other on ports that the system picks; a firewall must let them "
+                           "through.\n  ",
                            member->world->watch->explain(member->watched, 0, milliseconds(0))));
   }
   return std::make_shared<GlooBackend>(std::move(member));

@@ -27,7 +27,8 @@ void start_sodium() {
 [[noreturn]] void refuse_file(const std::string& path, const std::string& why) {
   throw ConfigError(rule_got_fix("MEGATRON_RUN_SECRET_FILE must name a file of yours that nobody else may read.",
                                  concat(path, ": ", why),
-                                 "rm -f " + path + "; (umask 077; openssl rand -hex 32 > " + path + ")"));
+                                 "name a new one: (umask 077; openssl rand -hex 32 > ~/run.secret), and "
+                                 "MEGATRON_RUN_SECRET_FILE=~/run.secret for every rank"));
 }
 
 std::string read_secret_file(const std::string& path) {

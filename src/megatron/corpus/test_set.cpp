@@ -15,7 +15,7 @@ using OnDocument = std::function<void(std::string_view, const std::string&, std:
 template <class OnRecord>
 void for_each_record(const data::TextReaderOptions& options, OnRecord&& record) {
   data::BlockReader reader(options);
-  data::DocumentParser parser(options.json_key);
+  data::DocumentParser parser(options.json_key, {.key_option = "--test-key"});
   for (data::TextBlock block; reader.next(block);)
     for (std::size_t i = 0; i < block.records.size(); ++i)
       record(parser.parse(block, i), block.file, block.records[i].line);
@@ -87,7 +87,8 @@ void read_test_set(const TestSetOptions& options, const OnDocument& document) {
   if (options.inputs.empty()) throw ConfigError(rule_got_fix("there must be a test set.", "none", "--test FILE"));
   if (options.format == "wikitext") return read_wikitext(options, document);
   if (options.format == "squad") return read_squad(options, document);
-  data::TextReaderOptions text{.inputs = options.inputs, .format = data::text_format_of(options.format)};
+  data::TextReaderOptions text{.inputs = options.inputs,
+                               .format = data::text_format_of(options.format, "--test-format")};
   if (!options.key.empty()) text.json_key = options.key;
   text.max_document_bytes = std::size_t{1} << 30;
   for_each_record(text, [&](const auto& texts, const std::string& file, std::int64_t line) {

@@ -23,7 +23,7 @@ namespace {
 /// What is wrong with an input that cannot be opened, of the system's present error.
 std::string unreadable(const std::string& name) {
   return rule_got_fix("an input must be a readable file.", concat(name, ": ", std::strerror(errno)),
-                      "name a file that is there and may be read; - is standard input");
+                      "name a file that is there and may be read");
 }
 
 std::string is_folder(const std::string& path) {

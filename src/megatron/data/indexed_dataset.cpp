@@ -107,6 +107,12 @@ const std::string& checked_prefix(const std::string& prefix) {
   if (is_file && !std::filesystem::exists(prefix + ".idx") && std::filesystem::exists(pair + ".idx"))
     throw ConfigError(
         rule_got_fix("a .bin/.idx pair is named by its prefix, without the ending.", prefix, concat("name ", pair)));
+  if (!std::filesystem::exists(prefix + ".idx"))
+    throw ConfigError(rule_got_fix(
+        concat("There must be a pair ", prefix, ".bin and .idx."),
+        std::filesystem::exists(prefix) ? concat(prefix, " is a file of another kind") : concat("no ", prefix, ".idx"),
+        "name a pair by its prefix; megatron data preprocess --input FILE --tokenizer "
+        "FOLDER --output-prefix PREFIX makes one of a text"));
   return prefix;
 }
 

@@ -158,8 +158,9 @@ class BlockEncoder {
       : options_(options),
         dtype_(dtype_for_vocabulary(encoder.vocab_size)),
         parser_(options.json_keys,
-                "correct the line or take it out, or pass over such: --on-error skip; text that is "
-                "no JSON: --format lines"),
+                {.fix = "correct the line or take it out, or pass over such: --on-error skip; text that is no JSON: "
+                        "--format lines",
+                 .key_option = "--json-keys"}),
         encode_(encoder.make()),
         splitter_(splitter),
         tokens_(options.json_keys.size()),

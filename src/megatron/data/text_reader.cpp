@@ -38,7 +38,7 @@ std::size_t end_of_piece(std::string_view text, std::size_t limit) {
 
 }  // namespace
 
-TextFormat text_format_of(std::string_view name) {
+TextFormat text_format_of(std::string_view name, const char* option) {
   if (name == "auto") return TextFormat::Auto;
   if (name == "jsonl") return TextFormat::Jsonl;
   if (name == "lines") return TextFormat::Lines;
@@ -46,7 +46,7 @@ TextFormat text_format_of(std::string_view name) {
   if (name == "file") return TextFormat::File;
   if (name == "pieces") return TextFormat::Pieces;
   throw ConfigError(rule_got_fix("a text format is auto, jsonl, lines, paragraphs, file or pieces.", std::string(name),
-                                 "--format auto (the default)"));
+                                 concat(option, " auto (the default)")));
 }
 
 BlockReader::BlockReader(TextReaderOptions options) : options_(std::move(options)) {
@@ -247,9 +247,9 @@ struct DocumentParser::Json {
   simdjson::dom::parser parser;
 };
 
-DocumentParser::DocumentParser(std::vector<std::string> json_keys, std::string fix)
+DocumentParser::DocumentParser(std::vector<std::string> json_keys, Advice advice)
     : json_keys_(std::move(json_keys)),
-      fix_(std::move(fix)),
+      advice_(std::move(advice)),
       json_(std::make_unique<Json>()),
       values_(json_keys_.size()) {
   if (json_keys_.empty()) throw std::logic_error("DocumentParser: no key");
@@ -279,33 +279,35 @@ const std::vector<std::string_view>& DocumentParser::parse(const TextBlock& bloc
 }
 
 void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record& record) {
-  const auto bad = [&](const std::string& rule, const std::string& got) {
-    throw ConfigError(rule_got_fix(
-        concat(place_of(block, record), rule),
-        concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size))), fix_));
+  const auto bad = [&](const std::string& rule, const std::string& got, const std::string& fix) {
+    throw ConfigError(
+        rule_got_fix(concat(place_of(block, record), rule),
+                     concat(got, ": ", excerpt(std::string_view(block.bytes).substr(record.begin, record.size))), fix));
   };
   constexpr std::size_t kKeptCapacity = 8 << 20;  // one huge line must not hold its memory for the rest of the run
   if (json_->parser.capacity() > kKeptCapacity && record.size < kKeptCapacity) json_ = std::make_unique<Json>();
   simdjson::dom::element document;
   if (const auto error = json_->parser.parse(block.bytes.data() + record.begin, record.size, false).get(document))
-    bad("each line must be JSON.", simdjson::error_message(error));
+    bad("each line must be JSON.", simdjson::error_message(error), advice_.fix);
   simdjson::dom::object object;
-  if (document.get(object) != simdjson::SUCCESS) bad("each line must be a JSON object.", "another value");
+  if (document.get(object) != simdjson::SUCCESS) bad("each line must be a JSON object.", "another value", advice_.fix);
   for (std::size_t key = 0; key < json_keys_.size(); ++key) {
     std::optional<simdjson::dom::element> value;
     for (const auto field : object)
       if (field.key == json_keys_[key]) value = field.value;
-    if (!value) bad(concat("each line must have the key \"", json_keys_[key], "\" (--json-keys)."), "no such key");
+    if (!value)
+      bad(concat("each line must have the key \"", json_keys_[key], "\"."), "no such key",
+          concat("name the key of the texts by ", advice_.key_option, ", or ", advice_.fix));
     if (value->is_string()) {
       values_[key].texts.push_back(value->get_string().value_unsafe());
       continue;
     }
     simdjson::dom::array sentences;
     const std::string rule = concat("\"", json_keys_[key], "\" must be a string or an array of strings.");
-    if (value->get(sentences) != simdjson::SUCCESS) bad(rule, "another value");
+    if (value->get(sentences) != simdjson::SUCCESS) bad(rule, "another value", advice_.fix);
     values_[key].is_array = true;
     for (const auto sentence : sentences) {
-      if (!sentence.is_string()) bad(rule, "an array with another value");
+      if (!sentence.is_string()) bad(rule, "an array with another value", advice_.fix);
       values_[key].texts.push_back(sentence.get_string().value_unsafe());
     }
   }

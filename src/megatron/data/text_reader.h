@@ -30,7 +30,7 @@ enum class TextFormat : std::uint8_t {
 };
 
 /// "auto", "jsonl", "lines", "paragraphs", "file" or "pieces"; anything else is a ConfigError.
-TextFormat text_format_of(std::string_view name);
+TextFormat text_format_of(std::string_view name, const char* option = "--format");
 
 struct TextReaderOptions {
   std::vector<std::string> inputs = {};  ///< files, in this order; "-" is standard input
@@ -129,10 +129,16 @@ class BlockReader {
 /// Takes records apart. One per thread.
 class DocumentParser {
  public:
-  explicit DocumentParser(std::string json_key) : DocumentParser(std::vector<std::string>{std::move(json_key)}) {}
-  /// Takes the texts of several keys out of each JSON line. `fix`: what an error about a line tells the user to do, by
-  /// the options of the job that reads it.
-  explicit DocumentParser(std::vector<std::string> json_keys, std::string fix = "correct the line or take it out");
+  /// What an error about a line tells the user to do, by the options of the job that reads it.
+  struct Advice {
+    std::string fix = "correct the line or take it out";
+    const char* key_option = "--json-key";  ///< by which the job is told the key
+  };
+  explicit DocumentParser(std::string json_key) : DocumentParser(std::move(json_key), Advice()) {}
+  DocumentParser(std::string json_key, Advice advice)
+      : DocumentParser(std::vector<std::string>{std::move(json_key)}, std::move(advice)) {}
+  /// Takes the texts of several keys out of each JSON line.
+  DocumentParser(std::vector<std::string> json_keys, Advice advice);
   ~DocumentParser();
   DocumentParser(DocumentParser&&) noexcept;
 
@@ -155,7 +161,7 @@ class DocumentParser {
   void parse_json(const TextBlock& block, const TextBlock::Record& record);
 
   std::vector<std::string> json_keys_;
-  std::string fix_;
+  Advice advice_;
   std::unique_ptr<Json> json_;
   std::vector<Value> values_;
 };

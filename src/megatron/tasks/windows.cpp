@@ -10,7 +10,7 @@
 namespace megatron::tasks {
 
 std::vector<Window> windows(std::int64_t tokens, std::int64_t window, std::int64_t stride) {
-  if (window < 2) throw ConfigError(rule_got_fix("window must be 2 or more.", concat(window), "--window 1024"));
+  if (window < 2) throw ConfigError(rule_got_fix("window must be 2 or more.", concat(window), "--window 2, or more"));
   if (stride < 1 || stride > window)
     throw ConfigError(
         rule_got_fix("stride must be 1 to window.", concat(stride, " of ", window), concat("--stride ", window)));

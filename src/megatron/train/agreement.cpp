@@ -5,16 +5,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
+#include "megatron/base/version.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/config/value.h"
 #include "megatron/data/run_blends.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/schedule/text.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/train/inputs.h"
 
@@ -76,6 +80,36 @@ void add_data(const config::DataConfig& config, comm::Facts& facts) {
   }
 }
 
+/// XXH3 of what looks at many gigabytes for a moment: of a small file all bytes, of a large one the first and the last
+/// megabyte and 4 KiB of each between, so that every large tensor has a share.
+std::uint64_t sampled_hash(std::span<const std::byte> bytes) {
+  constexpr std::size_t kWhole = 64 << 20, kStride = 1 << 20, kSample = 4 << 10;
+  if (bytes.size() <= kWhole) return XXH3_64bits(bytes.data(), bytes.size());
+  std::uint64_t hash = XXH3_64bits(bytes.data(), kStride);
+  for (std::size_t at = kStride; at + kStride < bytes.size(); at += kStride)
+    hash = XXH3_64bits_withSeed(bytes.data() + at, kSample, hash);
+  return XXH3_64bits_withSeed(bytes.data() + bytes.size() - kStride, kStride, hash);
+}
+
+std::string digest_of_folder(const fs::path& folder) {
+  std::vector<fs::path> files;
+  const auto hidden = [](const fs::path& path) { return path.filename().string().starts_with('.'); };
+  for (auto entry = fs::recursive_directory_iterator(folder); entry != fs::recursive_directory_iterator(); ++entry) {
+    if (entry->is_directory() && hidden(entry->path())) entry.disable_recursion_pending();
+    if (entry->is_regular_file() && !hidden(entry->path())) files.push_back(entry->path());
+  }
+  std::ranges::sort(files);
+  std::uint64_t bytes = 0, hash = 0;
+  for (const fs::path& path : files) {
+    const MappedFile file(path);
+    const std::string name = path.lexically_relative(folder).generic_string();
+    hash = XXH3_64bits_withSeed(name.data(), name.size(), hash);
+    hash ^= sampled_hash(file.bytes());
+    bytes += file.bytes().size();
+  }
+  return concat(files.size(), " files of ", bytes, " bytes, XXH3 ", std::hex, hash);
+}
+
 /// The checkpoint, or the folder of weights, that the run would begin with as this rank sees it; empty: none.
 std::string start_of(const config::RunConfig& config) {
   const auto folder = checkpoint_to_load(config);
@@ -95,12 +129,16 @@ comm::Facts option_facts(const config::Fields& fields) {
 }
 
 comm::Facts recipe_facts(const plan::ResolvedRun& run) {
-  comm::Facts facts = {{"version of megatron", MEGATRON_VERSION}, {"version of libtorch", TORCH_VERSION}};
+  comm::Facts facts = {{"version of megatron", program_version()}, {"version of libtorch", TORCH_VERSION}};
   config::RunConfig config = run.config;
   config.parallel.world_size = run.grid.world_size();  // as given, it may be a launcher's or follow from the others
   config.parallel.dp = run.grid.size(plan::Axis::Dp);
   comm::Facts options = option_facts(config::fields_of(config));
   facts.insert(facts.end(), std::make_move_iterator(options.begin()), std::make_move_iterator(options.end()));
+  if (run.schedule_file) {
+    const std::string text = schedule::to_text(*run.schedule_file);
+    facts.push_back({"file " + config.parallel.pp_schedule, digest_of(std::as_bytes(std::span(text)))});
+  }
   return facts;
 }
 
@@ -126,14 +164,7 @@ std::string digest_of(std::span<const std::byte> bytes) {
 std::string digest_of(const fs::path& path) {
   return fact_of([&] {
     if (!fs::exists(path)) return std::string("no such file");
-    if (!fs::is_directory(path)) return digest_of(MappedFile(path).bytes());
-    std::uint64_t files = 0, bytes = 0;
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path)) {
-      if (!entry.is_regular_file() || entry.path().filename().string().starts_with('.')) continue;
-      ++files;
-      bytes += entry.file_size();
-    }
-    return concat(files, " files of ", bytes, " bytes");
+    return fs::is_directory(path) ? digest_of_folder(path) : digest_of(MappedFile(path).bytes());
   });
 }
 

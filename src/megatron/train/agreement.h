@@ -23,12 +23,13 @@ comm::Facts input_facts(const config::RunConfig& config);
 
 /// "1234 bytes, XXH3 …".
 std::string digest_of(std::span<const std::byte> bytes);
-/// Digest of a file, which is read whole; for a folder, the number and total size of its files; where nothing is
-/// there, a text that says so. Never throws.
+/// Digest of a file, which is read whole; for a folder, the number and total size of its files and a digest of their
+/// names and contents, of those above 64 MiB by samples of each MiB; where nothing is there, a text that says so. Never
+/// throws.
 std::string digest_of(const std::filesystem::path& path);
 
 /// What two ranks that see the same model in `folder` both get: of a checkpoint its iteration and a digest of its
-/// manifest, of a folder of another program the number and the size of its files. Never throws.
+/// manifest, of a folder of another program digest_of(). Never throws.
 std::string model_digest(const std::filesystem::path& folder);
 
 /// Throws comm::AgreedError on every rank where two of them were started with different recipes, program versions,

@@ -319,6 +319,16 @@ std::int64_t resumed_batch(const config::RunConfig& config) {
   return 0;
 }
 
+/// What makes the option what it was. A vocabulary that grew with another tokenizer shrinks with that one alone.
+std::string fix_of_difference(const std::string& path, const Values& saved, const Values& wanted) {
+  const std::string tokenizer = saved["data.tokenizer"];
+  if (path != "model.vocab_size" || wanted["data.tokenizer"].empty() || wanted["data.tokenizer"] == tokenizer ||
+      std::stoll(wanted[path]) < std::stoll(saved[path]))
+    return concat("--", path, "=", saved[path]);
+  return concat("--tokenizer ", tokenizer.empty() ? "FOLDER, the checkpoint's" : tokenizer,
+                "; another tokenizer needs another --train.out");
+}
+
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
@@ -327,7 +337,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
   for (const std::string path : kArchitecture)
     if (saved[path] != wanted[path])
       add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
-                       wanted[path], concat("--", path, "=", saved[path])));
+                       wanted[path], fix_of_difference(path, saved, wanted)));
   const auto specs = plan::gpt_parameters(run.shape, 1, 0);
   for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
     if (!name.starts_with("optimizer.") &&

