@@ -91,12 +91,12 @@ int info(const Args& args) {
   return missing.empty() ? kDone : kDifference;
 }
 
-/// Of a run's checkpoint, what is wrong with its counters, which no checksum shows.
-std::vector<std::string> faults_of_counters(const std::filesystem::path& found) {
-  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+/// Of a run's checkpoint, what is wrong with its counters, which no checksum shows. The folder may be gone by now.
+std::vector<std::string> faults_of_counters(const checkpoint::Verified& verified) {
+  const checkpoint::Manifest& manifest = verified.manifest;
   if (!manifest.metadata.contains("consumed_samples")) return {};  // weights alone
   try {
-    train::run_state_of(manifest, found);
+    train::run_state_of(manifest, verified.folder);
   } catch (const ConfigError& error) {
     return {error.what()};
   }
@@ -106,9 +106,10 @@ std::vector<std::string> faults_of_counters(const std::filesystem::path& found) 
 int verify(const Args& args) {
   const auto [options, folder] = parse<VerifyOptions>(args, "megatron checkpoint verify DIR [--json]");
   checkpoint::find_checkpoint(folder);  // a wrong name is a wrong command, no damage
-  std::filesystem::path found;
-  std::vector<std::string> problems = checkpoint::verify(folder, &found);
-  if (problems.empty()) problems = faults_of_counters(found);
+  checkpoint::Verified verified;
+  std::vector<std::string> problems = checkpoint::verify(folder, &verified);
+  if (problems.empty()) problems = faults_of_counters(verified);
+  const std::filesystem::path& found = verified.folder;
   if (options.as_json) {
     std::printf("%s\n",
                 json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}).dump().c_str());

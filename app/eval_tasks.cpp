@@ -113,7 +113,7 @@ void check_head(const std::string& folder, const std::string& task, tasks::TaskK
     throw ConfigError(rule_got_fix(concat("The model in ", folder, " must have the head of ", task, "."),
                                    concat("no ", missing[0]),
                                    concat("fine-tune it first: megatron finetune RECIPE.toml --task ", task,
-                                          " --train-data FILE --valid-data FILE --finetune --load ", folder)));
+                                          " --train-data FILE --valid-data FILE --load ", folder)));
 }
 
 TaskWork open_work(const TaskFlags& flags, const std::string& job) {

@@ -219,15 +219,17 @@ TEST_F(DamagedCheckpoint, APipeInPlaceOfAFileIsDamageAtOnce) {
 }
 
 /// Saves `first`, first + 1, … until it is killed; each twice, so that the second replaces the first. Writes a byte to
-/// `told` after each.
-[[noreturn]] void save_for_ever(const fs::path& folder, std::int64_t first, int told) {
+/// `told` after each. The newest `keep` stay.
+[[noreturn]] void save_for_ever(const fs::path& folder, std::int64_t first, int told, int keep = 2) {
   for (std::int64_t save = 2 * first;; ++save) {
-    save_matrix(folder, save / 2, 2);
+    save_matrix(folder, save / 2, keep);
     if (::write(told, "s", 1) != 1) ::_exit(1);
   }
 }
 
-TEST(Verify, BesideARunThatSavesAndPrunesReportsNoDamage) {
+class VerifyBesideARun : public testing::TestWithParam<int> {};
+
+TEST_P(VerifyBesideARun, ThatSavesAndPrunesReportsNoDamage) {
   const TemporaryFolder folder;
   save_matrix(folder.path(), 1);
   int ends[2];
@@ -236,14 +238,16 @@ TEST(Verify, BesideARunThatSavesAndPrunesReportsNoDamage) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     at::set_num_threads(1);  // a pool of threads does not survive fork()
-    save_for_ever(folder.path(), 2, ends[1]);
+    save_for_ever(folder.path(), 2, ends[1], GetParam());
   }
   ::close(ends[1]);
   char told = 0;
   int removed = 0;
   for (int look = 0; look < 40; ++look) {
     ASSERT_EQ(::read(ends[0], &told, 1), 1);
-    EXPECT_EQ(verify(folder.path()), std::vector<std::string>{}) << "the newest stays";
+    Verified newest;
+    EXPECT_EQ(verify(folder.path(), &newest), std::vector<std::string>{}) << "the newest stays";
+    EXPECT_THAT(newest.folder.string(), EndsWith(std::to_string(newest.manifest.iteration)));
     // The oldest of the two that are kept is the next to go.
     std::vector<fs::path> oldest = candidates(folder.path());
     try {
@@ -260,6 +264,7 @@ TEST(Verify, BesideARunThatSavesAndPrunesReportsNoDamage) {
   ::close(ends[0]);
   testing::Test::RecordProperty("removed", removed);
 }
+INSTANTIATE_TEST_SUITE_P(Kept, VerifyBesideARun, testing::Values(1, 2));
 
 TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpointOfALaterIteration) {
   const TemporaryFolder folder;

@@ -2,6 +2,7 @@
 import concurrent.futures
 import os
 import pathlib
+import random
 import shlex
 import shutil
 import subprocess
@@ -297,8 +298,15 @@ class Advice(unittest.TestCase):
                      "pair": cls.place.path / "tokens_text_document", "recipe": cls.place.recipe,
                      "mnli": cls.place.path / "mnli.tsv", "predictions": cls.place.path / "predictions.tsv"}
         shutil.copytree(cls.place.path / "run", cls.place.path / "run2")
-        run("tokenizer", "train", "--input", cls.names["text"], "--vocab-size", 330, "--output",
+        draw = random.Random(5)
+        (cls.place.path / "other.txt").write_text("".join(
+            "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) * 2 + "\n" for _ in range(300)))
+        run("tokenizer", "train", "--input", cls.place.path / "other.txt", "--vocab-size", 500, "--output",
             cls.place.path / "other")
+        cls.names["whole_recipe"] = cls.place.path / "whole.toml"  # which needs no word more
+        cls.names["whole_recipe"].write_text(cls.place.recipe.read_text().replace("train_iters = 30", "train_iters = 1")
+                                             .replace("[data]\n", f'[data]\ndata_path = ["{cls.names["pair"]}"]\n'
+                                                      f'tokenizer = "{cls.place.tokenizer}"\n'))
         cls.names |= {"run2": cls.place.path / "run2", "other_tok": cls.place.path / "other"}
         cls.names |= {"ids": cls.place.path / "ids.txt", "task_recipe": cls.place.path / "task.toml"}
         cls.names["ids"].write_text("1 2 3\n")
@@ -336,8 +344,9 @@ class Advice(unittest.TestCase):
 
     def call(self, words):
         """Exit code and standard error; no code where the job was still at work, which nothing has refused."""
+        limit = 3 if words[:1] == ["bench"] else 60  # it refuses before it measures, for seconds, on all cores
         try:
-            result = subprocess.run([os.path.abspath(MEGATRON), *words], capture_output=True, text=True, timeout=60,
+            result = subprocess.run([os.path.abspath(MEGATRON), *words], capture_output=True, text=True, timeout=limit,
                                     errors="replace", stdin=subprocess.DEVNULL, cwd=self.empty)
         except subprocess.TimeoutExpired:
             return None, ""
@@ -394,8 +403,9 @@ class Advice(unittest.TestCase):
     def try_command(self, command, where):
         """What is wrong with a command line that a fix names, what it leaves open filled."""
         option, typed = "", []
-        first = {"RECIPE": "recipe", "RECIPE.toml": "task_recipe" if command[0] == "finetune" else "recipe",
-                 "FROM": "run", "FOLDER": "run"} | dict.fromkeys(("PREFIX", "P", "A", "B", "FIRST", "SECOND"), "pair")
+        recipe = "task_recipe" if command[0] == "finetune" else "whole_recipe"
+        first = {"RECIPE": recipe, "RECIPE.toml": recipe} | dict.fromkeys(("PREFIX", "P", "A", "B"), "pair") | \
+            dict.fromkeys(("DIR", "FROM", "FOLDER", "FIRST", "SECOND"), "run2")
         for word in command:
             if word not in advice.PLACEHOLDERS:
                 typed.append(word)

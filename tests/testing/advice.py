@@ -9,7 +9,7 @@ MEGATRON = os.environ.get("MEGATRON", str(pathlib.Path(__file__).resolve().paren
 GROUPS = {"tokenizer", "data", "eval", "checkpoint", "bench", "docs"}  # whose jobs have two names
 # What a fix may leave open, in capitals, and what the tests put there. Some depend on the option.
 PLACEHOLDERS = {"FILE", "FOLDER", "PREFIX", "TEXT", "DIR", "RECIPE", "RECIPE.toml", "FROM", "TO", "FIRST", "SECOND",
-                "P", "A", "B", "Q", "N"}
+                "P", "A", "B", "Q", "N", "K"}
 _options = {}
 
 
@@ -124,10 +124,12 @@ def amendment(fix):
 
 
 def commands(fix):
-    """The command lines of the program that a fix names, each up to where its prose goes on: its job, options with a
-    value each, and what stands for a file."""
+    """The command lines of the program that a fix names, with what they are about, each up to where its prose goes on:
+    its job, options with a value each, and what stands for a file."""
     found = []
-    for part in re.split(r"(?=\bmegatron [a-z])", fix)[1:]:
+    if fix.startswith("one of\n"):  # jobs, each with a line about it
+        return found
+    for part in re.split(r"(?=\bmegatron [a-z])", re.sub(r"\[[^\]]*\]", "", fix))[1:]:  # without what is optional
         words = part.split()[1:]
         job = job_of(words)
         if len(job) == 2 and not options_of(job).keys() > {"help"}:
@@ -140,7 +142,8 @@ def commands(fix):
             taken.append(word.rstrip(";,."))
             if word[-1] in ";,.":
                 break
-        found.append(taken)
+        if len(taken) > len(job):  # no more than the name of a job
+            found.append(taken)
     return found
 
 

@@ -92,7 +92,7 @@ TEST(TrainBpe, GivesSpecialTokensTheFirstIds) {
 
 TEST(TrainBpe, RefusesAVocabularyWithoutRoomForTheBytes) {
   EXPECT_THAT([] { train_bpe(PieceCounter(), {.vocab_size = 256}); },
-              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("a vocab_size of 257 or more")));
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("--vocab-size 257 or more")));
 }
 
 TEST(TrainBpe, RefusesSpecialTokensThatNoFileCouldHold) {

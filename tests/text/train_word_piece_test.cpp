@@ -135,7 +135,7 @@ TEST(TrainWordPiece, RefusesOptionsThatCannotHold) {
   refuse([](auto& o) { o.merges.specials = {"[PAD]"}; }, "[UNK]");
   refuse([](auto& o) { o.limit_alphabet = 0; }, "limit_alphabet");
   refuse([](auto& o) { o.merges.min_frequency = 0; }, "min_frequency");
-  refuse([](auto& o) { o.merges.vocab_size = 10; }, "a vocab_size of 11 or more");
+  refuse([](auto& o) { o.merges.vocab_size = 10; }, "--vocab-size 11 or more");
 }
 
 }  // namespace

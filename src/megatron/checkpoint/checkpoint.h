@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/manifest.h"
 #include "megatron/comm/group.h"
 
 namespace megatron::checkpoint {
@@ -47,10 +48,16 @@ struct Loaded {
 /// is not there or has another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
+/// The checkpoint that verify() has read.
+struct Verified {
+  std::filesystem::path folder;
+  Manifest manifest;
+};
+
 /// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole. Of a run's folder the
 /// newest, and if that is removed meanwhile (a run that goes on prunes) the one that is the newest then; throws
-/// std::runtime_error where one checkpoint was named and is removed meanwhile: that is no damage. `verified`: gets the
-/// folder of the one that was read.
-std::vector<std::string> verify(const std::filesystem::path& folder, std::filesystem::path* verified = nullptr);
+/// std::runtime_error where one checkpoint was named and is removed meanwhile: that is no damage. `verified`: gets
+/// what was read, of one that may be gone by then.
+std::vector<std::string> verify(const std::filesystem::path& folder, Verified* verified = nullptr);
 
 }  // namespace megatron::checkpoint

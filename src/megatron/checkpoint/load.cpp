@@ -80,12 +80,14 @@ Loaded load(const fs::path& folder, const std::vector<ShardedTensor>& tensors) {
 
 namespace {
 
-/// What is wrong with the checkpoint meant by `folder`, which is noted in `found` once it is known.
-std::vector<std::string> problems_of(const fs::path& folder, fs::path& found) {
+/// What is wrong with the checkpoint meant by `folder`, which is noted in `verified` as far as it is known.
+std::vector<std::string> problems_of(const fs::path& folder, Verified& verified) {
   std::vector<std::string> problems;
   try {
-    found = find_checkpoint(folder);
-    const Manifest manifest = read_manifest(found);
+    verified.folder = find_checkpoint(folder);
+    verified.manifest = read_manifest(verified.folder);
+    const fs::path& found = verified.folder;
+    const Manifest& manifest = verified.manifest;
     check_whole(found, manifest);
     for (std::size_t index = 0; index < manifest.files.size(); ++index) {
       try {
@@ -112,14 +114,15 @@ std::string view_of(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<std::string> verify(const fs::path& folder, fs::path* verified) {
+std::vector<std::string> verify(const fs::path& folder, Verified* verified) {
   constexpr int kMaxAttempts = 10;  // a run that saves and prunes faster than this reads is not waited for
   const bool is_one = is_iteration_folder(folder) || fs::exists(folder / "manifest.json");
   for (int attempt = 1;; ++attempt) {
     const std::string before = view_of(folder);
-    fs::path found;
-    std::vector<std::string> problems = problems_of(folder, found);
-    if (verified != nullptr) *verified = found;
+    Verified seen;
+    std::vector<std::string> problems = problems_of(folder, seen);
+    const fs::path found = seen.folder;
+    if (verified != nullptr) *verified = std::move(seen);
     const bool changed = !problems.empty() && view_of(folder) != before;
     if (!changed) return problems;
     if (attempt == kMaxAttempts || is_one)
