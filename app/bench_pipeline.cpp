@@ -79,9 +79,11 @@ void run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOption
 }
 
 std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::Place>& place) {
-  if (options.steps < 1 || options.warmup < 0 || options.rounds < 1 || options.schedules.empty())
+  constexpr std::int64_t kMax = 1'000'000;
+  if (options.steps < 1 || options.steps > kMax || options.warmup < 0 || options.warmup > kMax || options.rounds < 1 ||
+      options.schedules.empty())
     throw ConfigError(rule_got_fix(
-        "--steps and --rounds must be at least 1, --warmup 0, and --schedules name one.",
+        "--steps and --rounds must be at least 1, --warmup 0, steps at most 1000000, and --schedules name one.",
         concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ", options.schedules.size(), " schedules"),
         "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
   std::vector<plan::ResolvedRun> runs;

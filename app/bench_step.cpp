@@ -149,6 +149,10 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Plac
   config.train.recompute = options.recompute;
   config.log.trace = options.trace;
   if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
+  constexpr std::int64_t kMaxMicrobatches = 1 << 16;
+  if (options.microbatches < 1 || options.microbatches > kMaxMicrobatches)
+    throw ConfigError(rule_got_fix(concat("--microbatches must be from 1 to ", kMaxMicrobatches, "."),
+                                   concat(options.microbatches), "--microbatches 1 (the default)"));
   if (options.steps < 1 || options.warmup < 0)
     throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
                                    concat(options.steps, " and ", options.warmup), "--steps 1 --warmup 0"));

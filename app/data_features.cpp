@@ -180,6 +180,11 @@ int data_features(const Args& args) {
     throw ConfigError(rule_got_fix("--seq-length and --max-query-length must be 0 or more.",
                                    concat(flags.seq_length, " and ", flags.max_query_length),
                                    "--seq-length 0 --max-query-length 0 (the task's usual lengths)"));
+  constexpr int kMaxLength = 1 << 16;  // every row takes memory for its tokens before one is read
+  if (flags.seq_length > kMaxLength || flags.max_query_length > kMaxLength)
+    throw ConfigError(rule_got_fix(concat("--seq-length and --max-query-length must be at most ", kMaxLength, "."),
+                                   concat(flags.seq_length, " and ", flags.max_query_length),
+                                   "--seq-length 0 --max-query-length 0 (the task's usual lengths)"));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
   const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);

@@ -99,7 +99,8 @@ void refuse_options_of_text(config::FinetuneRecipe recipe) {
   if (!names.empty())
     throw ConfigError(rule_got_fix(
         "megatron finetune takes no options of text and of its folders.", names,
-        defaults_again + (recipe.data.sft ? "; conversations are what megatron train teaches, with --sft" : " (the default)")));
+        defaults_again +
+            (recipe.data.sft ? "; conversations are what megatron train teaches, with --sft" : " (the default)")));
 }
 
 void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {

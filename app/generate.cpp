@@ -108,7 +108,8 @@ auto with_own_fix(const std::string& fix, const Work& work) {
 std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
   const std::filesystem::path folder =
       flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
-  const auto chat = with_own_fix("leave --chat out, or name a chat model's folder: --load, --tokenizer", [&] {
+  const std::string without = flags.system.empty() ? "leave --chat out" : "leave --chat and --system out";
+  const auto chat = with_own_fix(without + ", or name a chat model's folder: --load, --tokenizer", [&] {
     return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
   });
   for (std::string& text : texts) {

@@ -34,12 +34,14 @@ namespace {
 // How long a rank that cannot start waits for the others, to tell them: 20 s, but at most 8 s after the timeout that
 // its command names, whatever else is wrong with it. No rank lives 10 s after its timeout.
 std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& command) {
-  const std::string option = config::normalized("parallel.timeout_s");
+  const std::string option = config::normalized("parallel.timeout_s"),
+                    of_forward_jobs = config::normalized("timeout_s");
   double seconds = 20;
   for (std::size_t i = 0; i < command.size(); ++i) {
     if (!command[i].starts_with("--")) continue;
     const std::size_t equals = command[i].find('=');
-    if (config::normalized(command[i].substr(2, equals - 2)) != option) continue;
+    const std::string name = config::normalized(command[i].substr(2, equals - 2));
+    if (name != option && name != of_forward_jobs) continue;
     const std::string value = equals != std::string::npos ? command[i].substr(equals + 1)
                               : i + 1 < command.size()    ? command[i + 1]
                                                           : "";

@@ -112,6 +112,7 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
   parallel.pp = asked.pp;
   parallel.world_size = place ? place->world_size : asked.world_size;  // as in training, the launcher's holds
   parallel.threads_per_rank = asked.threads_per_rank;
+  parallel.timeout_s = asked.timeout_s;
   parallel.device = asked.device;
   if (!asked.dtype.empty()) config.train.dtype = asked.dtype;
   complete(config, asked);
@@ -121,6 +122,7 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
                                     {"parallel.pp", "pp"},
                                     {"parallel.world_size", "world-size"},
                                     {"parallel.threads_per_rank", "threads-per-rank"},
+                                    {"parallel.timeout_s", "timeout-s"},
                                     {"parallel.device", "device"},
                                     {"train.dtype", "dtype"}},
                           .otherwise = asked.tokenizer.empty()

@@ -25,6 +25,7 @@ struct ModelFlags {
   int world_size = 0, tp = 1, pp = 1;
   int dp = 1;  ///< 0: what world_size leaves
   int threads_per_rank = 0;
+  double timeout_s = 600;
   std::string device = "cpu";
 
   void visit(auto& v) {
@@ -35,6 +36,7 @@ struct ModelFlags {
     v("tp", tp, "Ranks that split each weight matrix.");
     v("pp", pp, "Ranks that split the layers.");
     v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
+    v("timeout_s", timeout_s, "Seconds after which a rank gives up waiting for others, and names them.");
     v("device", device, "cpu or cuda.");
   }
 };

@@ -225,16 +225,17 @@ class Report:
 
     def add(self, what, ours, unit="", peer=None, against=None, inverse=False, at_least=None, at_most=None, timed=True,
             rounds=None, **details):
-        """A row: `ours` and `peer` are the figures of each round (or one figure). With a peer the ratio of each round
-        counts, ours / peer, or peer / ours where `inverse` (of times), else the median of ours. The goal: that is
-        `at_least` or `at_most` so much; one that is not `timed` (of memory, say) is judged on a busy machine too.
+        """A row: `ours` and `peer` are the figures of each round (or one figure). With a peer the ratio of their
+        medians counts, ours / peer, or peer / ours where `inverse` (of times), else the median of ours. The goal: that
+        is `at_least` or `at_most` so much; one that is not `timed` (of memory, say) is judged on a busy machine too.
         `rounds`: of figures that are medians already."""
         listed = [values if isinstance(values, (list, tuple)) else [values] for values in (ours, peer or [])]
         row = {"what": what, "unit": unit, "ours": shortened(statistics.median(listed[0]))}
         judged = statistics.median(listed[0])
         if peer is not None:
             ratios = [b / a if inverse else a / b for a, b in zip(*listed, strict=True)]
-            judged = statistics.median(ratios)
+            peers = statistics.median(listed[1])
+            judged = peers / judged if inverse else judged / peers
             row |= {"against": against, "peer": shortened(statistics.median(listed[1])),
                     "ratio": shortened(judged), "ratio_is": "peer / ours" if inverse else "ours / peer",
                     "range": [shortened(min(ratios)), shortened(max(ratios))]}

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <system_error>
 
 #include "megatron/base/machine_memory.h"
 #include "megatron/base/out_of_memory.h"
@@ -91,6 +92,8 @@ TEST(OutOfMemory, LeavesOtherErrorsAndNarrowerNames) {
               HasSubstr("the optimizer's state"));
   EXPECT_EQ(taking_memory_for("x", [] { return 3; }), 3);
   EXPECT_EQ(message_of(std::runtime_error("text")), "text");
+  EXPECT_THAT(message_of(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again))),
+              HasSubstr("must let the program start its threads"));
   EXPECT_THAT(message_of(std::bad_alloc()), HasSubstr("what this job works on"));
 }
 

@@ -129,7 +129,9 @@ WRONG = {
         --prompt
         --prompt-file {new}
         --chat
+        --chat --system be
         --system be
+        --timeout-s 0
         --temperature -2
         --top-k -1
         --top-p 0
@@ -254,6 +256,7 @@ WRONG = {
         --dtype fp8
         --model nosuch
         --micro-batch-size 0
+        --microbatches 1000000000
         --loss-chunk-tokens 0
         --optimizer.clip-norm l7
         --launch thread
@@ -264,7 +267,7 @@ WRONG = {
     "bench generate --load {run} --prompt-tokens 2 --new-tokens 2 --prefill-tokens 4 --repeats 1":
         "\n--repeats 0\n--prompt-tokens 9999\n--tp 3",
     "bench pipeline {recipe} --vocab-size 320 --pp 2 --world-size 2 --steps 1 --rounds 1":
-        "\n--steps 0\n--schedules zzz",
+        "\n--steps 0\n--steps 1000000000000\n--schedules zzz",
     "bench scaling": "\n--measured --steps 0\n--world-size 3\n--measured --width 17",
     "doctor": "\nword\n--jsn",
     "version": "\n--json",

@@ -20,7 +20,7 @@ class WrongInput(unittest.TestCase):
 
     def test_the_version_is_told_as_programs_do(self):
         for words in (["--version"], ["version"]):
-            self.assertRegex(run(*words), r"^megatron \d+\.\d+\.\d+, libtorch \d+\.\d+\.\d+")
+            self.assertRegex(run(*words), r"^megatron \d+\.\d+\.\d+(\+\w+(\.changed)?)?, libtorch \d+\.\d+\.\d+")
         self.assertIn("takes no options", run("version", "--json", code=2))
 
     def test_an_unknown_job_names_the_nearest(self):

@@ -1,5 +1,5 @@
-"""Ranks that real launchers start: torchrun, Open MPI's and MPICH's. They train as ranks of one process do; with different
-options all end before anything is written."""
+"""Ranks that real launchers start: torchrun, Open MPI's and MPICH's. They train as ranks of one process do; with
+different options all end before anything is written."""
 import os
 import pathlib
 import socket
@@ -41,7 +41,8 @@ class Launchers(unittest.TestCase):
 
     def words(self, name, *options):
         return [str(word) for word in self.place.train_words(
-            name, "--train-iters", 4, "--log.interval", 1, "--parallel.threads_per_rank", 1, "--world-size", 2, *options)]
+            name, "--train-iters", 4, "--log.interval", 1, "--parallel.threads_per_rank", 1, "--world-size", 2,
+            *options)]
 
     def launch(self, launcher, *command):
         """What the launcher starts in two ranks; its result."""
@@ -60,7 +61,8 @@ class Launchers(unittest.TestCase):
     def check_refusal(self, launcher):
         rank = LAUNCHERS[launcher][1]
         other_rate = f'[ "${rank}" = 1 ] && rate=2e-3 || rate=1e-3; exec "$@" --lr $rate'
-        done = self.launch(launcher, "bash", "-c", other_rate, "bash", os.path.abspath(MEGATRON), *self.words("refused"))
+        program = os.path.abspath(MEGATRON)
+        done = self.launch(launcher, "bash", "-c", other_rate, "bash", program, *self.words("refused"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("schedule.lr: rank 0: 0.001; rank 1: 0.002", done.stderr)
         self.assertFalse((self.place.path / "refused").exists())

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <string_view>
+#include <system_error>
 
 #include "megatron/base/error.h"
 #include "megatron/base/stack_frames.h"
@@ -34,6 +35,12 @@ bool is_out_of_memory(const std::exception& error) {
 
 std::string message_of(const std::exception& error) {
   const bool says_what_for = dynamic_cast<const OutOfMemory*>(&error) != nullptr;
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again)  // of std::thread
+    return rule_got_fix(
+        "The system must let the program start its threads.", error.what(),
+        "raise the limit of processes (ulimit -u, a container's limit of pids), or start fewer ranks and "
+        "threads");
   return is_out_of_memory(error) && !says_what_for ? out_of_memory_text("what this job works on", error)
                                                    : without_stack_frames(error.what());
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/out_of_memory.h"
 #include "megatron/checkpoint/coordinator.h"
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/files.h"
@@ -63,7 +64,7 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
   try {
     held = describe(tensors);
   } catch (const std::exception& e) {
-    failure = failed_message(e.what());
+    failure = failed_message(message_of(e));
   }
   agree_on_writes(failure, std::move(held));
 

@@ -178,10 +178,9 @@ std::string write_timeline(const schedule::Timeline& measured, const plan::Resol
   write_file(path, schedule::chrome_trace(measured));
   std::filesystem::path picture = path;
   picture.replace_extension(".svg");
-  const std::string title =
-      concat(plan::schedule_text(run), ", ", measured.placement.num_ranks(), " ranks, ",
-             measured.placement.num_stages(), " stages, ", measured.num_microbatches, " microbatches, iteration ",
-             iteration, "; simulated with its operations' times, and measured; bytes as planned");
+  const std::string title = concat(plan::schedule_text(run), ", ", measured.placement.num_ranks(), " ranks, ",
+                                   measured.placement.num_stages(), " stages, ", measured.num_microbatches,
+                                   " microbatches, iteration ", iteration, ": simulated, and measured");
   write_file(picture, schedule::draw_svg(simulated, title, &measured));
   return concat("timeline in ", path.string(), " and ", picture.string(), ": ", 1e3 * measured.makespan,
                 " ms, simulated with the same operations ", 1e3 * simulated.makespan, " ms; bubble ",
