@@ -60,7 +60,8 @@ struct InputFlags {
     v("json_key", json_key, "Key of a JSON line that holds its text.");
   }
   data::TextReaderOptions text(const RunFlags& run) const {
-    data::TextReaderOptions options{.inputs = input, .format = data::text_format_of(format), .json_key = json_key};
+    data::TextReaderOptions options{
+        .inputs = input, .format = data::text_format_of(format), .json_key = json_key, .key_option = "--json-key"};
     options.max_document_bytes = run.max_document_bytes();
     options.limit_option = "--max-document-mb";
     return options;

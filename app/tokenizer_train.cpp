@@ -120,6 +120,7 @@ class Documents {
     options.inputs = flags.input;
     options.format = data::text_format_of(flags.format);
     options.json_key = flags.json_key;
+    options.key_option = "--json-key";
     options.max_document_bytes = std::size_t{2048} << 20;
     return options;
   }

@@ -17,8 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.max_document_bytes = (data[0] & 0x40) != 0 ? 100 : 1 << 16;
   try {
     data::BlockReader reader(options, std::as_bytes(std::span(data + 1, size - 1)), "input");
-    data::DocumentParser parser((data[0] & 0x80) != 0 ? std::vector<std::string>{"text", "x"}
-                                                      : std::vector<std::string>{"text"});
+    data::DocumentParser parser(
+        (data[0] & 0x80) != 0 ? std::vector<std::string>{"text", "x"} : std::vector<std::string>{"text"}, {});
     // A few bytes of gzip, zstd or xz can stand for gigabytes.
     data::TextBlock block;
     for (int blocks = 0; blocks < 1000 && reader.next(block); ++blocks) {

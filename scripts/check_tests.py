@@ -16,7 +16,7 @@ AT_LEAST = {"interop": 50}
 SANITIZED = {"build-asan": {"pure": 800, "ranks": 300, "torch": 50}, "build-tsan": {"ranks": 300}}  # parts, by tree
 # cmake/Layers.cmake leaves these out under the thread sanitizer, which ends a forked process that starts threads; they
 # run in the other trees.
-FORKS = ["KilledWhileSaving.*", "Verify.BesideARunThatSaves*", "Saver.AFullDisk*"]
+FORKS = ["KilledWhileSaving.*", "Kept/VerifyBesideARun.*", "Saver.AFullDisk*"]
 
 
 def allowed_reasons():

@@ -82,7 +82,7 @@ class EvalJobs(unittest.TestCase):
         texts = self.place.path / "texts.jsonl"
         texts.write_text('{"text": "the cat sees"}\n')
         for task, words, part in (
-                ("loss", ["--data", self.text, "--window", 34], "--window must be at most 33"),
+                ("loss", ["--data", self.text, "--window", 34], "--window must be from 2 to 33"),
                 ("loss", ["--data", self.text, "--limit", -1], "--limit"),
                 ("loss", [], "--data must name"),
                 ("loss", ["--data", self.place.path / "tokens_text_document", "--detokenize"], "for texts"),

@@ -157,7 +157,8 @@ TEST(Pipeline, MeasuresTheTimelineOfItsLastStep) {
     EXPECT_EQ(schedule::parse_chrome_trace(text, "trace").ranks.size(), 2U);
     std::ifstream picture(std::filesystem::path(path).replace_extension(".svg"));
     const std::string drawn((std::istreambuf_iterator<char>(picture)), {});
-    EXPECT_NE(drawn.find("1f1b, 2 ranks, 2 stages, 4 microbatches, iteration 2;"), std::string::npos);
+    EXPECT_NE(drawn.find("1f1b, 2 ranks, 2 stages, 4 microbatches, iteration 2: simulated, and measured"),
+              std::string::npos);
   });
 }
 

@@ -20,8 +20,7 @@ namespace {
 /// A thread's way from records to shingles.
 class DocumentShingler {
  public:
-  explicit DocumentShingler(const DedupOptions& options)
-      : parser_(options.text.json_key), shingler_(options.shingles) {}
+  explicit DocumentShingler(const DedupOptions& options) : parser_(options.text), shingler_(options.shingles) {}
 
   const std::vector<std::uint64_t>& shingles(const data::TextBlock& block, std::size_t record) {
     const std::string_view text = joined(parser_.parse(block, record), buffer_);

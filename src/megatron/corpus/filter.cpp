@@ -41,7 +41,7 @@ struct Rules {
 /// One thread's judge of documents.
 class Judge {
  public:
-  explicit Judge(const Rules& rules) : rules_(rules), options_(rules.options), parser_(options_.text.json_key) {
+  explicit Judge(const Rules& rules) : rules_(rules), options_(rules.options), parser_(options_.text) {
     if (options_.tokenizer != nullptr) encoder_.emplace(options_.tokenizer->encoder());
   }
 

@@ -66,8 +66,8 @@ class TestNgrams {
 /// One thread's way from training records to the n-grams in them.
 class Searcher {
  public:
-  Searcher(const TestNgrams& test, const std::string& json_key)
-      : parser_(json_key), finder_(test.table(), test.lengths()) {}
+  Searcher(const TestNgrams& test, const data::TextReaderOptions& text)
+      : parser_(text), finder_(test.table(), test.lengths()) {}
 
   /// Calls found(NgramAt) for each; returns the number of words.
   template <class OnFound>
@@ -155,8 +155,7 @@ class Overlap {
 
   void count() {
     const auto make_work = [&] {
-      return [&, searcher = Searcher(test_, options_.training.json_key)](const CorpusBlock& block,
-                                                                         std::int64_t& words) mutable {
+      return [&, searcher = Searcher(test_, options_.training)](const CorpusBlock& block, std::int64_t& words) mutable {
         words = 0;
         for (std::size_t i = 0; i < block.text.records.size(); ++i)
           words += static_cast<std::int64_t>(searcher.search(
@@ -236,7 +235,7 @@ class Overlap {
 
   void cut(OutputFile& output) {
     const auto make_work = [&] {
-      return [&, searcher = Searcher(test_, options_.training.json_key), found = std::vector<NgramAt>()](
+      return [&, searcher = Searcher(test_, options_.training), found = std::vector<NgramAt>()](
                  const CorpusBlock& block, Cut& result) mutable {
         result.output.clear();
         result.counts = {};

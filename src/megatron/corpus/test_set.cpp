@@ -15,7 +15,7 @@ using OnDocument = std::function<void(std::string_view, const std::string&, std:
 template <class OnRecord>
 void for_each_record(const data::TextReaderOptions& options, OnRecord&& record) {
   data::BlockReader reader(options);
-  data::DocumentParser parser(options.json_key, {.key_option = "--test-key"});
+  data::DocumentParser parser(options);
   for (data::TextBlock block; reader.next(block);)
     for (std::size_t i = 0; i < block.records.size(); ++i)
       record(parser.parse(block, i), block.file, block.records[i].line);
@@ -90,6 +90,7 @@ void read_test_set(const TestSetOptions& options, const OnDocument& document) {
   data::TextReaderOptions text{.inputs = options.inputs,
                                .format = data::text_format_of(options.format, "--test-format")};
   if (!options.key.empty()) text.json_key = options.key;
+  text.key_option = "--test-key";
   text.max_document_bytes = std::size_t{1} << 30;
   for_each_record(text, [&](const auto& texts, const std::string& file, std::int64_t line) {
     for (const std::string_view one : texts) document(one, file, line);

@@ -297,7 +297,9 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
       if (field.key == json_keys_[key]) value = field.value;
     if (!value)
       bad(concat("each line must have the key \"", json_keys_[key], "\"."), "no such key",
-          concat("name the key of the texts by ", advice_.key_option, ", or ", advice_.fix));
+          advice_.key_option == nullptr
+              ? advice_.fix
+              : concat("name the key of the texts by ", advice_.key_option, ", or ", advice_.fix));
     if (value->is_string()) {
       values_[key].texts.push_back(value->get_string().value_unsafe());
       continue;
@@ -313,7 +315,7 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
   }
 }
 
-TextReader::TextReader(const TextReaderOptions& options) : blocks_(options), parser_(options.json_key) {}
+TextReader::TextReader(const TextReaderOptions& options) : blocks_(options), parser_(options) {}
 
 bool TextReader::next(std::string& document) {
   while (record_ == block_.records.size()) {

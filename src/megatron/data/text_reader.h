@@ -36,6 +36,7 @@ struct TextReaderOptions {
   std::vector<std::string> inputs = {};  ///< files, in this order; "-" is standard input
   TextFormat format = TextFormat::Auto;
   std::string json_key = "text";
+  const char* key_option = nullptr;           ///< by which the job is told that key; null: it is always this one
   std::size_t max_document_bytes = 64 << 20;  ///< a longer line, paragraph or file is never in memory whole
   const char* limit_option = nullptr;         ///< by which the job sets that limit; null: it cannot be set
   std::size_t piece_bytes = 4096;
@@ -132,9 +133,11 @@ class DocumentParser {
   /// What an error about a line tells the user to do, by the options of the job that reads it.
   struct Advice {
     std::string fix = "correct the line or take it out";
-    const char* key_option = "--json-key";  ///< by which the job is told the key
+    const char* key_option = nullptr;  ///< by which the job is told the key
   };
   explicit DocumentParser(std::string json_key) : DocumentParser(std::move(json_key), Advice()) {}
+  explicit DocumentParser(const TextReaderOptions& options)
+      : DocumentParser(options.json_key, {.key_option = options.key_option}) {}
   DocumentParser(std::string json_key, Advice advice)
       : DocumentParser(std::vector<std::string>{std::move(json_key)}, std::move(advice)) {}
   /// Takes the texts of several keys out of each JSON line.
