@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -90,8 +91,10 @@ class Readme(unittest.TestCase):
         lines = (self.path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
         self.assertEqual(len(losses), steps)
-        self.assertLess(losses[-1], losses[0] - 0.8)
-        self.assertLess(max(losses), losses[0] + 0.2, "it diverges on the way")
+        # Medians: one batch of rare words is no divergence.
+        medians = [statistics.median(losses[i:i + 5]) for i in range(steps - 4)]
+        self.assertLess(medians[-1], losses[0] - 0.8)
+        self.assertLess(max(medians), losses[0] + 0.2, "it diverges on the way")
 
     def test_every_option_of_the_page_is_one_of_its_job(self):
         """Prose too: `--option` of a job that is named on the same line."""
