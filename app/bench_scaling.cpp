@@ -402,6 +402,8 @@ int bench_scaling(const Args& args) {
   Options options;
   no_words(config::parse_command_line(options, args, kUsage));
   check_read(options);
+  if (!options.output.svg.empty() && !options.output.svg.ends_with(".svg"))
+    throw ConfigError(rule_got_fix("--svg takes a file that ends in .svg.", options.output.svg, "--svg scaling.svg"));
   if (!options.output.svg.empty()) make_folder(std::filesystem::path(options.output.svg).parent_path());
   if (options.measure.measured) return measure(options);
   const plan::Hardware hardware =

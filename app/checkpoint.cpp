@@ -151,9 +151,10 @@ int reshard(const Args& args) {
     throw ConfigError(rule_got_fix("checkpoint reshard: two folders must be named.", concat(words.size()), kUsage));
   if (flags.files < 1 || flags.files > 99999)
     throw ConfigError(rule_got_fix("--files must be 1 to 99999.", concat(flags.files), "--files 1 (the default)"));
-  const auto made = checkpoint::reshard(
-      words[0], words[1],
-      {.files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only});
+  const checkpoint::ReshardOptions options{
+      .files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only};
+  std::filesystem::path made;
+  checkpoint::read_newest(words[0], [&] { made = checkpoint::reshard(words[0], words[1], options); });
   const json about = describe(made, checkpoint::read_manifest(made));
   if (flags.json)
     std::printf("%s\n", about.dump().c_str());

@@ -6,6 +6,7 @@
 #include "app/checkpoint_interchange.h"
 #include "app/flags.h"
 #include "megatron/base/error.h"
+#include "megatron/checkpoint/checkpoint.h"
 #include "megatron/config/options.h"
 #include "megatron/interchange/companions.h"
 #include "megatron/interchange/hugging_face.h"
@@ -77,9 +78,11 @@ int checkpoint_export(const Args& args) {
   interchange::ExportOptions options;
   options.dtype = dtype_of(flags.dtype);
   options.tokenizer = interchange::companion_folder(flags.load);
-  interchange::FolderConfig config = interchange::export_config(flags.load);
-  if (config.labels.empty()) config.labels = interchange::labels_of(flags.load);
-  interchange::export_hugging_face(*interchange::open_weights(flags.load), config, flags.output, options);
+  checkpoint::read_newest(flags.load, [&] {
+    interchange::FolderConfig config = interchange::export_config(flags.load);
+    if (config.labels.empty()) config.labels = interchange::labels_of(flags.load);
+    interchange::export_hugging_face(*interchange::open_weights(flags.load), config, flags.output, options);
+  });
   std::printf("%s: exported from %s\n", flags.output.c_str(), flags.load.c_str());
   return kDone;
 }

@@ -54,9 +54,12 @@ int main(int argc, char** argv) {
   megatron::let_large_writes_fail();
   megatron::explain_mapped_faults();
   const int code = run({argv + 1, argv + argc});
+  // What is printed waits in a buffer: that the disk is full or the reader gone shows only here. Where a job has met
+  // it before, an empty line asks for the reason again.
   errno = 0;
-  // What is printed waits in a buffer: that the disk is full or the reader gone shows only here.
-  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  const bool had_failed = std::ferror(stdout) != 0;
+  if (had_failed) std::fputc('\n', stdout);
+  const bool written = std::fflush(stdout) == 0 && !had_failed;
   if (!written)
     megatron::write_line(stderr,
                          megatron::write_error("standard output", "could not be written", errno != 0 ? errno : EIO));

@@ -16,6 +16,7 @@
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/out_of_memory.h"
+#include "megatron/base/parallel.h"
 #include "megatron/base/printable.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/cuda_plugin.h"
@@ -214,6 +215,10 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>&
     write_line(stderr, result.message);
     return kFailed;
   }
+  // Those of libtorch's pool, and of each rank here its own and those that fetch batches and write checkpoints.
+  const int ranks_here = place ? 1 : run.grid.world_size();
+  require_threads(usable_cores() +
+                  ranks_here * (threads_of_rank(parallel, place ? place->local_size : ranks_here) + 3));
   if (parallel.device == "cuda") return run_on_gpu(run, place, work);
   if (!place) return run_threads(run, work);
   configure_rank(parallel, place->local_rank, place->local_size);

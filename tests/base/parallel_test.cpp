@@ -5,7 +5,10 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
+
+#include "tests/testing/large_stacks.h"
 
 namespace megatron {
 namespace {
@@ -38,6 +41,12 @@ TEST(ForEachOnThreads, ThrowsWhatTheSmallestIndexThrewAndBeginsNoMore) {
     }
     EXPECT_LE(begun, 20 + threads);
   }
+}
+
+TEST(RequireThreads, ThrowsWhereTheSystemRefusesOne) {
+  require_threads(8);
+  const LargeStacks stacks;
+  EXPECT_THROW(require_threads(8), std::system_error);
 }
 
 }  // namespace

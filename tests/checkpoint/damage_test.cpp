@@ -264,6 +264,35 @@ TEST_P(VerifyBesideARun, ThatSavesAndPrunesReportsNoDamage) {
   ::close(ends[0]);
   testing::Test::RecordProperty("removed", removed);
 }
+
+TEST_P(VerifyBesideARun, ThatSavesAndPrunesReadsTheNewest) {
+  const TemporaryFolder folder;
+  save_matrix(folder.path(), 1);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    at::set_num_threads(1);  // a pool of threads does not survive fork()
+    save_for_ever(folder.path(), 2, ends[1], GetParam());
+  }
+  ::close(ends[1]);
+  char told = 0;
+  for (int look = 0; look < 40; ++look) {
+    ASSERT_EQ(::read(ends[0], &told, 1), 1);
+    std::string error;
+    EXPECT_NO_THROW(read_newest(folder.path(), [&] {
+      error = load_error(folder.path());
+      if (error != "no error") throw std::runtime_error(error);
+    }));
+    EXPECT_EQ(error, "no error");
+  }
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ::close(ends[0]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kept, VerifyBesideARun, testing::Values(1, 2));
 
 TEST(KilledWhileSaving, LatestIsAlwaysAWholeCheckpointOfALaterIteration) {

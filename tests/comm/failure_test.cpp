@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <future>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "as_rank.h"
@@ -24,6 +26,7 @@
 #include "megatron/comm/launch.h"
 #include "megatron/comm/local_backend.h"
 #include "staging_backend.h"
+#include "tests/testing/large_stacks.h"
 #include "tests/testing/temporary_folder.h"
 
 // A rank that throws, ends, is killed or stalls: every other rank ends in time and says who is missing, at what.
@@ -79,6 +82,13 @@ class FailureAmongThreads : public testing::TestWithParam<Transport> {
     return said;
   }
 };
+
+TEST_P(FailureAmongThreads, NoRankBeginsWhereTheSystemRefusesAThread) {
+  std::atomic<int> begun = 0;
+  const LargeStacks stacks;
+  EXPECT_THROW(GetParam().run(4, [&](const Group&) { ++begun; }, {.timeout = kTimeout}), std::system_error);
+  EXPECT_EQ(begun, 0);
+}
 
 TEST_P(FailureAmongThreads, ARankThatThrowsIsNamedWithItsReason) {
   const auto start = Clock::now();

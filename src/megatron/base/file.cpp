@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/mapped_faults.h"
+#include "megatron/base/printable.h"
 #include "megatron/base/regular_file.h"
 #include "megatron/base/write_error.h"
 
@@ -110,6 +111,15 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+void MappedFile::check_whole() const {
+  std::error_code error;
+  const std::uint64_t size = std::filesystem::file_size(path_, error);
+  if (error || size >= size_) return;
+  throw ConfigError(rule_got_fix(concat(printable(path_.string()), ": a file must stay as it is while it is read."),
+                                 concat("cut off from ", size_, " to ", size, " bytes meanwhile"),
+                                 "restore the file, then start again"));
 }
 
 std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t count, std::uint64_t item_size,

@@ -26,6 +26,9 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
+  /// Throws ConfigError where the file has become shorter: what then lies in the last page reads as zeros.
+  void check_whole() const;
+
   /// `count` items of `item_size` bytes from byte `offset`. Throws ConfigError naming the file, `what` and the offset
   /// where they do not all lie in the file (no sum or product overflows).
   std::span<const std::byte> range(std::uint64_t offset, std::uint64_t count, std::uint64_t item_size,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <latch>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -36,6 +37,19 @@ void for_each_on_threads(std::size_t count, int threads,
     run(0);
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+void require_threads(int count) {
+  std::latch all_tried(1);
+  std::vector<std::jthread> threads;
+  const auto let_go = [&] { all_tried.count_down(); };
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back([&all_tried] { all_tried.wait(); });
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  let_go();
 }
 
 }  // namespace megatron

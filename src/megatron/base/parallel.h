@@ -11,4 +11,8 @@ namespace megatron {
 void for_each_on_threads(std::size_t count, int threads,
                          const std::function<void(std::size_t index, std::size_t worker)>& work);
 
+/// Throws std::system_error where the system lets this process have no `count` threads more at one time. libtorch waits
+/// for ever for a thread of its pool that could not be started.
+void require_threads(int count);
+
 }  // namespace megatron

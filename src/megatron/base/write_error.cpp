@@ -21,6 +21,8 @@ std::string write_error(const std::filesystem::path& path, const std::string& ac
     case EFBIG:
       return rule_got_fix(rule, concat(got, ", more than the limit on the size of files (ulimit -f)"),
                           "raise the limit before the command: ulimit -f unlimited");
+    case EIO:
+      return rule_got_fix(rule, got, "check the disk, or the program that reads the pipe");
     default:
       return rule_got_fix(rule, got);
   }

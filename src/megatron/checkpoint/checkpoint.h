@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -47,6 +48,11 @@ struct Loaded {
 /// Throws Damage naming file and byte offset for anything missing, truncated or changed, ConfigError for a tensor that
 /// is not there or has another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
+
+/// Calls `read`, which reads of `folder` the newest checkpoint: again where it has thrown because a run that goes on
+/// has removed that one meanwhile. Throws what `read` throws, or std::runtime_error where one checkpoint was named and
+/// is gone, or each of ten in turn.
+void read_newest(const std::filesystem::path& folder, const std::function<void()>& read);
 
 /// The checkpoint that verify() has read.
 struct Verified {

@@ -112,12 +112,36 @@ std::string view_of(const fs::path& folder) {
   }
 }
 
+/// How often a checkpoint that a run removes is looked for anew: one that prunes faster is not waited for.
+int attempts_at(const fs::path& folder) {
+  const bool is_one = is_iteration_folder(folder) || fs::exists(folder / "manifest.json");
+  return is_one ? 1 : 10;
+}
+
+[[noreturn]] void throw_removed(const fs::path& folder) {
+  throw std::runtime_error(rule_got_fix("A checkpoint must stay while it is read.",
+                                        concat(folder.string(),
+                                               ", which was removed or replaced meanwhile: a run keeps the newest "
+                                               "checkpoint.keep_last"),
+                                        "name the run's folder, whose newest checkpoint stays"));
+}
+
 }  // namespace
 
+void read_newest(const fs::path& folder, const std::function<void()>& read) {
+  for (int left = attempts_at(folder);;) {
+    const std::string before = view_of(folder);
+    try {
+      return read();
+    } catch (const std::exception&) {
+      if (view_of(folder) == before) throw;
+    }
+    if (--left == 0) throw_removed(folder);
+  }
+}
+
 std::vector<std::string> verify(const fs::path& folder, Verified* verified) {
-  constexpr int kMaxAttempts = 10;  // a run that saves and prunes faster than this reads is not waited for
-  const bool is_one = is_iteration_folder(folder) || fs::exists(folder / "manifest.json");
-  for (int attempt = 1;; ++attempt) {
+  for (int left = attempts_at(folder);;) {
     const std::string before = view_of(folder);
     Verified seen;
     std::vector<std::string> problems = problems_of(folder, seen);
@@ -125,12 +149,7 @@ std::vector<std::string> verify(const fs::path& folder, Verified* verified) {
     if (verified != nullptr) *verified = std::move(seen);
     const bool changed = !problems.empty() && view_of(folder) != before;
     if (!changed) return problems;
-    if (attempt == kMaxAttempts || is_one)
-      throw std::runtime_error(rule_got_fix("A checkpoint must stay while it is verified.",
-                                            concat(found.empty() ? folder.string() : found.string(),
-                                                   ", which was removed or replaced meanwhile: a run keeps the newest "
-                                                   "checkpoint.keep_last"),
-                                            "name the run's folder, whose newest checkpoint stays"));
+    if (--left == 0) throw_removed(found.empty() ? folder : found);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -57,22 +58,31 @@ void run_rank_threads(int size, const std::function<void(int)>& body,
   Endings endings;
   endings.ended.resize(static_cast<std::size_t>(size));
   {
+    std::promise<bool> all_started;  // false: one could not be; none begins what it would wait for the others in
+    const std::shared_future<bool> begin = all_started.get_future().share();
     std::vector<std::jthread> threads;
-    for (int r = 0; r < size; ++r)
-      threads.emplace_back([&, r] {
-        std::exception_ptr error;
-        try {
-          at::set_num_threads(std::max(1, cores / size));
-          body(r);
-        } catch (...) {
-          error = std::current_exception();
-        }
-        on_end(r, error);
-        const std::lock_guard lock(endings.mutex);
-        endings.ended[static_cast<std::size_t>(r)] = true;
-        if (error && !endings.first_error) endings.first_error = error;
-        endings.changed.notify_all();
-      });
+    const auto run = [&, begin](int r) {
+      if (!begin.get()) return;
+      std::exception_ptr error;
+      try {
+        at::set_num_threads(std::max(1, cores / size));
+        body(r);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      on_end(r, error);
+      const std::lock_guard lock(endings.mutex);
+      endings.ended[static_cast<std::size_t>(r)] = true;
+      if (error && !endings.first_error) endings.first_error = error;
+      endings.changed.notify_all();
+    };
+    try {
+      for (int r = 0; r < size; ++r) threads.emplace_back(run, r);
+    } catch (...) {
+      all_started.set_value(false);
+      throw;
+    }
+    all_started.set_value(true);
     const std::string stuck = wait_for_ends(endings, patience);
     if (!stuck.empty() && on_stuck) on_stuck(stuck);
   }

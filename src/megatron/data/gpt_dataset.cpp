@@ -81,7 +81,8 @@ GptDataset::GptDataset(const GptDatasetSpec& spec, const GptSampleOptions& optio
 
 std::vector<GptDataset::Piece> GptDataset::pieces_of(std::int64_t i) const {
   if (i < 0 || i >= size()) throw std::out_of_range(concat("sample ", i, " of ", size()));
-  const auto damaged = [](const std::string& place, const std::string& got) {
+  const auto damaged = [this](const std::string& place, const std::string& got) {
+    data_.check_whole();
     throw ConfigError(
         rule_got_fix(concat(place, ": a sample must lie within the data."), got, "remove the file; it is built again"));
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -107,6 +108,12 @@ const std::string& checked_prefix(const std::string& prefix) {
   if (is_file && !std::filesystem::exists(prefix + ".idx") && std::filesystem::exists(pair + ".idx"))
     throw ConfigError(
         rule_got_fix("a .bin/.idx pair is named by its prefix, without the ending.", prefix, concat("name ", pair)));
+  double weight = 0;
+  const auto [rest, error] = std::from_chars(prefix.data(), prefix.data() + prefix.size(), weight);
+  if (!std::filesystem::exists(prefix + ".idx") && error == std::errc() && rest == prefix.data() + prefix.size())
+    throw ConfigError(rule_got_fix("a blend is either prefixes alone or a weight before each prefix.",
+                                   concat(prefix, " where a prefix stands, and no ", prefix, ".idx"),
+                                   "name each prefix after its weight: 0.3 A_text_document 0.7 B_text_document"));
   if (!std::filesystem::exists(prefix + ".idx"))
     throw ConfigError(rule_got_fix(
         concat("There must be a pair ", prefix, ".bin and .idx."),
@@ -131,8 +138,14 @@ IndexedDataset::IndexedDataset(std::span<const std::byte> idx, std::span<const s
 }
 
 void IndexedDataset::damaged(std::int64_t offset, const std::string& rule, const std::string& got) const {
+  check_whole();
   throw ConfigError(
       rule_got_fix(concat(prefix_, ".idx, byte ", offset, ": ", rule), got, "make the pair again from its text"));
+}
+
+void IndexedDataset::check_whole() const {
+  for (const auto* const file : {&idx_file_, &bin_file_})
+    if (*file) (*file)->check_whole();
 }
 
 void IndexedDataset::parse() {

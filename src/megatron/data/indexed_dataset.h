@@ -80,6 +80,9 @@ class IndexedDataset {
   /// another. Returns the number of tokens. What trains on a pair or tells of it asks here first.
   std::int64_t verify() const;
 
+  /// Throws ConfigError where one of the files has become shorter since it was opened.
+  void check_whole() const;
+
  private:
   void parse();
   void check_sequence(std::int64_t sequence) const;

@@ -92,12 +92,14 @@ SentenceRun SentenceSamples::run(std::int64_t i) const {
   const SentenceRun run{index_[3 * i], index_[3 * i + 1], index_[3 * i + 2]};
   const std::int64_t sentences = run.last - run.first, most = run.target + kBeyondTarget;
   if (run.first < part_.first || run.last > part_.last || sentences < bounds_.min_sentences || run.target < 2 ||
-      run.target > bounds_.max_tokens || (sentences > 1 && tokens(run.first, run.last, most) > most))
+      run.target > bounds_.max_tokens || (sentences > 1 && tokens(run.first, run.last, most) > most)) {
+    data_.check_whole();
     throw ConfigError(rule_got_fix(concat(index_.place_of(3 * i), ": a sample must be at least ", bounds_.min_sentences,
                                           " of the sentences [", part_.first, ", ", part_.last, "), aim at 2 to ",
                                           bounds_.max_tokens, " tokens and hold few more than it aims at."),
                                    concat("sentences ", run.first, " to ", run.last, ", ", run.target, " tokens"),
                                    "remove the file; it is built again"));
+  }
   return run;
 }
 
