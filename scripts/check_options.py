@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every option declared in config/*_config.h is read by a source file, as
-section.name or config.section.name.
+"""Every option declared in config/*_config.h and config/optimizers.def is read by a source file, as section.name or
+config.section.name.
 
 What plan/rules.cpp does to an option in its functions check_… is not reading it: an option that is only checked has no
 effect.
@@ -11,6 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DECLARATIONS = sorted((ROOT / "src/megatron/config").glob("*_config.h"))
+OPTIMIZERS = ROOT / "src/megatron/config/optimizers.def"
 WORDS = re.compile(r'"(\\.|[^"\\\n])*"|//[^\n]*')  # texts and comments name options without reading them
 CHECKS = re.compile(r"^void check_\w+\(.*?^}\n", re.MULTILINE | re.DOTALL)
 
@@ -24,6 +25,10 @@ def declared(text):
         option = re.match(r'\s+v\("(\w+)",', line)
         if option and section != "run":
             yield section, option[1]
+
+
+def of_optimizers(text):
+    return [("optimizer", name) for name in re.findall(r"^OPTIMIZER_OPTION\(\w+, \w+, (\w+),", text, re.MULTILINE)]
 
 
 def unread(options, sources):
@@ -47,6 +52,7 @@ def main():
     paths = [p for folder in ("src", "app") for p in (ROOT / folder).rglob("*") if p.suffix in {".h", ".cpp", ".cu"}]
     sources = [CHECKS.sub("", p.read_text()) for p in paths if p not in DECLARATIONS]
     options = [option for path in DECLARATIONS for option in declared(path.read_text())]
+    options += of_optimizers(OPTIMIZERS.read_text())
     missing = unread(options, sources)
     for option in missing:
         print(f"{option}: nothing reads it")

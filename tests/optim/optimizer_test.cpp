@@ -45,16 +45,16 @@ void plain_lion(Plain& p, const at::Tensor& g, double lr, int) {
 
 struct Algorithm {
   const char* name;
-  std::unique_ptr<UpdateRule> (*rule)();
+  config::OptimizerConfig optimizer;
   PlainStep step;
   bool decoupled;
 };
 const Algorithm kAlgorithms[] = {
-    {"AdamW", [] { return adam({.beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps}); }, plain_adam, true},
-    {"AdamL2", [] { return adam({.beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps}); }, plain_adam, false},
-    {"Sgd", [] { return sgd(kMomentum); }, plain_sgd, false},
-    {"SgdDecoupled", [] { return sgd(kMomentum); }, plain_sgd, true},
-    {"Lion", [] { return lion({.beta1 = kBeta1, .beta2 = kBeta2}); }, plain_lion, true},
+    {"AdamW", {.adam_beta1 = kBeta1, .adam_beta2 = kBeta2, .adam_eps = kEps}, plain_adam, true},
+    {"AdamL2", {.adam_beta1 = kBeta1, .adam_beta2 = kBeta2, .adam_eps = kEps}, plain_adam, false},
+    {"Sgd", {.name = "sgd", .sgd_momentum = kMomentum}, plain_sgd, false},
+    {"SgdDecoupled", {.name = "sgd", .sgd_momentum = kMomentum}, plain_sgd, true},
+    {"Lion", {.name = "lion", .lion_beta1 = kBeta1, .lion_beta2 = kBeta2}, plain_lion, true},
 };
 
 /// A gradient of the full parameter that differs from step to step, cut to the slice that `spec` describes.
@@ -73,7 +73,7 @@ class OptimizerRules : public ::testing::TestWithParam<std::tuple<Algorithm, at:
 TEST_P(OptimizerRules, FollowThePublishedAlgorithmOverTheFlatBuffers) {
   const auto& [algorithm, dtype] = GetParam();
   const auto store = testing::store(12, dtype);
-  Optimizer optimizer(store, all_of(store), algorithm.rule(),
+  Optimizer optimizer(store, all_of(store), algorithm.optimizer,
                       {.weight_decay = kDecay, .decoupled = algorithm.decoupled});
   std::map<std::string, Plain> truth;
   for (const auto& parameter : store.all()) {
@@ -116,7 +116,7 @@ TEST_P(HalfPrecision, MastersAreTrainedAsFloat32ParametersAreAndTheParametersAre
   const auto precise = testing::store(12, at::kFloat), half = testing::store(12, GetParam());
   EXPECT_TRUE(half.values().equal(precise.values().to(GetParam())));
   EXPECT_EQ(half.gradients().scalar_type(), at::kFloat);
-  Optimizer one(precise, all_of(precise), adam({}), {}), other(half, all_of(half), adam({}), {});
+  Optimizer one(precise, all_of(precise), {}, {}), other(half, all_of(half), {}, {});
   for (int step = 1; step <= 5; ++step) {
     set_gradients(precise, step);
     set_gradients(half, step);
@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, HalfPrecision, ::testing::Values(at::kBFloat16,
 
 TEST(Masters, BeginAsTheValuesThatWereDrawnBeforeRounding) {
   const auto half = testing::store(0, at::kBFloat16), precise = testing::store(0, at::kFloat);
-  const Optimizer optimizer(half, all_of(half), adam({}), {});
+  const Optimizer optimizer(half, all_of(half), {}, {});
   bool rounded = false;
   for (const auto& slice : optimizer.state()) {
     if (!slice.kind.empty()) continue;
@@ -149,7 +149,7 @@ void compare_shards(int num_ranks, at::ScalarType dtype, const OptimizerOptions&
                                     at::kCPU, 7);
   };
   const auto whole = make();
-  Optimizer full(whole, all_of(whole), adam({}), options);
+  Optimizer full(whole, all_of(whole), {}, options);
   for (int step = 1; step <= 3; ++step) {
     set_gradients(whole, step);
     full.step(1e-2, 0.5);
@@ -158,7 +158,7 @@ void compare_shards(int num_ranks, at::ScalarType dtype, const OptimizerOptions&
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto store = make();
     const auto owned = plan::shards(store.layout(), num_ranks, rank);
-    Optimizer part(store, owned, adam({}), options);
+    Optimizer part(store, owned, {}, options);
     for (int step = 1; step <= 3; ++step) {
       set_gradients(store, step);
       part.step(1e-2, 0.5);
@@ -185,8 +185,7 @@ TEST(ShardedOptimizer, RoundsAtRandomAsTheWholeOneDoes) {
 
 TEST(StochasticRounding, IsTheSameForSlicesOfTensorParallelRanks) {
   const auto train = [](const parallel::ParameterStore& store, std::uint64_t seed) {
-    Optimizer optimizer(store, all_of(store), adam({}),
-                        {.bf16_state = true, .stochastic_rounding = true, .seed = seed});
+    Optimizer optimizer(store, all_of(store), {}, {.bf16_state = true, .stochastic_rounding = true, .seed = seed});
     for (int step = 1; step <= 3; ++step) {
       set_gradients(store, step);
       optimizer.step(1e-2, 1);
@@ -211,8 +210,8 @@ TEST(Optimizer, GoesOnFromItsSavedStateAsIfItHadNotStopped) {
     for (const Algorithm& algorithm : kAlgorithms) {
       const auto straight = testing::store(0, dtype), first = testing::store(0, dtype),
                  second = testing::store(0, dtype);
-      Optimizer one(straight, all_of(straight), algorithm.rule(), {}),
-          before(first, all_of(first), algorithm.rule(), {}), after(second, all_of(second), algorithm.rule(), {});
+      Optimizer one(straight, all_of(straight), algorithm.optimizer, {}),
+          before(first, all_of(first), algorithm.optimizer, {}), after(second, all_of(second), algorithm.optimizer, {});
       second.values().zero_();
       for (int step = 1; step <= 4; ++step) {
         for (const auto* store : {&straight, &first, &second}) set_gradients(*store, step);
@@ -232,7 +231,7 @@ TEST(Optimizer, GoesOnFromItsSavedStateAsIfItHadNotStopped) {
 
 TEST(Optimizer, StateNamesEveryElementOfEveryParameterOnce) {
   const auto store = testing::store(12, at::kBFloat16);
-  const Optimizer optimizer(store, all_of(store), adam({}), {});
+  const Optimizer optimizer(store, all_of(store), {}, {});
   std::map<std::string, std::int64_t> elements;
   for (const auto& slice : optimizer.state()) elements[slice.kind] += slice.flat.numel();
   std::int64_t all = 0;
@@ -243,7 +242,7 @@ TEST(Optimizer, StateNamesEveryElementOfEveryParameterOnce) {
 TEST(Optimizer, KeepsMomentsInBf16WhereThatIsAskedFor) {
   const auto store = testing::store(12, at::kFloat);
   for (const bool bf16_state : {false, true}) {
-    const Optimizer optimizer(store, all_of(store), adam({}), {.bf16_state = bf16_state});
+    const Optimizer optimizer(store, all_of(store), {}, {.bf16_state = bf16_state});
     for (const auto& slice : optimizer.state())
       EXPECT_EQ(slice.flat.scalar_type(), bf16_state && !slice.kind.empty() ? at::kBFloat16 : at::kFloat) << slice.kind;
   }
@@ -256,7 +255,7 @@ TEST(Optimizer, GivesParametersRatesAndDecaysOfTheirOwn) {
   config.lr_mult = {"first.*=0", "*.bias=2"};
   config.wd_mult = {"norm.weight=1"};
   std::vector<plan::ParameterSpec> specs = testing::specs();
-  Optimizer optimizer(store, all_of(store), sgd(0),
+  Optimizer optimizer(store, all_of(store), {.name = "sgd", .sgd_momentum = 0},
                       {.weight_decay = 0.5, .multipliers = plan::multipliers(config, specs)});
   store.gradients().fill_(1);
   optimizer.step(0.1, 1);

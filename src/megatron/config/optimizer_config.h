@@ -3,17 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/optimizers.h"
+
 // The options of run_config.h that say how weights are updated and how the learning rate goes.
 namespace megatron::config {
 
 struct OptimizerConfig {
   std::string name = "adam";
-  double adam_beta1 = 0.9;
-  double adam_beta2 = 0.999;
-  double adam_eps = 1e-8;
-  double sgd_momentum = 0.9;
-  double lion_beta1 = 0.9;
-  double lion_beta2 = 0.99;
+#define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) type option = default_value;
+#include "megatron/config/optimizers.def"
   double weight_decay = 0.01;
   bool decoupled_weight_decay = true;
   std::vector<std::string> lr_mult = {};
@@ -35,13 +33,9 @@ struct OptimizerConfig {
   bool overlap_param_gather = true;
 
   void visit(auto& v) {
-    v("name", name, "adam, sgd or lion.", "optimizer");
-    v("adam_beta1", adam_beta1, "Decay of the first moment.", "adam-beta1");
-    v("adam_beta2", adam_beta2, "Decay of the second moment.", "adam-beta2");
-    v("adam_eps", adam_eps, "Added to the root of the second moment.", "adam-eps");
-    v("sgd_momentum", sgd_momentum, "sgd: decay of the momentum; 0: none.", "sgd-momentum");
-    v("lion_beta1", lion_beta1, "lion: share of the momentum in the update.", "lion-beta1");
-    v("lion_beta2", lion_beta2, "lion: decay of the momentum.", "lion-beta2");
+    v("name", name, optimizers_help(), "optimizer");
+#define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) v(#option, option, help, flag);
+#include "megatron/config/optimizers.def"
     v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay");
     v("decoupled_weight_decay", decoupled_weight_decay,
       "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2).", "decoupled-weight-decay");

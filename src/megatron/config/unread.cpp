@@ -33,10 +33,17 @@ struct Reading {
 
 using enum Condition::Is;
 
+/// And what one optimizer alone reads.
+std::vector<Reading> with_optimizers(std::vector<Reading> readings) {
+  for (const OptimizerOption& option : optimizer_options())
+    readings.push_back({{option.path}, {{"optimizer.name", OneOf, {option.optimizer}}}});
+  return readings;
+}
+
 // Where an option depends on two others it stands in two rows: the first that does not hold is named. What is wrong
 // rather than harmless is an error of plan/rules.h and not here.
 const std::vector<Reading>& readings() {
-  static const std::vector<Reading> all = {
+  static const std::vector<Reading> all = with_optimizers({
       {{"model.num_tokentypes", "model.bert_binary_head"}, {{"model.architecture", OneOf, {"bert"}}}},
       {{"model.num_classes"}, {{"model.head", OneOf, {"classes"}}}},
       {{"model.relative_attention_num_buckets", "model.relative_attention_max_distance"},
@@ -58,9 +65,6 @@ const std::vector<Reading>& readings() {
       {{"fim.rate", "fim.spm_rate", "fim.fragment_rate", "fim.split_sample", "fim.no_prefix", "fim.prefix_token",
         "fim.middle_token", "fim.suffix_token", "fim.pad_token", "fim.eod_token"},
        {{"data.fim_data"}}},
-      {{"optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.adam_eps"}, {{"optimizer.name", OneOf, {"adam"}}}},
-      {{"optimizer.sgd_momentum"}, {{"optimizer.name", OneOf, {"sgd"}}}},
-      {{"optimizer.lion_beta1", "optimizer.lion_beta2"}, {{"optimizer.name", OneOf, {"lion"}}}},
       {{"optimizer.decoupled_weight_decay", "optimizer.wd_mult"}, {{"optimizer.weight_decay"}}},
       {{"optimizer.initial_loss_scale", "optimizer.min_loss_scale", "optimizer.loss_scale_window",
         "optimizer.hysteresis"},
@@ -81,7 +85,7 @@ const std::vector<Reading>& readings() {
       {{"train.recompute_modules"}, {{"train.recompute", OneOf, {"selective"}}}},
       {{"checkpoint.no_load_optim"}, {{"checkpoint.finetune", Off}}},
       {{"checkpoint.keep_every"}, {{"checkpoint.keep_last"}}},
-  };
+  });
   return all;
 }
 

@@ -9,8 +9,13 @@
 namespace megatron::optim {
 
 Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<plan::Shard> owned,
-                     std::unique_ptr<UpdateRule> rule, OptimizerOptions options)
-    : parameters_(parameters), owned_(std::move(owned)), rule_(std::move(rule)), options_(std::move(options)) {
+                     const config::OptimizerConfig& optimizer, OptimizerOptions options)
+    : parameters_(parameters),
+      owned_(std::move(owned)),
+      name_(optimizer.name),
+      kinds_(config::optimizer_info(name_).state(optimizer)),
+      rule_(make_rule(optimizer)),
+      options_(std::move(options)) {
   const auto& values = parameters.values();
   const bool half = parallel::Precision::is_half(values.scalar_type());
   const auto flat = [&](at::ScalarType type) {
@@ -18,8 +23,7 @@ Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<pla
   };
   const at::ScalarType precise = half ? at::kFloat : values.scalar_type();
   if (half) masters_ = flat(precise);
-  for (std::size_t i = 0; i < rule_->state().size(); ++i)
-    state_.push_back(flat(options_.bf16_state ? at::kBFloat16 : precise));
+  for (std::size_t i = 0; i < kinds_.size(); ++i) state_.push_back(flat(options_.bf16_state ? at::kBFloat16 : precise));
   for (const plan::Shard& shard : owned_)
     for (const plan::ParameterRange& range : shard.parameters) add_runs(shard, range);
   if (!half) return;
@@ -103,8 +107,7 @@ std::vector<StateSlice> Optimizer::state() const {
       }
   };
   add("", masters_);
-  const std::vector<std::string> kinds = rule_->state();
-  for (std::size_t i = 0; i < kinds.size(); ++i) add(kinds[i], state_[i]);
+  for (std::size_t i = 0; i < kinds_.size(); ++i) add(kinds_[i], state_[i]);
   return slices;
 }
 

@@ -33,7 +33,7 @@ class Optimizer {
  public:
   /// `owned`: this rank's part of each bucket (plan/shards.h).
   Optimizer(const parallel::ParameterStore& parameters, std::vector<plan::Shard> owned,
-            std::unique_ptr<UpdateRule> rule, OptimizerOptions options);
+            const config::OptimizerConfig& optimizer, OptimizerOptions options);
 
   /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole.
   void step(double learning_rate, double grad_scale);
@@ -47,9 +47,9 @@ class Optimizer {
   /// too, and calls round_masters().
   std::vector<StateSlice> state() const;
   /// The kinds of state that it keeps, besides the weights.
-  std::vector<std::string> kinds() const { return rule_->state(); }
+  const std::vector<std::string>& kinds() const { return kinds_; }
   /// What optimizer.name says.
-  std::string name() const { return rule_->name(); }
+  const std::string& name() const { return name_; }
   /// Bytes of masters and state.
   std::int64_t bytes() const;
 
@@ -66,11 +66,13 @@ class Optimizer {
 
   const parallel::ParameterStore& parameters_;
   std::vector<plan::Shard> owned_;
+  std::string name_;
+  std::vector<std::string> kinds_;
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
   std::vector<Run> runs_;
   at::Tensor masters_;             ///< flat; undefined where the parameters are float32 or float64
-  std::vector<at::Tensor> state_;  ///< flat, in the order of rule_->state()
+  std::vector<at::Tensor> state_;  ///< flat, in the order of kinds_
   std::int64_t steps_ = 0;
 };
 

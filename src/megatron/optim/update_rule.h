@@ -1,40 +1,35 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
+#include "megatron/config/optimizer_config.h"
 #include "megatron/kernels/optimizer.h"
 
 namespace megatron::optim {
 
-/// How new weights follow from gradients, element by element; what an optimizer is beyond its bookkeeping.
+/// How new weights follow from gradients, element by element; what an optimizer is beyond its bookkeeping. What it
+/// keeps for each element is in its row of config/optimizers.def.
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-
-  /// "adam", "sgd", "lion", as optimizer.name says it: state of the same name means something else to another rule.
-  virtual std::string name() const = 0;
-  /// What it keeps for each element, by the names that checkpoints have; all begin as zeros.
-  virtual std::vector<std::string> state() const = 0;
 
   /// Flat views of as many elements each.
   struct Views {
     at::Tensor weight;  ///< float32 or float64: what is updated
     at::Tensor model;   ///< undefined, or the bf16 or fp16 copy that the network computes with
     at::Tensor gradient;
-    std::vector<at::Tensor> state;  ///< in the order of state()
+    std::vector<at::Tensor> state;  ///< in the order of the row's names
   };
   virtual void apply(const Views& views, const kernels::Update& update) const = 0;
 };
 
-/// Kingma & Ba 2015; with decoupled decay AdamW (Loshchilov & Hutter 2019).
-std::unique_ptr<UpdateRule> adam(const kernels::Adam& options);
-/// Stochastic gradient descent with momentum; 0: without.
-std::unique_ptr<UpdateRule> sgd(double momentum);
-/// Chen et al. 2023.
-std::unique_ptr<UpdateRule> lion(const kernels::Lion& options);
+// One for each row: adam_rule() in adam.cpp, ….
+#define OPTIMIZER(name, paper, ...) std::unique_ptr<UpdateRule> name##_rule(const config::OptimizerConfig& optimizer);
+#include "megatron/config/optimizers.def"
+
+/// The rule of optimizer.name; throws std::out_of_range where no row of config/optimizers.def has it.
+std::unique_ptr<UpdateRule> make_rule(const config::OptimizerConfig& optimizer);
 
 }  // namespace megatron::optim

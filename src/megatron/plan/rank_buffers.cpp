@@ -113,9 +113,7 @@ ElementBytes element_bytes_of(const config::RunConfig& config) {
   const bool half = bytes.value == 2;
   const std::int64_t precise = half ? 4 : bytes.value;
   bytes.gradient = half && optimizer.grad_dtype == "fp32" ? 4 : bytes.value;
-  const std::int64_t moments = optimizer.name == "adam"   ? 2
-                               : optimizer.name == "lion" ? 1
-                                                          : (optimizer.sgd_momentum > 0 ? 1 : 0);
+  const auto moments = std::ssize(config::optimizer_info(optimizer.name).state(optimizer));
   bytes.optimizer = (half ? precise : 0) + moments * (optimizer.state_dtype == "bf16" ? 2 : precise);
   return bytes;
 }

@@ -155,18 +155,22 @@ void check_sharding(const config::OptimizerConfig& optimizer, Rules& rules) {
                 "optimizer.use_distributed_optimizer true", "--data-parallel-sharding-strategy optim (the default)");
 }
 
+void check_bounds(const config::OptimizerOption& option, double value, Rules& rules) {
+  switch (option.bounds) {
+    case config::Bounds::FromZeroToBelowOne:
+      return rules.option(option.path, value >= 0 && value < 1, "must be from 0 to below 1.", concat(value));
+    case config::Bounds::AboveZero:
+      return rules.option(option.path, value > 0, "must be above 0.", concat(value));
+    case config::Bounds::AtLeastOne:
+      return rules.option(option.path, value >= 1, "must be at least 1.", concat(value));
+  }
+}
+
 void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
-  rules.one_of("optimizer.name", optimizer.name, {"adam", "sgd", "lion"});
-  const auto decay = [&](const char* option, double value) {
-    rules.option(option, value >= 0 && value < 1, "must be from 0 to below 1.", concat(value));
-  };
-  decay("optimizer.adam_beta1", optimizer.adam_beta1);
-  decay("optimizer.adam_beta2", optimizer.adam_beta2);
-  decay("optimizer.sgd_momentum", optimizer.sgd_momentum);
-  decay("optimizer.lion_beta1", optimizer.lion_beta1);
-  decay("optimizer.lion_beta2", optimizer.lion_beta2);
+  rules.one_of("optimizer.name", optimizer.name, config::optimizer_names());
+  for (const config::OptimizerOption& option : config::optimizer_options())
+    check_bounds(option, option.value(optimizer), rules);
   rules.attempt([&] { multipliers(optimizer, {}); });
-  rules.option("optimizer.adam_eps", optimizer.adam_eps > 0, "must be above 0.", concat(optimizer.adam_eps));
   rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
                concat(optimizer.weight_decay));
   rules.option("optimizer.clip_grad", optimizer.clip_grad >= 0, "must be at least 0.", concat(optimizer.clip_grad));

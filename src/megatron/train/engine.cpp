@@ -65,12 +65,6 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
           std::move(shared)};
 }
 
-std::unique_ptr<optim::UpdateRule> update_rule(const config::OptimizerConfig& optimizer) {
-  if (optimizer.name == "sgd") return optim::sgd(optimizer.sgd_momentum);
-  if (optimizer.name == "lion") return optim::lion({.beta1 = optimizer.lion_beta1, .beta2 = optimizer.lion_beta2});
-  return optim::adam({.beta1 = optimizer.adam_beta1, .beta2 = optimizer.adam_beta2, .eps = optimizer.adam_eps});
-}
-
 optim::OptimizerOptions optimizer_options(const config::RunConfig& config, const parallel::ParameterStore& parameters) {
   const config::OptimizerConfig& optimizer = config.optimizer;
   std::vector<plan::ParameterSpec> specs;
@@ -114,7 +108,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
       norm(parameters, owned, context.is_first(plan::Axis::Tp)),
       optimizer(taking_memory_for("the optimizer's state",
                                   [&] {
-                                    return optim::Optimizer(parameters, owned, update_rule(run.config.optimizer),
+                                    return optim::Optimizer(parameters, owned, run.config.optimizer,
                                                             optimizer_options(run.config, parameters));
                                   })),
       gatherer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_param_gather),

@@ -82,10 +82,11 @@ std::string optimizer_of(const checkpoint::Manifest& manifest) {
     const auto name = nlohmann::json::parse(found->second, nullptr, false);
     if (name.is_string()) return name;
   }
-  return has_kind(manifest, "exp_avg_sq")        ? "adam"
-         : has_kind(manifest, "exp_avg")         ? "lion"
-         : has_kind(manifest, "momentum_buffer") ? "sgd"
-                                                 : "";
+  for (const config::OptimizerInfo& info : config::optimizers()) {
+    const config::StateNames names = info.state({});
+    if (std::ranges::all_of(names, [&](const std::string& name) { return has_kind(manifest, name); })) return info.name;
+  }
+  return "";
 }
 
 /// What load_run() fills: the parameters whole, their masters, and the optimizer's state.

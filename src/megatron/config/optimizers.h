@@ -1,0 +1,36 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// What is known of each optimizer without computing anything: the rows of optimizers.def.
+namespace megatron::config {
+
+struct OptimizerConfig;
+using StateNames = std::vector<std::string>;
+
+struct OptimizerInfo {
+  std::string name;
+  std::string paper;
+  /// Names of what is kept for each element besides the weights, as checkpoints have them.
+  StateNames (*state)(const OptimizerConfig&);
+};
+const std::vector<OptimizerInfo>& optimizers();
+/// Throws std::out_of_range for a name that no row has.
+const OptimizerInfo& optimizer_info(const std::string& name);
+std::vector<std::string> optimizer_names();
+/// "adam (Kingma & Ba 2015, AdamW), sgd (with momentum), …"
+std::string optimizers_help();
+
+enum class Bounds : std::uint8_t { FromZeroToBelowOne, AboveZero, AtLeastOne };
+
+/// An option that one optimizer alone reads.
+struct OptimizerOption {
+  std::string optimizer;
+  const char* path;  ///< "optimizer.adam_beta1"
+  double (*value)(const OptimizerConfig&);
+  Bounds bounds;
+};
+const std::vector<OptimizerOption>& optimizer_options();
+
+}  // namespace megatron::config
