@@ -10,7 +10,7 @@ namespace megatron::config {
 const std::vector<OptimizerInfo>& optimizers() {
   static const std::vector<OptimizerInfo> rows = {
 #define OPTIMIZER(name, paper, ...) \
-  {#name, paper, []([[maybe_unused]] const OptimizerConfig& o) { return __VA_ARGS__; }},
+  {#name, paper, []([[maybe_unused]] const OptimizerConfig& o, [[maybe_unused]] bool matrix) { return __VA_ARGS__; }},
 #include "megatron/config/optimizers.def"
   };
   return rows;
@@ -28,6 +28,14 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+StateNames state_names(const OptimizerConfig& optimizer) {
+  const OptimizerInfo& info = optimizer_info(optimizer.name);
+  StateNames names = info.state(optimizer, true);
+  for (const std::string& name : info.state(optimizer, false))
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  return names;
+}
+
 std::string optimizers_help() {
   std::string text;
   for (const OptimizerInfo& info : optimizers())
@@ -36,12 +44,24 @@ std::string optimizers_help() {
 }
 
 const std::vector<OptimizerOption>& optimizer_options() {
-  static const std::vector<OptimizerOption> rows = {
+  static const std::vector<OptimizerOption> all = [] {
+    std::vector<OptimizerOption> rows = {
 #define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) \
-  {#name, "optimizer." #option, [](const OptimizerConfig& o) { return static_cast<double>(o.option); }, Bounds::bounds},
+  {{#name},                                                                     \
+   "optimizer." #option,                                                        \
+   [](const OptimizerConfig& o) { return static_cast<double>(o.option); },      \
+   Bounds::bounds},
 #include "megatron/config/optimizers.def"
-  };
-  return rows;
+    };
+    const auto use = [&](const std::string& name, const std::string& other) {
+      for (OptimizerOption& option : rows)
+        if (option.readers.front() == other) option.readers.push_back(name);
+    };
+#define OPTIMIZER_USES(name, other) use(#name, #other);
+#include "megatron/config/optimizers.def"
+    return rows;
+  }();
+  return all;
 }
 
 }  // namespace megatron::config

@@ -36,7 +36,7 @@ using enum Condition::Is;
 /// And what one optimizer alone reads.
 std::vector<Reading> with_optimizers(std::vector<Reading> readings) {
   for (const OptimizerOption& option : optimizer_options())
-    readings.push_back({{option.path}, {{"optimizer.name", OneOf, {option.optimizer}}}});
+    readings.push_back({{option.path}, {{"optimizer.name", OneOf, option.readers}}});
   return readings;
 }
 

@@ -1,7 +1,10 @@
 #include "megatron/optim/optimizer.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "megatron/base/philox.h"
@@ -13,19 +16,27 @@ Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<pla
     : parameters_(parameters),
       owned_(std::move(owned)),
       name_(optimizer.name),
-      kinds_(config::optimizer_info(name_).state(optimizer)),
+      kinds_(config::state_names(optimizer)),
       rule_(make_rule(optimizer)),
       options_(std::move(options)) {
+  const config::OptimizerInfo& info = config::optimizer_info(name_);
+  uniform_ = info.state(optimizer, true) == info.state(optimizer, false);
+  sizes_.assign(kinds_.size(), uniform_ ? plan::total_size(owned_) : 0);
+  for (std::size_t i = 0; rule_->takes_matrices() && i < parameters.all().size(); ++i)
+    if (parameters.all()[i]->spec.is_layer_matrix()) matrices_.push_back({i, {}});
+  for (const plan::Shard& shard : owned_)
+    for (const plan::ParameterRange& range : shard.parameters) {
+      keep_state(shard, range, info, optimizer);
+      add_runs(shard, range);
+    }
   const auto& values = parameters.values();
   const bool half = parallel::Precision::is_half(values.scalar_type());
-  const auto flat = [&](at::ScalarType type) {
-    return at::zeros({plan::total_size(owned_)}, values.options().dtype(type));
+  const auto flat = [&](std::int64_t size, at::ScalarType type) {
+    return at::zeros({size}, values.options().dtype(type));
   };
   const at::ScalarType precise = half ? at::kFloat : values.scalar_type();
-  if (half) masters_ = flat(precise);
-  for (std::size_t i = 0; i < kinds_.size(); ++i) state_.push_back(flat(options_.bf16_state ? at::kBFloat16 : precise));
-  for (const plan::Shard& shard : owned_)
-    for (const plan::ParameterRange& range : shard.parameters) add_runs(shard, range);
+  if (half) masters_ = flat(plan::total_size(owned_), precise);
+  for (const std::int64_t size : sizes_) state_.push_back(flat(size, options_.bf16_state ? at::kBFloat16 : precise));
   if (!half) return;
   for (const plan::Shard& shard : owned_)
     for (const plan::ParameterRange& range : shard.parameters) {
@@ -35,29 +46,54 @@ Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<pla
     }
 }
 
+void Optimizer::keep_state(const plan::Shard& shard, const plan::ParameterRange& range,
+                           const config::OptimizerInfo& info, const config::OptimizerConfig& optimizer) {
+  const auto& spec = parameters_.all().at(static_cast<std::size_t>(range.parameter))->spec;
+  for (const std::string& name : info.state(optimizer, spec.is_layer_matrix())) {
+    const auto kind = static_cast<std::size_t>(std::ranges::find(kinds_, name) - kinds_.begin());
+    std::int64_t begin = shard.state + range.local.begin;
+    if (!uniform_) begin = std::exchange(sizes_[kind], sizes_[kind] + range.param.size());
+    kept_.push_back({kind, range.parameter, range.param.begin, begin, range.param.size()});
+  }
+}
+
 void Optimizer::add_runs(const plan::Shard& shard, const plan::ParameterRange& range) {
   const auto index = static_cast<std::size_t>(range.parameter);
   const auto& spec = parameters_.all().at(index)->spec;
   const plan::Multipliers multipliers = options_.multipliers.empty()
                                             ? plan::Multipliers{1, spec.weight_decay ? 1.0 : 0.0}
                                             : options_.multipliers.at(index);
+  const auto matrix = std::ranges::find(matrices_, index, &Matrix::parameter);
+  std::vector<Run>& runs = matrix == matrices_.end() ? runs_ : matrix->runs;
+  /// Of the range's elements from number `begin` of the slice on.
+  const auto state_of = [&](std::int64_t begin) {
+    std::vector<std::pair<std::size_t, std::int64_t>> state;
+    for (auto kept = kept_.rbegin(); kept != kept_.rend() && kept->parameter == range.parameter; ++kept)
+      if (kept->param_begin == range.param.begin)
+        state.emplace_back(kept->kind, kept->begin + begin - range.param.begin);
+    std::ranges::sort(state);
+    return state;
+  };
   if (options_.stochastic_rounding) {
     const std::uint64_t key = stream_key(options_.seed, "rounding/" + spec.name);
     for (const plan::NumberedRange& part : plan::numbered_ranges(spec, range.param)) {
       const plan::Range world = part.param.shifted(range.world.begin - range.param.begin);
-      runs_.push_back({world,
-                       shard.state + world.begin - shard.world.begin,
-                       multipliers,
-                       {.key = key, .first = part.first, .run = part.run, .stride = part.stride}});
+      runs.push_back({world,
+                      shard.state + world.begin - shard.world.begin,
+                      multipliers,
+                      {.key = key, .first = part.first, .run = part.run, .stride = part.stride},
+                      state_of(part.param.begin),
+                      part.param.begin});
     }
     return;
   }
   const std::int64_t own = shard.state + range.local.begin;
-  const bool same_shard = !runs_.empty() && runs_.back().world.begin >= shard.world.begin;
-  if (same_shard && runs_.back().multipliers == multipliers)
-    runs_.back().world.end = range.world.end;
+  const bool same_shard = !runs.empty() && runs.back().world.begin >= shard.world.begin;
+  const bool mergeable = uniform_ && matrix == matrices_.end();
+  if (mergeable && same_shard && runs.back().multipliers == multipliers)
+    runs.back().world.end = range.world.end;
   else
-    runs_.push_back({range.world, own, multipliers, {}});
+    runs.push_back({range.world, own, multipliers, {}, state_of(range.param.begin), range.param.begin});
 }
 
 at::Tensor Optimizer::weights_of(const plan::Range& world, std::int64_t own) const {
@@ -65,49 +101,108 @@ at::Tensor Optimizer::weights_of(const plan::Range& world, std::int64_t own) con
                             : parameters_.values().narrow(0, world.begin, world.size());
 }
 
+UpdateRule::Views Optimizer::views_of(const Run& run) const {
+  const auto size = run.world.size();
+  UpdateRule::Views views{
+      .weight = weights_of(run.world, run.own),
+      .model = masters_.defined() ? parameters_.values().narrow(0, run.world.begin, size) : at::Tensor(),
+      .gradient = parameters_.summed_gradients(run.world),
+      .state = {}};
+  for (const auto& [kind, begin] : run.state) views.state.push_back(state_[kind].narrow(0, begin, size));
+  return views;
+}
+
+kernels::Update Optimizer::update_of(const Run& run, double learning_rate, double grad_scale) const {
+  return {.learning_rate = learning_rate * run.multipliers.learning_rate,
+          .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
+          .grad_scale = grad_scale,
+          .step = steps_,
+          .decoupled = options_.decoupled,
+          .stochastic_rounding = options_.stochastic_rounding,
+          .numbers = run.numbers};
+}
+
 void Optimizer::step(double learning_rate, double grad_scale) {
   ++steps_;
-  for (const Run& run : runs_) {
-    const auto here = [&](const at::Tensor& buffer) { return buffer.narrow(0, run.world.begin, run.world.size()); };
-    UpdateRule::Views views{.weight = weights_of(run.world, run.own),
-                            .model = masters_.defined() ? here(parameters_.values()) : at::Tensor(),
-                            .gradient = parameters_.summed_gradients(run.world),
-                            .state = {}};
-    for (const at::Tensor& state : state_) views.state.push_back(state.narrow(0, run.own, run.world.size()));
-    rule_->apply(views, {.learning_rate = learning_rate * run.multipliers.learning_rate,
-                         .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
-                         .grad_scale = grad_scale,
-                         .step = steps_,
-                         .decoupled = options_.decoupled,
-                         .stochastic_rounding = options_.stochastic_rounding,
-                         .numbers = run.numbers});
+  for (const Run& run : runs_) rule_->apply(views_of(run), update_of(run, learning_rate, grad_scale));
+  for (const Matrix& matrix : matrices_) step_matrix(matrix, learning_rate, grad_scale);
+}
+
+at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) const {
+  const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
+  const auto type = masters_.defined() ? at::kFloat : parameters_.values().scalar_type();
+  const at::TensorOptions options = parameters_.values().options().dtype(type);
+  const at::Tensor slice = at::zeros({spec.local_size()}, options);
+  for (const Run& run : matrix.runs)
+    slice.narrow(0, run.in_slice, run.world.size())
+        .copy_(rule_->direction(views_of(run), update_of(run, 0, grad_scale)));
+  options_.owners.all_reduce(slice);  // others have zeros where this rank has numbers: exact in any order
+  if (spec.pieces.empty()) return slice.view(spec.shape);
+  at::Tensor whole = at::zeros(spec.shape, options);
+  std::int64_t begin = 0;
+  for (const plan::Piece& piece : spec.pieces) {
+    if (piece.copy == 0)
+      whole.narrow(spec.split_dim, piece.offset, piece.length)
+          .copy_(slice.view(spec.local_shape()).narrow(spec.split_dim, begin, piece.length));
+    begin += piece.length;
+  }
+  options_.slices.all_reduce(whole);
+  return whole;
+}
+
+void Optimizer::step_matrix(const Matrix& matrix, double learning_rate, double grad_scale) const {
+  const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
+  const at::Tensor direction = whole_direction(matrix, grad_scale), change = at::empty_like(direction);
+  for (const plan::MatrixRows& rows : options_.matrices.at(matrix.parameter)) {
+    std::vector<at::Tensor> parts;
+    for (const plan::Range& range : rows) parts.push_back(direction.narrow(0, range.begin, range.size()));
+    const at::Tensor update = rule_->matrix_update(parts.size() == 1 ? parts[0] : at::cat(parts));
+    std::int64_t begin = 0;
+    for (const plan::Range& range : rows) {
+      change.narrow(0, range.begin, range.size()).copy_(update.narrow(0, begin, range.size()));
+      begin += range.size();
+    }
+  }
+  std::vector<at::Tensor> pieces;
+  for (const plan::Piece& piece : spec.pieces)
+    pieces.push_back(change.narrow(spec.split_dim, piece.offset, piece.length));
+  const at::Tensor slice = (pieces.empty() ? change : at::cat(pieces, spec.split_dim)).contiguous().view({-1});
+  for (const Run& run : matrix.runs) {
+    const UpdateRule::Views views = views_of(run);
+    kernels::Update update = update_of(run, learning_rate, 1);
+    update.decoupled = true;  // a change that is no gradient has no decay added to it
+    kernels::sgd_(views.weight, views.model, slice.narrow(0, run.in_slice, run.world.size()), {}, 0, update);
   }
 }
 
 bool Optimizer::round_masters() {
   if (!options_.stochastic_rounding || !masters_.defined() || steps_ == 0) return false;
-  for (const Run& run : runs_)
-    kernels::round_(parameters_.values().narrow(0, run.world.begin, run.world.size()),
-                    masters_.narrow(0, run.own, run.world.size()),
-                    {.step = steps_, .stochastic_rounding = true, .numbers = run.numbers});
+  const auto round = [&](const std::vector<Run>& runs) {
+    for (const Run& run : runs)
+      kernels::round_(parameters_.values().narrow(0, run.world.begin, run.world.size()),
+                      masters_.narrow(0, run.own, run.world.size()),
+                      {.step = steps_, .stochastic_rounding = true, .numbers = run.numbers});
+  };
+  round(runs_);
+  for (const Matrix& matrix : matrices_) round(matrix.runs);
   return true;
 }
 
 std::vector<StateSlice> Optimizer::state() const {
   std::vector<StateSlice> slices;
-  const auto add = [&](const std::string& kind, const at::Tensor& buffer) {
-    for (const plan::Shard& shard : owned_)
-      for (const plan::ParameterRange& range : shard.parameters) {
-        const std::int64_t own = shard.state + range.local.begin;
-        slices.push_back(
-            {.kind = kind,
-             .parameter = static_cast<std::size_t>(range.parameter),
-             .begin = range.param.begin,
-             .flat = buffer.defined() ? buffer.narrow(0, own, range.local.size()) : weights_of(range.world, own)});
-      }
-  };
-  add("", masters_);
-  for (std::size_t i = 0; i < kinds_.size(); ++i) add(kinds_[i], state_[i]);
+  for (const plan::Shard& shard : owned_)
+    for (const plan::ParameterRange& range : shard.parameters)
+      slices.push_back({.kind = "",
+                        .parameter = static_cast<std::size_t>(range.parameter),
+                        .begin = range.param.begin,
+                        .flat = weights_of(range.world, shard.state + range.local.begin)});
+  for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+    for (const Kept& kept : kept_)
+      if (kept.kind == kind)
+        slices.push_back({.kind = kinds_[kind],
+                          .parameter = static_cast<std::size_t>(kept.parameter),
+                          .begin = kept.param_begin,
+                          .flat = state_[kind].narrow(0, kept.begin, kept.size)});
   return slices;
 }
 

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "megatron/comm/group.h"
 #include "megatron/optim/state_slice.h"
 #include "megatron/optim/update_rule.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/matrices.h"
 #include "megatron/plan/parameter_groups.h"
 #include "megatron/plan/shards.h"
 
@@ -22,6 +24,10 @@ struct OptimizerOptions {
   std::uint64_t seed = 0;            ///< of that rounding
   /// By parameter of the store. Empty: 1, and no decay where the spec has none.
   std::vector<plan::Multipliers> multipliers = {};
+  // For rules that take whole matrices:
+  std::vector<std::vector<plan::MatrixRows>> matrices = {};  ///< plan::matrices_of() of each parameter, or nothing
+  comm::Group owners = {};  ///< the ranks that share the elements of a slice between them (plan::num_owners())
+  comm::Group slices = {};  ///< the tensor-parallel group
 };
 
 /// Updates the weights that this rank owns from their gradients, in one pass over the contiguous buffers. Bf16 and fp16
@@ -35,7 +41,8 @@ class Optimizer {
   Optimizer(const parallel::ParameterStore& parameters, std::vector<plan::Shard> owned,
             const config::OptimizerConfig& optimizer, OptimizerOptions options);
 
-  /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole.
+  /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole. Of a rule that takes
+  /// whole matrices collective over `owners` and `slices`, which then sum each matrix of a layer in turn.
   void step(double learning_rate, double grad_scale);
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
@@ -60,8 +67,28 @@ class Optimizer {
     std::int64_t own;   // where it begins in masters and state
     plan::Multipliers multipliers;
     kernels::ElementNumbers numbers;
+    /// Where it begins in each kind of state that it has.
+    std::vector<std::pair<std::size_t, std::int64_t>> state;
+    std::int64_t in_slice = 0;  ///< where it begins in the parameter's slice; of the first parameter
   };
+  /// A matrix of a layer, and the owned parts of this rank's slice of it.
+  struct Matrix {
+    std::size_t parameter;
+    std::vector<Run> runs;
+  };
+  /// Where a parameter's owned range begins in a kind of state.
+  struct Kept {
+    std::size_t kind;
+    int parameter;
+    std::int64_t param_begin, begin, size;
+  };
+  void keep_state(const plan::Shard& shard, const plan::ParameterRange& range, const config::OptimizerInfo& info,
+                  const config::OptimizerConfig& optimizer);
   void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
+  UpdateRule::Views views_of(const Run& run) const;
+  kernels::Update update_of(const Run& run, double learning_rate, double grad_scale) const;
+  void step_matrix(const Matrix& matrix, double learning_rate, double grad_scale) const;
+  at::Tensor whole_direction(const Matrix& matrix, double grad_scale) const;
   at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
 
   const parallel::ParameterStore& parameters_;
@@ -71,8 +98,12 @@ class Optimizer {
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
   std::vector<Run> runs_;
-  at::Tensor masters_;             ///< flat; undefined where the parameters are float32 or float64
-  std::vector<at::Tensor> state_;  ///< flat, in the order of kinds_
+  std::vector<Matrix> matrices_;  ///< in the order of the store: every rank of a group has the same
+  bool uniform_ = true;           ///< every element has the same kinds of state
+  std::vector<Kept> kept_;
+  std::vector<std::int64_t> sizes_;  ///< of state_
+  at::Tensor masters_;               ///< flat; undefined where the parameters are float32 or float64
+  std::vector<at::Tensor> state_;    ///< flat, in the order of kinds_
   std::int64_t steps_ = 0;
 };
 

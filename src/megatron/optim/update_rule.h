@@ -23,6 +23,13 @@ class UpdateRule {
     std::vector<at::Tensor> state;  ///< in the order of the row's names
   };
   virtual void apply(const Views& views, const kernels::Update& update) const = 0;
+
+  /// Whether the matrices of layers are updated as whole matrices: by the two functions below, not by apply().
+  virtual bool takes_matrices() const { return false; }
+  /// Advances the state; what matrix_update() is made of, flat, in the weights' precision. Element by element.
+  virtual at::Tensor direction(const Views& views, const kernels::Update& update) const;
+  /// What a whole matrix changes by, divided by minus the learning rate. `direction` [rows, columns].
+  virtual at::Tensor matrix_update(const at::Tensor& direction) const;
 };
 
 // One for each row: adam_rule() in adam.cpp, ….

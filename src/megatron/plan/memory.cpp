@@ -255,7 +255,7 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   MemoryPlan memory;
   memory.parameters = elements * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
-  memory.optimizer_state = owned * element.optimizer;
+  memory.optimizer_state = optimizer_bytes(run, specs, layout);
   if (packs_weights(config, processor)) memory.packed_weights = packed_weight_bytes(config.train, specs);
   memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))

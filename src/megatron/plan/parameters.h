@@ -50,6 +50,8 @@ struct ParameterSpec {
   std::int64_t local_size() const;  ///< elements of the slice
   std::int64_t size() const;        ///< elements of the full tensor
   bool replicated() const { return split_dim < 0; }
+  /// A linear layer's weight within the stack of layers: no embedding, head, bias or norm.
+  bool is_layer_matrix() const { return shape.size() == 2 && name.find(".layers.") != std::string::npos; }
   /// First index along split_dim of a slice in one piece; 0 where it is whole.
   std::int64_t begin() const { return pieces.empty() ? 0 : pieces.front().offset; }
   /// Whether other ranks of the tensor-parallel group hold some of the slice too, though it is split.

@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/shards.h"
 
 namespace megatron::plan {
 namespace {
@@ -113,9 +114,33 @@ ElementBytes element_bytes_of(const config::RunConfig& config) {
   const bool half = bytes.value == 2;
   const std::int64_t precise = half ? 4 : bytes.value;
   bytes.gradient = half && optimizer.grad_dtype == "fp32" ? 4 : bytes.value;
-  const auto moments = std::ssize(config::optimizer_info(optimizer.name).state(optimizer));
-  bytes.optimizer = (half ? precise : 0) + moments * (optimizer.state_dtype == "bf16" ? 2 : precise);
+  const auto bytes_of = [&](bool matrix) {
+    const auto names = config::optimizer_info(optimizer.name).state(optimizer, matrix);
+    return std::ssize(names) * (optimizer.state_dtype == "bf16" ? 2 : precise);
+  };
+  bytes.master = half ? precise : 0;
+  bytes.matrix_state = bytes_of(true);
+  bytes.state = bytes_of(false);
   return bytes;
+}
+
+std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                             const BufferLayout& layout) {
+  const ElementBytes element = element_bytes_of(run.config);
+  const int owners = num_owners(run);
+  const std::int64_t owned = layout.size / owners;
+  if (element.matrix_state == element.state) return owned * (element.master + element.state);
+  std::int64_t most = 0;
+  for (int owner = 0; owner < owners; ++owner) {
+    std::int64_t state = 0;
+    for (const Shard& shard : shards(layout, owners, owner))
+      for (const ParameterRange& range : shard.parameters)
+        state +=
+            range.param.size() *
+            (specs[static_cast<std::size_t>(range.parameter)].is_layer_matrix() ? element.matrix_state : element.state);
+    most = std::max(most, state);
+  }
+  return owned * element.master + most;
 }
 
 }  // namespace megatron::plan

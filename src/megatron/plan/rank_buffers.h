@@ -32,8 +32,15 @@ std::vector<std::string> gradient_warnings(const ResolvedRun& run);
 struct ElementBytes {
   std::int64_t value = 4;  ///< parameters
   std::int64_t gradient = 4;
-  std::int64_t optimizer = 8;  ///< master and state, of the elements that a rank owns
+  // Of the elements that a rank owns:
+  std::int64_t master = 0;
+  std::int64_t matrix_state = 8;  ///< of the matrices of layers
+  std::int64_t state = 8;         ///< of other parameters
 };
 ElementBytes element_bytes_of(const config::RunConfig& config);
+
+/// Bytes of masters and state on that of the ranks with these parameters which owns most.
+std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                             const BufferLayout& layout);
 
 }  // namespace megatron::plan

@@ -65,16 +65,26 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
           std::move(shared)};
 }
 
-optim::OptimizerOptions optimizer_options(const config::RunConfig& config, const parallel::ParameterStore& parameters) {
+optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                          const parallel::ParameterStore& parameters) {
+  const config::RunConfig& config = run.config;
   const config::OptimizerConfig& optimizer = config.optimizer;
   std::vector<plan::ParameterSpec> specs;
-  for (const auto& parameter : parameters.all()) specs.push_back(parameter->spec);
+  std::vector<std::vector<plan::MatrixRows>> matrices;
+  for (const auto& parameter : parameters.all()) {
+    specs.push_back(parameter->spec);
+    matrices.push_back(parameter->spec.is_layer_matrix() ? plan::matrices_of(parameter->spec, run.shape)
+                                                         : std::vector<plan::MatrixRows>());
+  }
   return {.weight_decay = optimizer.weight_decay,
           .decoupled = optimizer.decoupled_weight_decay,
           .bf16_state = optimizer.state_dtype == "bf16",
           .stochastic_rounding = optimizer.stochastic_rounding,
           .seed = config.train.seed,
-          .multipliers = plan::multipliers(optimizer, specs)};
+          .multipliers = plan::multipliers(optimizer, specs),
+          .matrices = std::move(matrices),
+          .owners = plan::num_owners(run) > 1 ? context.group(plan::Axis::Dp) : comm::Group(),
+          .slices = context.group(plan::Axis::Tp)};
 }
 
 std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
@@ -109,7 +119,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
       optimizer(taking_memory_for("the optimizer's state",
                                   [&] {
                                     return optim::Optimizer(parameters, owned, run.config.optimizer,
-                                                            optimizer_options(run.config, parameters));
+                                                            optimizer_options(run, context, parameters));
                                   })),
       gatherer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_param_gather),
       scaler(loss_scaler(run.config)),

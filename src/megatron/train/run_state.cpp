@@ -83,7 +83,9 @@ std::string optimizer_of(const checkpoint::Manifest& manifest) {
     if (name.is_string()) return name;
   }
   for (const config::OptimizerInfo& info : config::optimizers()) {
-    const config::StateNames names = info.state({});
+    config::OptimizerConfig optimizer;
+    optimizer.name = info.name;
+    const config::StateNames names = config::state_names(optimizer);
     if (std::ranges::all_of(names, [&](const std::string& name) { return has_kind(manifest, name); })) return info.name;
   }
   return "";
