@@ -26,6 +26,7 @@ struct Layout {
   /// A T5 of two layers each; `split`: parallel.pipeline_split_rank.
   bool t5 = false;
   int split = 0;
+  bool muon = false;  ///< optimizer.name, which sees whole matrices
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -50,6 +51,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.t5) name += "_t5";
   if (layout.split > 0) name += "_split" + std::to_string(layout.split);
   if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
+  if (layout.muon) name += "_muon";
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
     if (c == '-' || c == '|') c = '_';
@@ -123,6 +125,21 @@ inline std::vector<Layout> layouts() {
   all.push_back({.pp = 2, .schedule = "zb-h1", .gloo = true});
   all.push_back({.tp = 2, .pp = 2, .sp = true, .gloo = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .communication = "batched", .gloo = true});
+  return all;
+}
+
+/// An optimizer that makes whole matrices of what ranks have slices and shards of.
+inline std::vector<Layout> muon_layouts() {
+  std::vector<Layout> all;
+  for (const bool sharded : {false, true}) {
+    all.push_back({.dp = 2, .micro_batch = 2, .sharded = sharded, .muon = true});
+    all.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = sharded, .muon = true});
+    all.push_back({.tp = 4, .pp = 2, .dp = 2, .schedule = "zb-h1", .sharded = sharded, .llama = 2, .muon = true});
+    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = sharded, .t5 = true, .muon = true});
+  }
+  all.push_back({.dp = 4, .sharded = true, .pooled = true, .muon = true});
+  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sharded = true, .llama = 1, .muon = true});
+  all.push_back({.tp = 2, .dp = 2, .gloo = true, .sharded = true, .muon = true});
   return all;
 }
 

@@ -72,6 +72,7 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.optimizer.use_distributed_optimizer = layout.sharded;
   if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
   config.optimizer.clip_grad = layout.t5 ? 0.1 : 0.5;  // below the norms of this model: clipping is always on
+  if (layout.muon) config.optimizer.name = "muon";
   config.schedule.lr = 1e-3;
   config.train.micro_batch_size = layout.micro_batch;
   config.train.global_batch_size = layout.global_batch;
@@ -121,7 +122,8 @@ class Parity : public ::testing::TestWithParam<Layout> {
                      .llama = layout.llama,
                      .bert = layout.bert,
                      .original = layout.original,
-                     .t5 = layout.t5};
+                     .t5 = layout.t5,
+                     .muon = layout.muon};
     const Course want = course_of(one, dtype, steps), got = course_of(layout, dtype, steps);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
@@ -178,6 +180,8 @@ INSTANTIATE_TEST_SUITE_P(BertLayouts, Parity, ::testing::ValuesIn(bert_layouts()
 INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
                          [](const auto& test) { return name_of(test.param); });
