@@ -76,9 +76,8 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
   kernels::install_caching_allocator();
   const auto body = [&](const comm::Group& world, at::Device device) {
     const RankModel rank = load_rank(model, world, device, model.run.shape.max_positions);
-    const generate::StagedT5 t5(
-        model::CachedT5(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)), model.run.parts,
-        rank.context.group(plan::Axis::Pp), rank.tensor());
+    const generate::StagedT5 t5(model::CachedT5(rank.options, rank.part, rank.parameters, rank.context.tensor()),
+                                model.run.parts, rank.context.pipeline(), rank.tensor());
     std::optional<TextStream> stream;
     if (world.rank() == 0 && texts.size() == 1 && flags.num_beams == 1 && !flags.json)
       stream.emplace(model.tokenizer, frame.ends);

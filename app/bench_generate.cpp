@@ -83,9 +83,8 @@ Figures measure(const Options& options, const TrainedModel& trained, const comm:
   for (const auto& parameter : rank.parameters.all())
     if (parameter->spec.name != "embedding.position_embeddings.weight")
       figures.weight_bytes += static_cast<double>(parameter->value.nbytes());
-  const generate::StagedGpt model(
-      model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
-      rank.context.group(plan::Axis::Pp), rank.tensor());
+  const generate::StagedGpt model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
+                                  rank.context.pipeline(), rank.tensor());
   const std::int64_t longest = std::max(options.prefill_tokens, options.prompt_tokens);
   auto tokens = at::randint(trained.run.shape.vocab, {1, longest}, at::kLong).to(device);
   world.broadcast(tokens, 0);

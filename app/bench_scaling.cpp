@@ -183,8 +183,7 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
   std::vector<std::pair<std::string, plan::StepCost>> steps;
   plan::BarGroup bars{"model operations, share of the peak", {}};
   for (const auto& [name, run, cost, memory] : recipes) {
-    const int tp = run.grid.size(plan::Axis::Tp), pp = run.grid.size(plan::Axis::Pp),
-              dp = run.grid.size(plan::Axis::Dp);
+    const int tp = run.grid.size(plan::Axis::Tp), pp = run.grid.size(plan::Axis::Pp), dp = run.grid.sample_shares();
     const double tokens_per_s =
         static_cast<double>(run.config.train.global_batch_size * run.config.data.seq_length) / cost.step_s;
     Json row{{"recipe", name}, {"ranks", run.grid.world_size()}, {"tp", tp}, {"pp", pp}, {"dp", dp}};

@@ -229,7 +229,7 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
     return {0};  // on the ranks of the last stage, after a head, of another length
   const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
   const parallel::VocabParallelOutput output(
-      engine.parameters.get(weight), engine.context.group(plan::Axis::Tp),
+      engine.parameters.get(weight), engine.context.tensor(),
       {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
   const std::int64_t s = run.config.data.seq_length, b = train.micro_batch_size;
   const auto options = engine.parameters.values().options();
@@ -308,7 +308,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"stages", run.parts.size()},
           {"schedule", plan::schedule_text(run)},
           {"timeline", measured.timeline},
-          {"dp", run.grid.size(plan::Axis::Dp)},
+          {"dp", run.grid.sample_shares()},
           {"threads", threads},
           {"tokens_per_s", static_cast<double>(samples * run.config.data.seq_length) / step_s},
           {"step_ms", 1e3 * step_s},

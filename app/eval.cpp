@@ -28,8 +28,8 @@ Timed score_on_rank(const EvalFlags& flags, const EvalWork& work, const comm::Gr
   const std::int64_t longest = std::ranges::max(work.windows, {}, &tasks::Window::size).size;
   const RankModel rank = load_rank(work.model, world, device, longest);
   const auto& context = rank.context;
-  const model::ScoringGpt stage(rank.options, rank.part, rank.parameters, context.group(plan::Axis::Tp));
-  const generate::ScoreRanks ranks{.pp = context.group(plan::Axis::Pp), .dp = context.group(plan::Axis::Dp)};
+  const model::ScoringGpt stage(rank.options, rank.part, rank.parameters, context.tensor());
+  const generate::ScoreRanks ranks{.pp = context.pipeline(), .dp = context.samples()};
   generate::ScoreOptions options;
   options.batch = flags.batch_size;
   options.likeliest = work.likeliest;

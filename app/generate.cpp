@@ -237,9 +237,8 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
   const std::int64_t longest =
       static_cast<std::int64_t>(prompt) + std::min(request.options.max_new_tokens, context);  // no overflow
   const RankModel rank = load_rank(request.model, world, device, longest);
-  const generate::StagedGpt model(
-      model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
-      rank.context.group(plan::Axis::Pp), rank.tensor());
+  const generate::StagedGpt model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
+                                  rank.context.pipeline(), rank.tensor());
 
   std::optional<TextStream> stream;
   if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)

@@ -86,7 +86,7 @@ struct RankWork {
 int run_body(const plan::ResolvedRun& run, const RankWork& work, const comm::Group& world, at::Device device) {
   if (world.size() == 1) return work.body(world, device);
   const auto named = [&](const std::exception& error) {
-    const std::string message = concat(parallel::rank_name(run.grid, world.rank()), ": ", message_of(error));
+    const std::string message = concat(plan::rank_name(run.grid, world.rank()), ": ", message_of(error));
     world.abort(message);
     return message;
   };

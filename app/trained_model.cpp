@@ -191,9 +191,8 @@ comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) 
 RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions) {
   const plan::ResolvedRun& run = model.run;
   parallel::ParallelContext context(run.grid, world, device);
-  const auto parts = plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp));
-  auto specs =
-      plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp), parts);
+  const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
+  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
   for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read: drawing them would be in vain
   auto layout = plan::buffer_layout(specs, 0);
   parallel::ParameterStore parameters = taking_memory_for("the model's weights", [&] {

@@ -137,8 +137,7 @@ Course course_of(const Layout& layout, const tasks::TaskForm& form, bool bert) {
     SampleOrder order(19, 2.2, 3);
     for (std::int64_t step = 0; step < 6; ++step) {
       const auto places =
-          plan::batch_plan(step * 8, 8, layout.micro_batch, layout.dp, engine.context.index(plan::Axis::Dp))
-              .microbatches;
+          plan::batch_plan(step * 8, 8, layout.micro_batch, layout.dp, engine.context.samples().rank()).microbatches;
       const auto result = engine.step(
           static_cast<int>(places.size()),
           [&](std::size_t m) {

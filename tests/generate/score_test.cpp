@@ -90,13 +90,13 @@ std::vector<WindowScore> scores_in(const Layout& layout, const model::GptOptions
     using plan::Axis;
     const plan::RankGrid grid(layout.tp, 1, layout.dp, layout.pp, world.size());
     const parallel::ParallelContext context(grid, world, at::kCPU);
-    const auto part = layout.pp > 1 ? plan::parts_of_layers({1, 1})[static_cast<std::size_t>(context.index(Axis::Pp))]
+    const auto part = layout.pp > 1 ? plan::parts_of_layers({1, 1})[static_cast<std::size_t>(context.pipeline().rank())]
                                     : plan::whole_model(2);
-    const auto store = make_store(options.shape, layout.tp, context.index(Axis::Tp), weights);
-    const model::ScoringGpt gpt(options, part, store, context.group(Axis::Tp));
+    const auto store = make_store(options.shape, layout.tp, context.tensor().rank(), weights);
+    const model::ScoringGpt gpt(options, part, store, context.tensor());
     std::int64_t told = 0;
     got[static_cast<std::size_t>(world.rank())] = score_windows(
-        gpt, {.pp = context.group(Axis::Pp), .dp = context.group(Axis::Dp)}, at::TensorOptions(at::kDouble), ids, cut,
+        gpt, {.pp = context.pipeline(), .dp = context.samples()}, at::TensorOptions(at::kDouble), ids, cut,
         {.batch = batch, .batch_tokens = 30, .likeliest = true}, [&](std::int64_t done) { told = done; });
     if (layout.dp == 1) {
       EXPECT_EQ(told, static_cast<std::int64_t>(cut.size()));

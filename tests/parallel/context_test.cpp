@@ -17,19 +17,26 @@ std::vector<int> members(const comm::Group& group, int rank) {
 }
 
 TEST(ParallelContext, TalksToThePeersThatTheGridNames) {
-  for (const std::string order : {"tp-cp-dp-pp", "tp-pp-dp-cp"}) {
-    const plan::RankGrid grid(2, 1, 2, 2, 8, order);
-    comm::run_ranks(8, [&](comm::Group world) {
-      const ParallelContext context(grid, world, at::kCPU);
-      for (const Axis axis : {Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp}) {
-        EXPECT_EQ(members(context.group(axis), world.rank()), grid.peers(world.rank(), axis));
-        EXPECT_EQ(context.group(axis).rank(), context.index(axis));
-        EXPECT_EQ(context.is_first(axis), context.index(axis) == 0);
-        EXPECT_EQ(context.is_last(axis), context.index(axis) == grid.size(axis) - 1);
-      }
-      EXPECT_EQ(members(context.model(), world.rank()), grid.peers(world.rank(), {Axis::Tp, Axis::Pp}));
-    });
-  }
+  for (const auto& [cp, dp] : {std::pair{1, 2}, {2, 1}, {2, 2}})
+    for (const std::string order : {"tp-cp-dp-pp", "tp-pp-dp-cp"}) {
+      const plan::RankGrid grid(2, cp, dp, 2, 4 * cp * dp, order);
+      comm::run_ranks(grid.world_size(), [&](comm::Group world) {
+        const ParallelContext context(grid, world, at::kCPU);
+        const auto expect = [&](const comm::Group& group, const std::vector<Axis>& axes) {
+          const std::vector<int> peers = grid.peers(world.rank(), axes);
+          EXPECT_EQ(members(group, world.rank()), peers);
+          EXPECT_EQ(peers.at(static_cast<std::size_t>(group.rank())), world.rank());
+        };
+        expect(context.tensor(), {Axis::Tp});
+        expect(context.pipeline(), {Axis::Pp});
+        expect(context.model(), {Axis::Tp, Axis::Pp});
+        expect(context.samples(), {Axis::Dp});
+        expect(context.gradients(), {Axis::Cp, Axis::Dp});
+        expect(context.loss(), {Axis::Cp, Axis::Dp});
+        expect(context.state(true), {Axis::Cp, Axis::Dp});
+        EXPECT_EQ(context.state(false).size(), 1);
+      });
+    }
 }
 
 TEST(ParallelContext, NamesItsRankForLogs) {

@@ -119,7 +119,8 @@ TEST(SpanOfAGroup, CountsNodesAndTheGroupsThatShareThem) {
             const Span expected{.ranks = grid.size(axis),
                                 .nodes = static_cast<int>(nodes.size()),
                                 .sharing = nodes.size() > 1 ? touching : 1};
-            EXPECT_EQ(span_of(grid, {axis}, per_node), expected) << tp << ' ' << dp << ' ' << pp << ' ' << per_node;
+            EXPECT_EQ(span_of(grid, grid.peers(0, axis), per_node), expected)
+                << tp << ' ' << dp << ' ' << pp << ' ' << per_node;
           }
 }
 

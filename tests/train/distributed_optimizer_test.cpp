@@ -70,8 +70,8 @@ Course course_of(const config::RunConfig& config) {
       course.norms.push_back(last.grad_norm);
     }
     // At once, while the parameters are on their way.
-    const auto samples = plan::batch_plan(0, run.config.train.global_batch_size, 1, run.grid.size(plan::Axis::Dp),
-                                          engine.context.index(plan::Axis::Dp))
+    const auto samples = plan::batch_plan(0, run.config.train.global_batch_size, 1, run.grid.sample_shares(),
+                                          engine.context.samples().rank())
                              .microbatches;
     const auto evaluation = evaluate(engine.pipeline, engine.context, samples.size(), [&](std::size_t m) {
       return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, 99, at::kCPU);
@@ -224,8 +224,7 @@ TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
         Engine engine(run, world, at::kCPU);
         testing::take_step(run, engine, 0);
         (void)engine.parameters.values();
-        const auto planned =
-            plan::memory_plan(run, 0, engine.context.index(plan::Axis::Pp), 0, kernels::instruction_set());
+        const auto planned = plan::memory_plan(run, 0, engine.context.pipeline().rank(), 0, kernels::instruction_set());
         EXPECT_EQ(planned.gradients, engine.parameters.gradient_bytes());
         const auto want = static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state +
                                               planned.packed_weights);

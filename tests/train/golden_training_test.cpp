@@ -102,7 +102,7 @@ TEST_P(GoldenTraining, FollowsMegatronCoreForEightSteps) {
     for (const auto& parameter : engine.parameters.all())
       parameter->value.detach().copy_(testing::slice_of(weights.at(parameter->spec.name), parameter->spec));
 
-    const int microbatches = 2 / engine.context.grid().size(plan::Axis::Dp);
+    const int microbatches = 2 / engine.context.grid().sample_shares();
     std::int64_t samples = 0;
     for (const json& step : reference.at("steps")) {
       const std::int64_t first_row = 2 * (step.at("step").get<std::int64_t>() - 1);
@@ -111,7 +111,7 @@ TEST_P(GoldenTraining, FollowsMegatronCoreForEightSteps) {
       const StepResult result = engine.step(
           microbatches,
           [&](std::size_t m) {
-            const int dp_rank = engine.context.index(plan::Axis::Dp);
+            const int dp_rank = engine.context.samples().rank();
             return recorded(batches, first_row + static_cast<std::int64_t>(m) * dp + dp_rank);
           },
           learning_rate);

@@ -39,7 +39,7 @@ inline model::Batch pattern_batch(std::span<const std::int64_t> sample_ids, std:
 inline StepResult pattern_step(const plan::ResolvedRun& run, Engine& engine, std::int64_t i) {
   const auto& train = run.config.train;
   const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
-                                        run.grid.size(plan::Axis::Dp), engine.context.index(plan::Axis::Dp))
+                                        run.grid.sample_shares(), engine.context.samples().rank())
                            .microbatches;
   return engine.step(
       static_cast<int>(samples.size()),

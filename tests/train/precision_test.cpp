@@ -216,7 +216,7 @@ TEST(LossScaling, APowerOfTwoLeavesEveryBitWhereItsExponentsFit) {
                        {.clip_grad = 0.5, .microbatch_tokens = 20});
         for (int i = 0; i < 4; ++i) {
           const auto batch = [&](std::size_t m) {
-            const std::vector<std::int64_t> sample = {4 * i + 2 * e.context.index(plan::Axis::Dp) +
+            const std::vector<std::int64_t> sample = {4 * i + 2 * e.context.samples().rank() +
                                                       static_cast<std::int64_t>(m)};
             return synthetic_batch(sample, 10, 61, 1, at::kCPU);
           };
@@ -247,7 +247,7 @@ TEST(LossScaling, AnOverflowInTheLastMicrobatchOfOneRankIsSkippedByAllAndChanges
     EXPECT_FALSE(testing::take_step(run, engine, 0).skipped);
     const auto values = engine.parameters.values().clone();
     const auto owned = owned_of(engine);
-    const int dp = engine.context.index(plan::Axis::Dp);
+    const int dp = engine.context.samples().rank();
     const auto batch = [&](std::size_t m) {
       const std::vector<std::int64_t> sample = {2 * dp + static_cast<std::int64_t>(m)};
       auto microbatch = synthetic_batch(sample, 10, 61, 1, at::kCPU);

@@ -103,7 +103,7 @@ TEST(Evaluation, IsTheMeanOverTokensWithoutDropoutInEveryLayout) {
     comm::run_ranks(tp * dp * pp, [&, ranks = dp](const comm::Group& world) {
       kernels::configure_thread(1);
       Engine engine(run, world, at::kCPU);
-      const auto samples = plan::batch_plan(0, 4, 1, ranks, engine.context.index(plan::Axis::Dp)).microbatches;
+      const auto samples = plan::batch_plan(0, 4, 1, ranks, engine.context.samples().rank()).microbatches;
       const Evaluation evaluation = evaluate(engine.pipeline, engine.context, samples.size(), [&](std::size_t m) {
         return synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, run.config.train.seed,
                                at::kCPU);

@@ -115,8 +115,8 @@ TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {
         Engine engine(run, world, at::kCPU);
         const std::int64_t before = counter->bytes();
         testing::take_step(run, engine, 0);
-        const auto planned = plan::memory_plan(run, engine.context.index(plan::Axis::Tp),
-                                               engine.context.index(plan::Axis::Pp), 0, "amx");
+        const auto planned =
+            plan::memory_plan(run, engine.context.tensor().rank(), engine.context.pipeline().rank(), 0, "amx");
         EXPECT_GT(planned.packed_weights, planned.parameters);
         EXPECT_NEAR(static_cast<double>(counter->bytes() - before), static_cast<double>(planned.packed_weights),
                     0.02 * static_cast<double>(planned.packed_weights))

@@ -45,10 +45,10 @@ TaskLogits evaluate(train::Engine& engine, const plan::ResolvedRun& run, const T
   const auto order = by_length(task);
   const auto size = static_cast<std::int64_t>(task.size());
   const auto& context = engine.context;
-  const int dp = run.grid.size(plan::Axis::Dp);
+  const int dp = run.grid.sample_shares();
   const std::int64_t unit = run.config.train.micro_batch_size * dp;
   const auto plan = plan::batch_plan(0, (size + unit - 1) / unit * unit, run.config.train.micro_batch_size, dp,
-                                     context.index(plan::Axis::Dp));
+                                     context.samples().rank());
   std::vector<std::vector<Item>> microbatches;
   for (const auto& places : plan.microbatches) {
     auto& items = microbatches.emplace_back();
@@ -56,7 +56,7 @@ TaskLogits evaluate(train::Engine& engine, const plan::ResolvedRun& run, const T
       items.push_back({.sample = place < size ? order[static_cast<std::size_t>(place)] : Item::kNone, .id = place});
   }
   const auto logits = at::zeros({size, static_cast<std::int64_t>(task.width())}, at::kFloat);
-  const bool speaks = context.is_first(plan::Axis::Tp);  // its tensor-parallel ranks have the same
+  const bool speaks = context.tensor().rank() == 0;  // its tensor-parallel ranks have the same
   double loss = 0, count = 0;
   for (std::size_t first = 0; first < microbatches.size(); first += kMostMicrobatches) {
     const std::size_t here = std::min(kMostMicrobatches, microbatches.size() - first);

@@ -146,12 +146,10 @@ class SeedRun {
       fs::remove_all(train::save_folder(config_));  // of a run that left no state
     fs::create_directories(out_);
     log_.emplace(run_, state_, console);
-    const plan::RankGrid& grid = run_.grid;
     log_->message(concat(" > ", task_.name, ", seed ", config_.train.seed, ": ", data_.train->examples(),
                          " examples to learn from, ", data_.valid->examples(), " to evaluate on; ",
-                         human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
-                         grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
-                         grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
+                         human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
+                         plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
     for (const auto& [set, task] : {std::pair{"training", data_.train.get()}, {"validation", data_.valid.get()}})
       if (const std::string out = task->left_out(); !out.empty())
         log_->message(concat(" > left out of the ", set, " set: ", out));

@@ -1,28 +1,27 @@
 #include "megatron/parallel/context.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include "megatron/base/error.h"
 
 namespace megatron::parallel {
 
 ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, at::Device device)
-    : grid_(grid), coord_{}, world_(std::move(world)), device_(device) {
+    : grid_(grid), world_(std::move(world)), device_(device) {
+  using plan::RankRoles;
   if (grid_.world_size() != world_.size())
     throw std::invalid_argument(
         rule_got_fix("The grid must hold as many ranks as the world.",
                      concat("a grid of ", grid_.world_size(), " ranks, a world of ", world_.size())));
-  coord_ = grid_.coord_of(world_.rank());
-  for (std::size_t a = 0; a < plan::kNumAxes; ++a)
-    groups_[a] = world_.split(grid_.groups({static_cast<plan::Axis>(a)}));
-  model_ = world_.split(grid_.groups({plan::Axis::Tp, plan::Axis::Pp}));
-}
-
-std::string rank_name(const plan::RankGrid& grid, int rank) {
-  const plan::Coord coord = grid.coord_of(rank);
-  const auto index = [&](plan::Axis axis) { return coord[static_cast<std::size_t>(axis)]; };
-  return concat("rank ", rank, " (tp ", index(plan::Axis::Tp), ", cp ", index(plan::Axis::Cp), ", dp ",
-                index(plan::Axis::Dp), ", pp ", index(plan::Axis::Pp), ")");
+  const RankRoles roles(grid_);
+  const auto group_of = [&](const RankRoles::Role& role) { return world_.split(roles.groups(role)); };
+  tensor_ = group_of([](const RankRoles& r, int rank) { return r.tensor(rank); });
+  pipeline_ = group_of([](const RankRoles& r, int rank) { return r.pipeline(rank); });
+  model_ = group_of([](const RankRoles& r, int rank) { return r.model(rank); });
+  samples_ = group_of([](const RankRoles& r, int rank) { return r.samples(rank); });
+  const bool same = roles.samples(rank()).ranks == roles.gradients(rank()).ranks;  // on every rank or on none
+  gradients_ = same ? samples_ : group_of([](const RankRoles& r, int rank) { return r.gradients(rank); });
 }
 
 }  // namespace megatron::parallel

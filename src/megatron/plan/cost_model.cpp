@@ -7,6 +7,7 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/rank_roles.h"
 
 namespace megatron::plan {
 namespace {
@@ -34,7 +35,7 @@ class Pieces {
         tp_(run.grid.size(Axis::Tp)),
         tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length)),
         element_(as_double(element_bytes(run.config))),
-        tp_span_(span_of(run.grid, {Axis::Tp}, hardware.ranks_per_node)) {
+        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)) {
     const GptShape& shape = run.shape;
     hidden_ = as_double(shape.hidden);
     queries_ = as_double(shape.query_rows()) / tp_;
@@ -178,7 +179,7 @@ std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces) {
 
 /// What a message between neighbouring pipeline ranks costs.
 void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware& hardware, const Pieces& pieces) {
-  const Span span = span_of(run.grid, {Axis::Pp}, hardware.ranks_per_node);
+  const Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
   const double tp = run.grid.size(Axis::Tp);
   const bool gathers = run.config.parallel.scatter_gather && !run.config.parallel.sp;
   const bool parts = gathers || run.config.parallel.sp;
@@ -188,8 +189,8 @@ void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware
                         : hardware.node.bytes_per_s();
   costs.latency = (span.nodes > 1 ? hardware.cluster : hardware.node).latency_s();
   if (gathers)
-    costs.latency +=
-        ring_pass_s(hardware, span_of(run.grid, {Axis::Tp}, hardware.ranks_per_node), pieces.stream_bytes());
+    costs.latency += ring_pass_s(hardware, span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node),
+                                 pieces.stream_bytes());
 }
 
 /// What is left of a collective of `buckets` parts that goes on beside `window` seconds of computation: its last part
@@ -206,7 +207,7 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_r
   const BufferLayout layout = rank_layout(run, specs);
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;
-  const Span span = span_of(run.grid, {Axis::Dp}, hardware.ranks_per_node);
+  const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
   const double elements = as_double(layout.size), buckets = static_cast<double>(layout.buckets.size());
   const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
   const bool shared = num_owners(run) > 1;
@@ -226,7 +227,7 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_r
 double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
   const int first = run.placement.rank_of(0), last = run.placement.rank_of(run.placement.num_stages() - 1);
   if (!run.shape.tied_output || first == last) return 0;
-  Span span = span_of(run.grid, {Axis::Pp}, hardware.ranks_per_node);
+  Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
   span.ranks = 2;
   const double elements = as_double(run.shape.padded_vocab * run.shape.hidden) / run.grid.size(Axis::Tp);
   return all_reduce_s(hardware, span, elements * as_double(element_bytes_of(run.config).gradient));
@@ -237,7 +238,7 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces) {
   for (const StagePart& part : run.parts)
     of_layers += 3 * as_double(part.num_layers) + recomputed_layers(run.config.train, part);
   const double microbatch = of_layers * (pieces.weight_flops() + pieces.attention_flops()) + 3 * pieces.output_flops();
-  return microbatch * as_double(run.microbatches_per_step) * run.grid.size(Axis::Dp) * run.grid.size(Axis::Tp);
+  return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * run.grid.size(Axis::Tp);
 }
 
 }  // namespace
@@ -257,8 +258,7 @@ double memory_s(const Hardware& hardware, double bytes) {
   return bytes / (hardware.memory.bandwidth_gb_s * 1e9 * hardware.memory.efficiency);
 }
 
-Span span_of(const RankGrid& grid, const std::vector<Axis>& axes, std::int64_t ranks_per_node) {
-  const std::vector<int> first = grid.peers(0, axes);
+Span span_of(const RankGrid& grid, const std::vector<int>& first, std::int64_t ranks_per_node) {
   std::set<std::int64_t> nodes;
   for (const int rank : first) nodes.insert(rank / ranks_per_node);
   Span span{.ranks = static_cast<int>(first.size()), .nodes = static_cast<int>(nodes.size())};

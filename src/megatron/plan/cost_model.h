@@ -33,8 +33,8 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-/// Of the first group of `axes` in a grid whose ranks fill nodes in order.
-Span span_of(const RankGrid& grid, const std::vector<Axis>& axes, std::int64_t ranks_per_node);
+/// Of the group `first` of rank 0, in a grid whose ranks fill nodes in order.
+Span span_of(const RankGrid& grid, const std::vector<int>& first, std::int64_t ranks_per_node);
 
 /// One pass around a ring, `bytes` being the whole tensor: (n - 1) steps of bytes / n. Reduce-scatter and all-gather.
 double ring_pass_s(const Hardware& hardware, const Span& span, double bytes);

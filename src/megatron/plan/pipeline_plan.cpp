@@ -76,7 +76,7 @@ Program lowered(const ResolvedRun& run, Program program) {
 void check_programs(const ResolvedRun& run) {
   constexpr std::int64_t kMostPairs = 1 << 16;  // of stage and microbatch
   const auto num_stages = static_cast<std::int64_t>(run.parts.size());
-  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.sample_shares();
   std::int64_t pairs = 0;
   for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k) {
     const std::int64_t microbatches = run.batch_schedule.size(k) / unit;

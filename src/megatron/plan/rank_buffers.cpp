@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/rank_roles.h"
 #include "megatron/plan/shards.h"
 
 namespace megatron::plan {
@@ -64,18 +65,18 @@ std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, con
 
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
   const config::OptimizerConfig& optimizer = run.config.optimizer;
-  const int dp = run.grid.size(Axis::Dp);
-  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, dp));
-  BufferPadding padding = sharded_padding(dp);
+  const int ranks = RankRoles(run.grid).gradients(0).size();
+  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, ranks));
+  BufferPadding padding = sharded_padding(ranks);
   for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
     padding.alone.push_back(std::move(shared.name));
-  if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, dp), padding);
+  if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
   return optimizer.bucket_size > 0 ? buffer_layout(specs, optimizer.bucket_size, padding)
                                    : layer_buckets(specs, padding);
 }
 
 int num_owners(const ResolvedRun& run) {
-  return run.config.optimizer.use_distributed_optimizer ? run.grid.size(Axis::Dp) : 1;
+  return RankRoles(run.grid).state(0, run.config.optimizer.use_distributed_optimizer).size();
 }
 
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,

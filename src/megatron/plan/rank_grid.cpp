@@ -70,6 +70,12 @@ int RankGrid::world_size() const {
   return product;
 }
 
+std::string RankGrid::order() const {
+  std::string text;
+  for (const Axis axis : order_) text += concat(text.empty() ? "" : "-", kAxisNames[index(axis)]);
+  return text;
+}
+
 Coord RankGrid::coord_of(int rank) const {
   Coord coord{};
   for (const Axis axis : order_) {
@@ -130,6 +136,15 @@ std::vector<std::vector<int>> RankGrid::position_embedding_groups(const schedule
   std::vector<std::vector<int>> result = groups({Axis::Pp});
   for (std::vector<int>& ranks : result) ranks = {ranks.at(static_cast<std::size_t>(placement.rank_of(0)))};
   return result;
+}
+
+std::string rank_name(const RankGrid& grid, int rank) {
+  const auto [tp, cp, dp, pp] = grid.coord_of(rank);
+  return concat("rank ", rank, " (tp ", tp, ", cp ", cp, ", dp ", dp, ", pp ", pp, ")");
+}
+
+std::string sizes_text(const RankGrid& grid) {
+  return concat("tp ", grid.size(Axis::Tp), " x pp ", grid.size(Axis::Pp), " x dp ", grid.size(Axis::Dp));
 }
 
 }  // namespace megatron::plan

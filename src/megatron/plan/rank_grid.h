@@ -25,6 +25,9 @@ class RankGrid {
 
   int size(Axis axis) const { return sizes_[static_cast<std::size_t>(axis)]; }
   int world_size() const;
+  /// Ranks that read different samples of a batch: each microbatch of the run is that many of a rank's (dp).
+  int sample_shares() const { return size(Axis::Dp); }
+  std::string order() const;  ///< of the axes, as the constructor takes it
   Coord coord_of(int rank) const;
   int rank_of(const Coord& coord) const;
 
@@ -44,5 +47,10 @@ class RankGrid {
   std::array<int, kNumAxes> sizes_;
   std::array<Axis, kNumAxes> order_;  ///< fastest-varying first
 };
+
+/// "rank 13 (tp 1, cp 0, dp 2, pp 1)".
+std::string rank_name(const RankGrid& grid, int rank);
+/// "tp 2 x pp 1 x dp 4".
+std::string sizes_text(const RankGrid& grid);
 
 }  // namespace megatron::plan

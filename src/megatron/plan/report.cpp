@@ -9,6 +9,7 @@
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/rank_roles.h"
 #include "megatron/plan/shards.h"
 
 namespace megatron::plan {
@@ -33,9 +34,14 @@ std::vector<std::vector<int>> embedding_groups(const ResolvedRun& run) {
 
 json groups_of(const ResolvedRun& run) {
   const RankGrid& grid = run.grid;
-  return {{"tensor", grid.groups({Axis::Tp})},  {"pipeline", grid.groups({Axis::Pp})},
-          {"data", grid.groups({Axis::Dp})},    {"model", grid.groups({Axis::Tp, Axis::Pp})},
-          {"embedding", embedding_groups(run)}, {"position_embedding", grid.position_embedding_groups(run.placement)}};
+  const RankRoles roles(grid);
+  const auto data = roles.groups([](const RankRoles& r, int rank) { return r.samples(rank); });
+  return {{"tensor", grid.groups({Axis::Tp})},
+          {"pipeline", grid.groups({Axis::Pp})},
+          {"data", data},
+          {"model", grid.groups({Axis::Tp, Axis::Pp})},
+          {"embedding", embedding_groups(run)},
+          {"position_embedding", grid.position_embedding_groups(run.placement)}};
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;
@@ -112,7 +118,7 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
 /// Sample numbers of the first step: samples[dp rank][microbatch].
 json first_step_of(const ResolvedRun& run) {
   constexpr std::int64_t kMostListed = 1 << 16;
-  const int dp = run.grid.size(Axis::Dp);
+  const int dp = run.grid.sample_shares();
   const std::int64_t micro_batch = run.config.train.micro_batch_size, unit = micro_batch * dp;
   const std::int64_t batch = run.batch_schedule.global_batch(0);
   const std::int64_t listed = std::min(batch / unit, std::max<std::int64_t>(1, kMostListed / unit));
@@ -212,7 +218,7 @@ json report(const ResolvedRun& run, std::string_view processor) {
           {"layout",
            {{"tp", run.grid.size(Axis::Tp)},
             {"cp", run.grid.size(Axis::Cp)},
-            {"dp", run.grid.size(Axis::Dp)},
+            {"dp", run.grid.sample_shares()},
             {"pp", run.grid.size(Axis::Pp)}}},
           {"groups", groups_of(run)},
           {"stages", stages_of(run)},

@@ -66,7 +66,7 @@ std::string step_text(const ResolvedRun& run, const json& all) {
   return "step\n" +
          row("batch", concat(config.train.global_batch_size, " samples of ", config.data.seq_length, " tokens, ",
                              run.microbatches_per_step, " microbatches of ", config.train.micro_batch_size,
-                             " on each of dp ", run.grid.size(Axis::Dp))) +
+                             " on each of dp ", run.grid.sample_shares())) +
          row("arithmetic", human_count(all["flops_per_step"]) + "FLOP") +
          row("run", concat(config.train.train_iters, " steps, ", human_count(all["train_samples"]), " samples, ",
                            human_count(all["train_tokens"]), " tokens"));
@@ -74,7 +74,7 @@ std::string step_text(const ResolvedRun& run, const json& all) {
 
 std::string groups_text(const ResolvedRun& run, const json& groups) {
   std::string out = concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), " x dp ",
-                           run.grid.size(Axis::Dp), " x pp ", run.grid.size(Axis::Pp), "\n");
+                           run.grid.sample_shares(), " x pp ", run.grid.size(Axis::Pp), "\n");
   for (const char* name : {"tensor", "pipeline", "data", "model", "embedding", "position_embedding"})
     out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
                             beginning(groups[name], kShown, numbers)));

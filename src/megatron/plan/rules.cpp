@@ -546,12 +546,12 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
-    keep_batch(config, grid.size(Axis::Dp), facts.resumed_batch, rules);
+    keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }
   resolve_recomputation(config.train, rules);
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, rules);
-  const int dp = grid.size(Axis::Dp);
+  const int dp = grid.sample_shares();
   const Samples samples = resolve_samples(config, dp, rules);
   rules.finish();
   const GptShape shape = gpt_shape(config);

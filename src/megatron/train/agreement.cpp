@@ -132,7 +132,7 @@ comm::Facts recipe_facts(const plan::ResolvedRun& run) {
   comm::Facts facts = {{"version of megatron", program_version()}, {"version of libtorch", TORCH_VERSION}};
   config::RunConfig config = run.config;
   config.parallel.world_size = run.grid.world_size();  // as given, it may be a launcher's or follow from the others
-  config.parallel.dp = run.grid.size(plan::Axis::Dp);
+  config.parallel.dp = run.grid.sample_shares();
   comm::Facts options = option_facts(config::fields_of(config));
   facts.insert(facts.end(), std::make_move_iterator(options.begin()), std::make_move_iterator(options.end()));
   if (run.schedule_file) {

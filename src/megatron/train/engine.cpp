@@ -22,12 +22,12 @@ comm::Group of_one_recipe(const plan::ResolvedRun& run, comm::Group world) {
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
-  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.index(plan::Axis::Tp),
-                                    plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)));
+  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(),
+                                    plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()));
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
-    pooled = {std::move(*pool), plan::shards(layout, plan::num_owners(run), context.index(plan::Axis::Dp))};
+    pooled = {std::move(*pool), plan::shards(layout, plan::num_owners(run), context.gradients().rank())};
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
   return {std::move(specs), std::move(layout), {precision.values, gradients},
@@ -38,16 +38,16 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
 std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                                     const parallel::ParameterStore& parameters) {
   std::vector<model::Gpt> stages;
-  for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.index(plan::Axis::Pp)))
-    stages.emplace_back(model::gpt_options(run.config, run.shape), part, parameters, context.group(plan::Axis::Tp));
+  for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()))
+    stages.emplace_back(model::gpt_options(run.config, run.shape), part, parameters, context.tensor());
   return stages;
 }
 
 /// What this rank updates: everything, or with the distributed optimizer its part of each bucket.
 std::vector<plan::Shard> owned_shards(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                                       const parallel::ParameterStore& parameters) {
-  const int owners = plan::num_owners(run);
-  return plan::shards(parameters.layout(), owners, owners > 1 ? context.index(plan::Axis::Dp) : 0);
+  const comm::Group owners = context.state(run.config.optimizer.use_distributed_optimizer);
+  return plan::shards(parameters.layout(), owners.size(), owners.rank());
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -55,10 +55,10 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
                                              const std::vector<plan::Shard>& owned) {
   std::vector<optim::SharedParameter> shared;
   for (const plan::SharedCopies& copies : plan::shared_copies(run.shape, run.parts, run.placement)) {
-    const auto holders = optim::holders_group(context.group(plan::Axis::Pp), copies.pipeline_ranks);
+    const auto holders = optim::holders_group(context.pipeline(), copies.pipeline_ranks);
     if (holders.size() > 1) shared.push_back({parameters.get(copies.name), holders});
   }
-  const comm::Group& tp = context.group(plan::Axis::Tp);
+  const comm::Group& tp = context.tensor();
   return {parameters,
           owned,
           {.sequence = run.config.parallel.sp ? tp : comm::Group(), .copies = optim::copies_group(parameters, tp)},
@@ -83,8 +83,8 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .seed = config.train.seed,
           .multipliers = plan::multipliers(optimizer, specs),
           .matrices = std::move(matrices),
-          .owners = plan::num_owners(run) > 1 ? context.group(plan::Axis::Dp) : comm::Group(),
-          .slices = context.group(plan::Axis::Tp)};
+          .owners = context.state(optimizer.use_distributed_optimizer),
+          .slices = context.tensor()};
 }
 
 std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
@@ -113,15 +113,15 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
       parameters(taking_memory_for("parameters and gradients", [&] { return make_parameters(run, context); })),
       stages(make_stages(run, context, parameters)),
       owned(owned_shards(run, context, parameters)),
-      reducer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_grad_reduce),
+      reducer(parameters, context.gradients(), owned, run.config.optimizer.overlap_grad_reduce),
       shared(make_shared_gradients(run, context, parameters, owned)),
-      norm(parameters, owned, context.is_first(plan::Axis::Tp)),
+      norm(parameters, owned, context.tensor().rank() == 0),
       optimizer(taking_memory_for("the optimizer's state",
                                   [&] {
                                     return optim::Optimizer(parameters, owned, run.config.optimizer,
                                                             optimizer_options(run, context, parameters));
                                   })),
-      gatherer(parameters, context.group(plan::Axis::Dp), owned, run.config.optimizer.overlap_param_gather),
+      gatherer(parameters, context.gradients(), owned, run.config.optimizer.overlap_param_gather),
       scaler(loss_scaler(run.config)),
       pipeline(run, context, parameters, stages, reducer),
       step({.pipeline = pipeline,
@@ -138,14 +138,14 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                                  (run.shape.is_t5()             ? run.config.data.decoder_seq_length
                                   : run.shape.predicts_tokens() ? run.config.data.seq_length
                                                                 : 1) *
-                                 run.grid.size(plan::Axis::Dp),
+                                 run.grid.sample_shares(),
             .sentence_head = run.shape.sentence_head,
-            .counts_norm = plan::num_owners(run) > 1 || context.is_first(plan::Axis::Dp)}) {}
+            .counts_norm = plan::num_owners(run) > 1 || context.gradients().rank() == 0}) {}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
   const auto& train = run.config.train;
   const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
-                                        run.grid.size(plan::Axis::Dp), engine.context.index(plan::Axis::Dp))
+                                        run.grid.sample_shares(), engine.context.samples().rank())
                            .microbatches;
   return engine.step(
       static_cast<int>(samples.size()),

@@ -24,8 +24,8 @@ checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
 std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,
                                                     const parallel::ParallelContext& context, std::int64_t first,
                                                     std::int64_t global_batch) {
-  return plan::batch_plan(first, global_batch, run.config.train.micro_batch_size, run.grid.size(plan::Axis::Dp),
-                          context.index(plan::Axis::Dp))
+  return plan::batch_plan(first, global_batch, run.config.train.micro_batch_size, run.grid.sample_shares(),
+                          context.samples().rank())
       .microbatches;
 }
 

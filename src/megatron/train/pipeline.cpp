@@ -95,12 +95,12 @@ class GptStage final : public pipeline::Stage {
 
 pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                          const parallel::ParameterStore& parameters) {
-  const comm::Group& pp = context.group(plan::Axis::Pp);
+  const comm::Group& pp = context.pipeline();
   if (pp.size() == 1) return {};
   const config::RunConfig& config = run.config;
   return {run.placement,
           pp,
-          context.group(plan::Axis::Tp),
+          context.tensor(),
           {.shape = boundary(run, config.data.seq_length, config.train.micro_batch_size),
            .shape_of_stage = boundaries(run),
            .tensor = parameters.values().options(),
@@ -118,12 +118,12 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       parameters_(parameters),
       stages_(stages),
       reducer_(reducer),
-      measures_(!run.config.log.trace.empty() && context.is_first(plan::Axis::Tp) && context.is_first(plan::Axis::Dp)),
+      measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.samples().rank() == 0),
       link_(make_link(run, context, parameters)) {}
 
 PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
                              const LossScale& scale) {
-  const int rank = context_.index(plan::Axis::Pp);
+  const int rank = context_.pipeline().rank();
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
   std::vector<GptStage> stages;
   std::vector<pipeline::Stage*> pointers;
@@ -136,7 +136,7 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
                         .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
   if (training && measures_) {
     measured_ = &program;
-    recorder_.begin(context_.group(plan::Axis::Pp));
+    recorder_.begin(context_.pipeline());
     hooks.observe = std::ref(recorder_);
   }
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
@@ -145,7 +145,7 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
 }
 
 schedule::Program Pipeline::own_part(schedule::Program program) const {
-  const auto own = static_cast<std::size_t>(context_.index(plan::Axis::Pp));
+  const auto own = static_cast<std::size_t>(context_.pipeline().rank());
   for (std::size_t rank = 0; rank < program.ranks.size(); ++rank)
     if (rank != own) std::vector<schedule::Op>().swap(program.ranks[rank]);
   return program;
@@ -167,8 +167,7 @@ PassResult Pipeline::evaluate(int num_microbatches, const MicrobatchSource& micr
 
 std::optional<schedule::Timeline> Pipeline::timeline() const {
   if (!measured_) return std::nullopt;
-  return recorder_.gather(*measured_, plan::stage_costs(run_.config, run_.shape, run_.parts),
-                          context_.group(plan::Axis::Pp));
+  return recorder_.gather(*measured_, plan::stage_costs(run_.config, run_.shape, run_.parts), context_.pipeline());
 }
 
 std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run, std::int64_t iteration,

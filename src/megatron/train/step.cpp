@@ -46,7 +46,7 @@ struct TrainStep::Totals {
 // One message for all that the ranks have to agree on. Each microbatch counts once (the tensor-parallel ranks of the
 // last stage all hold its loss, those of the other stages none), and so does each gradient.
 TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop) const {
-  const bool first = parts_.context.is_first(plan::Axis::Tp);
+  const bool first = parts_.context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
   const double loss_sum = sum_of(pass);
   const double part = options_.counts_norm ? parts_.norm.part(options_.clip_norm) : 0;
@@ -79,7 +79,7 @@ double TrainStep::tokens_of_a_sentence(const std::vector<model::Batch>& batches)
     tokens += batch.loss_mask_bs.sum(at::kDouble).item<double>();
     sentences += static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
   }
-  const auto total = parts_.context.group(plan::Axis::Dp).all_reduce_scalars({tokens, sentences});
+  const auto total = parts_.context.loss().all_reduce_scalars({tokens, sentences});
   return total[1] > 0 ? total[0] / total[1] : 0;
 }
 
@@ -148,7 +148,7 @@ Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context
     sentences += result.sentences;
   }
   // Each microbatch once, as in a step.
-  const bool first = context.is_first(plan::Axis::Tp);
+  const bool first = context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
   const auto total = context.world().all_reduce_scalars(
       {counted(sum), counted(count), stop ? 1.0 : 0.0, counted(sentence_sum), counted(sentences)});

@@ -160,10 +160,8 @@ class Run {
     keep_schedule();
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
-    const plan::RankGrid& grid = run_.grid;
-    log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, tp ",
-                         grid.size(plan::Axis::Tp), " x pp ", grid.size(plan::Axis::Pp), " x dp ",
-                         grid.size(plan::Axis::Dp), ", ", config_.train.dtype, " on ", config_.parallel.device));
+    log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
+                         plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
     for (const std::string& line : plan::gradient_warnings(run_)) log_->message(" > " + line);
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     if (start_.weights_only)
