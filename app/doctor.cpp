@@ -15,6 +15,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/base/version.h"
 #include "megatron/config/options.h"
+#include "megatron/kernels/operators.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::app {
@@ -100,6 +101,10 @@ json report() {
             {"compiler", concat("g++ ", __GNUC__, ".", __GNUC_MINOR__)}}}};
 }
 
+const char* dtype_name(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp64";
+}
+
 std::string joined(const json& names) {
   std::string out;
   for (const auto& name : names) out += (out.empty() ? "" : ", ") + name.get<std::string>();
@@ -129,24 +134,56 @@ void print_human(const json& all) {
   for (const auto& [name, version] : all["versions"].items()) row(name.c_str(), version.get<std::string>());
 }
 
+/// Which implementation serves each operator: on this CPU by dtype, and on CUDA.
+json operators() {
+  json all = json::object();
+  for (const kernels::OperatorInfo& info : kernels::operator_list()) {
+    json& row = all[info.name];
+    for (const auto& [dtype, own] : info.on_cpu)
+      row[dtype_name(dtype)] = own ? kernels::instruction_set() : "reference";
+    row["cuda"] = info.on_cuda ? "cuda" : "reference";
+  }
+  return all;
+}
+
+void print_operators(const json& all) {
+  std::printf("%-28s", "operator");
+  for (const auto& [column, _] : all.begin()->items()) std::printf(" %-12s", column.c_str());
+  std::printf("\n");
+  for (const auto& [name, row] : all.items()) {
+    std::printf("%-28s", name.c_str());
+    for (const auto& [_, implementation] : row.items())
+      std::printf(" %-12s", implementation.get<std::string>().c_str());
+    std::printf("\n");
+  }
+}
+
 struct DoctorOptions {
-  bool as_json = false;
-  void visit(auto& v) { v("json", as_json, "Print one JSON object."); }
+  bool as_json = false, operators = false;
+  void visit(auto& v) {
+    v("operators", operators, "Print which implementation serves each operator, by dtype and device.");
+    v("json", as_json, "Print one JSON object.");
+  }
 };
 
 }  // namespace
 
 int doctor(const Args& args) {
   DoctorOptions options;
-  const Args rest = config::parse_command_line(options, args, "megatron doctor [--json]\n\nWhat this machine offers.");
+  const Args rest =
+      config::parse_command_line(options, args, "megatron doctor [--operators] [--json]\n\nWhat this machine offers.");
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("megatron doctor takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  const json all = report();
+  if (!options.operators && !options.as_json) {
+    print_human(report());
+    return kDone;
+  }
+  const json all = options.operators ? operators() : report();
   if (options.as_json)
     std::printf("%s\n", all.dump().c_str());
   else
-    print_human(all);
+    print_operators(all);
   return kDone;
 }
 

@@ -26,7 +26,7 @@
 #include "megatron/comm/run_key.h"
 #include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/parallel/context.h"
+#include "megatron/parallel/cuda.h"
 #include "megatron/train/agreement.h"
 
 namespace megatron::app {
@@ -199,7 +199,7 @@ void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   if (!place && !starts_processes(run, place) && run.grid.world_size() > 1)
     throw ConfigError(rule_got_fix("Ranks on cuda are processes.", "parallel.launch " + parallel.launch,
                                    "--parallel.launch processes"));
-  comm::load_cuda_plugin();
+  parallel::load_cuda();
 }
 
 int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,

@@ -1,10 +1,10 @@
-# The CUDA plugin, libmegatron_cuda.so: kernels in src/megatron/**/cuda/*.cu and the NCCL transport. The program loads it
+# The CUDA plugin, libmegatron_cuda.so: kernels in src/megatron/**/cuda and the NCCL transport. The program loads it
 # with dlopen when --device cuda asks for it; nothing links it, and nothing else links libtorch_cuda.
 include(CheckLanguage)
 set(skip_cuda "")
 find_file(NVCC nvcc PATHS /usr/local/cuda/bin ENV CUDA_PATH PATH_SUFFIXES bin)
 find_path(NCCL_INCLUDE nccl.h HINTS ${TORCH_DIR_FOUND}/../nvidia/nccl/include ${TORCH_DIR_FOUND}/../nvidia/cu13/include PATHS /usr/local/cuda/include)
-file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/megatron/*/cuda/*.cu ${CMAKE_SOURCE_DIR}/src/megatron/*/nccl_*.cpp)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/megatron/*/cuda/*.cu ${CMAKE_SOURCE_DIR}/src/megatron/*/cuda/*.cpp ${CMAKE_SOURCE_DIR}/src/megatron/*/nccl_*.cpp)
 if(NOT NVCC)
   set(skip_cuda "no nvcc")
 elseif(NOT NCCL_INCLUDE)

@@ -353,13 +353,13 @@ TEST(AttentionReference, OfGroupsIsThatOfRepeatedKeys) {
   const AttentionOutput truth = reference::attention(q.flatten(2, 3), each(k), each(v), options);
   const at::Tensor dq = at::empty({7, 2, 12, 5}, at::kDouble), dk = at::empty({9, 2, 12, 5}, at::kDouble),
                    dv = at::empty_like(dk);
-  reference::attention_backward(dout, q.flatten(2, 3), each(k), each(v), truth, options, dq, dk, dv);
+  reference::attention_backward(dout, q.flatten(2, 3), each(k), each(v), truth, options, dq, dk, dv, {});
   for (const at::Tensor& queries : {q, q.flatten(2, 3)}) {
     const AttentionOutput got = reference::attention(queries, k, v, options);
     EXPECT_LT(relative_error(got.out, truth.out), 1e-13);
     EXPECT_LT(relative_error(got.logsumexp, truth.logsumexp), 1e-13);
     const at::Tensor gq = at::empty_like(queries), gk = at::empty_like(k), gv = at::empty_like(v);
-    reference::attention_backward(dout, queries, k, v, got, options, gq, gk, gv);
+    reference::attention_backward(dout, queries, k, v, got, options, gq, gk, gv, {});
     EXPECT_LT(relative_error(gq.view(dq.sizes()), dq), 1e-13);
     EXPECT_LT(relative_error(gk, summed(dk)), 1e-13);
     EXPECT_LT(relative_error(gv, summed(dv)), 1e-13);
@@ -375,7 +375,7 @@ TEST(AttentionReference, BackwardIsTheSlopeOfForward) {
   const auto loss = [&] { return (reference::attention(x[0], x[1], x[2], options).out * dout).sum().item<double>(); };
   const AttentionOutput forward = reference::attention(x[0], x[1], x[2], options);
   const at::Tensor gradient[3] = {at::empty_like(x[0]), at::empty_like(x[1]), at::empty_like(x[2])};
-  reference::attention_backward(dout, x[0], x[1], x[2], forward, options, gradient[0], gradient[1], gradient[2]);
+  reference::attention_backward(dout, x[0], x[1], x[2], forward, options, gradient[0], gradient[1], gradient[2], {});
   for (int which = 0; which < 3; ++which) {
     const at::Tensor flat = x[which].view({-1}), slope = gradient[which].view({-1});
     for (std::int64_t i = 0; i < flat.numel(); i += 5) {

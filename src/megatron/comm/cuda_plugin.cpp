@@ -37,12 +37,17 @@ void load_cuda_plugin() {
   open_plugin();
 }
 
+void* cuda_plugin_entry(const char* name) {
+  void* const entry = dlsym(open_plugin(), name);
+  if (entry == nullptr)
+    throw ConfigError(rule_got_fix(kNeedsGpu, dlerror(), "build the plugin and the program from one source"));
+  return entry;
+}
+
 Group join_nccl(const Place& place, std::chrono::milliseconds timeout) {
   load_cuda_plugin();
   using Make = Backend* (*)(const Place*, std::int64_t);
-  const auto make = reinterpret_cast<Make>(dlsym(open_plugin(), "megatron_make_nccl_backend"));
-  if (make == nullptr)
-    throw ConfigError(rule_got_fix(kNeedsGpu, dlerror(), "build the plugin and the program from one source"));
+  const auto make = reinterpret_cast<Make>(cuda_plugin_entry("megatron_make_nccl_backend"));
   return Group(std::shared_ptr<Backend>(make(&place, timeout.count())));
 }
 

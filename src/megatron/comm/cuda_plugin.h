@@ -11,6 +11,10 @@ namespace megatron::comm {
 /// Whether this machine shows an NVIDIA GPU. Loads nothing.
 bool gpu_present();
 
+/// What the plugin, which is loaded if it was not, exports as `name`. Throws ConfigError as load_cuda_plugin(), and
+/// where there is no such name.
+void* cuda_plugin_entry(const char* name);
+
 /// Loads the plugin from the program's folder (once; later calls cost nothing). After it ATen runs on CUDA. Throws
 /// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU.
 void load_cuda_plugin();

@@ -6,12 +6,21 @@
 #include <ATen/ops/zeros.h>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/reference/precision.h"
 
 // Stores the whole score matrix [b, g, n/g, q, k]: small shapes, other dtypes and other devices.
-namespace megatron::kernels::reference {
+namespace megatron::kernels {
+
+void check_groups(const at::Tensor& q, const at::Tensor& k) {
+  const std::int64_t groups = k.size(2);
+  if (q.dim() == 5 ? q.size(2) != groups : q.size(2) % groups != 0)
+    throw std::logic_error("query heads that the groups of keys do not divide");
+}
+
+namespace reference {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
@@ -89,6 +98,7 @@ at::Tensor mask_like(const at::Tensor& p_bgrqk, const AttentionOptions& options)
 
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
+  check_groups(q, k);
   const at::Tensor s_bgrqk = scores(q, k, options);
   AttentionOutput result;
   result.logsumexp = s_bgrqk.logsumexp(4).flatten(1, 2);
@@ -102,6 +112,7 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                         const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
+  check_groups(q, k);
   const std::int64_t groups = k.size(2);
   const at::Tensor p_bgrqk = probabilities(scores(q, k, options), forward.logsumexp);
   const at::Tensor dout_bgrsd = queries_first(dout, groups);
@@ -122,4 +133,5 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
   write_queries(dq, dq_bgrsd);
 }
 
-}  // namespace megatron::kernels::reference
+}  // namespace reference
+}  // namespace megatron::kernels

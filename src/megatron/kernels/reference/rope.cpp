@@ -1,15 +1,41 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
+#include <stdexcept>
 #include <vector>
 
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/reference/precision.h"
 
-namespace megatron::kernels::reference {
+namespace megatron::kernels {
+namespace {
+
+void check_positions(const at::Tensor& position_ids, std::int64_t first_position, std::int64_t count,
+                     std::int64_t limit) {
+  std::int64_t lowest = first_position, highest = first_position + count - 1;
+  if (position_ids.defined()) {
+    if (!position_ids.is_cpu()) return;  // the gather on the device checks
+    lowest = position_ids.min().item<std::int64_t>();
+    highest = position_ids.max().item<std::int64_t>();
+  }
+  if (lowest < 0 || highest >= limit) throw std::logic_error("a position that the table of rotations does not have");
+}
+
+}  // namespace
+
+void check_rotation(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
+                    std::int64_t first_position) {
+  if (heads.numel() == 0) return;
+  if (2 * table.cos.size(1) > heads.size(-1)) throw std::logic_error("more features to rotate than a head has");
+  check_positions(position_ids, first_position, heads.size(0), table.cos.size(0));
+}
+
+namespace reference {
 
 void rotate_(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
              std::int64_t first_position, bool inverse) {
+  check_rotation(heads, table, position_ids, first_position);
+  if (heads.numel() == 0) return;
   const std::int64_t s = heads.size(0), half = table.cos.size(1);
   const at::Tensor positions_sb = position_ids.defined()
                                       ? position_ids.to(heads.device()).t()
@@ -31,4 +57,5 @@ void rotate_(const at::Tensor& heads, const RopeTable& table, const at::Tensor& 
   part(1).copy_(new_y);
 }
 
-}  // namespace megatron::kernels::reference
+}  // namespace reference
+}  // namespace megatron::kernels

@@ -1,17 +1,17 @@
 #include "megatron/kernels/matmul.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/matrix_of.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
 
 namespace megatron::kernels {
@@ -88,7 +88,7 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
   });
 }
 
-at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& w) {
+at::Tensor skinny_product(const at::Tensor& x, const at::Tensor& w) {
   at::Tensor y = at::empty({x.size(0), w.size(0)}, x.options());
   const bool as_it_is = !is_half(x) && !is_half(w);
   few_rows_linear(y, x, w, as_it_is ? at::Tensor() : at::empty(x.sizes(), x.options().dtype(at::kFloat)));
@@ -158,11 +158,12 @@ void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor&
   });
 }
 
+namespace cpu {
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed) {
-  const c10::NoGradGuard no_grad;
   const at::Tensor rows = rows_of(x);
   const auto y = [&] {
-    if (few_rows(rows.size(0), w) && readable(rows)) return few_rows_product(rows.contiguous(), w);
+    if (few_rows(rows.size(0), w) && readable(rows)) return skinny_product(rows.contiguous(), w);
     if (!on_tiles(rows, w)) return product(rows, w.t());
     return product_on_tiles(rows, packed != nullptr ? packed->for_output(w) : pack_for_tiles(w.t()), w.size(0));
   };
@@ -170,7 +171,6 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed
 }
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight* packed) {
-  const c10::NoGradGuard no_grad;
   const at::Tensor rows = rows_of(dy);
   if (!on_tiles(rows, w)) return with_last_dim(product(rows, w), dy);
   const at::Tensor& operand = packed != nullptr ? packed->for_input_gradient(w) : pack_for_tiles(w);
@@ -178,7 +178,6 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, Pack
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
-  const c10::NoGradGuard no_grad;
   at::Tensor target = grad_w;
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool own = readable(grad_w) && readable(dy) && readable(x) && grad_w.stride(1) == 1;
@@ -186,12 +185,8 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
     if (beta != 0 && beta != 1) target.mul_(beta);
     return add_weight_gradient(target, dy_rows, x_rows, beta != 0);
   }
-  const at::Tensor dy_t = dy_rows.to(grad_w.scalar_type()).t(), wide_x = x_rows.to(grad_w.scalar_type());
-  if (beta == 0) {
-    at::mm_out(target, dy_t, wide_x);
-  } else {
-    at::addmm_out(target, grad_w, dy_t, wide_x, beta);
-  }
+  reference::linear_weight_gradient(grad_w, dy, x, beta);
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

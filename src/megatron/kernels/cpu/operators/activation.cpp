@@ -2,13 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
@@ -37,8 +37,9 @@ void in_blocks(std::int64_t total, const Run& run) {
 
 }  // namespace
 
+namespace cpu {
+
 at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, bias)) return reference::bias_activation(std::move(x), bias, form);
   at::Tensor y = at::empty_like(x);
   cpu::with_storage(x.scalar_type(), [&]<class T>(T) {
@@ -54,7 +55,6 @@ at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form
 }
 
 at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation form) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(u.scalar_type(), dy, u)) return reference::activation_backward(std::move(dy), u, form);
   cpu::with_storage(u.scalar_type(), [&]<class T>(T) {
     const auto backward = cpu::activation_kernels<T>(form).backward;
@@ -67,7 +67,6 @@ at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation fo
 }
 
 at::Tensor activation(const at::Tensor& u, Activation form) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(u.scalar_type(), u)) return reference::activation(u, form);
   at::Tensor y = at::empty_like(u);
   cpu::with_storage(u.scalar_type(), [&]<class T>(T) {
@@ -80,7 +79,6 @@ at::Tensor activation(const at::Tensor& u, Activation form) {
 }
 
 at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, bias)) return reference::bias_gated_activation(std::move(x), bias, form);
   std::vector<std::int64_t> shape = x.sizes().vec();
   const std::int64_t features = shape.back() / 2;
@@ -98,7 +96,6 @@ at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activatio
 }
 
 at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, Activation form) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(u.scalar_type(), dy, u)) return reference::gated_activation_backward(dy, u, form);
   at::Tensor du = at::empty_like(u);
   cpu::with_storage(u.scalar_type(), [&]<class T>(T) {
@@ -116,7 +113,8 @@ at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, 
 
 at::Tensor gated_activation(const at::Tensor& u, Activation form) {
   if (!cpu::fast_as(u.scalar_type(), u)) return reference::gated_activation(u, form);
-  return bias_gated_activation(u, {}, form);
+  return cpu::bias_gated_activation(u, {}, form);
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

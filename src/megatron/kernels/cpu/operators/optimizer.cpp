@@ -1,13 +1,12 @@
 #include "megatron/kernels/optimizer.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/random.h"
 #include "megatron/kernels/cpu/update.h"
@@ -140,9 +139,10 @@ float larger_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
 }  // namespace
 
+namespace cpu {
+
 void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const Adam& adam, const Update& o) {
-  const c10::NoGradGuard no_grad;
   if (!fast_update(o, param, model, grad, exp_avg, exp_avg_sq)) {
     return reference::adam_(param, model, grad, exp_avg, exp_avg_sq, adam, o);
   }
@@ -164,7 +164,6 @@ void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
 
 void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& momentum_buffer,
           double momentum, const Update& o) {
-  const c10::NoGradGuard no_grad;
   if (!fast_update(o, param, model, grad, momentum_buffer)) {
     return reference::sgd_(param, model, grad, momentum_buffer, momentum, o);
   }
@@ -179,7 +178,6 @@ void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& gr
 
 void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& grad, const at::Tensor& exp_avg,
            const Lion& lion, const Update& o) {
-  const c10::NoGradGuard no_grad;
   if (!fast_update(o, param, model, grad, exp_avg)) {
     return reference::lion_(param, model, grad, exp_avg, lion, o);
   }
@@ -196,7 +194,6 @@ void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
 }
 
 void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
-  const c10::NoGradGuard no_grad;
   if (!fast_update(o, model, param)) return reference::round_(model, param, o);
   const Column from(param), to(model);
   cpu::for_each_block(num_blocks(param), [&](std::int64_t block, int) {
@@ -209,7 +206,6 @@ void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
 }
 
 double sum_of_squares(const at::Tensor& x) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x)) return reference::sum_of_squares(x);
   const auto add = [](double a, double b) { return a + b; };
   double sum = 0;
@@ -218,11 +214,11 @@ double sum_of_squares(const at::Tensor& x) {
 }
 
 double max_abs(const at::Tensor& x) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x)) return reference::max_abs(x);
   float largest = 0;
   for (const float part : by_block<float>(x, cpu::max_abs_run, larger_or_nan)) largest = larger_or_nan(largest, part);
   return static_cast<double>(largest);
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

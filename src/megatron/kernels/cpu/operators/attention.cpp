@@ -3,7 +3,6 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <stdexcept>
@@ -13,17 +12,12 @@
 #include "megatron/kernels/cpu/attention_tiles.h"
 #include "megatron/kernels/cpu/element_of.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
 namespace {
-
-void check_groups(const at::Tensor& q, const at::Tensor& k) {
-  const std::int64_t groups = k.size(2);
-  if (q.dim() == 5 ? q.size(2) != groups : q.size(2) % groups != 0)
-    throw std::logic_error("query heads that the groups of keys do not divide");
-}
 
 /// Float32, bf16 or fp16 on the CPU with each head's elements side by side.
 bool rows_fast(const at::Tensor& x) {
@@ -31,7 +25,7 @@ bool rows_fast(const at::Tensor& x) {
 }
 
 template <class... Tensors>
-bool fast(const AttentionOptions& options, const at::Tensor& q, const Tensors&... others) {
+bool can_attend(const AttentionOptions& options, const at::Tensor& q, const Tensors&... others) {
   return cpu::enabled() && options.scale >= 0 && rows_fast(q) &&
          ((rows_fast(others) && others.scalar_type() == q.scalar_type()) && ...);
 }
@@ -213,21 +207,22 @@ void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
 
 }  // namespace
 
+namespace cpu {
+
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
-  const c10::NoGradGuard no_grad;
   check_groups(q, k);
-  return fast(options, q, k, v) ? forward_fast(q, k, v, options) : reference::attention(q, k, v, options);
+  return can_attend(options, q, k, v) ? forward_fast(q, k, v, options) : reference::attention(q, k, v, options);
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                         const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
-  const c10::NoGradGuard no_grad;
   check_groups(q, k);
-  if (fast(options, q, k, v, dout, forward.out, dq, dk, dv))
+  if (can_attend(options, q, k, v, dout, forward.out, dq, dk, dv))
     return backward_fast(dout, q, k, v, forward, options, dq, dk, dv, dbias);
   reference::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

@@ -6,6 +6,7 @@
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/random.h"
 #include "megatron/kernels/reference.h"
@@ -42,15 +43,17 @@ at::Tensor mask_by_rows(const Dropout& dropout, at::IntArrayRef shape, at::Scala
   return mask;
 }
 
-bool fast(at::ScalarType dtype, at::Device device) {
+bool can_mask(at::ScalarType dtype, at::Device device) {
   return cpu::enabled() && device.is_cpu() && (dtype == at::kFloat || dtype == at::kDouble);
 }
 
 }  // namespace
 
+namespace cpu {
+
 at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
                         at::Device device) {
-  if (!fast(dtype, device)) return reference::dropout_mask(dropout, s, b, h, dtype, device);
+  if (!can_mask(dtype, device)) return reference::dropout_mask(dropout, s, b, h, dtype, device);
   const at::Tensor ids = dropout.sample_ids.contiguous();
   const std::int64_t* sample = ids.const_data_ptr<std::int64_t>();
   const std::int64_t features = dropout.features > 0 ? dropout.features : h;
@@ -61,7 +64,7 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
 
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
                                   std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device) {
-  if (!fast(dtype, device)) {
+  if (!can_mask(dtype, device)) {
     return reference::attention_dropout_mask(dropout, b, n, head_offset, queries, keys, dtype, device);
   }
   const at::Tensor ids = dropout.sample_ids.contiguous();
@@ -74,4 +77,5 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
       });
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

@@ -1,12 +1,12 @@
 #include "megatron/kernels/cross_entropy.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
@@ -24,9 +24,10 @@ bool fast_labels(const at::Tensor& labels) {
 
 }  // namespace
 
+namespace cpu {
+
 SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
                              bool smoothing) {
-  const c10::NoGradGuard no_grad;
   const std::int64_t stride = logits.size(1), columns = real_columns(logits, range);
   if (!cpu::fast_as(logits.scalar_type(), logits) || !fast_labels(labels) || columns == 0) {
     return reference::softmax_pieces(logits, labels, range, smoothing);
@@ -55,7 +56,6 @@ SoftmaxPieces softmax_pieces(const at::Tensor& logits, const at::Tensor& labels,
 
 void cross_entropy_gradient_(const at::Tensor& logits, const at::Tensor& labels, const VocabRange& range,
                              const at::Tensor& logsumexp, const at::Tensor& scale, double label_smoothing) {
-  const c10::NoGradGuard no_grad;
   const std::int64_t stride = logits.size(1), columns = real_columns(logits, range);
   if (!cpu::fast_as(logits.scalar_type(), logits) || !cpu::all_fast(logsumexp, scale) || !fast_labels(labels)) {
     return reference::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, label_smoothing);
@@ -82,4 +82,5 @@ void cross_entropy_gradient_(const at::Tensor& logits, const at::Tensor& labels,
   });
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

@@ -1,7 +1,6 @@
 #include "megatron/kernels/embedding.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +8,7 @@
 
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/reference.h"
 
@@ -19,8 +19,9 @@ bool fast_tokens(const at::Tensor& tokens) { return cpu::plain(at::kLong, tokens
 
 }  // namespace
 
+namespace cpu {
+
 at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight, std::int64_t begin) {
-  const c10::NoGradGuard no_grad;
   if (!fast_tokens(tokens) || !cpu::plain(weight.scalar_type(), weight) || !cpu::enabled()) {
     return reference::embedding(tokens, weight, begin);
   }
@@ -47,7 +48,6 @@ at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight, std::in
 
 void embedding_backward(const at::Tensor& grad_weight, const at::Tensor& tokens, const at::Tensor& dy,
                         std::int64_t begin) {
-  const c10::NoGradGuard no_grad;
   if (!fast_tokens(tokens) || !cpu::fast(grad_weight) || !cpu::fast_as(dy.scalar_type(), dy)) {
     return reference::embedding_backward(grad_weight, tokens, dy, begin);
   }
@@ -64,4 +64,5 @@ void embedding_backward(const at::Tensor& grad_weight, const at::Tensor& tokens,
   });
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/random.h"
 #include "megatron/kernels/reference.h"
@@ -192,8 +192,9 @@ AddNormOutput add_norm(const at::Tensor& x, const at::Tensor& bias, const at::Te
 
 }  // namespace
 
+namespace cpu {
+
 NormOutput layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, weight, bias) || x.numel() == 0) {
     return reference::layer_norm(x, weight, bias, eps);
   }
@@ -201,7 +202,6 @@ NormOutput layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 }
 
 NormOutput rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, weight) || x.numel() == 0) return reference::rms_norm(x, weight, eps);
   return norm(x, weight, {}, eps, false);
 }
@@ -209,7 +209,6 @@ NormOutput rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
                                const at::Tensor& rstd, const at::Tensor& weight, const at::Tensor& grad_weight,
                                const at::Tensor& grad_bias, double beta, const at::Tensor& residual_gradient) {
-  const c10::NoGradGuard no_grad;
   const BackwardInputs in{dy, x, mean, rstd, weight, grad_weight, grad_bias, residual_gradient};
   if (in.fast()) return norm_backward(in, beta);
   return reference::layer_norm_backward(dy, x, mean, rstd, weight, grad_weight, grad_bias, beta, residual_gradient);
@@ -218,7 +217,6 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                              const at::Tensor& weight, const at::Tensor& grad_weight, double beta,
                              const at::Tensor& residual_gradient) {
-  const c10::NoGradGuard no_grad;
   const at::Tensor none;
   const BackwardInputs in{dy, x, none, rstd, weight, grad_weight, none, residual_gradient};
   if (in.fast()) return norm_backward(in, beta);
@@ -226,7 +224,6 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
 }
 
 at::Tensor bias_dropout_add(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual, const Dropout& dropout) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, residual, bias) || x.numel() == 0) {
     return reference::bias_dropout_add(std::move(x), bias, residual, dropout);
   }
@@ -244,7 +241,6 @@ at::Tensor bias_dropout_add(at::Tensor x, const at::Tensor& bias, const at::Tens
 }
 
 at::Tensor dropout_backward(const at::Tensor& dy, const Dropout& dropout) {
-  const c10::NoGradGuard no_grad;
   if (dropout.p <= 0) return dy;
   if (!cpu::fast_as(dy.scalar_type(), dy) || dy.numel() == 0) return reference::dropout_backward(dy, dropout);
   const std::int64_t features = dy.size(-1);
@@ -264,7 +260,6 @@ at::Tensor dropout_backward(const at::Tensor& dy, const Dropout& dropout) {
 AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
                                     const Dropout& dropout, const at::Tensor& weight, const at::Tensor& norm_bias,
                                     double eps) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, bias, residual, weight, norm_bias) || x.numel() == 0) {
     return reference::bias_dropout_add_norm(std::move(x), bias, residual, dropout, weight, norm_bias, eps);
   }
@@ -273,7 +268,6 @@ AddNormOutput bias_dropout_add_norm(at::Tensor x, const at::Tensor& bias, const 
 
 AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
                                         const Dropout& dropout, const at::Tensor& weight, double eps) {
-  const c10::NoGradGuard no_grad;
   if (!cpu::fast_as(x.scalar_type(), x, bias, residual, weight) || x.numel() == 0) {
     return reference::bias_dropout_add_rms_norm(std::move(x), bias, residual, dropout, weight, eps);
   }
@@ -281,7 +275,6 @@ AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, co
 }
 
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta) {
-  const c10::NoGradGuard no_grad;
   const auto dtype = dy.scalar_type();
   if (!cpu::fast_as(dtype, dy) || !fast_gradient(grad_bias, dtype) || dy.numel() == 0) {
     return reference::accumulate_bias_gradient(grad_bias, dy, beta);
@@ -299,4 +292,5 @@ void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy,
   add_partial_sums(grad_bias, {sums, blocks, features}, beta);
 }
 
+}  // namespace cpu
 }  // namespace megatron::kernels

@@ -1,0 +1,91 @@
+#include "megatron/kernels/operators.h"
+
+#include <c10/core/GradMode.h>
+
+#include "megatron/base/error.h"
+#include "megatron/kernels/cpu/isa.h"
+#include "megatron/kernels/cpu/operators.h"
+#include "megatron/kernels/reference.h"
+
+namespace megatron::kernels {
+namespace {
+
+const Operators* plugins_operators = nullptr;  // as they are, null members too: set before any rank starts
+
+enum class OwnDtypes { Stored, Masks, Any };
+
+bool is_own(OwnDtypes own, at::ScalarType dtype) {
+  switch (own) {
+    case OwnDtypes::Stored:
+      return dtype != at::kDouble;
+    case OwnDtypes::Masks:
+      return dtype == at::kFloat || dtype == at::kDouble;
+    case OwnDtypes::Any:
+      return true;
+  }
+  return false;
+}
+
+OperatorInfo info_of(const char* name, OwnDtypes own, bool on_cuda) {
+  OperatorInfo info{.name = name, .on_cpu = {}, .on_cuda = on_cuda};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+    info.on_cpu.emplace_back(dtype, cpu::enabled() && is_own(own, dtype));
+  return info;
+}
+
+Operators& cuda_table() {
+  static Operators table = reference_operators();
+  return table;
+}
+
+}  // namespace
+
+const Operators& reference_operators() {
+  static const Operators table{
+#define OPERATOR(result, name, ...) .name = reference::name,
+#include "megatron/kernels/operators.def"
+  };
+  return table;
+}
+
+const Operators& cpu_operators() {
+  static const Operators table{
+#define OPERATOR(result, name, ...) .name = cpu::name,
+#include "megatron/kernels/operators.def"
+  };
+  return cpu::enabled() ? table : reference_operators();
+}
+
+const Operators& cuda_operators() { return cuda_table(); }
+
+void set_cuda_operators(const Operators& plugin, std::size_t size) {
+  if (size != sizeof(Operators))
+    throw ConfigError(rule_got_fix("The CUDA plugin must be of the same source as the program.",
+                                   concat("a table of ", size, " bytes, not ", sizeof(Operators)),
+                                   "build both again: make"));
+  plugins_operators = &plugin;
+  Operators& table = cuda_table() = reference_operators();
+#define OPERATOR(result, name, ...) \
+  if (plugin.name != nullptr) table.name = plugin.name;
+#include "megatron/kernels/operators.def"
+}
+
+const Operators& on(at::Device device) { return device.is_cpu() ? cpu_operators() : cuda_operators(); }
+
+std::vector<OperatorInfo> operator_list() {
+  return {
+#define OPERATOR(result, name, parameters, arguments, where, dtypes) \
+  info_of(#name, OwnDtypes::dtypes, plugins_operators != nullptr && plugins_operators->name != nullptr),
+#include "megatron/kernels/operators.def"
+  };
+}
+
+#define OPERATOR(result, name, parameters, arguments, where, dtypes) \
+  result name parameters {                                           \
+    const c10::NoGradGuard no_grad;                                  \
+    const Operators& implementations = on(where);                    \
+    return implementations.name arguments;                           \
+  }
+#include "megatron/kernels/operators.def"
+
+}  // namespace megatron::kernels

@@ -1,0 +1,34 @@
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+
+#include <vector>
+
+#include "megatron/kernels/reference.h"
+
+namespace megatron::kernels::reference {
+namespace {
+
+at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+at::Tensor product(const at::Tensor& x, const at::Tensor& b) {
+  std::vector<std::int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = b.size(1);
+  return at::mm(rows_of(x), b).view(shape);
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight*) { return product(x, w.t()); }
+
+at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight*) { return product(dy, w); }
+
+void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
+  at::Tensor target = grad_w;
+  const at::Tensor dy_t = rows_of(dy).to(grad_w.scalar_type()).t(), wide_x = rows_of(x).to(grad_w.scalar_type());
+  if (beta == 0)
+    at::mm_out(target, dy_t, wide_x);
+  else
+    at::addmm_out(target, grad_w, dy_t, wide_x, beta);
+}
+
+}  // namespace megatron::kernels::reference

@@ -1,0 +1,258 @@
+#include "megatron/kernels/operators.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "compare.h"
+#include "isa.h"
+#include "megatron/base/error.h"
+
+// Every table against the reference: a device that fills a member is tested by the cases here without another line.
+namespace megatron::kernels {
+namespace {
+
+using Outputs = std::vector<at::Tensor>;
+using Case = std::function<Outputs(const Operators&, at::ScalarType)>;
+
+constexpr auto kForm = Activation::GeluTanh;
+
+/// Numbers between -1 and 1, all different.
+at::Tensor data(at::IntArrayRef shape, at::ScalarType dtype, double seed) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape) count *= size;
+  return (at::arange(count, at::kDouble) * 0.37 + seed).sin().view(shape).to(dtype);
+}
+
+at::ScalarType wide_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+Dropout dropout() { return {.p = 0.25, .key = 11, .sample_ids = at::arange(3, at::kLong) + 5}; }
+
+Outputs of(const NormOutput& out) { return {out.y, out.mean, out.rstd}; }
+Outputs of(const AddNormOutput& out) { return {out.sum, out.y, out.mean, out.rstd}; }
+
+/// x [s, b, h] and vectors [h].
+constexpr std::int64_t kS = 5, kB = 3, kH = 40;
+at::Tensor sbh(at::ScalarType t, double seed) { return data({kS, kB, kH}, t, seed); }
+at::Tensor h(at::ScalarType t, double seed) { return data({kH}, t, seed); }
+at::Tensor rows(at::ScalarType t, double seed) { return data({kS * kB}, wide_type(t), seed).abs() + 0.5; }
+
+/// An update of 70 elements: what it wrote.
+template <class Step>
+Outputs updated(at::ScalarType t, const Step& step) {
+  const Update update{.learning_rate = 0.1, .weight_decay = 0.01, .grad_scale = 0.5, .step = 3};
+  const at::ScalarType stored = t == at::kHalf ? at::kHalf : at::kBFloat16;  // beside wider parameters
+  const at::Tensor param = data({70}, wide_type(t), 1), model = data({70}, stored, 2), grad = data({70}, t, 3),
+                   first = data({70}, wide_type(t), 4), second = data({70}, wide_type(t), 5).abs();
+  step(param, model, grad, first, second, update);
+  return {param, model, first, second};
+}
+
+const std::map<std::string, Case>& cases() {
+  static const std::map<std::string, Case> all = {
+      {"bias_activation",
+       [](auto& o, auto t) {
+         const at::Tensor x = sbh(t, 1);
+         return Outputs{o.bias_activation(x, h(t, 2), kForm), x};
+       }},
+      {"activation_backward",
+       [](auto& o, auto t) { return Outputs{o.activation_backward(sbh(t, 1), sbh(t, 2), kForm)}; }},
+      {"activation", [](auto& o, auto t) { return Outputs{o.activation(sbh(t, 1), kForm)}; }},
+      {"bias_gated_activation",
+       [](auto& o, auto t) {
+         const at::Tensor x = sbh(t, 1);
+         return Outputs{o.bias_gated_activation(x, h(t, 2), kForm), x};
+       }},
+      {"gated_activation_backward",
+       [](auto& o, auto t) {
+         return Outputs{o.gated_activation_backward(data({kS, kB, kH / 2}, t, 1), sbh(t, 2), kForm)};
+       }},
+      {"gated_activation", [](auto& o, auto t) { return Outputs{o.gated_activation(sbh(t, 1), kForm)}; }},
+      {"attention",
+       [](auto& o, auto t) {
+         const at::Tensor q = data({kS, kB, 2, 2, 8}, t, 1), k = data({kS, kB, 2, 8}, t, 2),
+                          v = data({kS, kB, 2, 8}, t, 3);
+         const AttentionOutput out = o.attention(q, k, v, {.dropout = dropout()});
+         return Outputs{out.out, out.logsumexp};
+       }},
+      {"attention_backward",
+       [](auto& o, auto t) {
+         const at::Tensor q = data({kS, kB, 2, 2, 8}, t, 1), k = data({kS, kB, 2, 8}, t, 2),
+                          v = data({kS, kB, 2, 8}, t, 3);
+         const AttentionOptions options{.dropout = dropout()};
+         const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+         const AttentionOutput out = reference_operators().attention(q, k, v, options);
+         o.attention_backward(data({kS, kB, 4, 8}, t, 4), q, k, v, out, options, dq, dk, dv, {});
+         return Outputs{dq, dk, dv};
+       }},
+      {"rotate_",
+       [](auto& o, auto t) {
+         const at::Tensor heads = data({kS, kB, 2, 8}, t, 1);
+         o.rotate_(heads, rope_table({.rotary_dim = 8}, 16, t, at::kCPU), {}, 2, false);
+         return Outputs{heads};
+       }},
+      {"linear",
+       [](auto& o, auto t) {
+         return Outputs{o.linear(sbh(t, 1), data({24, kH}, t, 2), nullptr)};
+       }},
+      {"linear_input_gradient",
+       [](auto& o, auto t) {
+         return Outputs{o.linear_input_gradient(data({kS, kB, 24}, t, 1), data({24, kH}, t, 2), nullptr)};
+       }},
+      {"linear_weight_gradient",
+       [](auto& o, auto t) {
+         const at::Tensor grad = data({24, kH}, wide_type(t), 3);
+         o.linear_weight_gradient(grad, data({kS, kB, 24}, t, 1), sbh(t, 2), 1);
+         return Outputs{grad};
+       }},
+      {"layer_norm", [](auto& o, auto t) { return of(o.layer_norm(sbh(t, 1), h(t, 2), h(t, 3), 1e-5)); }},
+      {"layer_norm_backward",
+       [](auto& o, auto t) {
+         const at::Tensor weight = h(wide_type(t), 7), bias = h(wide_type(t), 8);
+         const at::Tensor dx =
+             o.layer_norm_backward(sbh(t, 1), sbh(t, 2), rows(t, 3), rows(t, 4), h(t, 5), weight, bias, 1, sbh(t, 6));
+         return Outputs{dx, weight, bias};
+       }},
+      {"rms_norm", [](auto& o, auto t) { return of(o.rms_norm(sbh(t, 1), h(t, 2), 1e-5)); }},
+      {"rms_norm_backward",
+       [](auto& o, auto t) {
+         const at::Tensor weight = h(wide_type(t), 7);
+         const at::Tensor dx = o.rms_norm_backward(sbh(t, 1), sbh(t, 2), rows(t, 4), h(t, 5), weight, 0, at::Tensor());
+         return Outputs{dx, weight};
+       }},
+      {"bias_dropout_add",
+       [](auto& o, auto t) { return Outputs{o.bias_dropout_add(sbh(t, 1), h(t, 2), sbh(t, 3), dropout())}; }},
+      {"bias_dropout_add_norm",
+       [](auto& o, auto t) {
+         return of(o.bias_dropout_add_norm(sbh(t, 1), h(t, 2), sbh(t, 3), dropout(), h(t, 4), h(t, 5), 1e-5));
+       }},
+      {"bias_dropout_add_rms_norm",
+       [](auto& o, auto t) {
+         return of(o.bias_dropout_add_rms_norm(sbh(t, 1), h(t, 2), sbh(t, 3), dropout(), h(t, 4), 1e-5));
+       }},
+      {"accumulate_bias_gradient",
+       [](auto& o, auto t) {
+         const at::Tensor bias = h(wide_type(t), 1);
+         o.accumulate_bias_gradient(bias, sbh(t, 2), 1);
+         return Outputs{bias};
+       }},
+      {"dropout_backward", [](auto& o, auto t) { return Outputs{o.dropout_backward(sbh(t, 1), dropout())}; }},
+      {"dropout_mask", [](auto& o, auto t) { return Outputs{o.dropout_mask(dropout(), kS, kB, kH, t, at::kCPU)}; }},
+      {"attention_dropout_mask",
+       [](auto& o, auto t) { return Outputs{o.attention_dropout_mask(dropout(), kB, 2, 1, kS, 7, t, at::kCPU)}; }},
+      {"embedding",
+       [](auto& o, auto t) {
+         return Outputs{o.embedding(at::arange(12, at::kLong).view({3, 4}), data({6, kH}, t, 1), 3)};
+       }},
+      {"embedding_backward",
+       [](auto& o, auto t) {
+         const at::Tensor grad = data({6, kH}, wide_type(t), 1);
+         o.embedding_backward(grad, (at::arange(12, at::kLong) % 7).view({3, 4}), data({3, 4, kH}, t, 2), 2);
+         return Outputs{grad};
+       }},
+      {"softmax_pieces",
+       [](auto& o, auto t) {
+         const SoftmaxPieces out =
+             o.softmax_pieces(data({6, kH}, t, 1), at::arange(6, at::kLong) * 9, {10, 45, 90}, true);
+         return Outputs{out.max, out.sum_exp, out.target, out.sum};
+       }},
+      {"cross_entropy_gradient_",
+       [](auto& o, auto t) {
+         const at::Tensor logits = data({6, kH}, t, 1);
+         o.cross_entropy_gradient_(logits, at::arange(6, at::kLong) * 9, {10, 45, 90}, data({6}, wide_type(t), 2) + 4,
+                                   data({6}, wide_type(t), 3), 0.1);
+         return Outputs{logits};
+       }},
+      {"adam_",
+       [](auto& o, auto t) {
+         return updated(t, [&](auto& p, auto& m, auto& g, auto& first, auto& second, auto& update) {
+           o.adam_(p, m, g, first, second, {}, update);
+         });
+       }},
+      {"sgd_",
+       [](auto& o, auto t) {
+         return updated(t, [&](auto& p, auto& m, auto& g, auto& first, auto&, auto& update) {
+           o.sgd_(p, m, g, first, 0.9, update);
+         });
+       }},
+      {"lion_",
+       [](auto& o, auto t) {
+         return updated(t, [&](auto& p, auto& m, auto& g, auto& first, auto&, auto& update) {
+           o.lion_(p, m, g, first, {}, update);
+         });
+       }},
+      {"round_",
+       [](auto& o, auto t) {
+         return updated(t, [&](auto& p, auto& m, auto&, auto&, auto&, auto& update) { o.round_(m, p, update); });
+       }},
+      {"sum_of_squares",
+       [](auto& o, auto t) { return Outputs{at::full({1}, o.sum_of_squares(sbh(t, 1).flatten()), at::kDouble)}; }},
+      {"max_abs", [](auto& o, auto t) { return Outputs{at::full({1}, o.max_abs(sbh(t, 1).flatten()), at::kDouble)}; }}};
+  return all;
+}
+
+class OperatorTable : public OnEveryInstructionSet {};
+
+TEST_F(OperatorTable, OfThisCpuIsTheReferenceInEveryDtype) {
+  const c10::NoGradGuard no_grad;
+  on_each([] {
+    for (const auto& [name, run] : cases())
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+        SCOPED_TRACE(name + " " + toString(dtype));
+        const Outputs got = run(cpu_operators(), dtype), want = run(reference_operators(), dtype);
+        ASSERT_EQ(got.size(), want.size());
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          ASSERT_EQ(got[i].defined(), want[i].defined()) << i;
+          if (!got[i].defined()) continue;
+          ASSERT_EQ(got[i].sizes(), want[i].sizes()) << i;
+          ASSERT_EQ(got[i].scalar_type(), want[i].scalar_type()) << i;
+          // Sums of 40 terms and more of which each is rounded; half a dozen roundings of what is stored.
+          EXPECT_LE(relative_error(got[i], wide(want[i])),
+                    40 * std::max(unit_roundoff(dtype), unit_roundoff(got[i].scalar_type())))
+              << i;
+        }
+      }
+  });
+}
+
+TEST_F(OperatorTable, HasACaseAboveForEveryOperator) {
+  std::set<std::string> listed, tested;
+  for (const OperatorInfo& info : operator_list()) listed.insert(info.name);
+  for (const auto& [name, _] : cases()) tested.insert(name);
+  EXPECT_EQ(listed, tested);
+}
+
+TEST_F(OperatorTable, IsTheReferencesWhereTheInstructionSetIs) {
+  force_instruction_set("reference");
+  EXPECT_EQ(&on(at::Device(at::kCPU)), &reference_operators());
+  for (const OperatorInfo& info : operator_list())
+    for (const auto& [dtype, own] : info.on_cpu) EXPECT_FALSE(own) << info.name;
+}
+
+double answer(const at::Tensor&) { return 42; }
+
+TEST_F(OperatorTable, OfCudaIsThePluginsAndTheReferencesWhereThatIsNull) {
+  const Operators plugin{.max_abs = answer};
+  EXPECT_THROW(set_cuda_operators(plugin, sizeof(Operators) - 8), ConfigError);
+  set_cuda_operators(plugin, sizeof(Operators));
+  const Operators& table = on(at::Device(at::kCUDA, 0));
+  EXPECT_EQ(table.max_abs, answer);
+  EXPECT_EQ(table.layer_norm, reference_operators().layer_norm);
+  for (const OperatorInfo& info : operator_list()) EXPECT_EQ(info.on_cuda, std::string(info.name) == "max_abs");
+  static const Operators none;
+  set_cuda_operators(none, sizeof(Operators));
+}
+
+}  // namespace
+}  // namespace megatron::kernels
