@@ -19,7 +19,12 @@ constexpr const char* kConfigIntroduction =
     "section\n"
     "task is for `megatron finetune` alone. Options that have no effect beside the others, such as Adam's with "
     "`--optimizer sgd`, are\n"
-    "named in one line as the run starts.\n";
+    "named in one line as the run starts.\n\n"
+    "*affects*: what changes where the option does. weights: a checkpoint's value must be the run's. samples: which "
+    "samples come\n"
+    "next. step: what a step computes or where; a resumed run says that it differs. Empty: none of these. *read*: "
+    "where the option is\n"
+    "read at all; empty: always.\n";
 
 struct NoOptions {
   void visit(auto&) {}

@@ -35,7 +35,7 @@ struct EvalFlags : ModelFlags {
     v("data", data, "What is scored: a file.");
     v("limit", limit, "Only the first windows, or examples; 0: all.");
     v("batch_size", batch_size, "Windows or examples that are computed at once; 0: as many as hold 4096 tokens.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
+    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.", config::RanksMayDiffer());
     v("json", json, "One JSON object on stdout.");
   }
 };

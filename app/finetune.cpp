@@ -54,44 +54,13 @@ struct FinetuneOptions {
   }
 };
 
-/// Options of a training run that have no effect here.
-constexpr const char* kUnread[] = {"data.data_path",
-                                   "data.data_args_path",
-                                   "data.train_data_path",
-                                   "data.valid_data_path",
-                                   "data.test_data_path",
-                                   "data.per_split_data_args_path",
-                                   "data.split",
-                                   "data.decoder_seq_length",
-                                   "data.data_cache_path",
-                                   "data.multiple_validation_sets",
-                                   "data.full_validation",
-                                   "data.mask_prob",
-                                   "data.short_seq_prob",
-                                   "data.packed",
-                                   "data.sft",
-                                   "data.fim_data",
-                                   "data.reset_position_ids",
-                                   "data.reset_attention_mask",
-                                   "data.eod_mask_loss",
-                                   "schedule.rampup_batch_size",
-                                   "checkpoint.finetune",
-                                   "checkpoint.no_load_optim",
-                                   "checkpoint.load_strict",
-                                   "checkpoint.save",
-                                   "train.eval_iters",
-                                   "train.label_smoothing",
-                                   "log.trace"};
-
 void refuse_options_of_text(config::FinetuneRecipe recipe) {
   config::FinetuneRecipe defaults;
   const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
   std::string names, defaults_again;
   for (std::size_t i = 0; i < given.fields.size(); ++i) {
-    const bool unread = std::ranges::find(kUnread, given.fields[i].path) != std::end(kUnread) ||
-                        given.fields[i].path.starts_with("fim.");
     const std::string value = config::plain_value(usual.fields[i].value);
-    if (!unread || config::plain_value(given.fields[i].value) == value) continue;
+    if (!given.fields[i].meaning.only_in_training || config::plain_value(given.fields[i].value) == value) continue;
     names += (names.empty() ? "" : ", ") + given.fields[i].path;
     defaults_again +=
         concat(names == given.fields[i].path ? "--" : " --", given.fields[i].path, value.empty() ? "=" : " " + value);

@@ -35,7 +35,7 @@ struct ModelFlags {
     v("world_size", world_size, "Ranks in all; 0: as many as the sizes of the layout ask for.");
     v("tp", tp, "Ranks that split each weight matrix.");
     v("pp", pp, "Ranks that split the layers.");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.", config::RanksMayDiffer());
     v("timeout_s", timeout_s, "Seconds after which a rank gives up waiting for others, and names them.");
     v("device", device, "cpu or cuda.");
   }

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "megatron/config/meaning.h"
+
 // The options of run_config.h that say what a run starts from and what it keeps.
 namespace megatron::config {
 
@@ -20,18 +22,18 @@ struct CheckpointConfig {
     v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.",
       "load");
     v("finetune", finetune, "Take the weights alone from `load` and begin at iteration 0 with a fresh optimizer.",
-      "finetune");
+      "finetune", OnlyInTraining());
     v("no_load_optim", no_load_optim, "Go on at the checkpoint's iteration, but with a fresh optimizer.",
-      "no-load-optim");
+      "no-load-optim", unless("checkpoint.finetune"), OnlyInTraining());
     v("load_strict", load_strict,
       "finetune: weights that are missing or that the model has no place for are an error, else a warning.",
-      "load-strict");
-    v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save");
+      "load-strict", OnlyInTraining());
+    v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save", OnlyInTraining());
     v("save_interval", save_interval, "Steps between checkpoints; 0: at the end alone.", "save-interval");
     v("async_save", async_save, "Write checkpoints while training goes on; the next one waits for it.", "async-save");
     v("keep_last", keep_last, "Checkpoints to keep; 0: all.");
     v("keep_every", keep_every, "Keep also those whose iteration this divides; 0: none because of that.",
-      "save-retain-interval");
+      "save-retain-interval", when("checkpoint.keep_last"));
   }
 };
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/meaning.h"
+
 // The options of run_config.h that say what a run reads and how samples are made of it.
 namespace megatron::config {
 
@@ -73,42 +75,52 @@ struct DataConfig {
     v("data_path", data_path,
       "What to read, shared out by split: the prefix of a .bin/.idx pair; several; or weights and prefixes in turn: "
       "0.3 A 0.7 B.",
-      "data-path");
-    v("data_args_path", data_args_path, "File with the words of data_path.", "data-args-path");
-    v("train_data_path", train_data_path, "What to train on, all of it, written as data_path.", "train-data-path");
-    v("valid_data_path", valid_data_path, "What to validate on.", "valid-data-path");
-    v("test_data_path", test_data_path, "What to test on at the end of the run.", "test-data-path");
+      "data-path", Affects::Samples, OnlyInTraining());
+    v("data_args_path", data_args_path, "File with the words of data_path.", "data-args-path", Affects::Samples,
+      OnlyInTraining());
+    v("train_data_path", train_data_path, "What to train on, all of it, written as data_path.", "train-data-path",
+      Affects::Samples, OnlyInTraining());
+    v("valid_data_path", valid_data_path, "What to validate on.", "valid-data-path", Affects::Samples,
+      OnlyInTraining());
+    v("test_data_path", test_data_path, "What to test on at the end of the run.", "test-data-path", Affects::Samples,
+      OnlyInTraining());
     v("per_split_data_args_path", per_split_data_args_path,
       "JSON file with the words of the three: {\"train\": […], \"valid\": […], \"test\": […]}.",
-      "per-split-data-args-path");
-    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer");
-    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type");
-    v("split", split, "Shares of documents for training, validation and test.", "split");
-    v("seq_length", seq_length, "Tokens of a sample; t5: that its encoder reads.", "seq-length");
+      "per-split-data-args-path", Affects::Samples, OnlyInTraining());
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer", Affects::Nothing);
+    v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type", Affects::Nothing);
+    v("split", split, "Shares of documents for training, validation and test.", "split", Affects::Samples,
+      unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining());
+    v("seq_length", seq_length, "Tokens of a sample; t5: that its encoder reads.", "seq-length", Affects::Samples);
     v("decoder_seq_length", decoder_seq_length, "t5: tokens that its decoder writes; 0: a quarter of seq_length.",
-      "decoder-seq-length");
+      "decoder-seq-length", Affects::Samples, OnlyInTraining());
     v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/KIND_indices beside the data.",
-      "data-cache-path");
+      "data-cache-path", Affects::Nothing, RanksMayDiffer(), OnlyInTraining());
     v("multiple_validation_sets", multiple_validation_sets,
       "Validate on each dataset by itself instead of on their blend; weights have no meaning.",
-      "multiple-validation-sets");
+      "multiple-validation-sets", when("train.eval_interval"), OnlyInTraining());
     v("full_validation", full_validation, "Validate on all samples of one pass instead of train.eval_iters batches.",
-      "full-validation");
-    v("packed", packed, "Samples of whole documents that do not see one another, best fit: data/pack.h.");
+      "full-validation", when("train.eval_interval"), OnlyInTraining());
+    v("packed", packed, "Samples of whole documents that do not see one another, best fit: data/pack.h.",
+      Affects::Samples, OnlyInTraining());
     v("sft", sft,
       "Paths are JSONL files of conversations ({\"messages\": …}), written by the chat template of the tokenizer's "
       "folder; the loss is on the assistant's turns alone. One conversation a sample; several with packed.",
-      "sft");
-    v("fim_data", fim_data, "Fill-in-the-middle, as the section fim says.", "fim-data");
+      "sft", Affects::Samples, OnlyInTraining());
+    v("fim_data", fim_data, "Fill-in-the-middle, as the section fim says.", "fim-data", Affects::Samples,
+      OnlyInTraining());
     v("reset_position_ids", reset_position_ids, "Count positions from 0 again after each end of document.",
-      "reset-position-ids");
-    v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.",
-      "reset-attention-mask");
-    v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss");
-    v("mask_prob", mask_prob, "bert, t5: share of the tokens that are masked.", "mask-prob");
+      "reset-position-ids", OnlyInTraining());
+    v("reset_attention_mask", reset_attention_mask, "Hide the documents before from attention.", "reset-attention-mask",
+      OnlyInTraining());
+    v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss",
+      OnlyInTraining());
+    v("mask_prob", mask_prob, "bert, t5: share of the tokens that are masked.", "mask-prob", Affects::Samples,
+      when("model.architecture", {"bert", "t5"}), OnlyInTraining());
     v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.",
-      "short-seq-prob");
-    v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.");
+      "short-seq-prob", Affects::Samples, when("model.architecture", {"bert", "t5"}), OnlyInTraining());
+    v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.",
+      Affects::Nothing, RanksMayDiffer());
   }
 };
 

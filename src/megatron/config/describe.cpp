@@ -76,8 +76,54 @@ std::string help_text(const Fields& fields, const std::string& usage) {
   return out;
 }
 
+namespace {
+
+const char* affects_text(Affects affects) {
+  switch (affects) {
+    case Affects::Step:
+      return "step";
+    case Affects::Weights:
+      return "weights";
+    case Affects::Samples:
+      return "samples";
+    case Affects::Nothing:
+      return "";
+  }
+  return "";
+}
+
+std::string condition_text(const Condition& condition) {
+  std::string values;
+  for (const std::string& value : condition.values) values += (values.empty() ? "" : ", ") + value;
+  const std::string option = "`" + condition.option + "`";
+  switch (condition.is) {
+    case Condition::Is::On:
+      return "with " + option;
+    case Condition::Is::Off:
+      return "without " + option;
+    case Condition::Is::OneOf:
+      return option + " " + values;
+    case Condition::Is::NoneOf:
+      return option + " not " + values;
+  }
+  return "";
+}
+
+/// "`train.dtype` fp16; without `optimizer.loss_scale`"
+std::string where_text(const std::vector<When>& where) {
+  std::string text;
+  for (const When& when : where) {
+    std::string any;
+    for (const Condition& condition : when.any) any += (any.empty() ? "" : " or ") + condition_text(condition);
+    text += (text.empty() ? "" : "; ") + any;
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string to_markdown(const Fields& fields) {
-  constexpr const char* kHeader = "| option | default | also | meaning |\n|---|---|---|---|\n";
+  constexpr const char* kHeader = "| option | default | also | affects | read | meaning |\n|---|---|---|---|---|---|\n";
   const auto cell = [](const std::string& text) {  // a bar would end the cell
     std::string out;
     for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
@@ -92,8 +138,9 @@ std::string to_markdown(const Fields& fields) {
       [&](const Field& field) {
         std::string also;
         for (const std::string& alias : field.aliases) also += (also.empty() ? "`--" : ", `--") + alias + "`";
-        out += "| `--" + field.path + "` | `" + cell(default_text(field)) + "` | " + also + " | " + cell(field.help) +
-               " |\n";
+        out += "| `--" + field.path + "` | `" + cell(default_text(field)) + "` | " + also + " | " +
+               affects_text(field.meaning.affects) + " | " + where_text(field.meaning.where) + " | " +
+               cell(field.help) + " |\n";
       });
   return out;
 }

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "megatron/config/meaning.h"
+
 // The options of run_config.h that describe the network.
 namespace megatron::config {
 
@@ -63,16 +65,18 @@ struct ModelConfig {
     v("vocab_size", vocab_size, "Tokens of the vocabulary; 0: the tokenizer's.", "vocab-size");
     v("make_vocab_size_divisible_by", make_vocab_size_divisible_by,
       "Rows of the embedding are padded to a multiple of this; padding never takes part.",
-      "make-vocab-size-divisible-by");
+      "make-vocab-size-divisible-by", Affects::Step);
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
-    v("num_tokentypes", num_tokentypes, "bert: kinds of tokens that have an embedding, one a segment; 0: none.");
+    v("num_tokentypes", num_tokentypes, "bert: kinds of tokens that have an embedding, one a segment; 0: none.",
+      when("model.architecture", {"bert"}));
     v("bert_binary_head", bert_binary_head,
-      "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).");
+      "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).",
+      when("model.architecture", {"bert"}));
     v("head", head,
       "What follows the last layer: tokens (the output layer) or, of a model that `megatron finetune` trains, classes, "
       "options or span.");
-    v("num_classes", num_classes, "head classes: how many.");
+    v("num_classes", num_classes, "head classes: how many.", when("model.head", {"classes"}));
     v("normalization", normalization, "LayerNorm or RMSNorm.", "normalization");
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",
@@ -87,29 +91,38 @@ struct ModelConfig {
       "gelu.");
     v("add_bias_linear", add_bias_linear, "Biases of linear layers.");
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
-      "add-qkv-bias");
+      "add-qkv-bias", unless("model.add_bias_linear"));
     v("position_embedding_type", position_embedding_type,
       "learned_absolute, rope (rotary) or none; t5: relative (a bias of attention by distance).",
       "position-embedding-type");
     v("relative_attention_num_buckets", relative_attention_num_buckets,
-      "relative: groups of distances that share a bias.", "relative-attention-num-buckets");
+      "relative: groups of distances that share a bias.", "relative-attention-num-buckets",
+      when("model.position_embedding_type", {"relative"}));
     v("relative_attention_max_distance", relative_attention_max_distance,
-      "relative: from here on all distances share the last.", "relative-attention-max-distance");
-    v("rotary_base", rotary_base, "rope: base of the wavelengths.", "rotary-base");
-    v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent");
+      "relative: from here on all distances share the last.", "relative-attention-max-distance",
+      when("model.position_embedding_type", {"relative"}));
+    v("rotary_base", rotary_base, "rope: base of the wavelengths.", "rotary-base",
+      when("model.position_embedding_type", {"rope"}));
+    v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent",
+      when("model.position_embedding_type", {"rope"}));
     v("rotary_interleaved", rotary_interleaved, "rope: rotate pairs of neighbours rather than of halves.",
       "rotary-interleaved");
     v("rope_scaling_factor", rope_scaling_factor, "rope: stretch of long wavelengths as in Llama 3; 1: none.",
       "rope-scaling-factor");
     v("rope_low_freq_factor", rope_low_freq_factor,
-      "rope: wavelengths above rope_original_positions / this are stretched in full.");
+      "rope: wavelengths above rope_original_positions / this are stretched in full.",
+      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
     v("rope_high_freq_factor", rope_high_freq_factor,
-      "rope: wavelengths below rope_original_positions / this are not stretched.");
-    v("rope_original_positions", rope_original_positions, "rope: positions of the model before the stretch.");
+      "rope: wavelengths below rope_original_positions / this are not stretched.",
+      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
+    v("rope_original_positions", rope_original_positions, "rope: positions of the model before the stretch.",
+      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
     v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
-      "init-method-std");
-    v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout");
-    v("attention_dropout", attention_dropout, "Dropout of attention probabilities.", "attention-dropout");
+      "init-method-std", Affects::Step);
+    v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout",
+      Affects::Step);
+    v("attention_dropout", attention_dropout, "Dropout of attention probabilities.", "attention-dropout",
+      Affects::Step);
   }
 };
 

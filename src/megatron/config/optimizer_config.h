@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/meaning.h"
 #include "megatron/config/optimizers.h"
 
 // The options of run_config.h that say how weights are updated and how the learning rate goes.
@@ -34,14 +35,17 @@ struct OptimizerConfig {
 
   void visit(auto& v) {
     v("name", name, optimizers_help(), "optimizer");
-#define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) v(#option, option, help, flag);
+#define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) \
+  v(#option, option, help, flag, when("optimizer.name", readers_of("optimizer." #option)));
 #include "megatron/config/optimizers.def"
     v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay");
     v("decoupled_weight_decay", decoupled_weight_decay,
-      "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2).", "decoupled-weight-decay");
+      "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2).", "decoupled-weight-decay",
+      when("optimizer.weight_decay"));
     v("lr_mult", lr_mult,
       "Learning rate of some parameters, PATTERN=FACTOR each: *.bias=2. The last pattern that matches a name counts.");
-    v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.");
+    v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.",
+      when("optimizer.weight_decay"));
     v("clip_grad", clip_grad, "Largest global gradient norm; 0: no clipping.", "clip-grad");
     v("clip_norm", clip_norm, "Norm that is clipped: l2 or inf.");
     v("grad_dtype", grad_dtype,
@@ -50,11 +54,14 @@ struct OptimizerConfig {
     v("stochastic_rounding", stochastic_rounding,
       "Round what is stored in 16 bits at random, the same in every layout.");
     v("loss_scale", loss_scale, "fp16: constant factor on the loss; 0: dynamic.", "loss-scale");
-    v("initial_loss_scale", initial_loss_scale, "fp16: dynamic loss scale at the start.", "initial-loss-scale");
-    v("min_loss_scale", min_loss_scale, "fp16: smallest dynamic loss scale.", "min-loss-scale");
+    v("initial_loss_scale", initial_loss_scale, "fp16: dynamic loss scale at the start.", "initial-loss-scale",
+      when("train.dtype", {"fp16"}), unless("optimizer.loss_scale"));
+    v("min_loss_scale", min_loss_scale, "fp16: smallest dynamic loss scale.", "min-loss-scale",
+      when("train.dtype", {"fp16"}), unless("optimizer.loss_scale"));
     v("loss_scale_window", loss_scale_window, "fp16: steps without overflow after which the scale doubles.",
-      "loss-scale-window");
-    v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis");
+      "loss-scale-window", when("train.dtype", {"fp16"}), unless("optimizer.loss_scale"));
+    v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis", when("train.dtype", {"fp16"}),
+      unless("optimizer.loss_scale"));
     v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp), with optim_grads a layer.",
       "ddp-bucket-size");
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
@@ -63,10 +70,10 @@ struct OptimizerConfig {
     v("data_parallel_sharding_strategy", data_parallel_sharding_strategy,
       "With use_distributed_optimizer: optim (ZeRO stage 1), or optim_grads, gradients too (stage 2: less memory; each "
       "microbatch is reduced).",
-      "data-parallel-sharding-strategy");
+      "data-parallel-sharding-strategy", when("optimizer.use_distributed_optimizer"));
     v("overlap_param_gather", overlap_param_gather,
       "With use_distributed_optimizer: gather each bucket of updated parameters while the next forward goes on.",
-      "overlap-param-gather");
+      "overlap-param-gather", when("optimizer.use_distributed_optimizer"));
   }
 };
 
@@ -84,18 +91,22 @@ struct ScheduleConfig {
 
   void visit(auto& v) {
     v("lr", lr, "Peak learning rate.", "lr");
-    v("min_lr", min_lr, "Learning rate after the decay.", "min-lr");
-    v("lr_warmup_init", lr_warmup_init, "Learning rate at the start of warm-up.", "lr-warmup-init");
+    v("min_lr", min_lr, "Learning rate after the decay.", "min-lr", unless("schedule.lr_decay_style", {"constant"}));
+    v("lr_warmup_init", lr_warmup_init, "Learning rate at the start of warm-up.", "lr-warmup-init",
+      when("schedule.lr_warmup_samples") || when("schedule.lr_warmup_fraction"));
     v("lr_decay_style", lr_decay_style, "constant, linear, cosine, inverse-square-root or WSD.", "lr-decay-style");
-    v("lr_decay_samples", lr_decay_samples, "Samples until min_lr; 0: the whole run.", "lr-decay-samples");
+    v("lr_decay_samples", lr_decay_samples, "Samples until min_lr; 0: the whole run.", "lr-decay-samples",
+      unless("schedule.lr_decay_style", {"constant"}) || when("schedule.lr_warmup_fraction"));
     v("lr_warmup_samples", lr_warmup_samples, "Samples of linear warm-up.", "lr-warmup-samples");
     v("lr_warmup_fraction", lr_warmup_fraction, "Warm-up as a share of the decay; used where lr_warmup_samples is 0.",
-      "lr-warmup-fraction");
-    v("lr_wsd_decay_samples", lr_wsd_decay_samples, "WSD: samples of the final decay.", "lr-wsd-decay-samples");
-    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: linear, cosine, exponential or minus_sqrt.",
-      "lr-wsd-decay-style");
+      "lr-warmup-fraction", unless("schedule.lr_warmup_samples"));
+    v("lr_wsd_decay_samples", lr_wsd_decay_samples, "WSD: samples of the final decay.", "lr-wsd-decay-samples",
+      when("schedule.lr_decay_style", {"WSD"}));
+    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: linear, cosine, exponential or minus_sqrt.", "lr-wsd-decay-style",
+      when("schedule.lr_decay_style", {"WSD"}));
     v("rampup_batch_size", rampup_batch_size,
-      "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size");
+      "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size",
+      OnlyInTraining());
   }
 };
 

@@ -64,4 +64,10 @@ const std::vector<OptimizerOption>& optimizer_options() {
   return all;
 }
 
+const std::vector<std::string>& readers_of(const std::string& path) {
+  for (const OptimizerOption& option : optimizer_options())
+    if (path == option.path) return option.readers;
+  throw std::out_of_range("no optimizer's option is named " + path);
+}
+
 }  // namespace megatron::config

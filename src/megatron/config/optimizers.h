@@ -35,5 +35,7 @@ struct OptimizerOption {
   Bounds bounds;
 };
 const std::vector<OptimizerOption>& optimizer_options();
+/// Names of the optimizers that read such an option. Throws std::out_of_range for another.
+const std::vector<std::string>& readers_of(const std::string& path);
 
 }  // namespace megatron::config

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "megatron/config/meaning.h"
+
 // The machinery over `visit`: command line, TOML, --help and docs/config.md of any struct whose options are declared as
 // in run_config.h. A job of the command line declares its own options the same way:
 //
@@ -46,6 +48,7 @@ struct Field {
   FieldValue value;
   std::string title = {};    ///< what it stands under in --help, where the struct has no sections
   std::string example = {};  ///< a value that is accepted, where the default is none: see Example
+  Meaning meaning = {};
 };
 
 /// Among the aliases of an option that must be given: what an error says of a value that it cannot take. The default of
@@ -71,10 +74,13 @@ class FieldCollector {
     if constexpr (requires(FieldCollector & v) { member.visit(v); }) {
       result_.sections.push_back({prefix_ + std::string(name), std::string(help)});
       const std::string outer = std::exchange(prefix_, prefix_ + std::string(name) + ".");
+      const Meaning outer_meaning = section_;
+      (section_.add(more), ...);  // of every option in it
       member.visit(*this);
+      section_ = outer_meaning;
       prefix_ = outer;
     } else {
-      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {}, &member, title_});
+      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {}, &member, title_, {}, section_});
       (add(result_.fields.back(), more), ...);
     }
   }
@@ -85,9 +91,13 @@ class FieldCollector {
  private:
   static void add(Field& field, std::string_view alias) { field.aliases.emplace_back(alias); }
   static void add(Field& field, const Example& example) { field.example = example.text; }
+  template <class Part>
+  requires requires(Meaning meaning, Part part) { meaning.add(part); }
+  static void add(Field& field, const Part& part) { field.meaning.add(part); }
 
   Fields result_;
   std::string prefix_, title_ = "options";
+  Meaning section_;
 };
 
 template <class Options>

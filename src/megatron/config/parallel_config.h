@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "megatron/config/meaning.h"
+
 // The options of run_config.h that say how ranks share the work.
 namespace megatron::config {
 
@@ -35,13 +37,13 @@ struct ParallelConfig {
   void visit(auto& v) {
     v("world_size", world_size,
       "Ranks to start on this machine; 0: the launcher's, or one. Under torchrun, mpirun or Slurm theirs holds.",
-      "world-size");
+      "world-size", Affects::Nothing);
     v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp");
     v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp");
     v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp");
     v("vpp", vpp, "Stages of each pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp");
     v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",
-      "sequence-parallel", "sp");
+      "sequence-parallel", "sp", unless("parallel.tp", {"1"}));
     v("layers_per_virtual_stage", layers_per_virtual_stage, "Layers of a stage, instead of vpp; 0: vpp holds.",
       "num-layers-per-virtual-pipeline-stage");
     v("pp_layout", pp_layout,
@@ -58,9 +60,9 @@ struct ParallelConfig {
       "one stack, and the decoder begins where the encoder ends.",
       "pipeline-model-parallel-split-rank");
     v("account_for_embedding", account_for_embedding, "Count the embedding as a layer when layers are split evenly.",
-      "account-for-embedding-in-pipeline-split");
+      "account-for-embedding-in-pipeline-split", unless("parallel.pp", {"1"}));
     v("account_for_loss", account_for_loss, "Count output layer and loss as a layer when layers are split evenly.",
-      "account-for-loss-in-pipeline-split");
+      "account-for-loss-in-pipeline-split", unless("parallel.pp", {"1"}));
     v("standalone_embedding_stage", standalone_embedding_stage, "Give the first stage the embedding and no layers.",
       "standalone-embedding-stage");
     v("pp_schedule", pp_schedule,
@@ -73,7 +75,7 @@ struct ParallelConfig {
       "auto: bytes of activations that a rank may hold, with what recomputation needs; 0: any.");
     v("pp_communication", pp_communication,
       "Messages between stages: overlapped (with computation), batched (send and receive as one) or unbatched.",
-      "pp-communication");
+      "pp-communication", unless("parallel.pp", {"1"}));
     v("microbatch_group_size", microbatch_group_size,
       "interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
       "microbatch-group-size-per-virtual-pipeline-stage");
@@ -81,14 +83,16 @@ struct ParallelConfig {
       "Shapes differ by microbatch: the first stage's rank tells the others before each step.", "variable-seq-lengths");
     v("scatter_gather", scatter_gather,
       "Send each tp rank's share of an activation and gather on arrival; sp does the same by itself.",
-      "scatter-gather-tensors-in-pipeline");
+      "scatter-gather-tensors-in-pipeline", unless("parallel.pp", {"1"}));
     v("launch", launch,
-      "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch");
-    v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend");
+      "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch",
+      Affects::Nothing);
+    v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend", Affects::Nothing);
     v("device", device, "cpu or cuda.", "device");
     v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.",
-      "threads-per-rank");
-    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.");
+      "threads-per-rank", Affects::Nothing, RanksMayDiffer());
+    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.",
+      Affects::Nothing);
   }
 };
 

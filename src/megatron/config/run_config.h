@@ -4,6 +4,7 @@
 
 #include "megatron/config/checkpoint_config.h"
 #include "megatron/config/data_config.h"
+#include "megatron/config/meaning.h"
 #include "megatron/config/model_config.h"
 #include "megatron/config/optimizer_config.h"
 #include "megatron/config/parallel_config.h"
@@ -21,10 +22,11 @@ struct LogConfig {
 
   void visit(auto& v) {
     v("interval", interval, "Steps between console lines.", "log-interval");
-    v("progress", progress, "Progress line with ETA: auto (on a terminal), on, off.");
+    v("progress", progress, "Progress line with ETA: auto (on a terminal), on, off.", RanksMayDiffer());
     v("trace", trace,
       "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it beside "
-      "the simulated one has the same name with .svg. Empty: none.");
+      "the simulated one has the same name with .svg. Empty: none.",
+      OnlyInTraining());
   }
 };
 
@@ -40,15 +42,16 @@ struct RunConfig {
   LogConfig log;
 
   void visit(auto& v) {
-    v("model", model, "The network.");
+    v("model", model, "The network.", Affects::Weights);
     v("parallel", parallel, "How ranks share the work.");
     v("data", data, "Text, tokenizer, samples.");
-    v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.");
+    v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.", Affects::Samples, when("data.fim_data"),
+      OnlyInTraining());
     v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
     v("schedule", schedule, "Learning rate and batch size over the run.");
     v("train", train, "Length, batch, precision, evaluation.");
-    v("checkpoint", checkpoint, "Saving and resuming.");
-    v("log", log, "What is printed and written.");
+    v("checkpoint", checkpoint, "Saving and resuming.", Affects::Nothing);
+    v("log", log, "What is printed and written.", Affects::Nothing);
   }
 };
 

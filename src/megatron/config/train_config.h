@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/meaning.h"
+
 // The options of run_config.h that say how long, on what batches and in what precision a run trains.
 namespace megatron::config {
 
@@ -28,16 +30,19 @@ struct TrainConfig {
   bool exit_on_nan = false;
 
   void visit(auto& v) {
-    v("out", out, "The run's folder: recipe, metrics, checkpoints.");
+    v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing);
     v("train_iters", train_iters, "Steps of the run.", "train-iters");
     v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.", "micro-batch-size");
     v("global_batch_size", global_batch_size,
       "Samples of a step over all ranks; 0: micro_batch_size x dp, of a resumed run what it had.", "global-batch-size");
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
-    v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters");
-    v("seed", seed, "Seed of weights, dropout and data order.", "seed");
+    v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters",
+      when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
+      OnlyInTraining());
+    v("seed", seed, "Seed of weights, dropout and data order.", "seed", Affects::Samples);
     v("dtype", dtype, "Of parameters and activations: fp32, fp64, bf16 or fp16; updates are in fp32 or fp64.");
-    v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing");
+    v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing",
+      OnlyInTraining());
     v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once by output layer and loss.");
     v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass instead of keeping it.");
     v("recompute", recompute,
@@ -45,11 +50,11 @@ struct TrainConfig {
       "recompute-granularity");
     v("recompute_method", recompute_method,
       "full: uniform (groups of recompute_num_layers) or block (the first recompute_num_layers of a stage).",
-      "recompute-method");
+      "recompute-method", when("train.recompute", {"full"}));
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
     v("recompute_modules", recompute_modules, "selective: core_attn, mlp; layernorm is always computed again.",
-      "recompute-modules");
+      "recompute-modules", when("train.recompute", {"selective"}));
     v("distribute_saved_activations", distribute_saved_activations,
       "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
     v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512_bf16, avx512, avx2 or reference.");

@@ -27,16 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Options that may differ between ranks, since they change nothing that ranks compute or exchange.
-constexpr std::string_view kMayDiffer[] = {
-    "parallel.threads_per_rank",  // machines differ in their cores
-    "threads_per_rank",           // the same of jobs without a recipe
-    "data.data_cache_path",       // indices may lie on each machine's own disk: their content follows from the data
-    "data.prefetch",              // machines differ in their memory
-    "log.progress",               // the first rank alone shows any
-    "progress",
-};
-
 /// What `look` returns, or what it throws: that a rank cannot read something is a difference like others.
 template <class Look>
 std::string fact_of(const Look& look) {
@@ -123,8 +113,7 @@ std::string start_of(const config::RunConfig& config) {
 comm::Facts option_facts(const config::Fields& fields) {
   comm::Facts facts;
   for (const config::Field& field : fields.fields)
-    if (std::ranges::find(kMayDiffer, field.path) == std::end(kMayDiffer))
-      facts.push_back({field.path, config::plain_value(field.value)});
+    if (!field.meaning.ranks_may_differ) facts.push_back({field.path, config::plain_value(field.value)});
   return facts;
 }
 

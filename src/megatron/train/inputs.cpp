@@ -11,6 +11,7 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/options.h"
+#include "megatron/config/unread.h"
 #include "megatron/config/value.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
@@ -25,71 +26,6 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kTokensLookedAt = std::int64_t{1} << 22;  // some milliseconds
 
-// Options that decide what the weights mean. Shapes alone would not show all of them.
-constexpr const char* kArchitecture[] = {"model.architecture",
-                                         "model.num_tokentypes",
-                                         "model.bert_binary_head",
-                                         "model.head",
-                                         "model.num_classes",
-                                         "model.apply_residual_connection_post_layernorm",
-                                         "model.num_layers",
-                                         "model.decoder_num_layers",
-                                         "model.relative_attention_num_buckets",
-                                         "model.relative_attention_max_distance",
-                                         "model.hidden_size",
-                                         "model.num_attention_heads",
-                                         "model.ffn_hidden_size",
-                                         "model.max_position_embeddings",
-                                         "model.vocab_size",
-                                         "model.untie_embeddings_and_output_weights",
-                                         "model.layernorm_epsilon",
-                                         "model.num_query_groups",
-                                         "model.kv_channels",
-                                         "model.normalization",
-                                         "model.activation",
-                                         "model.gated_linear_unit",
-                                         "model.add_bias_linear",
-                                         "model.add_qkv_bias",
-                                         "model.position_embedding_type",
-                                         "model.rotary_base",
-                                         "model.rotary_percent",
-                                         "model.rotary_interleaved",
-                                         "model.rope_scaling_factor",
-                                         "model.rope_low_freq_factor",
-                                         "model.rope_high_freq_factor",
-                                         "model.rope_original_positions"};
-// Options that decide which samples come next: consumed samples of one order are not those of another.
-// The section fim does too, where fim_data is on.
-constexpr const char* kOrderOfSamples[] = {"train.seed",
-                                           "data.data_path",
-                                           "data.data_args_path",
-                                           "data.train_data_path",
-                                           "data.valid_data_path",
-                                           "data.test_data_path",
-                                           "data.per_split_data_args_path",
-                                           "data.split",
-                                           "data.seq_length",
-                                           "data.decoder_seq_length",
-                                           "data.mask_prob",
-                                           "data.short_seq_prob",
-                                           "data.packed",
-                                           "data.sft",
-                                           "data.fim_data"};
-
-// Options that change neither what a run computes nor in which layout. Whole sections end in a dot.
-constexpr std::string_view kOfNoEffect[] = {"log.",
-                                            "checkpoint.",
-                                            "train.out",
-                                            "data.tokenizer",  // tokens are what the data has
-                                            "data.tokenizer_type",
-                                            "data.data_cache_path",
-                                            "data.prefetch",
-                                            "parallel.world_size",  // as given: a launcher's is not among the options
-                                            "parallel.launch",
-                                            "parallel.backend",
-                                            "parallel.threads_per_rank",
-                                            "parallel.timeout_s"};
-
 // Values of options by their path, as one types them.
 class Values {
  public:
@@ -101,12 +37,7 @@ class Values {
                                     [&](const config::Field& field) { return field.path == path; });
     return config::plain_value(found->value);
   }
-  /// All paths, in the order of declaration.
-  std::vector<std::string> paths() const {
-    std::vector<std::string> paths;
-    for (const config::Field& field : fields_.fields) paths.push_back(field.path);
-    return paths;
-  }
+  const config::Fields& fields() const { return fields_; }
 
  private:
   config::RunConfig config_;
@@ -129,13 +60,10 @@ void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool mar
   }
 }
 
-/// Of an option that is not what the checkpoint's was.
-bool has_no_effect(std::string_view path, const plan::ResolvedRun& run) {
-  if (path.starts_with("fim.") && !run.config.data.fim_data) return true;
-  if (path == "parallel.pp_schedule" && run.schedule_file) return true;  // the copy that the run keeps is named there
-  return std::ranges::any_of(kOfNoEffect, [&](std::string_view left_out) {
-    return left_out.ends_with('.') ? path.starts_with(left_out) : path == left_out;
-  });
+/// Whether what a run computes, and in which layout, is the same with another value of the option.
+bool has_no_effect(const config::Field& option, const Values& wanted, const plan::ResolvedRun& run) {
+  if (option.path == "parallel.pp_schedule" && run.schedule_file) return true;  // the run keeps a copy under that name
+  return option.meaning.affects == config::Affects::Nothing || !config::is_read(option, wanted.fields());
 }
 
 std::string text_of(const std::string& value) { return value.empty() ? "(none)" : value; }
@@ -334,10 +262,12 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
   const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
   std::string errors;
   const auto add = [&](const std::string& error) { errors += (errors.empty() ? "" : "\n") + error; };
-  for (const std::string path : kArchitecture)
-    if (saved[path] != wanted[path])
-      add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
-                       wanted[path], fix_of_difference(path, saved, wanted)));
+  for (const config::Field& option : wanted.fields().fields) {
+    const std::string& path = option.path;
+    if (option.meaning.affects != config::Affects::Weights || saved[path] == wanted[path]) continue;
+    add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
+                     wanted[path], fix_of_difference(path, saved, wanted)));
+  }
   const auto specs = plan::gpt_parameters(run.shape, 1, 0);
   for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
     if (!name.starts_with("optimizer.") &&
@@ -348,11 +278,11 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
                        "fit: --finetune --load-strict false"));
   if (!errors.empty()) throw ConfigError(errors);
   std::vector<std::string> lines;
-  for (const std::string& path : wanted.paths()) {
-    if (saved[path] == wanted[path] || has_no_effect(path, run)) continue;
+  for (const config::Field& option : wanted.fields().fields) {
+    const std::string& path = option.path;
+    if (saved[path] == wanted[path] || has_no_effect(option, wanted, run)) continue;
     if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
-    const bool reorders =
-        path.starts_with("fim.") || std::ranges::find(kOrderOfSamples, path) != std::end(kOrderOfSamples);
+    const bool reorders = option.meaning.affects == config::Affects::Samples;
     lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
                            reorders ? " (samples come in another order than before)" : ""));
   }
