@@ -23,6 +23,7 @@ endfunction()
 # PURE folders must not see torch headers (scripts/check_layers.py proves it over the #include lines).
 function(megatron_library folder)
   cmake_parse_arguments(ARG "PURE" "" "DEPS;LIBS;FLAGS" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY MEGATRON_FOLDERS ${folder})
   if(MEGATRON_SANITIZE AND MEGATRON_SANITIZED AND NOT folder MATCHES "^(${MEGATRON_SANITIZED})$")
     # Taken as the preset release has built it: what is sanitized in CI is a part, and kernels compile for minutes.
     add_library(megatron_${folder} STATIC IMPORTED)

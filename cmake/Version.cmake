@@ -1,6 +1,6 @@
 # The program's version with the commit that it was built from, where it is built in a git checkout. Run as a script by
 # every build; what the compiler sees is written again only where it has changed:
-#   cmake -DVERSION=0.1.0 -DOUTPUT=build/version.cpp -P cmake/Version.cmake      in the source folder
+#   cmake -DVERSION=0.2.0 -DOUTPUT=build/version.cpp -P cmake/Version.cmake      in the source folder
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   add_custom_target(megatron_commit BYPRODUCTS ${CMAKE_BINARY_DIR}/version.cpp WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}

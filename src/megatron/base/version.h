@@ -3,7 +3,7 @@
 namespace megatron {
 
 /// The version of the program, and the commit that it was built from where it was built in a git checkout:
-/// "0.1.0+c2bbc14ab3f0", with ".changed" behind it where tracked files were not as that commit has them.
+/// "0.2.0+c2bbc14ab3f0", with ".changed" behind it where tracked files were not as that commit has them.
 const char* program_version();
 
 }  // namespace megatron
