@@ -37,7 +37,8 @@ struct PipelineOptions {
   std::int64_t steps = 6, warmup = 2, rounds = 3;
   bool as_json = false;
   void visit(auto& v) {
-    v("schedules", schedules, "Schedules to run, the first to compare the others with.");
+    v("schedules", schedules,
+      "Schedules to run (" + schedule::schedule_names() + ", auto, or files), the first to compare the others with.");
     v("steps", steps, "Steps of a schedule in each round.");
     v("warmup", warmup, "Steps before them.");
     v("rounds", rounds,
@@ -93,8 +94,8 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
                                      "--schedules 1f1b zb-h1 (the default)"));
     const auto complete = [&](config::RunConfig& config) {
       config.parallel.pp_schedule = name;
-      if (name == "zb-v") config.parallel.vpp = 2;
-      if (name == "gpipe" || name == "1f1b" || name == "zb-h1") config.parallel.vpp = 1;
+      for (const schedule::ScheduleInfo& info : schedule::schedules())
+        if (name == info.name && info.min_chunks == info.max_chunks) config.parallel.vpp = info.min_chunks;
       config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
       config.train.train_iters = options.warmup + options.steps;
     };

@@ -12,45 +12,28 @@
 namespace megatron::app {
 namespace {
 
+constexpr int kRanks = 4, kMicrobatches = 8;
+
 struct Described {
-  const char* file;
-  const char* title;
-  const char* option;  // that asks for it
-  const char* what;
-  const char* source;
+  std::string file, title, option, text, source;  ///< option: what asks for it
   schedule::Program program;
 };
 
-constexpr int kRanks = 4, kMicrobatches = 8;
-
-std::vector<Described> schedules() {
-  const schedule::Shape one{.num_ranks = kRanks, .num_chunks = 1, .num_microbatches = kMicrobatches};
-  const schedule::Shape two{.num_ranks = kRanks, .num_chunks = 2, .num_microbatches = kMicrobatches};
-  return {
-      {"gpipe", "GPipe", "--schedule gpipe",
-       "All forwards, then all backwards. The bubble is (p-1)/m of the work; every microbatch's activations are held "
-       "at once.",
-       "Huang et al. 2019, GPipe", schedule::gpipe(one)},
-      {"1f1b", "1F1B", "--schedule 1f1b",
-       "After the warm-up each rank alternates one forward with one backward. The bubble is GPipe's, but rank r holds "
-       "p-r activations at most, whatever m is.",
-       "Narayanan et al. 2019, PipeDream; Narayanan et al. 2021, Efficient large-scale language model training",
-       schedule::one_f_one_b(one)},
-      {"interleaved", "Interleaved 1F1B", "--vpp 2 --schedule interleaved",
-       "Each rank has v stages (here 2), one lane each, so that a microbatch passes every rank v times. The bubble "
-       "is (p-1)/(v m) of the work, for v times the messages and more activations.",
-       "Narayanan et al. 2021, section 2.2", schedule::interleaved(two)},
-      {"zb-h1", "ZB-H1", "--schedule zb-h1",
-       "Backward is split: the gradient of the input goes on at once, the gradients of weights (hatched) fill what "
-       "would be idle time. A third of 1F1B's bubble at 1F1B's peak of activations.",
-       "Qi et al. 2023, Zero bubble pipeline parallelism", schedule::zero_bubble_h1(one)},
-      {"zb-v", "ZB-V", "--vpp 2 --schedule zb-v",
-       "Two stages a rank, placed as a V, so that rank 0 has the first and the last. With equal times of forward, "
-       "input and weight gradients no rank is idle between its first and its last operation.",
-       "Qi et al. 2024, Pipeline parallelism with controllable memory", schedule::zero_bubble_v(two)},
-      {"forward-only", "Forward only", "",
-       "What validation runs: no backward, and an activation is kept only while it is computed.", "",
-       schedule::forward_only(one)}};
+/// Those of the table, and what validation runs.
+std::vector<Described> described() {
+  std::vector<Described> all;
+  const auto shape = [](int num_chunks) {
+    return schedule::Shape{.num_ranks = kRanks, .num_chunks = num_chunks, .num_microbatches = kMicrobatches};
+  };
+  for (const schedule::ScheduleInfo& info : schedule::schedules()) {
+    const std::string stages = info.min_chunks > 1 ? concat("--vpp ", info.min_chunks, " ") : "";
+    all.push_back({info.name, info.title, concat(stages, "--schedule ", info.name), info.text, info.source,
+                   schedule::generate(info, shape(info.min_chunks))});
+  }
+  all.push_back({"forward-only", "Forward only", "",
+                 "What validation runs: no backward, and an activation is kept only while it is computed.", "",
+                 schedule::forward_only(shape(1))});
+  return all;
 }
 
 std::string percent(double share) {
@@ -82,7 +65,7 @@ int docs_schedules(const Args& args) {
   make_folder(options.output);
   const std::filesystem::path folder = options.output;
   std::string table = "| schedule | makespan | bubble | peak of activations by rank |\n|--|--|--|--|\n", sections;
-  for (const Described& each : schedules()) {
+  for (const Described& each : described()) {
     const auto stages = static_cast<std::size_t>(each.program.placement.num_stages());
     schedule::Costs costs;
     // Half of a rank's layers take one unit of time, however many stages they are cut into.
@@ -90,14 +73,14 @@ int docs_schedules(const Args& args) {
     costs.forward = costs.backward_input = costs.backward_weight = std::vector<double>(stages, share);
     costs.activation_bytes = costs.weight_bytes = std::vector<double>(stages, 1);
     const schedule::Timeline timeline = schedule::simulate(each.program, costs);
-    write_file(folder / (std::string(each.file) + ".svg"), schedule::draw_svg(timeline, each.title));
+    write_file(folder / (each.file + ".svg"), schedule::draw_svg(timeline, each.title));
     std::array<char, 32> makespan;
     std::snprintf(makespan.data(), makespan.size(), "%.4g", timeline.makespan);
     table += concat("| ", each.title, " | ", makespan.data(), " | ", percent(timeline.bubble), " | ",
                     list_of(timeline.peak_live), " |\n");
-    const std::string source = *each.source ? concat(" (", each.source, ")") : "";
-    const std::string option = *each.option ? concat("`", each.option, "`: ") : "";
-    sections += concat("\n## ", each.title, "\n\n", option, each.what, source, "\n\n![", each.title, "](", each.file,
+    const std::string source = each.source.empty() ? "" : concat(" (", each.source, ")");
+    const std::string option = each.option.empty() ? "" : concat("`", each.option, "`: ");
+    sections += concat("\n## ", each.title, "\n\n", option, each.text, source, "\n\n![", each.title, "](", each.file,
                        ".svg)\n");
   }
   write_file(

@@ -28,7 +28,7 @@ void BM_EmptyStages(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
   const auto program = schedule::insert_communication(
       ranks == 1 ? schedule::accumulate({.num_microbatches = 512})
-                 : schedule::one_f_one_b({.num_ranks = ranks, .num_chunks = 1, .num_microbatches = 512}),
+                 : schedule::generate("1f1b", {.num_ranks = ranks, .num_chunks = 1, .num_microbatches = 512}),
       schedule::Communication::Overlapped);
   const auto ops = static_cast<double>(program.ranks[0].size());
   for (auto _ : state) {

@@ -20,7 +20,8 @@ void BM_Plan(benchmark::State& state) {
   std::size_t ops = 0;
   double bubble = 0;
   for (auto _ : state) {
-    const Program program = insert_gradient_reduction(insert_communication(interleaved(kShape), way(state)));
+    const Program program =
+        insert_gradient_reduction(insert_communication(generate("interleaved", kShape), way(state)));
     validate(program);
     bubble = simulate(program).bubble;
     ops = 0;
@@ -32,30 +33,30 @@ void BM_Plan(benchmark::State& state) {
 BENCHMARK(BM_Plan)->Arg(0)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond);
 
 void BM_Generate(benchmark::State& state) {
-  for (auto _ : state) benchmark::DoNotOptimize(interleaved(kShape));
+  for (auto _ : state) benchmark::DoNotOptimize(generate("interleaved", kShape));
 }
 BENCHMARK(BM_Generate)->Unit(benchmark::kMillisecond);
 
 void BM_InsertCommunication(benchmark::State& state) {
-  const Program computation = interleaved(kShape);
+  const Program computation = generate("interleaved", kShape);
   for (auto _ : state) benchmark::DoNotOptimize(insert_communication(computation, way(state)));
 }
 BENCHMARK(BM_InsertCommunication)->Arg(0)->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond);
 
 void BM_Validate(benchmark::State& state) {
-  const Program program = insert_communication(interleaved(kShape), way(state));
+  const Program program = insert_communication(generate("interleaved", kShape), way(state));
   for (auto _ : state) validate(program);
 }
 BENCHMARK(BM_Validate)->Arg(0)->Arg(2)->Unit(benchmark::kMillisecond);
 
 void BM_Simulate(benchmark::State& state) {
-  const Program program = insert_communication(interleaved(kShape), way(state));
+  const Program program = insert_communication(generate("interleaved", kShape), way(state));
   for (auto _ : state) benchmark::DoNotOptimize(simulate(program));
 }
 BENCHMARK(BM_Simulate)->Arg(0)->Arg(2)->Unit(benchmark::kMillisecond);
 
 void BM_ParseText(benchmark::State& state) {
-  const std::string text = to_text(insert_communication(interleaved(kShape), Communication::Overlapped));
+  const std::string text = to_text(insert_communication(generate("interleaved", kShape), Communication::Overlapped));
   for (auto _ : state) benchmark::DoNotOptimize(parse_program(text, "bench"));
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(text.size()));
 }

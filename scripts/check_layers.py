@@ -6,7 +6,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "config", "text", "data", "corpus", "tasks", "schedule", "plan", "comm", "kernels", "parallel",
+ORDER = ["base", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "comm", "kernels", "parallel",
          "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune", "generate"]
 PURE = {"base", "config", "text", "data", "corpus", "tasks", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/schedule/table.h"
+
 namespace megatron::train {
 
 /// How one training is spread over ranks.
@@ -69,12 +71,10 @@ inline std::vector<Layout> layouts() {
   for (const int tp : {2, 4}) all.push_back({.tp = tp, .micro_batch = 2, .sp = true});
   all.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
   for (const char* how : {"unbatched", "batched", "overlapped"}) {
-    for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) {
-      all.push_back({.pp = 2, .schedule = schedule, .communication = how});
-      all.push_back({.pp = 4, .micro_batch = 2, .schedule = schedule, .communication = how});
+    for (const schedule::ScheduleInfo& info : schedule::schedules()) {
+      all.push_back({.pp = 2, .vpp = info.min_chunks, .schedule = info.name, .communication = how});
+      if (info.takes(1)) all.push_back({.pp = 4, .micro_batch = 2, .schedule = info.name, .communication = how});
     }
-    for (const char* schedule : {"interleaved", "zb-v"})
-      all.push_back({.pp = 2, .vpp = 2, .schedule = schedule, .communication = how});
   }
   all.push_back({.pp = 2, .micro_batch = 8});  // one microbatch
   all.push_back({.pp = 4, .micro_batch = 4});  // fewer microbatches than stages
@@ -109,9 +109,11 @@ inline std::vector<Layout> layouts() {
     all.push_back({.tp = 4, .micro_batch = 2, .sp = true, .llama = groups});
     all.push_back({.tp = 4, .pp = 2, .sp = groups > 1, .schedule = "zb-h1", .llama = groups});
   }
-  for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) all.push_back({.pp = 4, .schedule = schedule, .llama = 2});
-  for (const char* schedule : {"interleaved", "zb-v"})
-    all.push_back({.tp = 4, .pp = 2, .vpp = 2, .dp = 2, .schedule = schedule, .llama = 2});
+  for (const schedule::ScheduleInfo& info : schedule::schedules())
+    if (info.takes(1))
+      all.push_back({.pp = 4, .schedule = info.name, .llama = 2});
+    else
+      all.push_back({.tp = 4, .pp = 2, .vpp = info.min_chunks, .dp = 2, .schedule = info.name, .llama = 2});
   for (const char* recompute : {"selective", "full"}) {
     all.push_back({.tp = 4, .pp = 2, .sp = true, .recompute = recompute, .llama = 2});
     all.push_back({.tp = 2, .pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = recompute, .llama = 1});
@@ -228,7 +230,9 @@ inline std::vector<Layout> pooled_layouts() {
   for (const char* recompute : {"none", "full"}) {
     all.push_back({.pp = 2, .dp = 2, .schedule = "gpipe", .recompute = recompute});
     all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = recompute});
-    all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v", .recompute = recompute, .untied = true});
+    for (const schedule::ScheduleInfo& info : schedule::schedules())
+      if (info.v_shaped)
+        all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = info.name, .recompute = recompute, .untied = true});
   }
   all.push_back({.pp = 4, .dp = 2, .schedule = "zb-h1", .llama = 2});
   all.push_back({.dp = 2, .untied = true});

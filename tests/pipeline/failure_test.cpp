@@ -50,7 +50,7 @@ class Failure : public ::testing::TestWithParam<RunRanks> {
   std::promise<void> patience_over_;  // of rank 1
 };
 
-schedule::Program lowered(schedule::Name name, int ranks, int microbatches, schedule::Communication how) {
+schedule::Program lowered(const char* name, int ranks, int microbatches, schedule::Communication how) {
   return schedule::insert_communication(
       schedule::generate(name, {.num_ranks = ranks, .num_chunks = 1, .num_microbatches = microbatches}), how);
 }
@@ -59,7 +59,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST_P(Failure, AStalledNeighbourEndsInATimeoutThatNamesOperationStageAndMicrobatch) {
   for (const auto how : {schedule::Communication::Unbatched, schedule::Communication::Overlapped}) {
-    const auto program = lowered(schedule::Name::GPipe, 2, 4, how);
+    const auto program = lowered("gpipe", 2, 4, how);
     // Rank 0 stops half way, before it sends the third activation.
     patience_over_ = {};
     auto cut = program;
@@ -86,7 +86,7 @@ TEST_P(Failure, AStalledNeighbourEndsInATimeoutThatNamesOperationStageAndMicroba
 TEST_P(Failure, AnExceptionInOneStageEndsAllRanksAtOnce) {
   for (const auto how :
        {schedule::Communication::Unbatched, schedule::Communication::Batched, schedule::Communication::Overlapped}) {
-    const auto program = lowered(schedule::Name::OneFOneB, 4, 6, how);
+    const auto program = lowered("1f1b", 4, 6, how);
     const auto shape = testing::fixed_shape();
     struct Breaks final : Stage {
       Output forward(int microbatch, at::Tensor x) override {

@@ -113,9 +113,8 @@ struct Case {
 
 /// Every schedule in a few shapes, lowered in every way and validated.
 inline std::vector<Case> cases() {
-  using schedule::Name;
   std::vector<Case> all;
-  const auto add = [&](Name name, int ranks, int chunks, int microbatches) {
+  const auto add = [&](const std::string& name, int ranks, int chunks, int microbatches) {
     const schedule::Shape shape{.num_ranks = ranks, .num_chunks = chunks, .num_microbatches = microbatches};
     for (const auto& [how, label] : {std::pair{Communication::Unbatched, "unbatched"},
                                      {Communication::Batched, "batched"},
@@ -123,19 +122,17 @@ inline std::vector<Case> cases() {
       auto program =
           schedule::insert_gradient_reduction(schedule::insert_communication(schedule::generate(name, shape), how));
       schedule::validate(program);
-      all.push_back({schedule::to_string(name) + " p" + std::to_string(ranks) + " v" + std::to_string(chunks) + " m" +
+      all.push_back({name + " p" + std::to_string(ranks) + " v" + std::to_string(chunks) + " m" +
                          std::to_string(microbatches) + " " + label,
                      std::move(program)});
     }
   };
-  add(Name::OneFOneB, 1, 1, 3);
-  for (const int microbatches : {1, 2, 3, 8}) {
-    for (const Name name : {Name::GPipe, Name::OneFOneB, Name::ZeroBubbleH1})
-      for (const int ranks : {2, 4}) add(name, ranks, 1, microbatches);
-    for (const int ranks : {2, 3}) add(Name::Interleaved, ranks, 2, microbatches);
-    for (const int ranks : {2, 3}) add(Name::ZeroBubbleV, ranks, 2, microbatches);
-  }
-  add(Name::Interleaved, 4, 3, 9);
+  add("1f1b", 1, 1, 3);
+  for (const schedule::ScheduleInfo& info : schedule::schedules())
+    for (const int microbatches : {1, 2, 3, 8})
+      for (const int ranks : {2, info.min_chunks == 1 ? 4 : 3})
+        if (microbatches >= info.min_microbatches(ranks)) add(info.name, ranks, info.min_chunks, microbatches);
+  add("interleaved", 4, 3, 9);
   return all;
 }
 

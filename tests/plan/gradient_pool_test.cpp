@@ -229,20 +229,20 @@ void expect_apart(const ResolvedRun& run, int pp_rank) {
 }
 
 TEST(RankGradientPool, KeepsApartWhatAProgramWritesAtTheSameTime) {
-  for (const char* schedule : {"gpipe", "1f1b", "interleaved"})
+  for (const schedule::ScheduleInfo& info : schedule::schedules())
     for (const int pp : {1, 2, 4})
       for (const bool tied : {true, false})
         for (const int microbatches : {1, 2, 4, 12})
           for (const int group : {0, 2 * pp}) {
-            if (pp == 1 && schedule != std::string("gpipe")) continue;
-            if (group > 0 && (schedule != std::string("interleaved") || microbatches % group > 0)) continue;
+            if (info.splits_backward || (pp == 1 && &info != &schedule::schedules().front())) continue;
+            if (group > 0 && (!info.takes_groups || microbatches % group > 0)) continue;
             config::RunConfig config;
             config.model.num_layers = 16;
             config.model.vocab_size = 3000;
             config.model.untie_embeddings_and_output_weights = !tied;
             config.parallel.pp = pp;
-            config.parallel.vpp = schedule == std::string("interleaved") ? 2 : 1;
-            config.parallel.pp_schedule = pp > 1 ? schedule : "";
+            config.parallel.vpp = pp > 1 ? info.min_chunks : 1;
+            config.parallel.pp_schedule = pp > 1 ? info.name : "";
             config.parallel.microbatch_group_size = group;
             config.parallel.world_size = 8 * pp;
             config.train.micro_batch_size = 1;
@@ -250,7 +250,8 @@ TEST(RankGradientPool, KeepsApartWhatAProgramWritesAtTheSameTime) {
             config.optimizer.use_distributed_optimizer = true;
             config.optimizer.data_parallel_sharding_strategy = "optim_grads";
             const ResolvedRun run = resolve(config);
-            SCOPED_TRACE(std::string(schedule) + " pp " + std::to_string(pp) + (tied ? " tied" : " untied"));
+            SCOPED_TRACE(std::string(info.name) + " m " + std::to_string(microbatches) + " pp " + std::to_string(pp) +
+                         (tied ? " tied" : " untied"));
             for (int rank = 0; rank < pp; ++rank) expect_apart(run, rank);
           }
 }

@@ -66,11 +66,12 @@ TEST(DrawText, DrawsTheTextbookPictureOfZeroBubbleH1) {
 }
 
 TEST(DrawText, DrawsWhatTheGeneratorsMakeAsTheTextbooksDo) {
-  EXPECT_EQ(draw_text(simulate(one_f_one_b({.num_ranks = 3, .num_microbatches = 4})), 0, false),
+  EXPECT_EQ(draw_text(simulate(generate("1f1b", {.num_ranks = 3, .num_microbatches = 4})), 0, false),
             draw_text(textbook_1f1b(), 0, false));
   const Costs all_until_weights{.weight_bytes = {1, 1, 1, 1}};
-  EXPECT_EQ(draw_text(simulate(zero_bubble_h1({.num_ranks = 4, .num_microbatches = 8}), all_until_weights), 0, false),
-            draw_text(textbook_zb_h1(), 0, false));
+  EXPECT_EQ(
+      draw_text(simulate(generate("zb-h1", {.num_ranks = 4, .num_microbatches = 8}), all_until_weights), 0, false),
+      draw_text(textbook_zb_h1(), 0, false));
 }
 
 TEST(DrawText, GivesEachStageOfARankARowThatIsBlankWhileTheRankIsBusyWithAnother) {

@@ -20,7 +20,7 @@ constexpr int kCounts[] = {1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 31, 32, 33};
 TEST(GPipe, FillsAndDrainsOnceAndKeepsEveryMicrobatch) {
   for (int p = 2; p <= 16; ++p)
     for (const int m : kCounts) {
-      const Program program = gpipe({.num_ranks = p, .num_microbatches = m});
+      const Program program = generate("gpipe", {.num_ranks = p, .num_microbatches = m});
       EXPECT_DOUBLE_EQ(bubble_time(program), 3 * (p - 1));
       for (const int peak : simulate(program).peak_live) EXPECT_EQ(peak, m);
     }
@@ -29,7 +29,7 @@ TEST(GPipe, FillsAndDrainsOnceAndKeepsEveryMicrobatch) {
 TEST(OneFOneB, HasABubbleOfPMinus1OverMAndKeepsAtMostPMinusRank) {
   for (int p = 2; p <= 16; ++p)
     for (const int m : kCounts) {
-      const Program program = one_f_one_b({.num_ranks = p, .num_microbatches = m});
+      const Program program = generate("1f1b", {.num_ranks = p, .num_microbatches = m});
       const double ideal = 3 * m;
       EXPECT_DOUBLE_EQ(bubble_time(program) / ideal, static_cast<double>(p - 1) / m) << p << " " << m;
       const Timeline timeline = simulate(program);
@@ -43,7 +43,7 @@ TEST(Interleaved, DividesTheBubbleByTheChunksForAnyCountOfAtLeastPMicrobatches) 
       for (const int m : kCounts) {
         if (m < p) continue;
         const double ideal = 3.0 * v * m;
-        const Program program = interleaved({.num_ranks = p, .num_chunks = v, .num_microbatches = m});
+        const Program program = generate("interleaved", {.num_ranks = p, .num_chunks = v, .num_microbatches = m});
         EXPECT_DOUBLE_EQ(bubble_time(program) / ideal, static_cast<double>(p - 1) / (v * m)) << p << v << m;
       }
 }
@@ -53,7 +53,7 @@ TEST(Interleaved, KeepsAsManyAsItsWarmUpAndOneMore) {
     for (int v = 2; v <= 4; ++v)
       for (const int groups : {1, 2, 5}) {
         const Timeline timeline =
-            simulate(interleaved({.num_ranks = p, .num_chunks = v, .num_microbatches = groups * p}));
+            simulate(generate("interleaved", {.num_ranks = p, .num_chunks = v, .num_microbatches = groups * p}));
         for (int rank = 0; rank < p; ++rank)
           EXPECT_EQ(timeline.peak_live[rank], std::min(2 * (p - rank - 1) + (v - 1) * p + 1, v * groups * p));
       }
@@ -78,12 +78,12 @@ TEST(ZeroBubbleH1, HasAThirdOfTheOneFOneBBubbleAtTheSamePeakMemory) {
   for (int p = 2; p <= 16; ++p)
     for (const int m : kCounts) {
       const Shape shape{.num_ranks = p, .num_microbatches = m};
-      const Program program = zero_bubble_h1(shape);
+      const Program program = generate("zb-h1", shape);
       if (m >= p) {
-        EXPECT_DOUBLE_EQ(3 * bubble_time(program), bubble_time(one_f_one_b(shape))) << p << " " << m;
+        EXPECT_DOUBLE_EQ(3 * bubble_time(program), bubble_time(generate("1f1b", shape))) << p << " " << m;
       }
-      EXPECT_LT(bubble_time(program), bubble_time(one_f_one_b(shape)));
-      const int of_1f1b = simulate(one_f_one_b(shape)).peak_live[0];
+      EXPECT_LT(bubble_time(program), bubble_time(generate("1f1b", shape)));
+      const int of_1f1b = simulate(generate("1f1b", shape)).peak_live[0];
       for (const int peak : simulate(program).peak_live) EXPECT_LE(peak, of_1f1b) << p << " " << m;
     }
 }
@@ -91,7 +91,7 @@ TEST(ZeroBubbleH1, HasAThirdOfTheOneFOneBBubbleAtTheSamePeakMemory) {
 TEST(ZeroBubbleV, HasNoBubbleInTheSteadyStateAtTheMemoryOfOneFOneB) {
   for (int p = 2; p <= 16; ++p)
     for (const int m : {2 * p - 1, 2 * p, 3 * p + 1, 5 * p}) {
-      const Timeline timeline = simulate(zero_bubble_v({.num_ranks = p, .num_chunks = 2, .num_microbatches = m}));
+      const Timeline timeline = simulate(generate("zb-v", {.num_ranks = p, .num_chunks = 2, .num_microbatches = m}));
       EXPECT_DOUBLE_EQ(timeline.makespan, 6 * m + p - 1) << p << " " << m;  // whatever m
       for (const int peak : timeline.peak_live) EXPECT_LE(peak, 2 * p);     // of half a 1F1B stage each
     }
@@ -101,9 +101,9 @@ TEST(ZeroBubbleV, RunsWithFewMicrobatchesAndIsFasterThanInterleaved) {
   for (int p = 2; p <= 16; ++p)
     for (int m = 1; m < 2 * p; ++m) {
       const Shape shape{.num_ranks = p, .num_chunks = 2, .num_microbatches = m};
-      const Program program = zero_bubble_v(shape);
+      const Program program = generate("zb-v", shape);
       EXPECT_DOUBLE_EQ(bubble_time(program), std::max(p - 1, 4 * p - 2 - 2 * m)) << p << " " << m;
-      EXPECT_LT(bubble_time(program), bubble_time(interleaved(shape)));
+      EXPECT_LT(bubble_time(program), bubble_time(generate("interleaved", shape)));
       for (const int peak : simulate(program).peak_live) EXPECT_LE(peak, 2 * std::min(p, m));
     }
 }
@@ -120,7 +120,7 @@ TEST(Generate, DeclaresThePeakOfLiveActivationsExactly) {
 }
 
 TEST(OneFOneB, LooksLikeTheTextbook) {
-  EXPECT_EQ(picture(simulate(one_f_one_b({.num_ranks = 4, .num_microbatches = 8}))),
+  EXPECT_EQ(picture(simulate(generate("1f1b", {.num_ranks = 4, .num_microbatches = 8}))),
             "0123......aa4bb5cc6dd7ee.ff.gg.hh\n"
             ".012....aa3bb4cc5dd6ee7ff.gg.hh..\n"
             "..01..aa2bb3cc4dd5ee6ff7gg.hh....\n"
@@ -128,7 +128,7 @@ TEST(OneFOneB, LooksLikeTheTextbook) {
 }
 
 TEST(ZeroBubbleH1, LooksLikeThePaper) {
-  EXPECT_EQ(picture(simulate(zero_bubble_h1({.num_ranks = 4, .num_microbatches = 8}))),
+  EXPECT_EQ(picture(simulate(generate("zb-h1", {.num_ranks = 4, .num_microbatches = 8}))),
             "0123...aw4bw5cw6dw7ewfwgwhw\n"
             ".012..a3bw4cw5dw6ew7fwgwhww\n"
             "..01.a2b3cw4dw5ew6fw7gwhwww\n"

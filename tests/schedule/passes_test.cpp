@@ -34,14 +34,14 @@ TEST(InsertCommunication, NamesRoundTrip) {
 
 TEST(InsertCommunication, UnbatchedSendsAndReceivesEachAlone) {
   const Program program =
-      insert_communication(one_f_one_b({.num_ranks = 2, .num_microbatches = 2}), Communication::Unbatched);
+      insert_communication(generate("1f1b", {.num_ranks = 2, .num_microbatches = 2}), Communication::Unbatched);
   EXPECT_EQ(line(program.ranks[0]), "F0.0 SA0.0 wSA0.0 F0.1 SA0.1 wSA0.1 RG0.0 wRG0.0 B0.0 RG0.1 wRG0.1 B0.1");
   EXPECT_EQ(line(program.ranks[1]), "RA1.0 wRA1.0 F1.0 RA1.1 wRA1.1 B1.0 SG1.0 wSG1.0 F1.1 B1.1 SG1.1 wSG1.1");
 }
 
 TEST(InsertCommunication, BatchedJoinsASendWithTheReceiveThatGoesWithIt) {
   const Program program =
-      insert_communication(one_f_one_b({.num_ranks = 3, .num_microbatches = 4}), Communication::Batched);
+      insert_communication(generate("1f1b", {.num_ranks = 3, .num_microbatches = 4}), Communication::Batched);
   const std::string middle = line(program.ranks[1]);
   // Article 003: send_forward_recv_backward after a forward, send_backward_recv_forward after a backward.
   EXPECT_THAT(middle, testing::HasSubstr("F1.3 RG1.2 SA1.3 wRG1.2 wSA1.3 B1.2 "));
@@ -50,7 +50,7 @@ TEST(InsertCommunication, BatchedJoinsASendWithTheReceiveThatGoesWithIt) {
 
 TEST(InsertCommunication, OverlappedPostsReceivesEarlyAndWaitsForSendsLate) {
   const Program program =
-      insert_communication(one_f_one_b({.num_ranks = 2, .num_microbatches = 3}), Communication::Overlapped);
+      insert_communication(generate("1f1b", {.num_ranks = 2, .num_microbatches = 3}), Communication::Overlapped);
   EXPECT_EQ(line(program.ranks[0]),
             "F0.0 SA0.0 RG0.0 F0.1 SA0.1 wRG0.0 B0.0 wSA0.0 RG0.1 F0.2 wSA0.1 SA0.2 RG0.2 wRG0.1 B0.1 wRG0.2 B0.2 "
             "wSA0.2");
@@ -98,7 +98,8 @@ TEST(InsertCommunication, BlockingMessagesCostNothingWhereTheyTakeNoTimeOnTheseS
     for (const int m : {1, p - 1, p, 2 * p + 1, 4 * p}) {
       const Shape shape{.num_ranks = p, .num_microbatches = m};
       const Shape two{.num_ranks = p, .num_chunks = 2, .num_microbatches = m};
-      for (const Program& program : {gpipe(shape), one_f_one_b(shape), zero_bubble_h1(shape), zero_bubble_v(two)})
+      for (const Program& program :
+           {generate("gpipe", shape), generate("1f1b", shape), generate("zb-h1", shape), generate("zb-v", two)})
         for (const Communication how : kCommunications)
           EXPECT_DOUBLE_EQ(simulate(insert_communication(program, how)).makespan, simulate(program).makespan);
     }
@@ -108,7 +109,7 @@ TEST(InsertCommunication, KeepsTheLawOfInterleavingWhereRanksStandStillForMessag
   for (int p = 2; p <= 16; ++p)
     for (int v = 2; v <= 4; ++v)
       for (int m = p; m <= 4 * p; m += m < 2 * p || m > 4 * p - 3 ? 1 : 3) {
-        const Program program = interleaved({.num_ranks = p, .num_chunks = v, .num_microbatches = m});
+        const Program program = generate("interleaved", {.num_ranks = p, .num_chunks = v, .num_microbatches = m});
         for (const Communication how : {Communication::Unbatched, Communication::Batched}) {
           const double beyond = simulate(insert_communication(program, how)).makespan - 3.0 * v * m;
           EXPECT_DOUBLE_EQ(beyond, 3 * (p - 1)) << p << " " << v << " " << m;
@@ -122,7 +123,7 @@ TEST(InsertCommunication, BlockingMessagesCostNothingInGroupsOfAnySizeAndWithFew
       for (const int m : {1, 2, p - 1, 2 * p + 3, 4 * p + 2})
         for (const int group : {p, p + 1, p + 3, 2 * p}) {
           const Shape shape{.num_ranks = p, .num_chunks = v, .num_microbatches = m, .microbatch_group = group};
-          const Program program = interleaved(shape);
+          const Program program = generate("interleaved", shape);
           for (const Communication how : kCommunications)
             EXPECT_DOUBLE_EQ(simulate(insert_communication(program, how)).makespan, simulate(program).makespan)
                 << p << " " << v << " " << m << " " << group;
@@ -132,7 +133,7 @@ TEST(InsertCommunication, BlockingMessagesCostNothingInGroupsOfAnySizeAndWithFew
 TEST(InsertCommunication, RefusesWhatCannotBeExecuted) {
   const Program ring = parse_program("stages 0 1\nmicrobatches 1\nrank 0: B0.0 F0.0\nrank 1: F1.0 B1.0\n", "x");
   EXPECT_THROW(insert_communication(ring, Communication::Batched), ConfigError);
-  const Program twice = insert_communication(one_f_one_b({.num_ranks = 2}), Communication::Batched);
+  const Program twice = insert_communication(generate("1f1b", {.num_ranks = 2}), Communication::Batched);
   EXPECT_THROW(insert_communication(twice, Communication::Batched), std::logic_error);
 }
 

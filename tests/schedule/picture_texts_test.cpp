@@ -39,15 +39,19 @@ Timeline with_bytes(Timeline timeline, double bytes) {
 TEST(PictureTexts, OfEveryScheduleHaveRoom) {
   for (const int ranks : {1, 2, 3, 4, 8, 16, 17, 64})
     for (const int microbatches : {1, 2, 8, 30, 100, 1000}) {
-      const Shape one{.num_ranks = ranks, .num_chunks = 1, .num_microbatches = microbatches};
-      std::vector<std::pair<const char*, Program>> programs = {{"gpipe", gpipe(one)},
-                                                               {"1f1b", one_f_one_b(one)},
-                                                               {"zb-h1", zero_bubble_h1(one)},
-                                                               {"forward only", forward_only(one)}};
-      const Shape two{.num_ranks = ranks, .num_chunks = 2, .num_microbatches = microbatches};
-      if (ranks > 1 && ranks * microbatches <= 1000) programs.emplace_back("zb-v", zero_bubble_v(two));
-      if (ranks > 1 && microbatches % ranks == 0) programs.emplace_back("interleaved", interleaved(two));
-      if (ranks * microbatches > 8000) programs.resize(2);
+      std::vector<std::pair<const char*, Program>> programs;
+      const auto shape = [&](int chunks) {
+        return Shape{.num_ranks = ranks, .num_chunks = chunks, .num_microbatches = microbatches};
+      };
+      for (const ScheduleInfo& info : schedules()) {
+        const int most = info.v_shaped ? 1000 : 8000;  // which are soon drawn
+        if (info.takes(1) ? ranks * microbatches > most && info.splits_backward
+                          : ranks == 1 || ranks * microbatches > most)
+          continue;
+        if (microbatches >= info.min_microbatches(ranks))
+          programs.emplace_back(info.name, generate(info, shape(info.min_chunks)));
+      }
+      if (ranks * microbatches <= 8000) programs.emplace_back("forward only", forward_only(shape(1)));
       for (const auto& [name, program] : programs) {
         SCOPED_TRACE(concat(name, ", ", ranks, " ranks, ", microbatches, " microbatches"));
         const Timeline units = simulate(program);

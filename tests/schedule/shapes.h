@@ -15,21 +15,15 @@ struct Named {
   Program program;
 };
 
-/// Every generator that suits the shape.
+/// Every schedule of the table that the shape suits, accumulation, and what evaluation runs.
 inline std::vector<Named> all_programs(const Shape& shape) {
   std::vector<Named> all;
-  const Shape whole{.num_ranks = shape.num_ranks, .num_chunks = 1, .num_microbatches = shape.num_microbatches};
   if (shape.num_ranks == 1) all.push_back({"accumulate", accumulate(shape)});
-  if (shape.num_chunks == 1) {
-    all.push_back({"gpipe", gpipe(whole)});
-    all.push_back({"1f1b", one_f_one_b(whole)});
-    all.push_back({"zb-h1", zero_bubble_h1(whole)});
-  }
-  if (shape.num_chunks == 2) {
-    all.push_back({"zb-v", zero_bubble_v(shape)});
+  for (const ScheduleInfo& info : schedules())
+    if (info.takes(shape.num_chunks) && info.min_microbatches(shape.num_ranks) <= shape.num_microbatches)
+      all.push_back({info.name, generate(info, shape)});
+  if (shape.num_chunks == 2)
     all.push_back({"forward-only v", forward_only(Placement::v_shaped(shape.num_ranks), shape.num_microbatches)});
-  }
-  all.push_back({"interleaved", interleaved(shape)});
   all.push_back({"forward-only", forward_only(shape)});
   return all;
 }

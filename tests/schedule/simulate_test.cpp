@@ -97,7 +97,7 @@ TEST(Simulate, SaysThatAProgramCannotGoOn) {
 
 TEST(Summarize, FindsInMeasuredSlotsWhatTheSimulationFound) {
   const Costs costs{.activation_bytes = {2, 3, 4, 5}};
-  const Timeline simulated = simulate(one_f_one_b({.num_ranks = 4, .num_microbatches = 6}), costs);
+  const Timeline simulated = simulate(generate("1f1b", {.num_ranks = 4, .num_microbatches = 6}), costs);
   Timeline measured;
   measured.placement = simulated.placement;
   measured.num_microbatches = 6;

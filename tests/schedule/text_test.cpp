@@ -31,7 +31,7 @@ TEST(Text, RoundTripsEveryProgram) {
 }
 
 TEST(Text, IsWhatTheDocumentationShows) {
-  EXPECT_EQ(to_text(one_f_one_b({.num_ranks = 2, .num_microbatches = 2})),
+  EXPECT_EQ(to_text(generate("1f1b", {.num_ranks = 2, .num_microbatches = 2})),
             "stages 0 1\nmicrobatches 2\nmax-live 2 1\nrank 0: F0.0 F0.1 B0.0 B0.1\nrank 1: F1.0 B1.0 F1.1 B1.1\n");
 }
 
@@ -39,7 +39,7 @@ TEST(Text, SkipsCommentsEmptyLinesAndLineEnds) {
   EXPECT_EQ(parse_program("# by hand\r\n\r\n  microbatches 2 # two\r\nstages\t0 1\nmax-live 2 1\n\n"
                           "rank 1: F1.0 B1.0 F1.1  B1.1\nrank 0: F0.0 F0.1 B0.0 B0.1 # the end",
                           "x"),
-            one_f_one_b({.num_ranks = 2, .num_microbatches = 2}));
+            generate("1f1b", {.num_ranks = 2, .num_microbatches = 2}));
 }
 
 TEST(Text, NamesLineAndColumnOfWhatIsWrong) {

@@ -87,7 +87,7 @@ TEST(Validate, TakesNoMemoryByWhatAProgramOnlyClaims) {
   EXPECT_THROW(validate(program), ConfigError);
   program.num_microbatches = 0;
   EXPECT_THROW(validate(program), ConfigError);
-  program = one_f_one_b({.num_ranks = 2, .num_microbatches = 1});
+  program = generate("1f1b", {.num_ranks = 2, .num_microbatches = 1});
   program.max_live.pop_back();
   EXPECT_THROW(validate(program), ConfigError);
   program.ranks.pop_back();

@@ -99,7 +99,7 @@ config::RunConfig config_of(const Model& model, const Way& way) {
   config.data.seq_length = 12;  // which every tp divides
   config.parallel.pp = way.pp;
   config.parallel.pp_schedule = way.schedule;
-  config.parallel.vpp = std::string(way.schedule) == "zb-v" || std::string(way.schedule) == "interleaved" ? 2 : 1;
+  if (*way.schedule) config.parallel.vpp = schedule::schedule_named(way.schedule).min_chunks;
   config.parallel.sp = way.sp;
   config.parallel.world_size = way.tp * way.pp * way.dp;
   config.train.global_batch_size = 12;

@@ -62,13 +62,13 @@ schedule::Costs measured_bytes(const plan::ResolvedRun& run, double message) {
 }
 
 TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
-  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
-    SCOPED_TRACE(name);
+  for (const schedule::ScheduleInfo& info : schedule::schedules()) {
+    SCOPED_TRACE(info.name);
     auto config = testing::tiny_config();
     config.model.num_layers = 4;
     config.parallel.pp = config.parallel.world_size = 2;
-    config.parallel.pp_schedule = name;
-    config.parallel.vpp = std::string(name) == "interleaved" || std::string(name) == "zb-v" ? 2 : 1;
+    config.parallel.pp_schedule = info.name;
+    config.parallel.vpp = info.min_chunks;
     const plan::ResolvedRun run = plan::resolve(config);
     const double message = 10 * 24 * 8;
     const auto costs = measured_bytes(run, message);

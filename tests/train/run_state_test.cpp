@@ -28,7 +28,7 @@ class RunStateTest : public ::testing::Test {
     config.parallel.pp = pp;
     config.parallel.sp = sp;
     config.parallel.pp_schedule = schedule;
-    config.parallel.vpp = config.parallel.pp_schedule == "zb-v" ? 2 : 1;
+    if (*schedule) config.parallel.vpp = schedule::schedule_named(schedule).min_chunks;
     config.model.num_layers = 4;
     config.parallel.world_size = tp * pp * dp;
     const plan::ResolvedRun run = plan::resolve(config);

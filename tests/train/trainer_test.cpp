@@ -334,7 +334,8 @@ TEST_F(TrainerTest, NamesTheCheckpointThatIsNotThere) {
 TEST_F(TrainerTest, KeepsTheScheduleFileThatItRuns) {
   fs::create_directories(folder_);
   const fs::path named = folder_ / "mine.txt";
-  const auto program = schedule::gpipe({.num_ranks = 1, .num_chunks = 1, .num_microbatches = 4});
+  const auto program =
+      schedule::generate(schedule::schedule_named("gpipe"), {.num_ranks = 1, .num_chunks = 1, .num_microbatches = 4});
   write_file(named, schedule::to_text(program));
   auto options = config("run", 1, 1);
   options.parallel.pp_schedule = named.string();

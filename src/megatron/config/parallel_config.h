@@ -3,6 +3,7 @@
 #include <string>
 
 #include "megatron/config/meaning.h"
+#include "megatron/schedule/table.h"
 
 // The options of run_config.h that say how ranks share the work.
 namespace megatron::config {
@@ -66,10 +67,10 @@ struct ParallelConfig {
     v("standalone_embedding_stage", standalone_embedding_stage, "Give the first stage the embedding and no layers.",
       "standalone-embedding-stage");
     v("pp_schedule", pp_schedule,
-      "gpipe, 1f1b, interleaved, zb-h1, zb-v, auto, or a file; empty: 1f1b, or interleaved where vpp > 1. auto: the "
-      "fastest in simulation, of 1f1b, zb-h1 and gpipe (vpp 1), of interleaved and zb-v (vpp 2; also where vpp is 1 "
-      "and "
-      "the layers divide), or interleaved (vpp > 2).",
+      schedule::schedule_names() + ", auto, or a file; empty: " + schedule::default_schedule(1).name + ", or " +
+          schedule::default_schedule(2).name + " where vpp > 1. auto: the fastest in simulation of " +
+          schedule::schedule_names(1) + " (vpp 1), of " + schedule::schedule_names(2) +
+          " (vpp 2; also where vpp is 1 and the layers divide), or of " + schedule::schedule_names(3) + " (vpp > 2).",
       "schedule", "pp-schedule");
     v("pp_memory_limit", pp_memory_limit,
       "auto: bytes of activations that a rank may hold, with what recomputation needs; 0: any.");
@@ -77,7 +78,8 @@ struct ParallelConfig {
       "Messages between stages: overlapped (with computation), batched (send and receive as one) or unbatched.",
       "pp-communication", unless("parallel.pp", {"1"}));
     v("microbatch_group_size", microbatch_group_size,
-      "interleaved: microbatches that a stage takes before the rank's next one does; 0: pp.",
+      schedule::schedule_names(&schedule::ScheduleInfo::takes_groups) +
+          ": microbatches that a stage takes before the rank's next one does; 0: pp.",
       "microbatch-group-size-per-virtual-pipeline-stage");
     v("variable_seq_lengths", variable_seq_lengths,
       "Shapes differ by microbatch: the first stage's rank tells the others before each step.", "variable-seq-lengths");

@@ -16,18 +16,6 @@ namespace {
 using schedule::Kind;
 using schedule::Program;
 
-schedule::Shape shape_of(const ResolvedRun& run, std::int64_t num_microbatches) {
-  if (num_microbatches < 1 || num_microbatches > schedule::kMaxMicrobatches)
-    throw ConfigError(rule_got_fix(
-        concat("a step must have from 1 to ", schedule::kMaxMicrobatches, " microbatches on each data-parallel rank."),
-        concat(num_microbatches), "--global-batch-size 0 (one microbatch)"));
-  const int pp = run.config.parallel.pp;
-  return {.num_ranks = pp,
-          .num_chunks = static_cast<int>(run.parts.size()) / pp,
-          .num_microbatches = static_cast<int>(num_microbatches),
-          .microbatch_group = run.config.parallel.microbatch_group_size};
-}
-
 Program read_program(const ResolvedRun& run) {
   constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;
   const std::string& path = run.config.parallel.pp_schedule;
@@ -97,6 +85,32 @@ std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, 
   }
 }
 
+/// Of a data-parallel rank in the smallest step of the run.
+int fewest_microbatches(const ResolvedRun& run) {
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  std::int64_t fewest = run.microbatches_per_step;
+  for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k)
+    fewest = std::min(fewest, run.batch_schedule.size(k) / unit);
+  return static_cast<int>(fewest);
+}
+
+/// Some schedules need a number of microbatches: fewer are refused with the batch that has enough.
+void check_microbatches(const ResolvedRun& run) {
+  const int pp = run.config.parallel.pp, fewest = fewest_microbatches(run);
+  const schedule::ScheduleInfo& info = schedule::schedule_named(run.schedule_name);
+  const int needed = info.min_microbatches(pp);
+  if (fewest >= needed) return;
+  const std::string other =
+      concat("--schedule ", schedule::default_schedule(static_cast<int>(run.parts.size()) / pp).name);
+  const bool grows = !run.config.schedule.rampup_batch_size.empty();
+  const std::int64_t batch = needed * run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  throw ConfigError(
+      rule_got_fix(concat("schedule ", info.name, " has at least ", info.microbatches_per_rank,
+                          " microbatches per pipeline rank in every step."),
+                   concat(fewest, " microbatches", grows ? " in the smallest step" : "", ", ", pp, " pipeline ranks"),
+                   grows ? other : concat("--global-batch-size ", batch, ", or ", other)));
+}
+
 void choose_schedule(ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
   std::vector<std::vector<StagePart>> cuts = {run.parts};
@@ -106,9 +120,9 @@ void choose_schedule(ResolvedRun& run) {
     if (auto two = parts_in(run.config, run.shape, 2)) cuts.push_back(std::move(*two));
   std::vector<schedule::Candidate> candidates;
   for (const std::vector<StagePart>& parts : cuts) {
-    schedule::Shape shape = shape_of(run, run.microbatches_per_step);
+    schedule::Shape shape = pipeline_shape(run, run.microbatches_per_step);
     shape.num_chunks = static_cast<int>(parts.size()) / parallel.pp;
-    schedule::Candidate candidate{shape, stage_costs(run.config, run.shape, parts), {}};
+    schedule::Candidate candidate{shape, stage_costs(run.config, run.shape, parts), {}, fewest_microbatches(run)};
     for (const StagePart& part : parts)
       candidate.backward_bytes.push_back(static_cast<double>(recomputed_bytes(run.config, run.shape, {part})));
     candidates.push_back(std::move(candidate));
@@ -139,13 +153,27 @@ void check_ends_given(const ResolvedRun& run) {
 
 }  // namespace
 
+schedule::Shape pipeline_shape(const ResolvedRun& run, std::int64_t num_microbatches) {
+  if (num_microbatches < 1 || num_microbatches > schedule::kMaxMicrobatches)
+    throw ConfigError(rule_got_fix(
+        concat("a step must have from 1 to ", schedule::kMaxMicrobatches, " microbatches on each data-parallel rank."),
+        concat(num_microbatches), "--global-batch-size 0 (one microbatch)"));
+  const int pp = run.config.parallel.pp;
+  return {.num_ranks = pp,
+          .num_chunks = static_cast<int>(run.parts.size()) / pp,
+          .num_microbatches = static_cast<int>(num_microbatches),
+          .microbatch_group = run.config.parallel.microbatch_group_size};
+}
+
 void resolve_schedule(ResolvedRun& run) {
-  const schedule::Shape shape = shape_of(run, run.microbatches_per_step);
+  const schedule::Shape shape = pipeline_shape(run, run.microbatches_per_step);
   if (is_schedule_file(run.config.parallel.pp_schedule)) {
     run.schedule_file = read_program(run);
     run.placement = run.schedule_file->placement;
-  } else if (run.schedule_name == schedule::Name::Auto) {
+  } else if (run.schedule_name == schedule::kAuto) {
     choose_schedule(run);
+  } else {
+    check_microbatches(run);
   }
   check_ends_given(run);
   if (shape.num_ranks > 1 || run.schedule_file) check_programs(run);
@@ -153,11 +181,11 @@ void resolve_schedule(ResolvedRun& run) {
 
 std::string schedule_text(const ResolvedRun& run) {
   if (run.schedule_file) return run.config.parallel.pp_schedule;
-  return run.parts.size() == 1 ? "none" : schedule::to_string(run.schedule_name);
+  return run.parts.size() == 1 ? "none" : run.schedule_name;
 }
 
 Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches) {
-  const schedule::Shape shape = shape_of(run, num_microbatches);
+  const schedule::Shape shape = pipeline_shape(run, num_microbatches);
   if (!run.schedule_file) return lowered(run, schedule::generate(run.schedule_name, shape));
   if (run.schedule_file->num_microbatches != num_microbatches)
     throw ConfigError(
@@ -169,7 +197,7 @@ Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches) 
 }
 
 Program evaluation_program(const ResolvedRun& run, std::int64_t num_microbatches) {
-  const schedule::Shape shape = shape_of(run, num_microbatches);
+  const schedule::Shape shape = pipeline_shape(run, num_microbatches);
   return lowered(run, schedule::forward_only(run.placement, shape.num_microbatches));
 }
 

@@ -17,6 +17,10 @@ void resolve_schedule(ResolvedRun& run);
 /// What to call the run's schedule: its name, its file, or "none" for a single stage, which accumulates.
 std::string schedule_text(const ResolvedRun& run);
 
+/// What a schedule's generator makes of a step of `num_microbatches` microbatches on each data-parallel rank. Throws
+/// ConfigError where there are none, or too many.
+schedule::Shape pipeline_shape(const ResolvedRun& run, std::int64_t num_microbatches);
+
 /// A step's program of `num_microbatches` microbatches on each data-parallel rank: computation, messages as
 /// parallel.pp_communication says, reduction of gradients. Validated. Throws ConfigError where a schedule file is of
 /// another number of microbatches.

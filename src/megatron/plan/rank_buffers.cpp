@@ -13,8 +13,7 @@ namespace {
 
 /// Whether some rank puts weight gradients off.
 bool splits_backward(const ResolvedRun& run) {
-  if (!run.schedule_file)
-    return run.schedule_name == schedule::Name::ZeroBubbleH1 || run.schedule_name == schedule::Name::ZeroBubbleV;
+  if (!run.schedule_file) return schedule::schedule_named(run.schedule_name).splits_backward;
   const auto& ranks = run.schedule_file->ranks;
   return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<schedule::Op>& ops) {
     return std::any_of(ops.begin(), ops.end(),
@@ -26,8 +25,7 @@ bool splits_backward(const ResolvedRun& run) {
 /// backward pass: then the gradient's bucket is there as long as one of the layers'.
 bool backward_follows_output(const ResolvedRun& run) {
   if (run.schedule_file) return false;
-  return run.placement.num_stages() == 1 || run.schedule_name == schedule::Name::OneFOneB ||
-         run.schedule_name == schedule::Name::Interleaved;
+  return run.placement.num_stages() == 1 || run.schedule_name == "1f1b" || run.schedule_name == "interleaved";
 }
 
 /// Whether ranks share gradients (ZeRO stage 2).

@@ -343,15 +343,18 @@ void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
 void check_pipeline_options(const config::ParallelConfig& parallel, Rules& rules) {
   const std::string& name = parallel.pp_schedule;
   const std::string schedule = name.empty() ? "the default schedule" : name;
-  rules.require(parallel.pp_memory_limit <= 0 || name == "auto", "parallel.pp_memory_limit needs the schedule auto.",
-                schedule, "--schedule auto");
+  rules.require(parallel.pp_memory_limit <= 0 || name == schedule::kAuto,
+                "parallel.pp_memory_limit needs the schedule auto.", schedule, "--schedule auto");
   const bool chunks = parallel.vpp > 1 || parallel.layers_per_virtual_stage > 0 || !parallel.pp_layout.empty();
-  rules.require(parallel.microbatch_group_size <= 0 || name == "auto" || name == "interleaved" ||
-                    (name.empty() && parallel.pp > 1 && chunks),
-                "parallel.microbatch_group_size needs the schedule interleaved or auto.", schedule,
-                "--parallel.microbatch_group_size 0 (the default)");
+  const std::string named = name.empty() && parallel.pp > 1 && chunks ? schedule::default_schedule(2).name : name;
+  const bool takes_groups =
+      named == schedule::kAuto || (schedule::is_name(named) && schedule::schedule_named(named).takes_groups);
+  rules.require(parallel.microbatch_group_size <= 0 || takes_groups,
+                concat("parallel.microbatch_group_size needs the schedule ",
+                       schedule::schedule_names(&schedule::ScheduleInfo::takes_groups), " or auto."),
+                schedule, "--parallel.microbatch_group_size 0 (the default)");
   if (parallel.pp != 1) return;
-  rules.require(name.empty() || name == "auto" || !schedule::is_name(name),
+  rules.require(name.empty() || name == schedule::kAuto || !schedule::is_name(name),
                 "a schedule needs a pipeline: parallel.pp of at least 2.", concat("--schedule ", name, ", pp 1"),
                 "--schedule auto, or --pp 2");
   rules.require(
@@ -370,7 +373,7 @@ std::int64_t total_layers(const config::ModelConfig& model) {
 struct Pipeline {
   std::vector<StagePart> parts;
   schedule::Placement placement;
-  schedule::Name schedule = schedule::Name::OneFOneB;
+  std::string schedule = schedule::default_schedule(1).name;  // or "auto"
 };
 
 Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
@@ -397,14 +400,17 @@ Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
                          ? split_stage_parts(parallel, config.model.num_layers, layers - config.model.num_layers)
                          : stage_parts(parallel, layers, costs);
     const int chunks = static_cast<int>(pipeline.parts.size()) / parallel.pp;
-    pipeline.schedule = chunks > 1 ? schedule::Name::Interleaved : schedule::Name::OneFOneB;
+    const schedule::ScheduleInfo* info = &schedule::default_schedule(chunks);
+    pipeline.schedule = info->name;
     pipeline.placement = schedule::Placement::looped(parallel.pp, chunks);
     if (is_schedule_file(parallel.pp_schedule)) return;
-    if (!parallel.pp_schedule.empty()) pipeline.schedule = schedule::name_of(parallel.pp_schedule);
-    if (pipeline.schedule == schedule::Name::Auto) return;  // resolve_schedule() chooses
+    const bool is_auto = parallel.pp_schedule == schedule::kAuto;  // resolve_schedule() chooses
+    if (!is_auto && !parallel.pp_schedule.empty()) info = &schedule::schedule_named(parallel.pp_schedule);
+    pipeline.schedule = is_auto ? schedule::kAuto : info->name;
+    if (is_auto) return;
     const schedule::Shape shape{.num_ranks = parallel.pp,
                                 .num_chunks = chunks,
-                                .num_microbatches = 1,
+                                .num_microbatches = info->min_microbatches(parallel.pp),
                                 .microbatch_group = parallel.microbatch_group_size};
     pipeline.placement = schedule::generate(pipeline.schedule, shape).placement;
   });

@@ -39,10 +39,10 @@ struct ResolvedRun {
   config::RunConfig config;
   RankGrid grid;
   GptShape shape;
-  std::vector<StagePart> parts;                             ///< the model's pipeline stages, in order
-  schedule::Placement placement;                            ///< which pipeline rank holds which stage
-  schedule::Name schedule_name = schedule::Name::OneFOneB;  ///< never Auto
-  std::optional<schedule::Program> schedule_file;           ///< instead, where parallel.pp_schedule names a file
+  std::vector<StagePart> parts;                                    ///< the model's pipeline stages, in order
+  schedule::Placement placement;                                   ///< which pipeline rank holds which stage
+  std::string schedule_name = schedule::default_schedule(1).name;  ///< of the table (schedule/table.h); never "auto"
+  std::optional<schedule::Program> schedule_file;                  ///< instead, where parallel.pp_schedule names a file
   BatchSchedule batch_schedule;
   LearningRateSchedule learning_rate;
   std::int64_t train_samples = 0;          ///< of the whole run

@@ -4,6 +4,7 @@
 
 #include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
+#include "megatron/schedule/table.h"
 
 namespace megatron::plan {
 namespace {
@@ -85,14 +86,16 @@ std::vector<std::int64_t> even_layers(const config::ParallelConfig& parallel, st
 /// The smallest of the changes that make an even split possible, as one types it; "" where none does.
 std::string working_split(const config::ParallelConfig& parallel, std::int64_t num_layers) {
   const std::string& schedule = parallel.pp_schedule;
-  const bool of_vpp = schedule == "interleaved" || schedule == "zb-v";  // needs the stages a rank that it has
-  const bool any_pp = schedule.empty() || schedule == "auto";           // others need a pipeline
+  const bool any_pp = schedule.empty() || schedule == schedule::kAuto;  // others need a pipeline
+  const auto takes = [&](int vpp) {
+    return any_pp || !schedule::is_name(schedule) || schedule::schedule_named(schedule).takes(vpp);
+  };
   const auto works = [&](auto change) {
     config::ParallelConfig other = parallel;
     change(other);
     try {
       even_layers(other, num_layers, num_stages_of(other, num_layers));
-      return (other.pp > 1 || (other.vpp == 1 && any_pp)) && (other.vpp == parallel.vpp || !of_vpp);
+      return (other.pp > 1 || (other.vpp == 1 && any_pp)) && (other.vpp == parallel.vpp || takes(other.vpp));
     } catch (const ConfigError&) {
       return false;
     }
@@ -124,7 +127,7 @@ std::string working_split(const config::ParallelConfig& parallel, std::int64_t n
     if (works([&](auto& other) { other.pp = pp; })) return concat("--pp ", pp);
   if (parallel.standalone_embedding_stage && works([](auto& other) { other.standalone_embedding_stage = false; }))
     return "--parallel.standalone_embedding_stage false";
-  if (plain && num_layers >= parallel.pp && !of_vpp)
+  if (plain && num_layers >= parallel.pp && takes(static_cast<int>(num_layers / parallel.pp)))
     return concat("--vpp ", num_layers / parallel.pp, " --pp-layout balanced");
   return "";
 }
