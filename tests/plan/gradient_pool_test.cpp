@@ -232,7 +232,7 @@ TEST(RankGradientPool, KeepsApartWhatAProgramWritesAtTheSameTime) {
   for (const schedule::ScheduleInfo& info : schedule::schedules())
     for (const int pp : {1, 2, 4})
       for (const bool tied : {true, false})
-        for (const int microbatches : {1, 2, 4, 12})
+        for (const int microbatches : {1, 2, 4, 7, 12})
           for (const int group : {0, 2 * pp}) {
             if (info.splits_backward || (pp == 1 && &info != &schedule::schedules().front())) continue;
             if (group > 0 && (!info.takes_groups || microbatches % group > 0)) continue;

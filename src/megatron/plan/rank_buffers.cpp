@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/counts.h"
+#include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rank_roles.h"
 #include "megatron/plan/shards.h"
 
@@ -22,10 +23,27 @@ bool splits_backward(const ResolvedRun& run) {
 }
 
 /// Whether a rank that has computed the output layer's gradient in a forward pass goes on with that microbatch's
-/// backward pass: then the gradient's bucket is there as long as one of the layers'.
+/// backward pass, in every step of the run: then the gradient's bucket is there as long as one of the layers'. Where
+/// that takes long to find out, it is not taken for granted.
 bool backward_follows_output(const ResolvedRun& run) {
+  constexpr std::int64_t kMaxMicrobatches = 1 << 20;  // of all sizes of steps together
+  if (run.placement.num_stages() == 1) return true;
   if (run.schedule_file) return false;
-  return run.placement.num_stages() == 1 || run.schedule_name == "1f1b" || run.schedule_name == "interleaved";
+  const schedule::ScheduleInfo& info = schedule::schedule_named(run.schedule_name);
+  const int last = run.placement.num_stages() - 1;
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.sample_shares();
+  std::int64_t total = 0;
+  for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k) {
+    const std::int64_t microbatches = run.batch_schedule.size(k) / unit;
+    total += microbatches;
+    if (total > kMaxMicrobatches) return false;
+    const auto ops = info.generator(pipeline_shape(run, microbatches), run.placement.rank_of(last));
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      if (ops[i].kind == schedule::Kind::Forward && ops[i].stage == last &&
+          ops[i + 1] != schedule::Op{schedule::Kind::Backward, last, ops[i].microbatch})
+        return false;
+  }
+  return true;
 }
 
 /// Whether ranks share gradients (ZeRO stage 2).
