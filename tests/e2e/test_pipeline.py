@@ -65,8 +65,9 @@ class Pipeline(unittest.TestCase):
         program.unlink()  # the run's folder has its own
         run("train", self.place.path / "file/recipe.toml", "--train.out", self.place.path / "again")
         self.assert_losses_of_one_rank("again")
-        self.place.train("zb-v", *SHORT, *PP2, "--vpp", 2, "--schedule", "zb-v")
-        self.assert_losses_of_one_rank("zb-v")
+        for schedule in ("zb-v", "dualpipev"):
+            self.place.train(schedule, *SHORT, *PP2, "--vpp", 2, "--schedule", schedule)
+            self.assert_losses_of_one_rank(schedule)
 
     def test_processes_compute_what_one_rank_computes(self):
         self.place.train("processes", *SHORT, *PP2, "--launch", "processes")

@@ -162,6 +162,8 @@ const std::vector<Recipe>& recipes() {
            "--schedule interleaved --pp 2 --world-size 2",
            "--schedule zb-v --pp 2 --world-size 2",
            "--schedule zb-h1 --pp 2 --vpp 2 --world-size 2",
+           "--schedule dualpipev --pp 2 --world-size 2",
+           "--schedule dualpipev --pp 2 --vpp 2 --world-size 2 --micro-batch-size 1 --global-batch-size 3",
            "--schedule zb_h1 --pp 2 --world-size 2",
            "--schedule gpipe --pp 2 --vpp 2 --world-size 2",
            "--parallel.microbatch_group_size 4",

@@ -308,6 +308,14 @@ TEST(PipelineProgram, RefusesSchedulesThatDoNotSuitTheStagesInOneError) {
       {[](auto& c) { c.parallel.pp_schedule = "zb-v"; }, "schedule zb-v has 2 stages a rank"},
       {[](auto& c) { c.parallel.pp_schedule = "zb-v", c.parallel.vpp = 4; }, "schedule zb-v has 2 stages a rank"},
       {[](auto& c) { c.parallel.pp_schedule = "1f1b", c.parallel.vpp = 2; }, "schedule 1f1b has 1 stage a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "dualpipev", c.parallel.vpp = 2, c.train.global_batch_size = 3; },
+       "schedule dualpipev has at least 2 microbatches per pipeline rank in every step.\n  got:  3 microbatches, 2 "
+       "pipeline ranks\n  fix:  --global-batch-size 4, or --schedule interleaved"},
+      {[](auto& c) {
+         c.parallel.pp_schedule = "dualpipev", c.parallel.vpp = 2;
+         c.schedule.rampup_batch_size = {1, 1, 100};
+       },
+       "1 microbatches in the smallest step, 2 pipeline ranks\n  fix:  --schedule interleaved"},
       {[](auto& c) { c.parallel.pp_schedule = "1b1f"; }, "a pipeline schedule is one of"},
       {[](auto& c) { c.parallel.vpp = 2, c.parallel.microbatch_group_size = 1; }, "parallel.microbatch_group_size=1"},
       {[](auto& c) { c.parallel.pp = 3, c.model.num_layers = 9; }, "tp*cp*dp*pp must equal the world size"},

@@ -16,6 +16,7 @@ std::vector<Op> one_f_one_b(const Shape& shape, int rank);
 std::vector<Op> interleaved(const Shape& shape, int rank);
 std::vector<Op> zero_bubble_h1(const Shape& shape, int rank);
 std::vector<Op> zero_bubble_v(const Shape& shape, int rank);
+std::vector<Op> dualpipe_v(const Shape& shape, int rank);
 
 namespace {
 
@@ -64,6 +65,19 @@ constexpr std::array kSchedules = {
                      "of forward, input and weight gradients no rank is idle between its first and its last "
                      "operation.",
                  .source = "Qi et al. 2024, Pipeline parallelism with controllable memory"},
+    ScheduleInfo{.name = "dualpipev",
+                 .title = "DualPipeV",
+                 .min_chunks = 2,
+                 .max_chunks = 2,
+                 .v_shaped = true,
+                 .microbatches_per_rank = 2,
+                 .splits_backward = true,
+                 .generator = dualpipe_v,
+                 .text = "DualPipe cut in half: on ZB-V's stages, forwards on the one way alternate with backwards on "
+                         "the other, as pairs whose messages and computation the original overlaps; here a pair is two "
+                         "operations. Backward is split where the pipeline fills and drains alone, so that little is "
+                         "kept for weights; a rank holds 2p+1 activations. At least 2p microbatches.",
+                 .source = "DeepSeek-AI 2025, DualPipe; Sea AI Lab 2025, DualPipe could be better without the Dual"},
 };
 
 std::string names_of(const auto& wanted) {
