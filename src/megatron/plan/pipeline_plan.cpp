@@ -87,7 +87,7 @@ std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, 
 
 /// Of a data-parallel rank in the smallest step of the run.
 int fewest_microbatches(const ResolvedRun& run) {
-  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.sample_shares();
   std::int64_t fewest = run.microbatches_per_step;
   for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k)
     fewest = std::min(fewest, run.batch_schedule.size(k) / unit);
@@ -103,7 +103,7 @@ void check_microbatches(const ResolvedRun& run) {
   const std::string other =
       concat("--schedule ", schedule::default_schedule(static_cast<int>(run.parts.size()) / pp).name);
   const bool grows = !run.config.schedule.rampup_batch_size.empty();
-  const std::int64_t batch = needed * run.config.train.micro_batch_size * run.grid.size(Axis::Dp);
+  const std::int64_t batch = needed * run.config.train.micro_batch_size * run.grid.sample_shares();
   throw ConfigError(
       rule_got_fix(concat("schedule ", info.name, " has at least ", info.microbatches_per_rank,
                           " microbatches per pipeline rank in every step."),

@@ -450,8 +450,7 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
                 concat("--lr-wsd-decay-samples ", rate.decay_samples));
 }
 
-/// The global batch of the run that is resumed stays, in whatever layout: its learning rate and its order of samples
-/// belong to it. What a rank computes at once may follow, as it changes no result.
+/// A resumed run keeps its global batch in any layout, as its learning rate and samples do; its micro batch may follow.
 void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& rules) {
   config::TrainConfig& train = config.train;
   if (batch <= 0 || dp < 1 || train.micro_batch_size < 1 || train.micro_batch_size > kLargestBatch) return;
@@ -557,8 +556,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   resolve_recomputation(config.train, rules);
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, rules);
-  const int dp = grid.sample_shares();
-  const Samples samples = resolve_samples(config, dp, rules);
+  const Samples samples = resolve_samples(config, grid.sample_shares(), rules);
   rules.finish();
   const GptShape shape = gpt_shape(config);
   if (!config.optimizer.lr_mult.empty() || !config.optimizer.wd_mult.empty())
@@ -573,7 +571,8 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
                   .batch_schedule = *samples.batches,
                   .learning_rate = samples.rate,
                   .train_samples = samples.total};
-  run.microbatches_per_step = run.config.train.global_batch_size / (run.config.train.micro_batch_size * dp);
+  const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
+  run.microbatches_per_step = run.config.train.global_batch_size / unit;
   resolve_schedule(run);
   return run;
 }
@@ -590,11 +589,11 @@ std::string broken_rules(const config::RunConfig& config, const Facts& facts) {
 }
 
 ResolvedRun resolve(config::RunConfig config, const Facts& facts) {
+  const auto broken = [&](const config::RunConfig& tried) { return broken_rules(tried, facts); };
   try {
     return resolve_as_given(config, facts);
   } catch (const ConfigError& error) {
-    throw ConfigError(with_working_fixes(error.what(), config, facts,
-                                         [&](const config::RunConfig& tried) { return broken_rules(tried, facts); }));
+    throw ConfigError(with_working_fixes(error.what(), config, facts, broken));
   }
 }
 
