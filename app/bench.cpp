@@ -27,10 +27,9 @@ std::string config_file(const std::string& name, const std::string& folder, cons
   const fs::path above = fs::read_symlink("/proc/self/exe").parent_path().parent_path();  // of build/ or of bin/
   for (const fs::path& path : {fs::path(name), file, above / file, above / "share/megatron" / file})
     if (fs::is_regular_file(path)) return path.string();
-  throw ConfigError(rule_got_fix(
-      concat(flag, " must be a file's path or the name of one in ", folder, "/."),
-      concat(name, ", which is neither here nor in ", (above / folder).string()),
-      concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
+  throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."),
+                                 concat(name, ", which is neither here nor in ", (above / folder).string()),
+                                 concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
 }
 
 double median(std::vector<double> values) {

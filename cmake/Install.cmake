@@ -16,7 +16,7 @@ file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/megatron.mri CONTENT "${script}")
 add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/lib/libmegatron.a DEPENDS ${parts} ${CMAKE_BINARY_DIR}/megatron.mri
   COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/lib
   COMMAND ${CMAKE_COMMAND} -E rm -f ${CMAKE_BINARY_DIR}/lib/libmegatron.a
-  COMMAND ${CMAKE_AR} -M <${CMAKE_BINARY_DIR}/megatron.mri COMMENT "libmegatron.a" VERBATIM)
+  COMMAND sh -c "${CMAKE_AR} -M <${CMAKE_BINARY_DIR}/megatron.mri" COMMENT "libmegatron.a" VERBATIM)
 add_custom_target(megatron_archive ALL DEPENDS ${CMAKE_BINARY_DIR}/lib/libmegatron.a)
 
 set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/megatron)
@@ -24,8 +24,11 @@ configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/megatron-config.cmake.in
   INSTALL_DESTINATION ${config_folder} PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/megatron-config-version.cmake COMPATIBILITY SameMinorVersion)
 
+# libtorch stays where it is: the installed program finds it there.
+set_target_properties(megatron PROPERTIES INSTALL_RPATH ${TORCH_DIR_FOUND}/lib INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS megatron)
 if(TARGET megatron_cuda)
+  set_target_properties(megatron_cuda PROPERTIES INSTALL_RPATH ${TORCH_DIR_FOUND}/lib INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS megatron_cuda DESTINATION ${CMAKE_INSTALL_BINDIR})  # found beside the program
 endif()
 install(FILES ${CMAKE_BINARY_DIR}/lib/libmegatron.a DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -12,6 +12,14 @@ JOBS = ["doctor", "tokenizer", "data", "train", "generate", "checkpoint", "plan"
 
 
 class WrongInput(unittest.TestCase):
+    def test_doctor_names_who_serves_each_operator(self):
+        kernels = json.loads(run("doctor", "--json"))["kernels"]
+        operators = json.loads(run("doctor", "--operators", "--json"))
+        self.assertEqual(operators["layer_norm"], {"bf16": kernels, "fp16": kernels, "fp32": kernels,
+                                                   "fp64": "reference", "cuda": "reference"})
+        table = run("doctor", "--operators").splitlines()
+        self.assertEqual(len(table), 1 + len(operators))
+
     def test_every_job_is_listed_and_has_help(self):
         listing = run("--help")
         for job in JOBS:
