@@ -373,7 +373,7 @@ TEST(Markdown, HasARowForEveryOption) {
   Everything options;
   const std::string text = to_markdown(fields_of(options));
   EXPECT_THAT(text, HasSubstr("## [inner]\n\nA section.\n"));
-  EXPECT_THAT(text, HasSubstr("| `--inner.count` | `3` | `--num-things`, `--n` | How many. |"));
+  EXPECT_THAT(text, HasSubstr("| `--inner.count` | `3` | `--num-things`, `--n` | step |  | How many. |"));
   for (const Field& field : fields_of(options).fields) EXPECT_THAT(text, HasSubstr("| `--" + field.path + "` |"));
 }
 

@@ -193,7 +193,6 @@ TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
       {"data.packed", [](auto& c) { c.data.packed = true; }},
       {"data.sft", [](auto& c) { c.data.sft = true; }},
       {"data.fim_data", [](auto& c) { c.data.fim_data = true; }},
-      {"data.split", [](auto& c) { c.data.split = "1,1,1"; }},
       {"train.seed", [](auto& c) { c.train.seed = 5; }}};
   for (const auto& [path, change] : changes) {
     const auto said = warnings(change);
@@ -203,6 +202,7 @@ TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
     EXPECT_THAT(said[1], ::testing::HasSubstr("(samples come in another order than before)"));
   }
   EXPECT_TRUE(warnings([](auto&) {}).empty());
+  EXPECT_TRUE(warnings([](auto& c) { c.data.split = "1,1,1"; }).empty()) << "not read with data.train_data_path";
   EXPECT_TRUE(warnings([](auto& c) { c.fim.rate = 0.9; }).empty()) << "not used";
   EXPECT_EQ(warnings([](auto& c) { c.data.fim_data = true, c.fim.rate = 0.9; }).size(), 3u);
 }

@@ -178,12 +178,11 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, Pack
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
-  at::Tensor target = grad_w;
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool own = readable(grad_w) && readable(dy) && readable(x) && grad_w.stride(1) == 1;
   if (own && (is_half(dy) || on_tiles(dy, x) || cpu::own_float32_products())) {
-    if (beta != 0 && beta != 1) target.mul_(beta);
-    return add_weight_gradient(target, dy_rows, x_rows, beta != 0);
+    if (beta != 0 && beta != 1) grad_w.mul_(beta);
+    return add_weight_gradient(grad_w, dy_rows, x_rows, beta != 0);
   }
   reference::linear_weight_gradient(grad_w, dy, x, beta);
 }
