@@ -26,6 +26,7 @@
 #include "megatron/finetune/seed_run.h"
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/companions.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/tasks/seeds.h"
@@ -120,7 +121,7 @@ FinetuneOptions parse(const Args& args) {
     const auto network = interchange::model_config_of(load);
     const config::ModelConfig usual;
     options.recipe.model = network;
-    if (interchange::kind_of(load) != interchange::FolderKind::HuggingFace) {
+    if (interchange::format_of(load).config_json == nullptr) {  // a recipe's dropout was for training from the start
       options.recipe.model.hidden_dropout = usual.hidden_dropout;
       options.recipe.model.attention_dropout = usual.attention_dropout;
     }

@@ -12,6 +12,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/generate/load.h"
 #include "megatron/interchange/companions.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/hf_config.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
@@ -72,7 +73,7 @@ void check(const ModelFlags& flags, const char* job) {
 }
 
 Described describe(const ModelFlags& flags, const char* job) {
-  const bool trained_here = interchange::kind_of(flags.load) == interchange::FolderKind::Native;
+  const bool trained_here = interchange::format_of(flags.load).native;
   config::RunConfig config, recipe;
   if (trained_here) {
     recipe = checkpoint::saved_recipe(flags.load);

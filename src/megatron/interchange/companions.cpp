@@ -6,9 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/model_state.h"
-#include "megatron/interchange/weights.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/text/files/tokenizer_files.h"
 
 namespace megatron::interchange {
@@ -44,12 +42,9 @@ bool are_tokens(const json& value) {
 bool has_tokenizer(const fs::path& folder) { return text::tokenizer_file(folder).has_value(); }
 
 fs::path companion_folder(const fs::path& folder) {
-  if (kind_of(folder) != FolderKind::Native) return has_tokenizer(folder) ? folder : fs::path();
-  const fs::path checkpoints = fs::absolute(checkpoint::find_checkpoint(folder)).parent_path();
-  for (const fs::path& place : {checkpoints, checkpoints.parent_path()})
-    if (has_tokenizer(place)) return place;
-  const fs::path run = checkpoint::saved_recipe(folder).train.out;
-  return !run.empty() && has_tokenizer(run) ? run : fs::path();
+  const auto& companions = format_of(folder).companions;
+  if (companions != nullptr) return companions(folder);
+  return has_tokenizer(folder) ? folder : fs::path();
 }
 
 TokenIds read_token_ids(const fs::path& folder) {

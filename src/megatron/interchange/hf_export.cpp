@@ -52,11 +52,6 @@ const char* bert_architecture(const checkpoint::WeightSource& theirs) {
   return theirs.shape("cls.predictions.bias") != nullptr ? "BertForMaskedLM" : "BertModel";
 }
 
-/// A reference to a source that somebody else owns.
-std::shared_ptr<const checkpoint::WeightSource> borrowed(const checkpoint::WeightSource& source) {
-  return {std::shared_ptr<void>(), &source};
-}
-
 class FolderWriter {
  public:
   FolderWriter(const checkpoint::WeightSource& theirs, const ExportOptions& options)
@@ -128,22 +123,12 @@ class FolderWriter {
   std::string dtype_;
 };
 
-void check_nothing_is_left_out(const checkpoint::WeightSource& weights, const Mapping& mapping) {
-  const auto used = source_shapes(mapping);
-  for (const std::string& name : weights.tensors())
-    if (!used.contains(name))
-      throw ConfigError(
-          rule_got_fix(concat(weights.name(), ": every weight must have its place in the exported model."), name));
-}
-
 }  // namespace
 
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
                          const ExportOptions& options) {
   AtomicFolder::check(folder);
-  Mapping mapping = export_mapping(weights, config);
-  check_nothing_is_left_out(weights, mapping);
-  const MappedSource theirs(borrowed(weights), std::move(mapping));
+  const MappedSource theirs = all_under(weights, export_mapping(weights, config));
   const FolderWriter writer(theirs, options);
 
   AtomicFolder output(folder);

@@ -9,6 +9,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"
+#include "megatron/checkpoint/folder.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/safetensors_folder.h"
 
@@ -104,6 +105,24 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
   Mapping mapping = mapping_of(config, *raw);
   check_all_are_used(*raw, mapping, config);
   return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));
+}
+
+WeightFormat hugging_face_format() {
+  namespace fs = std::filesystem;
+  return {.name = "huggingface",
+          .holder = "a Hugging Face folder (config.json, safetensors)",
+          .models = "GPT-2, Llama, Mistral and Qwen2 without sliding windows, T5, BERT also with the head of a task",
+          .detect =
+              [](const fs::path& folder) {
+                return fs::is_regular_file(folder / "config.json") && !checkpoint::has_checkpoint(folder);
+              },
+          .model = [](const fs::path& folder) { return read_config(folder).model; },
+          .config = read_config,
+          .weights = open_hugging_face,
+          .labels = [](const fs::path& folder) { return read_config(folder).labels; },
+          .config_json = [](const fs::path& folder) { return read_file(folder / "config.json"); },
+          .output = "folder to write; must not exist, or be empty",
+          .write = export_hugging_face};
 }
 
 }  // namespace megatron::interchange

@@ -1,10 +1,10 @@
 #pragma once
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/hf_config.h"
 
 namespace megatron::interchange {
@@ -15,13 +15,6 @@ FolderConfig read_config(const std::filesystem::path& folder);
 /// The weights of a Hugging Face folder under our names. Throws ConfigError for a tensor that is missing, of another
 /// shape than config.json says, or that no part of such a model uses (an adapter's, a quantized matrix's scales).
 std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder);
-
-struct ExportOptions {
-  std::string dtype;  ///< "float32", "bfloat16", "float16"; empty: each tensor's own
-  /// Where tokenizer and generation files are copied from; empty: none are.
-  std::filesystem::path tokenizer;
-  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
-};
 
 /// Writes `weights` of the model `config` as a Hugging Face folder that transformers loads: config.json, safetensors
 /// (with model.safetensors.index.json where there are several), the tokenizer's files. One tensor is in memory at a

@@ -11,14 +11,13 @@
 #include "megatron/checkpoint/dtypes.h"
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/folder_lock.h"
-#include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/streamed.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/data/masking_vocabulary.h"
 #include "megatron/interchange/companions.h"
-#include "megatron/interchange/hugging_face.h"
-#include "megatron/interchange/megatron_torch.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/native.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/text/tokenizer.h"
@@ -26,9 +25,6 @@
 namespace megatron::interchange {
 namespace fs = std::filesystem;
 namespace {
-
-// In the metadata of an imported checkpoint: the config.json it came from, which says what a recipe cannot.
-constexpr const char* kConfigKey = "hugging_face_config";
 
 config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType type) {
   config::RunConfig recipe;
@@ -41,36 +37,6 @@ config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType typ
   return recipe;
 }
 
-/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text or,
-/// of a T5, those of its samples.
-TokenIds token_ids_beside(const fs::path& folder, bool t5) {
-  const fs::path companions = companion_folder(folder);
-  if (companions.empty()) return {};
-  TokenIds ids = read_token_ids(companions);
-  if (!ids.empty()) return ids;
-  const auto tokenizer = text::Tokenizer::load(companions);
-  if (t5 && tokenizer.token_to_id("<extra_id_0>")) {
-    const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
-    ids["pad_token_id"] = std::to_string(vocabulary.pad);
-    ids["eos_token_id"] = std::to_string(vocabulary.end);
-    ids["decoder_start_token_id"] = std::to_string(vocabulary.begin);
-  } else if (const auto id = tokenizer.token_to_id("<|endoftext|>")) {
-    ids["bos_token_id"] = ids["eos_token_id"] = std::to_string(*id);
-  }
-  return ids;
-}
-
-/// The config.json that the checkpoint `found` was imported from; none where it was not imported.
-std::optional<FolderConfig> imported_config(const fs::path& found) {
-  const auto metadata = checkpoint::read_manifest(found).metadata;
-  const auto saved = metadata.find(kConfigKey);
-  if (saved == metadata.end()) return std::nullopt;
-  const auto text = nlohmann::json::parse(saved->second, nullptr, false);
-  if (!text.is_string())
-    throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
-  return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
-}
-
 /// The ids that belong to the weights in `folder`: of the files beside them, else of the config.json that they were
 /// imported from.
 struct KnownIds {
@@ -79,7 +45,7 @@ struct KnownIds {
 };
 
 KnownIds known_ids(const fs::path& folder) {
-  const bool native = kind_of(folder) == FolderKind::Native;
+  const bool native = format_of(folder).native;
   const fs::path companions = native ? companion_folder(folder) : folder;
   TokenIds ids = companions.empty() ? TokenIds() : read_token_ids(companions);
   std::optional<FolderConfig> imported;
@@ -117,8 +83,8 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
       {"recipe",
        nlohmann::json(config::save_toml(recipe_of(model, checkpoint::dtype_of(tensors.front().dtype)))).dump()},
       {"imported_from", nlohmann::json(fs::absolute(folder).lexically_normal().filename().string()).dump()}};
-  if (kind_of(folder) == FolderKind::HuggingFace)
-    metadata[kConfigKey] = nlohmann::json(read_file(folder / "config.json")).dump();
+  if (const auto& config_json = format_of(folder).config_json)
+    metadata[kConfigKey] = nlohmann::json(config_json(folder)).dump();
   make_folder(output);
   const checkpoint::FolderLock lock(output, "name another --output");
   copy_companions(folder, output);
@@ -161,26 +127,6 @@ AnswerFrame answer_frame(const fs::path& folder, const text::Tokenizer& tokenize
   return frame;
 }
 
-FolderConfig export_config(const fs::path& folder) {
-  FolderConfig config;
-  if (kind_of(folder) == FolderKind::HuggingFace) return read_config(folder);
-  if (kind_of(folder) == FolderKind::MegatronTorch) {
-    config.model = megatron_model(folder);
-    config.family = family_of(config.model);
-    return config;
-  }
-  const fs::path found = checkpoint::find_checkpoint(folder);
-  if (auto imported = imported_config(found)) return *std::move(imported);
-  config.model = checkpoint::saved_recipe(folder).model;
-  if (config.model.max_position_embeddings == 0)
-    config.model.max_position_embeddings = checkpoint::saved_recipe(folder).data.seq_length;
-  const auto source = checkpoint::open_checkpoint(folder);
-  if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
-    config.model.vocab_size = shape->at(0);
-  config.family = family_of(config.model);
-  if (config.family == Family::Bert) config.token_types = config.model.num_tokentypes;
-  config.token_ids = token_ids_beside(folder, config.family == Family::T5);
-  return config;
-}
+FolderConfig export_config(const fs::path& folder) { return format_of(folder).config(folder); }
 
 }  // namespace megatron::interchange

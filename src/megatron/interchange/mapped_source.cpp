@@ -86,4 +86,13 @@ void MappedSource::read(const std::string& tensor, const checkpoint::Box& box, c
   }
 }
 
+MappedSource all_under(const checkpoint::WeightSource& weights, Mapping mapping) {
+  const auto used = source_shapes(mapping);
+  for (const std::string& name : weights.tensors())
+    if (!used.contains(name))
+      throw ConfigError(
+          rule_got_fix(concat(weights.name(), ": every weight must have its place in the exported model."), name));
+  return {std::shared_ptr<const checkpoint::WeightSource>(std::shared_ptr<void>(), &weights), std::move(mapping)};
+}
+
 }  // namespace megatron::interchange

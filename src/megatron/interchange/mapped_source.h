@@ -30,4 +30,8 @@ class MappedSource : public checkpoint::WeightSource {
   Mapping mapping_;
 };
 
+/// All of `weights`, which must outlive the source, under the names of a table; for an export. Throws ConfigError as
+/// MappedSource does, and where the table has no place for one of the weights.
+MappedSource all_under(const checkpoint::WeightSource& weights, Mapping mapping);
+
 }  // namespace megatron::interchange

@@ -13,6 +13,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/hf_config.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/torch_file.h"
@@ -352,5 +353,22 @@ std::unique_ptr<checkpoint::WeightSource> open_megatron(const fs::path& folder) 
 }
 
 config::ModelConfig megatron_model(const fs::path& folder) { return model_of(read_grid(find_megatron(folder))); }
+
+WeightFormat megatron_format() {
+  return {
+      .name = "megatron-lm",
+      .holder = "one of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, mp_rank_00/model_optim_rng.pt)",
+      .models = "checkpoints of format torch: GPT, any tensor and pipeline parallelism",
+      .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
+      .model = megatron_model,
+      .config =
+          [](const fs::path& folder) {
+            FolderConfig config;
+            config.model = megatron_model(folder);
+            config.family = family_of(config.model);
+            return config;
+          },
+      .weights = open_megatron};
+}
 
 }  // namespace megatron::interchange

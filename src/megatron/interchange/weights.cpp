@@ -1,91 +1,29 @@
 #include "megatron/interchange/weights.h"
 
-#include <algorithm>
-
 #include "megatron/base/attempt.h"
 #include "megatron/base/error.h"
-#include "megatron/base/place.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/hf_config.h"
-#include "megatron/interchange/hugging_face.h"
-#include "megatron/interchange/megatron_torch.h"
 
 namespace megatron::interchange {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kCopyAnew =
     "copy the folder anew, whole; docs/interchange.md says which models and files can be read";
 
-bool is_hugging_face(const fs::path& folder) { return fs::is_regular_file(folder / "config.json"); }
-
-/// What to name instead of `folder`, which holds no weights.
-std::string another_folder(const fs::path& folder) {
-  if (!fs::exists(folder)) {
-    const std::string near = nearest_beside(folder);
-    return near.empty() ? "name a folder that is there" : near;
-  }
-  const auto holds_weights = [](const fs::path& place) {
-    return checkpoint::has_checkpoint(place) || is_hugging_face(place);
-  };
-  if (!fs::is_directory(folder)) {
-    const fs::path beside = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
-    return holds_weights(beside) ? beside.string() : "name a folder";
-  }
-  std::string inside;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, fs::directory_options::skip_permission_denied))
-    if (entry.is_directory() && holds_weights(entry.path())) inside = std::max(inside, entry.path().string());
-  if (!inside.empty()) return inside;
-  if (fs::exists(folder / "recipe.toml"))
-    return "let the run save first: it does so at its end, and each checkpoint.save_interval steps";
-  return "name the folder that megatron train has written (its --train.out), or one as it was downloaded";
-}
-
 }  // namespace
 
-FolderKind kind_of(const std::filesystem::path& folder) {
-  if (!find_megatron(folder).empty()) return FolderKind::MegatronTorch;  // first: its iterations look like ours
-  if (checkpoint::has_checkpoint(folder)) return FolderKind::Native;
-  if (is_hugging_face(folder)) return FolderKind::HuggingFace;
-  if (checkpoint::is_iteration_folder(folder)) return FolderKind::Native;  // damaged: reading it says how
-  throw ConfigError(rule_got_fix(
-      "Weights must be in a run's folder (latest) or one checkpoint (manifest.json), a Hugging Face folder "
-      "(config.json, safetensors) or one of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, "
-      "mp_rank_00/model_optim_rng.pt).",
-      place_text(folder), another_folder(folder)));
-}
-
 bool is_foreign(const std::filesystem::path& folder) {
-  if (!find_megatron(folder).empty()) return true;
-  return !checkpoint::has_checkpoint(folder) && is_hugging_face(folder);
+  const WeightFormat* format = find_format(folder);
+  return format != nullptr && !format->native;
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {
-  return with_fix(kCopyAnew, [&]() -> std::unique_ptr<checkpoint::WeightSource> {
-    switch (kind_of(folder)) {
-      case FolderKind::HuggingFace:
-        return open_hugging_face(folder);
-      case FolderKind::MegatronTorch:
-        return open_megatron(folder);
-      default:
-        return checkpoint::open_checkpoint(folder);
-    }
-  });
+  return with_fix(kCopyAnew, [&] { return format_of(folder).weights(folder); });
 }
 
 config::ModelConfig model_config_of(const std::filesystem::path& folder) {
-  return with_fix(kCopyAnew, [&] {
-    switch (kind_of(folder)) {
-      case FolderKind::HuggingFace:
-        return read_config(folder).model;
-      case FolderKind::MegatronTorch:
-        return megatron_model(folder);
-      default:
-        return checkpoint::saved_recipe(folder).model;
-    }
-  });
+  return with_fix(kCopyAnew, [&] { return format_of(folder).model(folder); });
 }
 
 std::vector<std::string> differences(const config::ModelConfig& model, const std::filesystem::path& folder) {

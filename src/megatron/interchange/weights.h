@@ -1,5 +1,4 @@
 #pragma once
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -10,17 +9,8 @@
 
 namespace megatron::interchange {
 
-enum class FolderKind : std::uint8_t {
-  Native,        ///< a run's folder, its folder of checkpoints, or one iter_ folder of ours
-  HuggingFace,   ///< config.json beside safetensors
-  MegatronTorch  ///< Megatron-LM's latest_checkpointed_iteration.txt and mp_rank_ folders
-};
-
-/// What `folder` holds, judged by the files that are there. Throws ConfigError where it is none of these.
-FolderKind kind_of(const std::filesystem::path& folder);
-
-/// Whether it holds another program's weights, and so no state of training that a run here could go on from. False for
-/// a folder that is not there.
+/// Whether `folder` holds another program's weights, and so no state of training that a run here could go on from.
+/// False for a folder that is not there.
 bool is_foreign(const std::filesystem::path& folder);
 
 /// The weights in `folder`, of any kind, under our names and in our global shapes. Opens and checks headers; reads

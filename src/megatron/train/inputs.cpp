@@ -13,6 +13,7 @@
 #include "megatron/config/options.h"
 #include "megatron/config/unread.h"
 #include "megatron/config/value.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters.h"
@@ -98,8 +99,7 @@ void check_load_strict(const config::CheckpointConfig& options) {
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
-    if (interchange::kind_of(folder) == interchange::FolderKind::Native)
-      checkpoint::check_structure(checkpoint::find_checkpoint(folder));
+    if (interchange::format_of(folder).native) checkpoint::check_structure(checkpoint::find_checkpoint(folder));
     const std::string theirs = interchange::model_config_of(folder).architecture;
     if (theirs != run.config.model.architecture)
       throw ConfigError(rule_got_fix("model.architecture must be that of the weights.",
@@ -119,7 +119,7 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
                "leave --load out: a run goes on from its own checkpoints anyway; or give --save the same folder, to "
                "begin there")));
   }
-  interchange::kind_of(folder);  // says what it has looked for where nothing of it is there
+  interchange::format_of(folder);  // says what it has looked for where nothing of it is there
   std::string problems;
   for (const fs::path& candidate : checkpoint::candidates(folder)) {
     try {

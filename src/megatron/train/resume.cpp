@@ -12,6 +12,7 @@
 #include "megatron/checkpoint/folder.h"
 #include "megatron/checkpoint/messages.h"
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/train/inputs.h"
 
@@ -76,7 +77,7 @@ Decision decide(const config::RunConfig& config) {
   if (!folder) return {};
   Decision decision{.kind = Decision::Kind::Checkpoint, .folder = folder->string()};
   if (takes_weights_alone(config)) {
-    const bool native = interchange::kind_of(*folder) == interchange::FolderKind::Native;
+    const bool native = interchange::format_of(*folder).native;
     decision.kind = Decision::Kind::Weights;
     decision.candidates = {native ? checkpoint::find_checkpoint(*folder).string() : decision.folder};
   } else {

@@ -1,0 +1,80 @@
+#include "megatron/interchange/formats.h"
+
+#include <algorithm>
+#include <array>
+#include <ranges>
+
+#include "megatron/base/error.h"
+#include "megatron/base/place.h"
+
+namespace megatron::interchange {
+
+namespace fs = std::filesystem;
+
+// Each in the file of its format.
+WeightFormat native_format();
+WeightFormat hugging_face_format();
+WeightFormat megatron_format();
+
+namespace {
+
+/// Of a folder that nobody has named: damage in it is not to be reported.
+bool holds_weights(const fs::path& folder) {
+  try {
+    return find_format(folder) != nullptr;
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
+/// What to name instead of `folder`, which holds no weights.
+std::string another_folder(const fs::path& folder) {
+  if (!fs::exists(folder)) {
+    const std::string near = nearest_beside(folder);
+    return near.empty() ? "name a folder that is there" : near;
+  }
+  if (!fs::is_directory(folder)) {
+    const fs::path beside = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+    return holds_weights(beside) ? beside.string() : "name a folder";
+  }
+  std::string inside;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, fs::directory_options::skip_permission_denied))
+    if (entry.is_directory() && holds_weights(entry.path())) inside = std::max(inside, entry.path().string());
+  if (!inside.empty()) return inside;
+  if (fs::exists(folder / "recipe.toml"))
+    return "let the run save first: it does so at its end, and each checkpoint.save_interval steps";
+  return "name the folder that megatron train has written (its --train.out), or one as it was downloaded";
+}
+
+/// "a, b or c" of the formats that can be read.
+std::string holders() {
+  std::vector<std::string> names;
+  for (const WeightFormat& format : weight_formats())
+    if (format.detect != nullptr) names.emplace_back(format.holder);
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  return text;
+}
+
+}  // namespace
+
+std::span<const WeightFormat> weight_formats() {
+  static const std::array formats = {native_format(), hugging_face_format(), megatron_format()};
+  return formats;
+}
+
+const WeightFormat* find_format(const fs::path& folder) {
+  // Ours last: Megatron-LM's folders of iterations look like them.
+  for (const WeightFormat& format : weight_formats() | std::views::reverse)
+    if (format.detect != nullptr && format.detect(folder)) return &format;
+  return nullptr;
+}
+
+const WeightFormat& format_of(const fs::path& folder) {
+  if (const WeightFormat* format = find_format(folder)) return *format;
+  throw ConfigError(
+      rule_got_fix(concat("Weights must be in ", holders(), "."), place_text(folder), another_folder(folder)));
+}
+
+}  // namespace megatron::interchange

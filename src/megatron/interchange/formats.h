@@ -1,0 +1,62 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/hf_config.h"
+
+namespace megatron::interchange {
+
+struct ExportOptions {
+  /// "float32", "bfloat16", "float16" or one of the format's own (WeightFormat::dtypes); empty: each tensor's own
+  std::string dtype;
+  /// Where tokenizer and generation files are copied from; empty: none are.
+  std::filesystem::path tokenizer;
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
+};
+
+/// A format of weights: how it is recognised, read and written. What reads weights of any kind, imports, exports, or
+/// lists formats in --help and messages goes through this table: a new format is a file with such a row, and a line in
+/// formats.cpp.
+struct WeightFormat {
+  const char* name;    ///< in --format: "huggingface"
+  const char* holder;  ///< what holds such weights, for messages: "a Hugging Face folder (config.json, safetensors)"
+  const char* models;  ///< which models it holds, for --help: "GPT-2, Llama, …"; "" where import does not read it
+
+  // Reading. All are null for a format that is only written. Each throws ConfigError that names file and field.
+  bool (*detect)(const std::filesystem::path& folder) = nullptr;
+  config::ModelConfig (*model)(const std::filesystem::path& folder) = nullptr;  ///< as model_config_of()
+  FolderConfig (*config)(const std::filesystem::path& folder) = nullptr;        ///< as export_config()
+  std::unique_ptr<checkpoint::WeightSource> (*weights)(const std::filesystem::path& folder) = nullptr;
+  /// As companion_folder(). Null: the files beside the weights lie in the folder itself.
+  std::filesystem::path (*companions)(const std::filesystem::path& folder) = nullptr;
+  std::vector<std::string> (*labels)(const std::filesystem::path& folder) = nullptr;  ///< null: it names no classes
+  /// The text of the folder's config.json, which says what a recipe cannot: import keeps it. Null: it has none.
+  std::string (*config_json)(const std::filesystem::path& folder) = nullptr;
+  bool native = false;  ///< our own checkpoints, which have a recipe and may have a state of training
+
+  // Writing: null for a format that is only read.
+  const char* ending = "";            ///< of an --output that means this format: ".gguf"
+  std::vector<const char*> dtypes{};  ///< of --dtype, besides fp32, bf16 and fp16
+  const char* output = "";            ///< what --output names, for --help
+  /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything
+  /// is written, for a model that the format cannot hold.
+  void (*write)(const checkpoint::WeightSource& weights, const FolderConfig& config,
+                const std::filesystem::path& output, const ExportOptions& options) = nullptr;
+};
+
+/// All formats; the first that can be written is the one that export writes unless another is asked for.
+std::span<const WeightFormat> weight_formats();
+
+/// The format of what `folder` holds, judged by the files that are there; null where it is none that can be read.
+const WeightFormat* find_format(const std::filesystem::path& folder);
+
+/// The same; throws ConfigError, which lists the formats, instead of null.
+const WeightFormat& format_of(const std::filesystem::path& folder);
+
+}  // namespace megatron::interchange

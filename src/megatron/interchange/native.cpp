@@ -1,0 +1,111 @@
+#include "megatron/interchange/native.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/config/run_config.h"
+#include "megatron/data/masking_vocabulary.h"
+#include "megatron/interchange/companions.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/labels.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+/// Damage is for the reading to report: an iteration's folder is ours whatever is missing in it.
+bool is_native(const fs::path& folder) {
+  return checkpoint::has_checkpoint(folder) || checkpoint::is_iteration_folder(folder);
+}
+
+/// Beside the checkpoints, in the run's folder above them, or where the run was written (train.out of its recipe).
+fs::path companions_of(const fs::path& folder) {
+  const fs::path checkpoints = fs::absolute(checkpoint::find_checkpoint(folder)).parent_path();
+  for (const fs::path& place : {checkpoints, checkpoints.parent_path()})
+    if (has_tokenizer(place)) return place;
+  const fs::path run = checkpoint::saved_recipe(folder).train.out;
+  return !run.empty() && has_tokenizer(run) ? run : fs::path();
+}
+
+/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text or,
+/// of a T5, those of its samples.
+TokenIds token_ids_beside(const fs::path& folder, bool t5) {
+  const fs::path companions = companions_of(folder);
+  if (companions.empty()) return {};
+  TokenIds ids = read_token_ids(companions);
+  if (!ids.empty()) return ids;
+  const auto tokenizer = text::Tokenizer::load(companions);
+  if (t5 && tokenizer.token_to_id("<extra_id_0>")) {
+    const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
+    ids["pad_token_id"] = std::to_string(vocabulary.pad);
+    ids["eos_token_id"] = std::to_string(vocabulary.end);
+    ids["decoder_start_token_id"] = std::to_string(vocabulary.begin);
+  } else if (const auto id = tokenizer.token_to_id("<|endoftext|>")) {
+    ids["bos_token_id"] = ids["eos_token_id"] = std::to_string(*id);
+  }
+  return ids;
+}
+
+FolderConfig config_of(const fs::path& folder) {
+  FolderConfig config;
+  const fs::path found = checkpoint::find_checkpoint(folder);
+  if (auto imported = imported_config(found)) return *std::move(imported);
+  config.model = checkpoint::saved_recipe(folder).model;
+  if (config.model.max_position_embeddings == 0)
+    config.model.max_position_embeddings = checkpoint::saved_recipe(folder).data.seq_length;
+  const auto source = checkpoint::open_checkpoint(folder);
+  if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
+    config.model.vocab_size = shape->at(0);
+  config.family = family_of(config.model);
+  if (config.family == Family::Bert) config.token_types = config.model.num_tokentypes;
+  config.token_ids = token_ids_beside(folder, config.family == Family::T5);
+  return config;
+}
+
+std::vector<std::string> labels_in(const fs::path& folder) {
+  const auto metadata = checkpoint::read_manifest(checkpoint::find_checkpoint(folder)).metadata;
+  const auto found = metadata.find(kLabels);
+  if (found == metadata.end()) return {};
+  const json names = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::string> labels;
+  for (const json& name : names.is_array() ? names : json::array({json()})) {
+    if (!name.is_string())
+      throw ConfigError(rule_got_fix(concat(folder.string(), ": ", kLabels, " must be a list of names."), "others"));
+    labels.push_back(name.get<std::string>());
+  }
+  return labels;
+}
+
+}  // namespace
+
+std::optional<FolderConfig> imported_config(const fs::path& found) {
+  const auto metadata = checkpoint::read_manifest(found).metadata;
+  const auto saved = metadata.find(kConfigKey);
+  if (saved == metadata.end()) return std::nullopt;
+  const auto text = nlohmann::json::parse(saved->second, nullptr, false);
+  if (!text.is_string())
+    throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
+  return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
+}
+
+WeightFormat native_format() {
+  return {.name = "megatron-cpp",
+          .holder = "a run's folder (latest) or one checkpoint (manifest.json)",
+          .models = "",
+          .detect = is_native,
+          .model = [](const fs::path& folder) { return checkpoint::saved_recipe(folder).model; },
+          .config = config_of,
+          .weights = checkpoint::open_checkpoint,
+          .companions = companions_of,
+          .labels = labels_in,
+          .native = true};
+}
+
+}  // namespace megatron::interchange
