@@ -245,7 +245,14 @@ WRONG = {
     "checkpoint reshard {run} {new}": "\n--files 0\n--dtype fp8\n{run}",
     "checkpoint diff {run} {run}": "\n--tolerance -1\nthird",
     "checkpoint prune {run} --keep-last 1 --dry-run": "\n--keep-last 0\n--keep-every -1\n{new}",
-    "checkpoint export --load {run} --output {new}": "\n--dtype fp64\n--output=\nword\n--output {run}",
+    "checkpoint export --load {run} --output {new}": """
+        --dtype fp64
+        --dtype q8_0
+        --format zip
+        --format gguf
+        --output=
+        word
+        --output {run}""",
     "checkpoint import --from {run} --output {new}": "\n--dtype fp64\n--from={new}",
     "bench": "\nstpe",
     "bench step --model {recipe} --steps 1 --warmup 0 --seq-length 16": """

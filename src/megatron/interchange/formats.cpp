@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 WeightFormat native_format();
 WeightFormat hugging_face_format();
 WeightFormat megatron_format();
+WeightFormat gguf_format();
 
 namespace {
 
@@ -60,7 +61,7 @@ std::string holders() {
 }  // namespace
 
 std::span<const WeightFormat> weight_formats() {
-  static const std::array formats = {native_format(), hugging_face_format(), megatron_format()};
+  static const std::array formats = {native_format(), hugging_face_format(), megatron_format(), gguf_format()};
   return formats;
 }
 

@@ -1,0 +1,542 @@
+// GGUF, version 3: llama.cpp's one file of a model, with its tokenizer. What is written, and in which order of rows,
+// follows its convert_hf_to_gguf.py; the layout follows the package gguf (constants.py, gguf_writer.py, quants.py).
+//
+//   "GGUF", u32 version, u64 tensors, u64 entries
+//   entries   key, type, value            strings are u64 bytes and then they
+//   tensors   name, u32 dimensions, u64 sizes (columns first), u32 type, u64 offset within the data
+//   data      each tensor from a multiple of 32 bytes on
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/file.h"
+#include "megatron/interchange/companions.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/json.h"
+#include "megatron/interchange/mapped_source.h"
+#include "megatron/text/characters/byte_level.h"
+#include "megatron/text/tokenizer.h"
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint32_t kVersion = 3, kAlignment = 32;
+constexpr std::uint32_t kQuantizationVersion = 2;
+constexpr std::int64_t kBlock = 32, kBlockBytes = 34;  // of Q8_0: a scale in half precision, 32 int8
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 21;
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
+constexpr const char* kOtherFormat = "--format huggingface";
+
+/// GGMLQuantizationType.
+enum class Type : std::uint32_t { F32 = 0, F16 = 1, Q8_0 = 8, BF16 = 30 };
+
+/// LlamaFileType: what most tensors are.
+std::uint32_t file_type(Type type) {
+  return type == Type::F32 ? 0 : type == Type::F16 ? 1 : type == Type::Q8_0 ? 7 : 32;
+}
+
+/// The entries before the tensors.
+class Metadata {
+ public:
+  void add(const std::string& key, std::uint32_t value) { entry(key, 4, value); }
+  void add(const std::string& key, float value) { entry(key, 6, value); }
+  void add(const std::string& key, bool value) { entry(key, 7, static_cast<std::uint8_t>(value)); }
+  void add(const std::string& key, const std::string& value) {
+    begin(key, 8);
+    put_text(value);
+  }
+  void add(const std::string& key, const std::vector<std::int32_t>& values) { list(key, 5, values); }
+  void add(const std::string& key, const std::vector<float>& values) { list(key, 6, values); }
+  void add(const std::string& key, const std::vector<std::string>& values) {
+    begin(key, 9);
+    put(std::uint32_t{8});
+    put(std::uint64_t{values.size()});
+    for (const std::string& value : values) put_text(value);
+  }
+
+  /// What follows are tensors' descriptions, which are written with the same two:
+  template <class T>
+  void put(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void put_text(const std::string& text) {
+    put(std::uint64_t{text.size()});
+    bytes_ += text;
+  }
+
+  const std::string& bytes() const { return bytes_; }
+  std::uint64_t count() const { return count_; }
+
+ private:
+  void begin(const std::string& key, std::uint32_t type) {
+    ++count_;
+    put_text(key);
+    put(type);
+  }
+  template <class T>
+  void entry(const std::string& key, std::uint32_t type, T value) {
+    begin(key, type);
+    put(value);
+  }
+  template <class T>
+  void list(const std::string& key, std::uint32_t type, const std::vector<T>& values) {
+    begin(key, 9);
+    put(type);
+    put(std::uint64_t{values.size()});
+    for (const T value : values) put(value);
+  }
+
+  std::string bytes_;
+  std::uint64_t count_ = 0;
+};
+
+// ---- the tokenizer
+
+/// gguf's TokenType; SentencePiece's own numbers.
+enum TokenType : std::int32_t { Normal = 1, Control = 3, UserDefined = 4, Unused = 5 };
+
+struct Tokens {
+  std::string model, pre;
+  std::vector<std::string> tokens = {}, merges = {};
+  std::vector<std::int32_t> types = {};
+  std::vector<float> scores = {};  // SentencePiece's
+  bool space_prefix = false;
+};
+
+/// llama.cpp's name of how a byte-level tokenizer cuts text into words; none where it knows no such way. It reads text
+/// as it is: like its converter this takes Qwen2's NFC, which changes no text that is composed, for nothing.
+std::optional<std::string> name_of_cuts(const text::Vocabulary& vocabulary) {
+  if (!vocabulary.pipeline) {
+    if (vocabulary.normalization || vocabulary.ignore_merges) return std::nullopt;
+    return vocabulary.split_digits ? "smollm" : "gpt-2";
+  }
+  const std::string words = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)";
+  const std::string rest = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const auto& [normalizers, cuts, decoders] = *vocabulary.pipeline;
+  const bool composes =
+      normalizers == std::vector<text::Normalizer>{text::normalizer::UnicodeForm{.compose = true, .compatible = false}};
+  for (const auto& [name, numbers, ignores_merges] :
+       {std::tuple{"llama-bpe", R"(\p{N}{1,3})", true}, {"qwen2", R"(\p{N})", false}}) {
+    const std::vector<text::PreTokenizer> theirs = {
+        text::pretokenizer::Split{.pattern = {words + numbers + rest, /*is_regex=*/true}},
+        text::pretokenizer::ByteLevel{.add_prefix_space = false, .use_regex = false}};
+    if (cuts == theirs && vocabulary.ignore_merges == ignores_merges && (normalizers.empty() || composes)) return name;
+  }
+  return std::nullopt;
+}
+
+/// Of tokens that a file adds to the model's: llama.cpp takes those that look special for such.
+TokenType type_of(const text::SpecialToken& token) {
+  const std::string& text = token.content;
+  return token.special || (text.starts_with("<|") && text.ends_with("|>")) ? Control : UserDefined;
+}
+
+/// Byte-level BPE: tokens and merges spelled as in GPT-2's files, added tokens as they are in a text.
+std::optional<Tokens> byte_level_tokens(const text::Vocabulary& vocabulary) {
+  if (vocabulary.word_piece || vocabulary.unigram || vocabulary.characters || vocabulary.sentence_piece ||
+      vocabulary.word_level || vocabulary.equal_ranks)
+    return std::nullopt;
+  const auto cuts = name_of_cuts(vocabulary);
+  if (!cuts) return std::nullopt;
+  Tokens result{.model = "gpt2", .pre = *cuts};
+  for (const std::string& token : vocabulary.tokens) {
+    result.tokens.push_back(text::to_byte_level(token));
+    result.types.push_back(token.empty() ? Unused : Normal);
+  }
+  for (const text::SpecialToken& special : vocabulary.specials) {
+    result.tokens.at(static_cast<std::size_t>(special.id)) = special.content;
+    result.types.at(static_cast<std::size_t>(special.id)) = type_of(special);
+  }
+  const auto spelled = [&](std::int32_t id) {
+    return text::to_byte_level(vocabulary.tokens.at(static_cast<std::size_t>(id)));
+  };
+  for (const auto& [left, right] : vocabulary.merges) result.merges.push_back(spelled(left) + " " + spelled(right));
+  return result;
+}
+
+/// A SentencePiece model of type BPE, as Llama 2's and Mistral's tokenizer.model. `added`: tokens that other files of
+/// the folder add.
+std::optional<Tokens> sentence_piece_tokens(const text::Vocabulary& vocabulary,
+                                            const std::vector<text::SpecialToken>& added) {
+  const auto& pieces = vocabulary.sentence_piece;
+  if (!pieces || pieces->unigram || !pieces->byte_fallback || !vocabulary.pipeline) return std::nullopt;
+  const auto& normalizers = vocabulary.pipeline->normalizers;
+  const auto* text = normalizers.size() == 1 ? std::get_if<text::normalizer::SentencePiece>(&normalizers[0]) : nullptr;
+  if (text == nullptr || !text->charsmap.empty() || text->remove_extra_spaces || !text->escape_spaces ||
+      text->space_is_suffix)
+    return std::nullopt;
+  Tokens result{.model = "llama", .pre = "default", .tokens = vocabulary.tokens, .scores = pieces->scores};
+  result.space_prefix = text->add_dummy_prefix;
+  for (const auto type : pieces->types) result.types.push_back(static_cast<std::int32_t>(type));
+  for (const text::SpecialToken& token : added) {
+    const auto id = static_cast<std::size_t>(token.id);
+    if (id >= result.tokens.size()) {
+      result.tokens.resize(id + 1);
+      result.types.resize(id + 1, Unused);
+      result.scores.resize(id + 1, -10000);
+    }
+    result.tokens[id] = token.content;
+    result.types[id] = type_of(token);
+    result.scores[id] = -1000;  // as the converter has it: no merge makes it
+  }
+  return result;
+}
+
+/// What a folder says of its tokenizer beside the tokens.
+struct Conventions {
+  std::map<std::string, std::int64_t> ids;  // "bos": 1
+  bool add_bos = false, add_eos = false;
+  std::string chat_template;
+};
+
+std::string text_of_template(const fs::path& folder, const json& config) {
+  if (fs::is_regular_file(folder / "chat_template.jinja"))
+    return read_file(folder / "chat_template.jinja", kMaxConfigBytes);
+  const json found = config.value("chat_template", json());
+  if (found.is_string()) return found.get<std::string>();
+  for (const json& named : found.is_array() ? found : json::array())  // several, each for a use
+    if (named.is_object() && named.value("name", json()) == "default" && named.value("template", json()).is_string())
+      return named["template"].get<std::string>();
+  return "";
+}
+
+/// tokenizer_config.json names tokens; ids of generation_config.json and config.json stand where it names none.
+Conventions conventions_of(const fs::path& folder, const text::Tokenizer& tokenizer, const TokenIds& known) {
+  const fs::path file = folder / "tokenizer_config.json";
+  const json config =
+      fs::is_regular_file(file) ? parse_json_object(read_file(file, kMaxConfigBytes), file.string()) : json::object();
+  Conventions result;
+  TokenIds ids = read_token_ids(folder);
+  ids.insert(known.begin(), known.end());
+  for (const auto& [name, entry] :
+       {std::pair{"bos", "bos_token"}, {"eos", "eos_token"}, {"unknown", "unk_token"}, {"padding", "pad_token"}}) {
+    json token = config.value(entry, json());
+    if (token.is_object()) token = token.value("content", json());
+    const auto id = token.is_string() ? tokenizer.token_to_id(token.get<std::string>()) : std::nullopt;
+    const auto given = ids_of(ids, std::string(entry) + "_id");
+    if (id || !given.empty()) result.ids[name] = id ? *id : given.front();
+  }
+  result.add_bos = config.value("add_bos_token", json()) == true;
+  result.add_eos = config.value("add_eos_token", json()) == true;
+  using Kind = text::Template::Kind;
+  const auto& frame = tokenizer.vocabulary().frame.single;
+  if (!frame.empty()) {
+    result.add_bos = frame.front().kind == Kind::Token;
+    result.add_eos = frame.back().kind == Kind::Token;
+  }
+  result.chat_template = text_of_template(folder, config);
+  return result;
+}
+
+Tokens tokens_of(const fs::path& folder, const text::Tokenizer& tokenizer) {
+  const text::Vocabulary& vocabulary = tokenizer.vocabulary();
+  std::optional<Tokens> tokens = byte_level_tokens(vocabulary);
+  if (!tokens && fs::is_regular_file(folder / "tokenizer.model"))  // tokenizer.json has no scores
+    tokens = sentence_piece_tokens(text::Tokenizer::load(folder / "tokenizer.model").vocabulary(),
+                                   vocabulary.sentence_piece ? std::vector<text::SpecialToken>() : vocabulary.specials);
+  if (!tokens)
+    throw ConfigError(
+        rule_got_fix("export: a GGUF file can hold a byte-level BPE tokenizer that cuts text as GPT-2, SmolLM, Llama 3 "
+                     "or Qwen2 do, or the tokenizer.model of a SentencePiece BPE with byte fallback.",
+                     concat("another tokenizer in ", folder.string()), kOtherFormat));
+  return *std::move(tokens);
+}
+
+/// `rows`: of the embedding, one for each token; those past the tokenizer's get a name that is never written.
+void add_tokenizer(Metadata& metadata, const fs::path& folder, const TokenIds& known, std::int64_t rows) {
+  if (folder.empty()) {  // llama.cpp then takes ids alone
+    metadata.add("tokenizer.ggml.model", std::string("no_vocab"));
+    return;
+  }
+  const auto tokenizer = text::Tokenizer::load(folder);
+  Tokens tokens = tokens_of(folder, tokenizer);
+  const Conventions conventions = conventions_of(folder, tokenizer, known);
+  const auto size = static_cast<std::size_t>(rows);
+  if (tokens.tokens.size() > size)
+    throw ConfigError(rule_got_fix("export: each token of the tokenizer must have its row in the embedding.",
+                                   concat(tokens.tokens.size(), " tokens in ", folder.string(), ", ", rows, " rows"),
+                                   "put the tokenizer that the model was trained with beside the weights"));
+  tokens.tokens.resize(size);
+  tokens.types.resize(size, Unused);
+  if (!tokens.scores.empty()) tokens.scores.resize(size, -10000);
+  for (std::size_t i = 0; i < size; ++i)
+    if (tokens.types[i] == Unused && tokens.tokens[i].empty()) tokens.tokens[i] = concat("[PAD", i, "]");
+
+  metadata.add("tokenizer.ggml.model", tokens.model);
+  metadata.add("tokenizer.ggml.pre", tokens.pre);
+  metadata.add("tokenizer.ggml.tokens", tokens.tokens);
+  if (!tokens.scores.empty()) metadata.add("tokenizer.ggml.scores", tokens.scores);
+  metadata.add("tokenizer.ggml.token_type", tokens.types);
+  if (!tokens.merges.empty()) metadata.add("tokenizer.ggml.merges", tokens.merges);
+  for (const auto& [name, id] : conventions.ids) {
+    if (id >= rows)
+      throw ConfigError(rule_got_fix(concat("export: the ", name, " token must be one of the tokenizer's."), concat(id),
+                                     concat("name one below ", rows, " in ", folder.string(), "/config.json")));
+    metadata.add(concat("tokenizer.ggml.", name, "_token_id"), static_cast<std::uint32_t>(id));
+  }
+  metadata.add("tokenizer.ggml.add_bos_token", conventions.add_bos);
+  metadata.add("tokenizer.ggml.add_eos_token", conventions.add_eos);
+  metadata.add("tokenizer.ggml.add_space_prefix", tokens.space_prefix);
+  if (!conventions.chat_template.empty()) metadata.add("tokenizer.chat_template", conventions.chat_template);
+}
+
+// ---- the network
+
+/// llama.cpp's Qwen2 has biases of q, k and v alone and rotates halves of a head, as Hugging Face does; its Llama
+/// rotates neighbours.
+std::string architecture_of(const config::ModelConfig& model) {
+  return model.add_qkv_bias && !model.add_bias_linear ? "qwen2" : "llama";
+}
+
+/// Throws ConfigError for a model that no architecture of llama.cpp known here computes.
+void check_model(const FolderConfig& config) {
+  const config::ModelConfig& model = config.model;
+  const bool scaled = model.rope_scaling_factor != 1;
+  if (config.family == Family::Llama && model.head == "tokens" && model.activation == "silu" &&
+      !(scaled && architecture_of(model) == "qwen2"))
+    return;
+  throw ConfigError(rule_got_fix(
+      "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "
+      "alone), a gated silu unit.",
+      concat("architecture ", model.architecture, ", head ", model.head, ", normalization ", model.normalization,
+             ", position_embedding_type ", model.position_embedding_type, ", rope_scaling_factor ",
+             model.rope_scaling_factor, ", activation ", model.activation, ", add_qkv_bias ", model.add_qkv_bias),
+      kOtherFormat));
+}
+
+void add_network(Metadata& metadata, const FolderConfig& config, const std::string& name, Type type) {
+  const config::ModelConfig& model = config.model;
+  const plan::GptShape shape = shape_of(model);
+  const std::string architecture = architecture_of(model);
+  const auto size = [&](const char* key, std::int64_t value) {
+    metadata.add(architecture + "." + key, static_cast<std::uint32_t>(value));
+  };
+  metadata.add("general.architecture", architecture);
+  metadata.add("general.type", std::string("model"));
+  if (!name.empty()) metadata.add("general.name", name);
+  metadata.add("general.alignment", kAlignment);
+  metadata.add("general.file_type", file_type(type));
+  metadata.add("general.quantization_version", kQuantizationVersion);
+  size("block_count", shape.num_layers);
+  size("context_length", model.max_position_embeddings);
+  size("embedding_length", shape.hidden);
+  size("feed_forward_length", shape.ffn_hidden);
+  size("attention.head_count", shape.num_heads);
+  size("attention.head_count_kv", shape.groups());
+  size("attention.key_length", shape.head());
+  size("attention.value_length", shape.head());
+  size("rope.dimension_count", shape.head());
+  size("vocab_size", shape.vocab);
+  metadata.add(architecture + ".rope.freq_base", static_cast<float>(model.rotary_base));
+  metadata.add(architecture + ".attention.layer_norm_rms_epsilon", static_cast<float>(model.layernorm_epsilon));
+}
+
+/// By how much Llama 3's scaling slows each pair of a head down: what rope_freqs.weight holds.
+std::vector<float> rope_factors(const config::ModelConfig& model) {
+  const auto dim = static_cast<double>(shape_of(model).head());
+  const double low = model.rope_low_freq_factor, high = model.rope_high_freq_factor;
+  std::vector<float> factors;
+  for (double i = 0; i < dim; i += 2) {
+    const double turns = static_cast<double>(model.rope_original_positions) * std::pow(model.rotary_base, -i / dim) /
+                         (2 * 3.14159265358979323846);
+    const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    factors.push_back(static_cast<float>(1 / ((1 - smooth) / model.rope_scaling_factor + smooth)));
+  }
+  return factors;
+}
+
+// ---- the tensors
+
+struct Tensor {
+  std::string name, source;         // in the file; of the Hugging Face folder
+  std::vector<std::int64_t> shape;  // rows first
+  Type type = Type::F32;
+  std::int64_t head = 0;           // rows of a head whose two halves alternate in the file; 0: rows as they are
+  std::vector<float> values = {};  // instead of a source
+
+  std::int64_t columns() const { return shape.size() > 1 ? shape[1] : 1; }
+  std::uint64_t bytes() const {
+    const std::int64_t elements = shape[0] * columns();
+    return static_cast<std::uint64_t>(type == Type::F32    ? 4 * elements
+                                      : type == Type::Q8_0 ? elements / kBlock * kBlockBytes
+                                                           : 2 * elements);
+  }
+};
+
+constexpr std::pair<const char*, const char*> kLayer[] = {
+    {"attn_norm", "input_layernorm"}, {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},   {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},    {"ffn_up", "mlp.up_proj"},           {"ffn_down", "mlp.down_proj"}};
+
+/// The tensors in the order of the forward pass. Vectors are float32, as is everything in a Q8_0 file whose rows are
+/// no whole blocks float16.
+std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelConfig& model, Type type) {
+  const bool llama = architecture_of(model) == "llama";
+  std::vector<Tensor> tensors;
+  const auto add = [&](const std::string& name, const std::string& source, std::int64_t head = 0) {
+    const auto* shape = theirs.shape(source);
+    if (shape == nullptr) return;  // biases, a tied output
+    const bool fits = type != Type::Q8_0 || shape->back() % kBlock == 0;
+    tensors.push_back({.name = name,
+                       .source = source,
+                       .shape = *shape,
+                       .type = shape->size() == 1 ? Type::F32
+                               : fits             ? type
+                                                  : Type::F16,
+                       .head = head});
+  };
+  if (llama && model.rope_scaling_factor != 1) {
+    const std::vector<float> factors = rope_factors(model);
+    tensors.push_back({.name = "rope_freqs.weight",
+                       .source = "",
+                       .shape = {static_cast<std::int64_t>(factors.size())},
+                       .values = factors});
+  }
+  add("token_embd.weight", "model.embed_tokens.weight");
+  const std::int64_t head = shape_of(model).head();
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    for (const auto& [ours, hugging_face] : kLayer)
+      for (const char* part : {".weight", ".bias"}) {
+        const bool rotated = llama && (std::string_view(ours) == "attn_q" || std::string_view(ours) == "attn_k");
+        add(concat("blk.", layer, ".", ours, part), concat("model.layers.", layer, ".", hugging_face, part),
+            rotated ? head : 0);
+      }
+  add("output_norm.weight", "model.norm.weight");
+  add("output.weight", "lm_head.weight");
+  return tensors;
+}
+
+/// Q8_0 as ggml's reference does it: of each 32 numbers the scale max|x| / 127 in half precision, and x / scale
+/// rounded, halves away from 0. Throws ConfigError where a number is not finite.
+std::string quantize_q8_0(std::span<const float> x, const std::string& name) {
+  std::string bytes;
+  bytes.reserve(x.size() / kBlock * kBlockBytes);
+  for (std::size_t begin = 0; begin < x.size(); begin += kBlock) {
+    const auto block = x.subspan(begin, kBlock);
+    float largest = 0;
+    bool finite = true;
+    for (const float value : block) {
+      finite = finite && std::isfinite(value);
+      largest = std::max(largest, std::fabs(value));
+    }
+    if (!finite)
+      throw ConfigError(rule_got_fix(concat("export: weights must be finite to be q8_0: ", name), "inf or nan",
+                                     "--dtype fp32, which keeps them"));
+    const float scale = largest / 127;
+    const float inverse = scale == 0 ? 0 : 1 / scale;
+    const auto half = static_cast<at::Half>(scale);
+    bytes.append(reinterpret_cast<const char*>(&half.x), sizeof half.x);
+    for (const float value : block) {
+      const float level = std::round(value * inverse);
+      bytes += static_cast<char>(std::isfinite(level) ? static_cast<std::int8_t>(level) : 0);  // 1 / 1e-40 is infinite
+    }
+  }
+  return bytes;
+}
+
+void write_values(AtomicFile& file, const at::Tensor& values, const Tensor& tensor) {
+  if (tensor.type == Type::Q8_0) {
+    file.write(quantize_q8_0({values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel())}, tensor.name));
+    return;
+  }
+  const at::Tensor stored = values.to(tensor.type == Type::F16    ? at::kHalf
+                                      : tensor.type == Type::BF16 ? at::kBFloat16
+                                                                  : at::kFloat);
+  file.write({static_cast<const std::byte*>(stored.const_data_ptr()), static_cast<std::size_t>(stored.nbytes())});
+}
+
+/// Some rows at a time. Of a rotated matrix row (half h, i) of a head goes to 2 i + h (LlamaModel.permute).
+void write_tensor(AtomicFile& file, const MappedSource& theirs, const Tensor& tensor) {
+  if (!tensor.values.empty()) return file.write(std::as_bytes(std::span(tensor.values)));
+  const std::int64_t rows = tensor.shape[0], unit = std::max<std::int64_t>(tensor.head, 1);
+  const std::int64_t step = std::max<std::int64_t>(1, kElementsAtOnce / tensor.columns() / unit) * unit;
+  for (std::int64_t begin = 0; begin < rows; begin += step) {
+    checkpoint::Box box{std::vector<std::int64_t>(tensor.shape.size(), 0), tensor.shape};
+    box.offset[0] = begin;
+    box.shape[0] = std::min(step, rows - begin);
+    at::Tensor values = at::empty(box.shape, at::kFloat);
+    theirs.read(tensor.source, box, values);
+    if (tensor.head > 0) values = values.view({-1, 2, tensor.head / 2, tensor.columns()}).transpose(1, 2).contiguous();
+    write_values(file, values, tensor);
+  }
+}
+
+std::uint64_t padded(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void pad(AtomicFile& file) { file.write(std::string(padded(file.size()) - file.size(), '\0')); }
+
+Type type_of(const std::string& dtype, const checkpoint::WeightSource& weights) {
+  if (dtype == "q8_0") return Type::Q8_0;
+  const std::string stored = weights.dtype("embedding.word_embeddings.weight");
+  if (dtype == "float16" || (dtype.empty() && stored == "F16")) return Type::F16;
+  if (dtype == "bfloat16" || (dtype.empty() && stored == "BF16")) return Type::BF16;
+  return Type::F32;
+}
+
+void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& path,
+                const ExportOptions& options) {
+  check_model(config);
+  if (fs::exists(path))
+    throw ConfigError(rule_got_fix(concat(path.string(), ": must not exist."), "it is there", "name another --output"));
+  const MappedSource theirs = all_under(weights, inverted(llama_mapping(shape_of(config.model))));
+  const Type type = type_of(options.dtype, weights);
+  const std::vector<Tensor> tensors = tensors_of(theirs, config.model, type);
+  Metadata metadata;
+  add_network(metadata, config, path.stem().string(), type);
+  add_tokenizer(metadata, options.tokenizer, config.token_ids, config.model.vocab_size);
+  std::uint64_t offset = 0;
+  for (const Tensor& tensor : tensors) {
+    metadata.put_text(tensor.name);
+    metadata.put(static_cast<std::uint32_t>(tensor.shape.size()));
+    for (auto size = tensor.shape.rbegin(); size != tensor.shape.rend(); ++size)
+      metadata.put(static_cast<std::uint64_t>(*size));
+    metadata.put(static_cast<std::uint32_t>(tensor.type));
+    metadata.put(offset);
+    offset += padded(tensor.bytes());
+  }
+
+  AtomicFile file(path);
+  file.write("GGUF");
+  file.write_value(kVersion);
+  file.write_value(std::uint64_t{tensors.size()});
+  file.write_value(metadata.count());
+  file.write(metadata.bytes());
+  for (const Tensor& tensor : tensors) {
+    pad(file);
+    write_tensor(file, theirs, tensor);
+  }
+  pad(file);
+  file.commit();
+}
+
+}  // namespace
+
+WeightFormat gguf_format() {
+  return {.name = "gguf",
+          .holder = "a GGUF file",
+          .models = "",
+          .ending = ".gguf",
+          .dtypes = {"q8_0"},
+          .output = "file to write (Llama, Mistral, Qwen2); must not exist",
+          .write = write_gguf};
+}
+
+}  // namespace megatron::interchange

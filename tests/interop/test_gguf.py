@@ -1,0 +1,227 @@
+"""The package gguf reads what the program exports as GGUF, bit by bit, and transformers reads the same model. Needs
+gguf, numpy, safetensors, sentencepiece, tokenizers, torch, transformers."""
+import hashlib
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+from peers import peers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/testing"))
+sys.path.append(str(ROOT / "scripts"))
+from fetch_models import LAYER_NAMES, unpermute  # noqa: E402
+from program import MODELS, run  # noqa: E402
+
+gguf, np, safetensors, sentencepiece, tokenizers, torch, transformers, MISSING = peers(
+    "gguf", "numpy", "safetensors.torch", "sentencepiece", "tokenizers", "torch", "transformers")
+if not MISSING:
+    transformers.logging.disable_progress_bar()
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+TRAIN = ROOT / "tests/golden/text/train.txt"
+SMOLLM2 = MODELS / "smollm2-135m-instruct"
+# Of the embedding's Q8_0 blocks in the GGUF file that llama.cpp's tools made of SmolLM2-135M-Instruct, from the wheel
+# that scripts/fetch_models.py reads; the folder's weights are those blocks, dequantized.
+PUBLISHED_EMBEDDING = "0d728edd2a012d1663a6069567240d124c752bab88b6fcbe1a985eae428193c3"
+LLAMA_3 = dict(rope_type="llama3", rope_theta=50000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+               original_max_position_embeddings=16)
+CUTS = {"llama-bpe": r"\p{N}{1,3}", "qwen2": r"\p{N}"}
+CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def learned_tokenizer(folder, cuts):
+    """tokenizer.json as the folders of Llama 3 and Qwen2 have it, with fewer tokens, and what is beside it."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=cuts == "llama-bpe"))
+    expression = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + CUTS[cuts] +
+                  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    steps = tokenizers.pre_tokenizers
+    tokenizer.pre_tokenizer = steps.Sequence([
+        steps.Split(tokenizers.Regex(expression), "isolated"),
+        steps.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    if cuts == "qwen2":
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+    tokenizer.train([str(TRAIN)], tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|begin|>", "<|end|>"], show_progress=False,
+        initial_alphabet=steps.ByteLevel.alphabet()))
+    tokenizer.add_tokens([tokenizers.AddedToken("<tool> call", normalized=False)])
+    if cuts == "llama-bpe":
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|begin|> $A", pair="<|begin|> $A $B", special_tokens=[("<|begin|>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"},
+        "chat_template": CHAT}))
+    return tokenizer
+
+
+def fields_of(reader):
+    return {key: field.contents() for key, field in reader.fields.items()}
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Gguf(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+        torch.manual_seed(5)
+
+    def models(self):
+        """Name, folder, tokenizer: what the two architectures can differ in."""
+        sizes = dict(vocab_size=416, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1)
+        made = {
+            "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                **sizes, tie_word_embeddings=False, rope_parameters=LLAMA_3)),
+            "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                **sizes, attention_bias=True, mlp_bias=True, head_dim=12)),
+            "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None)),
+            "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
+        }
+        for name, model in made.items():
+            with torch.no_grad():
+                for parameter in model.parameters():  # biases and norms that are not 0 and 1
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            model.save_pretrained(self.path / name)
+            cuts = "qwen2" if name == "qwen2" else "llama-bpe"
+            yield name, self.path / name, learned_tokenizer(self.path / name, cuts)
+
+    def export(self, folder, *options):
+        output = self.path / f"{folder.name}-{len(list(self.path.iterdir()))}.gguf"
+        run("checkpoint", "export", "--load", folder, "--output", output, *options)
+        return output, gguf.GGUFReader(output)
+
+    def hugging_face_name(self, name):
+        if not name.startswith("blk."):
+            return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+                    "output.weight": "lm_head.weight"}[name]
+        _, layer, kind, part = name.split(".")
+        return f"model.layers.{layer}.{LAYER_NAMES[kind]}.{part}"
+
+    def same_tensors(self, reader, folder, dtype):
+        """Each tensor is gguf's own conversion of the folder's, whose rows of q and k lie as llama.cpp wants them."""
+        fields = fields_of(reader)
+        architecture = fields["general.architecture"]
+        heads = {"attn_q": fields[f"{architecture}.attention.head_count"],
+                 "attn_k": fields[f"{architecture}.attention.head_count_kv"]}
+        theirs = safetensors.load_file(folder / "model.safetensors")
+        wanted = getattr(gguf.GGMLQuantizationType, dtype)
+        self.assertEqual(fields["general.file_type"], {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}[dtype])
+        for tensor in reader.tensors:
+            self.assertEqual(tensor.data_offset % 32, 0, tensor.name)
+            if tensor.name == "rope_freqs.weight":
+                continue
+            source = theirs.pop(self.hugging_face_name(tensor.name)).float().numpy()
+            self.assertEqual([int(size) for size in reversed(tensor.shape)], list(source.shape), tensor.name)
+            kind = wanted if source.ndim > 1 else gguf.GGMLQuantizationType.F32
+            if kind == gguf.GGMLQuantizationType.Q8_0 and source.shape[1] % 32:  # no whole blocks
+                kind = gguf.GGMLQuantizationType.F16
+            self.assertEqual(tensor.tensor_type, kind, tensor.name)
+            part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
+            if architecture == "llama" and part in heads:  # what puts rows back gives the folder's
+                rows = gguf.quants.dequantize(tensor.data, kind).reshape(len(source), -1)
+                back = unpermute(np.arange(len(source))[:, None], heads[part])[:, 0]
+                order = np.argsort(back)
+                source = source[order]
+                if dtype == "F32":
+                    self.assertEqual(unpermute(rows, heads[part]).tobytes(), source[back].tobytes())
+            self.assertEqual(tensor.data.tobytes(), gguf.quants.quantize(source, kind).tobytes(), tensor.name)
+        self.assertEqual(set(theirs), set())
+
+    def test_every_tensor_is_the_folders_in_every_type(self):
+        for name, folder, _ in self.models():
+            for option, dtype in (("", "F32"), ("fp32", "F32"), ("fp16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0")):
+                with self.subTest(name=name, dtype=option):
+                    _, reader = self.export(folder, *(["--dtype", option] if option else []))
+                    self.same_tensors(reader, folder, dtype)
+
+    def test_transformers_reads_the_same_model(self):
+        for name, folder, _ in self.models():
+            if name == "mistral":  # the file says llama, as llama.cpp's converter does
+                continue
+            output, _ = self.export(folder, "--format", "gguf")
+            with self.subTest(name=name):
+                model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                read = load_gguf_checkpoint(str(output), return_tensors=True, model_to_load=model)
+                tensors = {key: torch.as_tensor(value) for key, value in read["tensors"].items()}
+                tensors.pop("rope_freqs.weight", None)  # which transformers does not know
+                wanted = safetensors.load_file(folder / "model.safetensors")
+                self.assertEqual(sorted(tensors), sorted(wanted))
+                for key, tensor in wanted.items():
+                    self.assertTrue(torch.equal(tensors[key], tensor), key)
+                theirs = model.config.to_dict()
+                for key, value in read["config"].items():
+                    if key in theirs and key not in ("rope_parameters", "head_dim"):
+                        self.assertEqual(np.float32(value) if isinstance(value, float) else value,
+                                         np.float32(theirs[key]) if isinstance(value, float) else theirs[key], key)
+
+    def test_scaled_positions_are_factors_of_the_frequencies(self):
+        name, folder, _ = next(self.models())
+        _, reader = self.export(folder)
+        factors = next(tensor for tensor in reader.tensors if tensor.name == "rope_freqs.weight").data
+        config = transformers.AutoConfig.from_pretrained(folder)
+        scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        plain = 1 / 50000.0 ** (torch.arange(0, 16, 2) / 16)
+        np.testing.assert_allclose(factors, (plain / scaled).numpy(), rtol=1e-5)
+
+    def test_the_tokenizer_is_the_folders(self):
+        for name, folder, tokenizer in self.models():
+            with self.subTest(name=name):
+                fields = fields_of(self.export(folder)[1])
+                file = json.loads((folder / "tokenizer.json").read_text())
+                size = tokenizer.get_vocab_size()
+                self.assertEqual(fields["tokenizer.ggml.model"], "gpt2")
+                self.assertEqual(fields["tokenizer.ggml.pre"], "qwen2" if name == "qwen2" else "llama-bpe")
+                tokens = [tokenizer.id_to_token(i) for i in range(size)] + [f"[PAD{i}]" for i in range(size, 416)]
+                self.assertEqual(fields["tokenizer.ggml.tokens"], tokens)
+                self.assertEqual(fields["tokenizer.ggml.token_type"],
+                                 [3, 3] + [1] * (size - 3) + [4] + [5] * (416 - size))
+                self.assertEqual(fields["tokenizer.ggml.merges"], [" ".join(pair) for pair in file["model"]["merges"]])
+                self.assertEqual([fields[f"tokenizer.ggml.{key}_token_id"] for key in ("bos", "eos")], [0, 1])
+                self.assertEqual([fields[f"tokenizer.ggml.add_{key}_token"] for key in ("bos", "eos")],
+                                 [name != "qwen2", False])
+                self.assertEqual(fields["tokenizer.chat_template"], CHAT)
+
+    def test_a_sentencepiece_model_keeps_its_scores_and_types(self):
+        folder = list(self.models())[0][1]
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).unlink()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(TRAIN), model_prefix=str(folder / "tokenizer"), vocab_size=410, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        fields = fields_of(self.export(folder)[1])
+        self.assertEqual(fields["tokenizer.ggml.model"], "llama")
+        self.assertTrue(fields["tokenizer.ggml.add_space_prefix"])
+        kinds = [(model.is_unknown, 2), (model.is_control, 3), (model.is_unused, 5), (model.is_byte, 6)]
+        for i in range(410):
+            self.assertEqual(fields["tokenizer.ggml.tokens"][i], model.id_to_piece(i))
+            self.assertEqual(np.float32(fields["tokenizer.ggml.scores"][i]), np.float32(model.get_score(i)))
+            self.assertEqual(fields["tokenizer.ggml.token_type"][i], next((n for is_it, n in kinds if is_it(i)), 1))
+
+    @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
+    def test_smollm2s_embedding_is_that_of_llama_cpps_file(self):
+        _, reader = self.export(SMOLLM2, "--dtype", "q8_0")
+        self.same_tensors(reader, SMOLLM2, "Q8_0")
+        embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+        self.assertEqual(hashlib.sha256(embedding.data.tobytes()).hexdigest(), PUBLISHED_EMBEDDING)
+        fields = fields_of(reader)
+        file = json.loads((SMOLLM2 / "tokenizer.json").read_text())
+        self.assertEqual(fields["tokenizer.ggml.pre"], "smollm")
+        self.assertEqual(fields["tokenizer.ggml.tokens"], list(file["model"]["vocab"]))
+        self.assertEqual([fields[f"tokenizer.ggml.{key}_token_id"] for key in ("bos", "eos", "unknown", "padding")],
+                         [1, 2, 0, 2])
+        self.assertFalse(fields["tokenizer.ggml.add_bos_token"])
+        sizes = dict(block_count=30, context_length=8192, embedding_length=576, feed_forward_length=1536,
+                     vocab_size=49152)
+        self.assertEqual({key: fields[f"llama.{key}"] for key in sizes}, sizes)
+        self.assertEqual(fields["llama.rope.dimension_count"], 64)
+        self.assertEqual(fields["llama.rope.freq_base"], 100000)
+        self.assertEqual(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]), np.float32(1e-5))
+
+
+if __name__ == "__main__":
+    unittest.main()
