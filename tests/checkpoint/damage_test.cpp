@@ -227,29 +227,47 @@ TEST_F(DamagedCheckpoint, APipeInPlaceOfAFileIsDamageAtOnce) {
   }
 }
 
-class VerifyBesideARun : public testing::TestWithParam<int> {};
+/// A process saves all the while, of which the newest (the parameter) stay.
+class VerifyBesideARun : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    save_matrix(folder(), 1);
+    ASSERT_EQ(::pipe(ends_), 0);
+    child_ = ::fork();
+    ASSERT_GE(child_, 0);
+    if (child_ == 0) {
+      at::set_num_threads(1);  // a pool of threads does not survive fork()
+      save_for_ever(folder(), 2, ends_[1], GetParam());
+    }
+    ::close(ends_[1]);
+  }
+  void TearDown() override {
+    ::kill(child_, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child_, &status, 0), child_);
+    ::close(ends_[0]);
+  }
+  const fs::path& folder() const { return folder_.path(); }
+  void wait_for_save() {
+    char told = 0;
+    ASSERT_EQ(::read(ends_[0], &told, 1), 1);
+  }
+
+ private:
+  TemporaryFolder folder_;
+  int ends_[2] = {};
+  pid_t child_ = 0;
+};
 
 TEST_P(VerifyBesideARun, ThatSavesAndPrunesReportsNoDamage) {
-  const TemporaryFolder folder;
-  save_matrix(folder.path(), 1);
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    at::set_num_threads(1);  // a pool of threads does not survive fork()
-    save_for_ever(folder.path(), 2, ends[1], GetParam());
-  }
-  ::close(ends[1]);
-  char told = 0;
   int removed = 0;
   for (int look = 0; look < 40; ++look) {
-    ASSERT_EQ(::read(ends[0], &told, 1), 1);
+    ASSERT_NO_FATAL_FAILURE(wait_for_save());
     Verified newest;
-    EXPECT_EQ(verify(folder.path(), &newest), std::vector<std::string>{}) << "the newest stays";
+    EXPECT_EQ(verify(folder(), &newest), std::vector<std::string>{}) << "the newest stays";
     EXPECT_THAT(newest.folder.string(), EndsWith(std::to_string(newest.manifest.iteration)));
     // The oldest of the two that are kept is the next to go.
-    std::vector<fs::path> oldest = candidates(folder.path());
+    std::vector<fs::path> oldest = candidates(folder());
     try {
       for (const std::string& problem : verify(oldest.back()))
         EXPECT_THAT(problem, HasSubstr("which does not exist")) << "it had gone before it was looked at";
@@ -258,39 +276,19 @@ TEST_P(VerifyBesideARun, ThatSavesAndPrunesReportsNoDamage) {
       ++removed;
     }
   }
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ::close(ends[0]);
   testing::Test::RecordProperty("removed", removed);
 }
 
 TEST_P(VerifyBesideARun, ThatSavesAndPrunesReadsTheNewest) {
-  const TemporaryFolder folder;
-  save_matrix(folder.path(), 1);
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    at::set_num_threads(1);  // a pool of threads does not survive fork()
-    save_for_ever(folder.path(), 2, ends[1], GetParam());
-  }
-  ::close(ends[1]);
-  char told = 0;
   for (int look = 0; look < 40; ++look) {
-    ASSERT_EQ(::read(ends[0], &told, 1), 1);
+    ASSERT_NO_FATAL_FAILURE(wait_for_save());
     std::string error;
-    EXPECT_NO_THROW(read_newest(folder.path(), [&] {
-      error = load_error(folder.path());
+    EXPECT_NO_THROW(read_newest(folder(), [&] {
+      error = load_error(folder());
       if (error != "no error") throw std::runtime_error(error);
     }));
     EXPECT_EQ(error, "no error");
   }
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ::close(ends[0]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kept, VerifyBesideARun, testing::Values(1, 2));

@@ -40,8 +40,8 @@ struct OptimizerConfig {
 #include "megatron/config/optimizers.def"
     v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay");
     v("decoupled_weight_decay", decoupled_weight_decay,
-      "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2).", "decoupled-weight-decay",
-      when("optimizer.weight_decay"));
+      "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2), but for the matrices of muon.",
+      "decoupled-weight-decay", when("optimizer.weight_decay"));
     v("lr_mult", lr_mult,
       "Learning rate of some parameters, PATTERN=FACTOR each: *.bias=2. The last pattern that matches a name counts.");
     v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.",

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 #include <span>
 #include <string>
@@ -356,7 +357,7 @@ std::vector<float> rope_factors(const config::ModelConfig& model) {
   std::vector<float> factors;
   for (double i = 0; i < dim; i += 2) {
     const double turns = static_cast<double>(model.rope_original_positions) * std::pow(model.rotary_base, -i / dim) /
-                         (2 * 3.14159265358979323846);
+                         (2 * std::numbers::pi);
     const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
     factors.push_back(static_cast<float>(1 / ((1 - smooth) / model.rope_scaling_factor + smooth)));
   }
