@@ -3,9 +3,11 @@
 
 #include <atomic>
 
+#include "megatron/base/error.h"
 #include "megatron/comm/local_backend.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/memory.h"
+#include "tests/model/random_layers.h"
 #include "tests/model/small_gpt.h"
 
 // What the plan says that a stage keeps for its backward pass, against the bytes that it really keeps.
@@ -149,14 +151,14 @@ struct Kept {
 };
 
 /// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
-Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StagePart& part) {
-  const auto options = options_of(kind, mode, sp);
+Kept measure(const GptOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part) {
+  const bool sp = options.sequence_parallel, t5 = options.shape.is_t5();
   Kept kept;
   comm::run_ranks(t, [&](comm::Group tp) {
-    const auto store = make_store(options.shape, t, tp.rank(), {}, kind.dtype, 1, at::kCPU, {part});
+    const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
     const Gpt gpt(options, part, store, tp);
     const auto batch = random_batch(10, 2, 32, at::kFloat);
-    const std::int64_t rows = (kind.t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
+    const std::int64_t rows = (t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
     store.gradient_queue().defer(true);
     for (const bool first : {true, false}) {  // which packs weights where products want that, and is not counted
       tp.barrier();
@@ -165,14 +167,14 @@ Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::Sta
       at::Tensor gradient;
       parallel::GraphRoot root;
       {
-        parallel::GraphLeaf leaf(at::ones({rows, 2, 64}, kind.dtype));
+        parallel::GraphLeaf leaf(at::ones({rows, 2, 64}, dtype));
         const auto y = gpt.forward(leaf.take(), batch, true);
         root = parallel::GraphRoot(y);
       }
       tp.barrier();
       const auto forward = counter().live() - before;
       tp.barrier();
-      root.backward(at::ones({rows, 2, 64}, kind.dtype));
+      root.backward(at::ones({rows, 2, 64}, dtype));
       tp.barrier();
       const auto weights = counter().live() - before;
       tp.barrier();
@@ -186,6 +188,10 @@ Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::Sta
     }
   });
   return kept;
+}
+
+Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StagePart& part) {
+  return measure(options_of(kind, mode, sp), kind.dtype, t, part);
 }
 
 class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
@@ -216,6 +222,25 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
       SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
       expect_planned(kind, mode, t, sp);
     }
+}
+
+/// Layers of one model that differ in everything that a description can say.
+TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  for (std::uint64_t seed = 0; seed < 70; ++seed) {
+    SCOPED_TRACE(concat("seed ", seed));
+    const Mode& mode = kModes[seed % std::size(kModes)];
+    const Kind kind{"gpt", false, seed % 3 == 0 ? at::kBFloat16 : at::kFloat};
+    GptOptions options = options_of(kind, mode, sp);
+    options.shape.layers =
+        megatron::testing::random_layers(seed, options.shape, {.head_sizes = {8, 16, 24}, .widths = {64, 128, 208}});
+    const auto config = config_of(kind, mode, t, sp);
+    const auto kept = measure(options, kind.dtype, t, part);
+    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+    EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
+        << mode.name << ": " << kept.for_backward << " bytes for " << planned;
+  }
 }
 
 /// Korthikanti et al. 2022, table 2, count 34 s b h of a layer without its scores. What is measured leaves out of these

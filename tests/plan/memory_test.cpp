@@ -58,7 +58,7 @@ TEST(MemoryPlan, SplitsLayersOverPipelineRanksAndHoldsLogitsOnTheLast) {
     parameters += memory.parameters;
     EXPECT_EQ(memory.logits, rank == 3 ? one.logits : 0) << rank;
     // Two layers each, of as many microbatches as are under way: 4, 3, 2, 1. The last also has the output's.
-    const std::int64_t layers = 2 * (4 - rank) * layer_activation_bytes(run.config, run.shape);
+    const std::int64_t layers = 2 * (4 - rank) * layer_activation_bytes(run.config, run.shape.layer(0));
     EXPECT_EQ(memory.activations, layers + (rank == 3 ? 2 * 128 * 256 * 4 : 0)) << rank;
   }
   EXPECT_EQ(parameters, one.parameters + 4 * 4096 * 256);  // the tied embedding twice
@@ -129,7 +129,7 @@ TEST(LayerActivationBytes, CountEachTensorThatIsKept) {
   // Width 256, 4 heads, MLP 1024, 128 tokens: two streams, q, k, v, attention's output and logsumexp, MLP, statistics.
   const auto bytes = [](auto change) {
     const ResolvedRun run = with(change);
-    return layer_activation_bytes(run.config, run.shape);
+    return layer_activation_bytes(run.config, run.shape.layer(0));
   };
   EXPECT_EQ(bytes([](auto&) {}), 4 * 128 * (2 * 256 + 3 * 256 + 256 + 4 + 1024 + 4));
   EXPECT_EQ(bytes([](auto& c) { c.train.recompute_gelu = false; }), 4 * 128 * (2 * 256 + 4 * 256 + 4 + 2 * 1024 + 4));
@@ -156,7 +156,7 @@ TEST(LayerActivationBytes, OfLlamasLayersCountGroupsAndBothHalvesOfTheGate) {
       c.model.ffn_hidden_size = 512;
       change(c);
     });
-    return layer_activation_bytes(run.config, run.shape);
+    return layer_activation_bytes(run.config, run.shape.layer(0));
   };
   EXPECT_EQ(bytes([](auto&) {}), 4 * 128 * (2 * 256 + (256 + 2 * 128) + 256 + 4 + 2 * 512 + 2));
   EXPECT_EQ(bytes([](auto& c) { c.train.recompute_gelu = false; }),
@@ -178,7 +178,7 @@ TEST(StageActivationBytes, KeepInputsAloneWhereLayersAreRecomputed) {
     return stage_activation_bytes(run.config, run.shape, run.parts[0]);
   };
   const ResolvedRun run = with([](auto&) {});
-  const std::int64_t input = 4 * 128 * 256, layer = layer_activation_bytes(run.config, run.shape);
+  const std::int64_t input = 4 * 128 * 256, layer = layer_activation_bytes(run.config, run.shape.layer(0));
   EXPECT_EQ(bytes("uniform", 0), 4 * input);
   EXPECT_EQ(bytes("uniform", 2), 2 * input);
   EXPECT_EQ(bytes("uniform", 3), 2 * input);
@@ -206,9 +206,10 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
     return split_costs(run.config, run.shape, 4);
   };
   const SplitCosts plain = costs([](auto&) {});
-  const ForwardFlops flops = forward_flops(with([](auto&) {}).shape, 1, 128);
-  EXPECT_NEAR(plain.layer * 1e12, 3 * (flops.layer_matrices + flops.layer_attention), 1);
-  EXPECT_NEAR(plain.output * 1e12, 3 * flops.output, 1);
+  const GptShape shape = with([](auto&) {}).shape;
+  const LayerFlops flops = layer_flops(shape.layer(0), {.sequences = 1, .length = 128});
+  EXPECT_NEAR(plain.layer * 1e12, 3 * (flops.matrices + flops.attention), 1);
+  EXPECT_NEAR(plain.output * 1e12, 3 * output_flops(shape, 128), 1);
   EXPECT_GT(plain.embedding, 0);
   EXPECT_LT(plain.embedding, plain.layer);
   const SplitCosts again = costs([](auto& c) { c.train.recompute = "full"; });

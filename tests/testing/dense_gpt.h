@@ -109,10 +109,9 @@ class DenseGpt {
     }
     return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
   }
-  at::Tensor activation(const at::Tensor& u) const {
-    if (!o_.shape.gated) return curve(u);
-    const std::int64_t f = o_.shape.ffn_hidden;
-    return curve(u.narrow(-1, 0, f)) * u.narrow(-1, f, f);
+  at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
+    if (!mlp.gated) return curve(u);
+    return curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width);
   }
 
   /// Radians a position of pair i: base^(-2i/d); with Llama 3's scaling those of long waves divided by the factor.
@@ -163,8 +162,9 @@ class DenseGpt {
   }
 
   at::Tensor attention(const at::Tensor& qkv, std::int64_t l, const model::Batch& batch, bool training) const {
-    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = o_.shape.num_heads, g = o_.shape.groups();
-    const std::int64_t d = o_.shape.head(), m = n / g;
+    const plan::SelfAttention spec = o_.shape.layer(l).attention();
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups;
+    const std::int64_t d = spec.head_size, m = n / g;
     const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
     const auto of_each_head = [&](std::int64_t row) {
       return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
@@ -223,7 +223,8 @@ class DenseGpt {
   at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training,
                    const at::Tensor& memory = {}) const {
     const std::string p = o_.shape.layer_prefix(l), layer = "layer " + std::to_string(l);
-    const std::int64_t s = in.size(1), f = o_.shape.ffn_hidden;
+    const plan::Mlp mlp = o_.shape.layer(l).mlp();
+    const std::int64_t s = in.size(1), f = mlp.width;
     const bool after = o_.residual_after_norm;
     auto normed = norm(in, p + "input_layernorm");
     if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
@@ -234,7 +235,7 @@ class DenseGpt {
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
                   mask(layer + "/cross attention output", batch, s, training);
     normed = norm(x, p + "pre_mlp_layernorm");
-    y = activation(linear(normed, p + "mlp.linear_fc1"));
+    y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);
     if (o_.shape.is_t5() && training && o_.hidden_dropout > 0)
       y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
     return (after ? normed : x) + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);

@@ -1,6 +1,11 @@
 #include "megatron/model/block.h"
 
+#include <algorithm>
+#include <stdexcept>
 #include <utility>
+#include <variant>
+
+#include "megatron/model/layer_walk.h"
 
 namespace megatron::model {
 namespace {
@@ -13,20 +18,47 @@ parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::str
   return has_bias ? p.get(prefix + "bias") : nullptr;
 }
 
-ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
-                            bool has_bias, bool skip_bias_add, bool sequence_parallel) {
-  return {p.get(prefix + "weight"),
-          bias_of(p, prefix, has_bias),
+ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
+                            const comm::Group& tp, bool skip_bias_add, bool sequence_parallel) {
+  return {p.get(prefix + linear.name + ".weight"),
+          bias_of(p, prefix + linear.name + ".", linear.bias),
           tp,
           {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = sequence_parallel}};
 }
 
-RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const comm::Group& tp,
-                      bool has_bias, bool sequence_parallel) {
-  return {p.get(prefix + "weight"),
-          bias_of(p, prefix, has_bias),
+RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
+                      const comm::Group& tp, bool sequence_parallel) {
+  return {p.get(prefix + linear.name + ".weight"),
+          bias_of(p, prefix + linear.name + ".", linear.bias),
           tp,
           {.input_is_parallel = true, .skip_bias_add = true, .sequence_parallel = sequence_parallel}};
+}
+
+void set_heads(BranchModules& branch, const plan::SelfAttention& attention, int tp) {
+  branch.heads = attention.heads / tp;
+  branch.groups = std::max<std::int64_t>(attention.groups / tp, 1);
+  branch.head_size = attention.head_size;
+}
+void set_heads(BranchModules& branch, const plan::CrossAttention& attention, int tp) {
+  branch.heads = branch.groups = attention.heads / tp;
+  branch.head_size = attention.head_size;
+}
+void set_heads(BranchModules& /*branch*/, const plan::Mlp& /*mlp*/, int /*tp*/) {}
+
+BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer,
+                        const plan::Branch& spec, const Block::Options& options, const comm::Group& tp) {
+  const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
+  const bool split = options.sequence_parallel;
+  // What follows the MLP's first product adds its bias.
+  const bool skip_bias_add = std::holds_alternative<plan::Mlp>(spec.inner);
+  BranchModules branch{.spec = spec,
+                       .norm = norm_of(parameters, layer.prefix + spec.norm() + ".", options.epsilon, layer.rms_norm),
+                       .in = {},
+                       .out = row(parameters, layer.prefix, linears.back(), tp, split)};
+  for (std::size_t i = 0; i + 1 < linears.size(); ++i)
+    branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, skip_bias_add, split));
+  std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
+  return branch;
 }
 
 /// What a dropout leaves of a value.
@@ -36,65 +68,86 @@ Remakeable dropped(Remakeable x, const kernels::Dropout& options) {
           [remake = std::move(x.remake), options] { return dropout(remake().detach(), options); }};
 }
 
+/// The steps of a layer on all rows of a sequence, recorded for backward where autograd is on. Each tensor is let go of
+/// as soon as the next is made: what backward needs, the operators hold.
+class RowSteps {
+ public:
+  RowSteps(const Block& block, Normed in, const Attend& attend, const Block::Sites& sites, parallel::Value value,
+           const Memory* memory)
+      : block_(block), stream_(std::move(in)), attend_(attend), sites_(sites), value_(value), memory_(memory) {}
+
+  void project(const ColumnParallelLinear& linear) {
+    if (block_.options().recompute_mlp) norm_again_ = stream_.remake;
+    x_ = linear.forward(stream_.y, std::move(stream_.remake));
+  }
+  void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
+  void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
+    const at::Tensor& states = memory_->states;
+    take(memory_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));
+  }
+  void activate(const plan::Mlp& mlp, const BranchModules& branch) {
+    const ColumnParallelLinear& fc1 = branch.in.front();
+    parallel::Remake again;
+    if (block_.options().recompute_mlp)
+      again = [fc1, norm = std::exchange(norm_again_, nullptr)] { return fc1.forward(norm()); };
+    const MlpActivation activation{.form = block_.options().activation, .gated = mlp.gated};
+    take(dropped(bias_activation(x_, fc1.bias(), activation, again), sites_.mlp_inner));
+    if (block_.options().keep_activation) remake_ = nullptr;
+  }
+  void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
+    const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
+    x_ = branch.out.forward(x_, std::move(remake_), value);
+    at::Tensor carried = block_.residual_after_norm() ? stream_.y : stream_.residual;
+    // Where attention gave the last rows alone, the others end here.
+    const std::int64_t ended = carried.size(0) - x_.size(0);
+    if (ended > 0) carried = carried.narrow(0, ended, x_.size(0));
+    const kernels::Dropout dropout = sites_.outputs.empty() ? kernels::Dropout() : sites_.outputs.at(index);
+    stream_ = next == nullptr ? Normed{add_residual(x_, branch.out.bias(), carried, dropout, value), {}, {}}
+                              : add_norm(x_, branch.out.bias(), carried, dropout, *next);
+    x_ = at::Tensor();
+  }
+  Normed take_stream() { return std::move(stream_); }
+
+ private:
+  void take(Remakeable made) {
+    x_ = std::move(made.y);
+    remake_ = std::move(made.remake);
+  }
+
+  const Block& block_;
+  Normed stream_;
+  const Attend& attend_;
+  const Block::Sites& sites_;
+  parallel::Value value_;
+  const Memory* memory_;
+  at::Tensor x_;
+  parallel::Remake remake_, norm_again_;
+};
+
 }  // namespace
 
 Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms) {
   return {parameters.get(prefix + "weight"), bias_of(parameters, prefix, !rms), epsilon};
 }
 
-Block::Block(const parallel::ParameterStore& parameters, const std::string& prefix, const Options& options,
+Block::Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
              const comm::Group& tp)
-    : input_norm_(norm_of(parameters, prefix + "input_layernorm.", options.epsilon, options.rms_norm)),
-      mlp_norm_(norm_of(parameters, prefix + "pre_mlp_layernorm.", options.epsilon, options.rms_norm)),
-      qkv_(column(parameters, prefix + "self_attention.linear_qkv.", tp, options.qkv_bias, false,
-                  options.sequence_parallel)),
-      fc1_(column(parameters, prefix + "mlp.linear_fc1.", tp, options.linear_bias, true, options.sequence_parallel)),
-      proj_(
-          row(parameters, prefix + "self_attention.linear_proj.", tp, options.linear_bias, options.sequence_parallel)),
-      fc2_(row(parameters, prefix + "mlp.linear_fc2.", tp, options.linear_bias, options.sequence_parallel)),
-      options_(options) {
-  if (!options.cross_attention) return;
-  const std::string cross = prefix + "cross_attention.";
-  const bool bias = options.linear_bias, split = options.sequence_parallel;
-  cross_.emplace(
-      Cross{.norm = norm_of(parameters, prefix + "pre_cross_attn_layernorm.", options.epsilon, options.rms_norm),
-            .q = column(parameters, cross + "linear_q.", tp, bias, false, split),
-            .kv = column(parameters, cross + "linear_kv.", tp, bias, false, split),
-            .proj = row(parameters, cross + "linear_proj.", tp, bias, split)});
+    : options_(options), residual_after_norm_(layer.residual_after_norm) {
+  for (const plan::Branch& branch : layer.branches)
+    branches_.push_back(branch_of(parameters, layer, branch, options, tp));
 }
 
-Normed Block::across(Normed in, const Memory& memory, const kernels::Dropout& dropout) const {
-  const at::Tensor q = cross_->q.forward(in.y, std::move(in.remake));
-  const at::Tensor kv = memory.states.defined() ? cross_->kv.forward(memory.states) : at::Tensor();
-  auto [y, remake] = memory.attend(q, kv);
-  const at::Tensor x = cross_->proj.forward(y, std::move(remake));
-  return add_norm(x, cross_->proj.bias(), residual_of(in), dropout, mlp_norm_);
+at::Tensor Block::cross_keys_and_values(const at::Tensor& states) const {
+  for (const BranchModules& branch : branches_)
+    if (std::holds_alternative<plan::CrossAttention>(branch.spec.inner)) return branch.in.back().forward(states);
+  throw std::logic_error("a layer without cross attention has no keys and values of the encoder");
 }
 
 Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next, parallel::Value value,
                       const Memory* memory) const {
-  // Each tensor is let go of as soon as the next is made: what backward needs, the operators hold.
-  at::Tensor x;
-  {
-    auto [y, remake] = attend(qkv_.forward(in.y, std::move(in.remake)));
-    x = proj_.forward(y, std::move(remake));
-  }
-  // Where attention gave the last rows alone, the others end here.
-  at::Tensor carried = residual_of(in);
-  const std::int64_t ended = carried.size(0) - x.size(0);
-  if (ended > 0) carried = carried.narrow(0, ended, x.size(0));
-  in = add_norm(x, proj_.bias(), carried, dropout.attention_output, cross_ ? cross_->norm : mlp_norm_);
-  if (cross_) in = across(std::move(in), *memory, dropout.cross_output);
-  carried = residual_of(in);
-  parallel::Remake again;
-  if (options_.recompute_mlp) again = [fc1 = fc1_, norm = in.remake] { return fc1.forward(norm()); };
-  x = fc1_.forward(in.y, std::move(in.remake));
-  {
-    auto [y, remake] = dropped(bias_activation(x, fc1_.bias(), options_.activation, again), dropout.mlp_inner);
-    x = fc2_.forward(y, options_.keep_activation ? parallel::Remake() : std::move(remake), value);
-  }
-  if (next == nullptr) return {add_residual(x, fc2_.bias(), carried, dropout.mlp_output, value), {}, {}};
-  return add_norm(x, fc2_.bias(), carried, dropout.mlp_output, *next);
+  RowSteps steps(*this, std::move(in), attend, dropout, value, memory);
+  walk(*this, next, steps);
+  return steps.take_stream();
 }
 
 }  // namespace megatron::model

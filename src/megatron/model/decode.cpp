@@ -6,10 +6,12 @@
 
 #include <stdexcept>
 #include <utility>
+#include <variant>
 
 #include "megatron/base/error.h"
 #include "megatron/base/out_of_memory.h"
 #include "megatron/kernels/attention.h"
+#include "megatron/model/attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/model/token_step.h"
 #include "megatron/parallel/backward.h"
@@ -73,18 +75,18 @@ struct CachedGpt::Impl {
 };
 
 Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Places& place) const {
-  kernels::AttentionOptions attention;
-  attention.first_key = place.first_key_bs;
   const Rotary rotary{modules.rope, modules.rope.cos.defined() ? place.position_sb.t() : at::Tensor()};
-  return [&cache, layer, attention, rotary, g = modules.local_groups, d = options.shape.head()](const at::Tensor& qkv) {
+  return [&cache, layer, &place, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1), seen = cache.length + s;
-    const Heads heads = heads_of(qkv, g, d);
+    const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     rotary.rotate(heads);
     auto &keys = cache.keys[layer], &values = cache.values[layer];
     keys.narrow(0, cache.length, s).copy_(heads.k);
     values.narrow(0, cache.length, s).copy_(heads.v);
     const auto k = keys.narrow(0, 0, seen), v = values.narrow(0, 0, seen);
-    return Remakeable{kernels::attention(heads.q, k, v, attention).out.view({s, b, -1}), {}};
+    const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
+                                           {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs});
+    return Remakeable{kernels::attention(heads.q, k, v, options).out.view({s, b, -1}), {}};
   };
 }
 
@@ -116,10 +118,10 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   KvCache cache;
   cache.capacity = capacity;
   taking_memory_for(concat("keys and values of ", batch, " texts of ", capacity, " positions"), [&] {
-    for (std::size_t l = 0; l < impl_->modules.blocks.size(); ++l)
+    for (const Block& block : impl_->modules.blocks)
       for (auto* tensors : {&cache.keys, &cache.values})
         tensors->push_back(positions_first(
-            at::empty({batch, impl_->modules.local_groups, capacity, impl_->options.shape.head()}, impl_->tensor)));
+            at::empty({batch, block.attention().groups, capacity, block.attention().head_size}, impl_->tensor)));
   });
   return cache;
 }

@@ -7,9 +7,11 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
+#include "megatron/model/attention.h"
 #include "megatron/model/operators.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
@@ -78,9 +80,12 @@ struct Gpt::Impl {
 
   /// Of the tokens that the rows `x_sbh` are of, in the stack of layer `layer` of the stage.
   RelativeBias::Distances distances(const at::Tensor& x_sbh, std::int64_t layer) const;
-  AttentionForm attention_form(const Pass& pass, const std::string& site_name) const;
-  Attend attention(const Pass& pass, std::int64_t layer) const;
-  Memory memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const;
+  AttentionForm attention_form(const Pass& pass, const BranchModules& branch, std::int64_t number,
+                               kernels::AttentionOptions asked) const;
+  Attend attention(const Pass& pass, std::int64_t number, const Block& block) const;
+  Memory memory(const Pass& pass, std::int64_t number, const BranchModules& branch, const at::Tensor& states) const;
+  /// The dropouts of a block on rows `rows` of the stream.
+  Block::Sites sites(const Pass& pass, std::int64_t number, const Block& block, const at::Tensor& rows) const;
   /// The dropout of one site on rows `x_sbh` of the stream.
   kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
 
@@ -131,40 +136,59 @@ RelativeBias::Distances Gpt::Impl::distances(const at::Tensor& x_sbh, std::int64
   return (encoder ? modules.encoder_bias : modules.decoder_bias)->between(s, s);
 }
 
-AttentionForm Gpt::Impl::attention_form(const Pass& pass, const std::string& site_name) const {
-  AttentionForm form{.groups = modules.local_groups,
-                     .head_size = options.shape.head(),
+AttentionForm Gpt::Impl::attention_form(const Pass& pass, const BranchModules& branch, std::int64_t number,
+                                        kernels::AttentionOptions asked) const {
+  AttentionForm form{.groups = branch.groups,
+                     .head_size = branch.head_size,
                      .rotary = {},
-                     .options = {},
+                     .options = std::move(asked),
                      .again = options.recompute.attention_core};
-  form.options.scale = options.shape.is_t5() ? 1 : 0;
-  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed, site_name, pass.sample_ids);
-  form.options.head_offset = tp.rank() * modules.local_heads;
+  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
+                              concat("layer ", number, "/", branch.spec.site()), pass.sample_ids);
+  form.options.head_offset = tp.rank() * branch.heads;
   return form;
 }
 
-Attend Gpt::Impl::attention(const Pass& pass, std::int64_t layer) const {
-  const bool encoder = options.shape.in_encoder(layer);
-  AttentionForm form = attention_form(pass, concat("layer ", layer, "/attention"));
-  form.rotary = {modules.rope, pass.position_ids_bs};
-  form.options.causal = !encoder;
-  form.options.first_key = pass.first_key_bs;
-  // What pads a T5's decoder comes after all that counts.
-  if (encoder || !options.shape.is_t5()) form.options.key_lengths = pass.key_lengths_b;
-  if (const auto& bias = encoder ? modules.encoder_bias : modules.decoder_bias) {
-    form.options.bias = pass.distances.values;
-    form.bias_gradient = [bias = *bias, buckets = pass.distances.buckets](const at::Tensor& dvalues) {
-      bias.add_gradient(dvalues, buckets);
-    };
-  }
-  return [form](const at::Tensor& qkv) { return self_attention(qkv, form); };
+Attend Gpt::Impl::attention(const Pass& pass, std::int64_t number, const Block& block) const {
+  return [this, &pass, number, &branch = block.attention()](const at::Tensor& qkv) {
+    const auto& spec = std::get<plan::SelfAttention>(branch.spec.inner);
+    AttentionForm form = attention_form(
+        pass, branch, number,
+        attention_options(spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs}));
+    form.rotary = {modules.rope, pass.position_ids_bs};
+    // What pads a T5's decoder comes after all that counts.
+    if (!spec.causal || !spec.distance_bias) form.options.key_lengths = pass.key_lengths_b;
+    if (spec.distance_bias) {
+      form.options.bias = pass.distances.values;
+      form.bias_gradient = [bias = *(spec.causal ? modules.decoder_bias : modules.encoder_bias),
+                            buckets = pass.distances.buckets](const at::Tensor& dvalues) {
+        bias.add_gradient(dvalues, buckets);
+      };
+    }
+    return self_attention(qkv, form);
+  };
 }
 
-Memory Gpt::Impl::memory(const Pass& pass, std::int64_t layer, const at::Tensor& states) const {
-  AttentionForm form = attention_form(pass, concat("layer ", layer, "/cross attention"));
-  form.options.causal = false;
+Memory Gpt::Impl::memory(const Pass& pass, std::int64_t number, const BranchModules& branch,
+                         const at::Tensor& states) const {
+  AttentionForm form =
+      attention_form(pass, branch, number, attention_options(std::get<plan::CrossAttention>(branch.spec.inner)));
   form.options.key_lengths = pass.key_lengths_b;
   return {states, [form](const at::Tensor& q, const at::Tensor& kv) { return cross_attention(q, kv, form); }};
+}
+
+Block::Sites Gpt::Impl::sites(const Pass& pass, std::int64_t number, const Block& block, const at::Tensor& rows) const {
+  Block::Sites sites;
+  for (const BranchModules& branch : block.branches()) {
+    const std::string name = concat("layer ", number, "/", branch.spec.site());
+    sites.outputs.push_back(stream_site(pass, name + " output", rows));
+    const auto* mlp = std::get_if<plan::Mlp>(&branch.spec.inner);
+    if (mlp == nullptr || !mlp->inner_dropout) continue;
+    sites.mlp_inner = site(pass.training ? options.hidden_dropout : 0, options.seed, name + " inner", pass.sample_ids);
+    sites.mlp_inner.features = mlp->width;
+    sites.mlp_inner.feature_offset = mlp->width / tp.size() * tp.rank();
+  }
+  return sites;
 }
 
 Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
@@ -179,21 +203,13 @@ Normed Gpt::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const L
   for (std::int64_t l = group.first; l < group.last; ++l) {
     const bool last = l + 1 == group.last;
     const std::int64_t number = part.first_layer + l;
-    const std::string layer = concat("layer ", number);
-    Block::Sites sites{.attention_output = stream_site(pass, layer + "/attention output", rows),
-                       .mlp_output = stream_site(pass, layer + "/mlp output", rows)};
     Memory across;
-    if (options.shape.is_t5()) {
-      sites.cross_output = stream_site(pass, layer + "/cross attention output", rows);
-      sites.mlp_inner =
-          site(pass.training ? options.hidden_dropout : 0, options.seed, layer + "/mlp inner", pass.sample_ids);
-      sites.mlp_inner.features = options.shape.ffn_hidden;
-      sites.mlp_inner.feature_offset = options.shape.ffn_hidden / tp.size() * tp.rank();
-      if (!options.shape.in_encoder(number)) across = memory(pass, number, states);
-    }
+    for (const BranchModules& branch : block(l).branches())
+      if (std::holds_alternative<plan::CrossAttention>(branch.spec.inner))
+        across = memory(pass, number, branch, states);
     stream =
-        block(l).forward(std::move(stream), attention(pass, number), sites, last ? next : &block(l + 1).input_norm(),
-                         last ? value : parallel::Value::Needed, &across);
+        block(l).forward(std::move(stream), attention(pass, number, block(l)), sites(pass, number, block(l), rows),
+                         last ? next : &block(l + 1).input_norm(), last ? value : parallel::Value::Needed, &across);
   }
   return stream;
 }

@@ -1,16 +1,14 @@
 #include "megatron/model/operators.h"
 
-#include <ATen/ops/empty_like.h>
-
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "megatron/kernels/normalization.h"
+#include "megatron/model/made_again.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::model {
@@ -75,22 +73,6 @@ Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr
 parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
   return [x, norm] { return norm_forward(x, norm).y; };
 }
-
-/// A value that is made when it is first asked for in the backward pass. It lives as long as those who may ask: a
-/// weight gradient that is put off does not make it twice.
-template <class T>
-class MadeAgain {
- public:
-  explicit MadeAgain(std::function<T()> make) : make_(std::move(make)) {}
-  T& value() {
-    if (!value_) value_ = without_autograd(std::exchange(make_, nullptr));
-    return *value_;
-  }
-
- private:
-  std::function<T()> make_;
-  std::optional<T> value_;
-};
 
 }  // namespace
 
@@ -163,80 +145,6 @@ Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr
     return {dx};
   };
   return {with_backward(inputs({x_sbf}, {&bias}), made.y, std::move(backward)), std::move(y)};
-}
-
-namespace {
-
-/// The heads in an attention's inputs, or in their gradients. Views.
-using HeadsIn = std::function<Heads(const std::vector<at::Tensor>& tensors)>;
-
-/// Attention of the heads in `inputs` -> `shape`.
-Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
-                        const AttentionForm& form, const HeadsIn& heads_in) {
-  std::vector<at::Tensor> kept;
-  for (const at::Tensor& input : inputs) kept.push_back(input.detach());
-  const auto attend = [kept, form, heads_in] {
-    const Heads heads = heads_in(kept);
-    return kernels::attention(heads.q, heads.k, heads.v, form.options);
-  };
-  const auto made = without_autograd([&] {
-    form.rotary.rotate(heads_in(kept));
-    return attend();
-  });
-  std::function<kernels::AttentionOutput()> forward =
-      [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
-  parallel::Remake remake;
-  if (form.again) {
-    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
-    forward = [remade] { return remade->value(); };
-    remake = [remade, shape] { return remade->value().out.view(shape); };
-  }
-  auto backward = [kept, form, heads_in, forward = std::move(forward)](const Gradients& grads) -> Gradients {
-    const auto out = forward();
-    const Heads heads = heads_in(kept);
-    Gradients gradients;
-    for (const at::Tensor& input : kept) gradients.push_back(at::empty_like(input));
-    const Heads into = heads_in(gradients);
-    const auto dbias = form.options.bias.defined() ? at::empty_like(form.options.bias) : at::Tensor();
-    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
-                                form.options, into.q, into.k, into.v, dbias);
-    form.rotary.rotate(into, /*inverse=*/true);
-    if (dbias.defined()) form.bias_gradient(dbias);
-    return gradients;
-  };
-  return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(remake)};
-}
-
-}  // namespace
-
-Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size) {
-  const auto split = qkv.view({qkv.size(0), qkv.size(1), groups, -1, head_size});
-  const std::int64_t queries = split.size(3) - 2;
-  return {queries == 1 ? split.select(3, 0) : split.narrow(3, 0, queries), split.select(3, queries),
-          split.select(3, queries + 1), split.narrow(3, 0, queries + 1)};
-}
-
-void Rotary::rotate(const Heads& heads, bool inverse) const {
-  if (table.cos.defined()) kernels::rotate_(heads.q_and_k, table, position_ids_bs, 0, inverse);
-}
-
-Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
-  const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) - 2 * form.groups * form.head_size};
-  return attention_of({qkv}, shape, form, [groups = form.groups, size = form.head_size](const auto& tensors) {
-    return heads_of(tensors[0], groups, size);
-  });
-}
-
-Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form) {
-  return attention_of({queries, keys_and_values}, queries.sizes().vec(), form,
-                      [groups = form.groups, size = form.head_size](const auto& tensors) {
-                        const at::Tensor &q = tensors[0], &kv = tensors[1];
-                        const auto pairs = kv.view({kv.size(0), kv.size(1), groups, 2, size});
-                        return Heads{.q = q.view({q.size(0), q.size(1), groups, -1, size}),
-                                     .k = pairs.select(3, 0),
-                                     .v = pairs.select(3, 1),
-                                     .q_and_k = {}};
-                      });
 }
 
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {

@@ -5,9 +5,7 @@
 #include <functional>
 
 #include "megatron/kernels/activation.h"
-#include "megatron/kernels/attention.h"
 #include "megatron/kernels/dropout.h"
-#include "megatron/kernels/rope.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
 
@@ -59,41 +57,6 @@ struct MlpActivation {
 /// kept; `x_again`, where given, makes x again instead.
 Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, const MlpActivation& activation,
                            const parallel::Remake& x_again = {});
-
-/// The heads of a fused projection qkv [s, b, g * (n/g + 2) * d], rows a group: its queries, key, value. Views.
-struct Heads {
-  at::Tensor q;        ///< [s, b, g, n/g, d]; [s, b, n, d] where each head has its own key and value
-  at::Tensor k, v;     ///< [s, b, g, d]
-  at::Tensor q_and_k;  ///< [s, b, g, n/g + 1, d]: what rotary positions rotate
-};
-Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size);
-
-/// Rotary positions of a microbatch.
-struct Rotary {
-  kernels::RopeTable table;    ///< its tensors are undefined where there are none
-  at::Tensor position_ids_bs;  ///< [b, s] int64; undefined: 0, 1, 2, …
-
-  /// Turns queries and keys by their positions, in place; back with `inverse`.
-  void rotate(const Heads& heads, bool inverse = false) const;
-};
-
-/// What self_attention needs to know of its input and does with it.
-struct AttentionForm {
-  std::int64_t groups = 0, head_size = 0;  ///< of this rank
-  Rotary rotary;
-  kernels::AttentionOptions options;
-  bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
-  /// Takes the gradient of options.bias, where there is one.
-  std::function<void(const at::Tensor& dbias)> bias_gradient = {};
-};
-
-/// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
-/// rotated there, and their gradients written where they belong. Keeps qkv and the output.
-Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form);
-
-/// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows a group: its key, value. No rotary
-/// positions.
-Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);

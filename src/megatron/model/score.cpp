@@ -2,22 +2,26 @@
 
 #include <stdexcept>
 #include <utility>
+#include <variant>
 
 #include "megatron/kernels/attention.h"
+#include "megatron/model/attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::model {
 namespace {
 
-/// Causal attention of the positions from `first` on over all.
-Attend attention_from(std::int64_t first, const StageModules& modules, std::int64_t head_size) {
-  return [first, &modules, head_size](const at::Tensor& qkv) {
+/// Attention of the positions from `first` on over all.
+Attend attention_from(std::int64_t first, const StageModules& modules, const BranchModules& branch) {
+  return [first, &modules, &branch](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1);
-    const Heads heads = heads_of(qkv, modules.local_groups, head_size);
+    const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     Rotary{modules.rope, {}}.rotate(heads);
     const auto q = heads.q.narrow(0, first, s - first);
-    return Remakeable{kernels::attention(q, heads.k, heads.v, {}).out.view({s - first, b, -1}), {}};
+    const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
+                                           {.begin = first, .s = s - first, .b = b, .first_key_bs = {}});
+    return Remakeable{kernels::attention(q, heads.k, heads.v, options).out.view({s - first, b, -1}), {}};
   };
 }
 
@@ -43,7 +47,7 @@ Normed ScoringGpt::Impl::run(const at::Tensor& in, std::int64_t first) const {
   auto x = part.embedding ? modules.embed(in.t().contiguous(), counted_positions(s, b, in.device())) : in;
   if (modules.blocks.empty()) x = x.narrow(0, first, s - first);
   return modules.run(x, [&](std::size_t block) {
-    return attention_from(block + 1 == modules.blocks.size() ? first : 0, modules, options.shape.head());
+    return attention_from(block + 1 == modules.blocks.size() ? first : 0, modules, modules.blocks[block].attention());
   });
 }
 

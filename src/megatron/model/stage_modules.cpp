@@ -20,9 +20,7 @@ constexpr const char* kTypeEmbedding = "embedding.tokentype_embeddings.weight";
 
 StageModules::StageModules(const GptOptions& options, const plan::StagePart& part,
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
-    : local_heads(options.shape.num_heads / tp.size()),
-      local_groups(std::max<std::int64_t>(options.shape.groups() / tp.size(), 1)),
-      max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
+    : max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
                                                                                : options.shape.max_positions),
       output_scale_(options.shape.is_t5() && options.shape.tied_output
                         ? 1 / std::sqrt(static_cast<double>(options.shape.hidden))
@@ -43,18 +41,15 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
       types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
                     VocabParallelEmbedding::Options{split});
   }
-  Block::Options block{.epsilon = options.layernorm_epsilon,
-                       .activation = {.form = options.activation, .gated = shape.gated},
-                       .residual_after_norm = options.residual_after_norm,
-                       .rms_norm = shape.rms_norm,
-                       .linear_bias = shape.linear_bias,
-                       .qkv_bias = shape.linear_bias || shape.qkv_bias,
-                       .sequence_parallel = split,
-                       .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
-                       .recompute_mlp = options.recompute.mlp};
+  const Block::Options block{.epsilon = options.layernorm_epsilon,
+                             .activation = options.activation,
+                             .sequence_parallel = split,
+                             .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
+                             .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
-    block.cross_attention = shape.is_t5() && !shape.in_encoder(l);
-    blocks.emplace_back(parameters, shape.layer_prefix(l), block, tp);
+    plan::LayerSpec layer = shape.layer(l);
+    layer.residual_after_norm = options.residual_after_norm;
+    blocks.emplace_back(parameters, layer, block, tp);
     if (!shape.is_t5()) continue;
     auto& bias = shape.in_encoder(l) ? encoder_bias : decoder_bias;
     if (!bias)

@@ -21,10 +21,9 @@ namespace megatron::model {
 struct StageModules {
   /// Of the first stage; the words of the one too in which a T5's decoder begins; the last two where they are learned.
   std::optional<parallel::VocabParallelEmbedding> words, positions, types;
-  kernels::RopeTable rope;                 ///< of rotary positions, else undefined tensors
-  std::int64_t local_heads, local_groups;  ///< of this rank: query heads, and the groups that share key and value
-  std::vector<Block> blocks;               ///< layers part.first_layer …
-  std::optional<Norm> final_norm;          ///< of the last stage
+  kernels::RopeTable rope;         ///< of rotary positions, else undefined tensors
+  std::vector<Block> blocks;       ///< layers part.first_layer …
+  std::optional<Norm> final_norm;  ///< of the last stage
   // A T5's: of stages that have layers of the stack; the norm of the one that has the encoder's last.
   std::optional<RelativeBias> encoder_bias, decoder_bias;
   std::optional<Norm> encoder_norm;

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
+#include <variant>
 
 #include "megatron/kernels/attention.h"
+#include "megatron/model/attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
 
@@ -20,12 +22,14 @@ constexpr std::int64_t kFirstCapacity = 32;  // tokens of answers
 /// [rows, n, capacity, d] as its readers see it: the tokens of one row's head lie one after another.
 at::Tensor tokens_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
-/// T5's attention: its scores are not divided by the root of their width.
-kernels::AttentionOptions unscaled(bool causal) {
-  kernels::AttentionOptions options;
-  options.scale = 1;
-  options.causal = causal;
-  return options;
+const plan::SelfAttention& self_of(const Block& block) {
+  return std::get<plan::SelfAttention>(block.attention().spec.inner);
+}
+
+const BranchModules& cross_of(const Block& block) {
+  for (const BranchModules& branch : block.branches())
+    if (std::holds_alternative<plan::CrossAttention>(branch.spec.inner)) return branch;
+  throw std::logic_error("a layer of a T5's decoder has cross attention");
 }
 
 /// Makes room for one more token.
@@ -103,12 +107,13 @@ at::Tensor CachedT5::Impl::read(const at::Tensor& in, const at::Tensor& key_leng
   const at::Tensor x = part.embedding ? modules.embed(in.t().contiguous(), {}) : in;
   if (encoder_blocks == 0) return x;
   const std::int64_t s = x.size(0);
-  kernels::AttentionOptions both_ways = unscaled(/*causal=*/false);
-  both_ways.key_lengths = key_lengths_b;
-  both_ways.bias = modules.encoder_bias->between(s, s).values;
-  const auto attention = [&](std::size_t) -> Attend {
-    return [&](const at::Tensor& qkv) -> Remakeable {
-      const Heads heads = heads_of(qkv, modules.local_groups, options.shape.head());
+  const at::Tensor bias = modules.encoder_bias->between(s, s).values;
+  const auto attention = [&](std::size_t l) -> Attend {
+    return [&, &block = modules.blocks[l]](const at::Tensor& qkv) -> Remakeable {
+      const Heads heads = heads_of(qkv, block.attention().groups, block.attention().head_size);
+      kernels::AttentionOptions both_ways = attention_options(self_of(block));
+      both_ways.key_lengths = key_lengths_b;
+      both_ways.bias = bias;
       return {kernels::attention(heads.q, heads.k, heads.v, both_ways).out.flatten(2), {}};
     };
   };
@@ -117,12 +122,13 @@ at::Tensor CachedT5::Impl::read(const at::Tensor& in, const at::Tensor& key_leng
 }
 
 T5Cache CachedT5::Impl::begin(const at::Tensor& states, const at::Tensor& key_lengths_b) const {
-  const std::int64_t s = states.size(0), b = states.size(1), n = modules.local_heads, d = options.shape.head();
+  const std::int64_t s = states.size(0), b = states.size(1);
   T5Cache cache;
   cache.key_lengths_b = key_lengths_b;
   cache.texts = b;
   cache.capacity = kFirstCapacity;
   for (std::size_t l = encoder_blocks; l < modules.blocks.size(); ++l) {
+    const std::int64_t n = cross_of(modules.blocks[l]).heads, d = cross_of(modules.blocks[l]).head_size;
     const auto pairs = modules.blocks[l].cross_keys_and_values(states).view({s, b, n, 2, d});
     // Head by head, as they are read for each token.
     const auto kept = pairs.permute({3, 1, 2, 0, 4}).contiguous();
@@ -135,13 +141,14 @@ T5Cache CachedT5::Impl::begin(const at::Tensor& states, const at::Tensor& key_le
 }
 
 Attend CachedT5::Impl::attend_own(T5Cache& cache, std::size_t index, const at::Tensor& bias) const {
-  return [this, &cache, index, bias](const at::Tensor& qkv) -> Remakeable {
-    const Heads heads = heads_of(qkv, modules.local_groups, options.shape.head());
+  return [&cache, index, bias, &block = modules.blocks[encoder_blocks + index]](const at::Tensor& qkv) -> Remakeable {
+    const Heads heads = heads_of(qkv, block.attention().groups, block.attention().head_size);
     auto &keys = cache.keys[index], &values = cache.values[index];
     keys.narrow(0, cache.length, 1).copy_(heads.k);
     values.narrow(0, cache.length, 1).copy_(heads.v);
     const std::int64_t seen = cache.length + 1;
-    kernels::AttentionOptions own = unscaled(/*causal=*/true);
+    kernels::AttentionOptions own =
+        attention_options(self_of(block), {.begin = cache.length, .s = 1, .b = qkv.size(1)});
     own.bias = bias;
     return {kernels::attention(heads.q, keys.narrow(0, 0, seen), values.narrow(0, 0, seen), own).out.flatten(2), {}};
   };
@@ -149,10 +156,11 @@ Attend CachedT5::Impl::attend_own(T5Cache& cache, std::size_t index, const at::T
 
 // The answers to one text are so many queries over the same keys.
 Memory CachedT5::Impl::attend_text(const T5Cache& cache, std::size_t index) const {
-  const auto attend = [this, &cache, index](const at::Tensor& q, const at::Tensor& /*kv*/) -> Remakeable {
+  const auto attend = [&cache, index, &branch = cross_of(modules.blocks[encoder_blocks + index])](
+                          const at::Tensor& q, const at::Tensor& /*kv*/) -> Remakeable {
     const std::int64_t rows = q.size(1), answers = rows / cache.texts;
-    const auto heads = q.view({cache.texts, answers, modules.local_heads, options.shape.head()}).transpose(0, 1);
-    kernels::AttentionOptions all = unscaled(/*causal=*/false);
+    const auto heads = q.view({cache.texts, answers, branch.heads, branch.head_size}).transpose(0, 1);
+    kernels::AttentionOptions all = attention_options(std::get<plan::CrossAttention>(branch.spec.inner));
     all.key_lengths = cache.key_lengths_b;
     const auto out = kernels::attention(heads, cache.cross_keys[index], cache.cross_values[index], all).out;
     return {out.transpose(0, 1).reshape({1, rows, -1}), {}};

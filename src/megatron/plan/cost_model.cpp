@@ -26,6 +26,20 @@ struct Passes {
   }
 };
 
+/// What attention multiplies on one rank.
+struct AttentionCore {
+  Product scores, context;
+  double share = 1;  ///< of the square of queries and keys that is seen
+};
+
+/// The products of one layer's forward pass on one tensor-parallel rank, and the widths of what is between them.
+struct LayerWork {
+  std::vector<Product> weights;
+  std::vector<AttentionCore> cores;
+  Product first_of_mlp;
+  double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
+};
+
 /// Costs of one tensor-parallel rank's share of the model's pieces.
 class Pieces {
  public:
@@ -35,50 +49,54 @@ class Pieces {
         tp_(run.grid.size(Axis::Tp)),
         tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length)),
         element_(as_double(element_bytes(run.config))),
-        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)) {
-    const GptShape& shape = run.shape;
-    hidden_ = as_double(shape.hidden);
-    queries_ = as_double(shape.query_rows()) / tp_;
-    qkv_ = queries_ + 2 * std::max(1.0, as_double(shape.groups()) / tp_) * as_double(shape.head());
-    fc1_ = as_double(shape.fc1_rows()) / tp_;
-    inner_ = as_double(shape.ffn_hidden) / tp_;
-    weights_ = {Product{1, tokens_, qkv_, hidden_}, Product{1, tokens_, hidden_, queries_},
-                Product{1, tokens_, fc1_, hidden_}, Product{1, tokens_, hidden_, inner_}};
-    const double sequences = as_double(run.config.train.micro_batch_size),
-                 length = as_double(run.config.data.seq_length);
-    const double heads = sequences * as_double(shape.num_heads) / tp_, head = as_double(shape.head());
-    scores_ = {heads, length, length, head};
-    context_ = {heads, length, head, length};
+        hidden_(as_double(run.shape.hidden)),
+        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)) {}
+
+  LayerWork work_of(const LayerSpec& layer) const {
+    const config::RunConfig& config = run_.config;
+    const LayerTokens tokens =
+        tokens_of(layer, config.train.micro_batch_size, config.data.seq_length, config.data.decoder_seq_length);
+    LayerWork work;
+    work.tokens = as_double(tokens.sequences * tokens.length);
+    for (const Branch& branch : layer.branches) {
+      for (const Linear& linear : branch.linears(layer.hidden))
+        work.weights.push_back(product_of(linear, layer, tokens));
+      std::visit([&](const auto& inner) { add_inside(work, inner, tokens); }, branch.inner);
+    }
+    return work;
   }
 
-  Passes layer() const {
+  Passes layer(const LayerSpec& spec) const {
     const SoftwareCosts& software = hardware_.software;
+    const LayerWork work = work_of(spec);
     Passes passes;
-    passes.forward = layer_forward();
+    passes.forward = layer_forward(work);
     StepParts& back = passes.backward_input;
-    for (const Product& p : weights_) {
+    for (const Product& p : work.weights) {
       back.matrices += seconds({p.count, p.m, p.k, p.n});
       passes.backward_weight.matrices += seconds({p.count, p.n, p.k, p.m});
     }
     // dP = dY V^T, dV = P^T dY, dQ = dS K, dK = dS^T Q; scores that were not kept once more.
-    back.attention = causal() * (seconds(scores_) + 3 * seconds(context_)) + passes_over_scores(false);
-    if (software.score_forward_passes == 0) back.attention += causal() * seconds(scores_);
-    back.elementwise =
-        elementwise(software.stream_backward_passes, software.query_backward_passes, software.inner_backward_passes);
+    for (const AttentionCore& core : work.cores) {
+      back.attention += seen(core) * (seconds(core.scores) + 3 * seconds(core.context)) + passes_over(core, false);
+      if (software.score_forward_passes == 0) back.attention += seen(core) * seconds(core.scores);
+    }
+    back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
+                                   software.inner_backward_passes);
     back.launches = software.backward_launches * software.launch_us * 1e-6;
     back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
     if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
-    add_recomputed_modules(back);
+    add_recomputed_modules(work, back);
     return passes;
   }
 
-  StepParts layer_forward() const {
+  StepParts layer_forward(const LayerWork& work) const {
     const SoftwareCosts& software = hardware_.software;
     StepParts parts;
-    for (const Product& p : weights_) parts.matrices += seconds(p);
-    parts.attention = attention_forward();
+    for (const Product& p : work.weights) parts.matrices += seconds(p);
+    parts.attention = attention_forward(work);
     parts.elementwise =
-        elementwise(software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
+        elementwise(work, software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
     parts.launches = software.forward_launches * software.launch_us * 1e-6;
     parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
     return parts;
@@ -109,51 +127,82 @@ class Pieces {
   /// Of the whole stream, before sp splits it.
   double stream_bytes() const { return tokens_ * hidden_ * element_; }
 
-  /// Operations of a layer's forward products on this rank: with weights, and of activations.
-  double weight_flops() const {
+  /// Operations of a layer's forward products on this rank.
+  double layer_flops_of(const LayerSpec& spec) const {
+    const LayerWork work = work_of(spec);
     double flops = 0;
-    for (const Product& p : weights_) flops += p.flops();
+    for (const Product& p : work.weights) flops += p.flops();
+    for (const AttentionCore& core : work.cores) flops += seen(core) * (core.scores.flops() + core.context.flops());
     return flops;
   }
-  double attention_flops() const { return causal() * (scores_.flops() + context_.flops()); }
   double output_flops() const { return 2 * tokens_ * hidden_ * as_double(run_.shape.padded_vocab) / tp_; }
 
  private:
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
-  double causal() const { return hardware_.software.whole_square ? 1 : 0.5; }
+  double seen(const AttentionCore& core) const { return hardware_.software.whole_square ? 1 : core.share; }
 
-  double passes_over_scores(bool forward) const {
+  Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
+    const double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length));
+    const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
+    if (linear.split == Linear::Split::Inputs) return {1, rows, outputs, inputs / tp_};
+    if (linear.split != Linear::Split::Groups) return {1, rows, outputs / tp_, inputs};
+    // Ranks that share a group have its key and value each.
+    const SelfAttention& attention = layer.attention();
+    const double groups = std::max(1.0, as_double(attention.groups) / tp_);
+    return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
+  }
+  AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t keys) const {
+    const double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length);
+    return {{count, length, as_double(keys), as_double(size)}, {count, length, as_double(size), as_double(keys)}};
+  }
+  void add_inside(LayerWork& work, const SelfAttention& attention, const LayerTokens& tokens) const {
+    AttentionCore core = core_of(attention.heads, attention.head_size, tokens, tokens.length);
+    core.share = seen_share(attention, tokens.length);
+    work.cores.push_back(core);
+    work.queries += as_double(attention.query_rows()) / tp_;
+  }
+  void add_inside(LayerWork& work, const CrossAttention& attention, const LayerTokens& tokens) const {
+    work.cores.push_back(core_of(attention.heads, attention.head_size, tokens, tokens.encoder_length));
+    work.queries += as_double(attention.query_rows()) / tp_;
+  }
+  void add_inside(LayerWork& work, const Mlp& mlp, const LayerTokens& /*tokens*/) const {
+    work.first_of_mlp = work.weights[work.weights.size() - 2];
+    work.inner += as_double(mlp.first_rows()) / tp_;
+  }
+
+  double passes_over(const AttentionCore& core, bool forward) const {
     const SoftwareCosts& software = hardware_.software;
     const double passes = forward ? software.score_forward_passes : software.score_backward_passes;
-    return memory_s(hardware_, passes * scores_.count * scores_.m * scores_.n * element_);
+    return memory_s(hardware_, passes * core.scores.count * core.scores.m * core.scores.n * element_);
   }
 
-  double attention_forward() const {
-    return causal() * (seconds(scores_) + seconds(context_)) + passes_over_scores(true);
+  double attention_forward(const LayerWork& work) const {
+    double sum = 0;
+    for (const AttentionCore& core : work.cores)
+      sum += seen(core) * (seconds(core.scores) + seconds(core.context)) + passes_over(core, true);
+    return sum;
   }
 
-  double elementwise(double stream, double query, double inner) const {
+  double elementwise(const LayerWork& work, double stream, double query, double inner) const {
     const double split = run_.config.parallel.sp ? tp_ : 1;
-    return memory_s(hardware_, tokens_ * element_ * (stream * hidden_ / split + query * queries_ + inner * fc1_));
+    return memory_s(hardware_,
+                    work.tokens * element_ * (stream * hidden_ / split + query * work.queries + inner * work.inner));
   }
 
   /// train.recompute selective.
-  void add_recomputed_modules(StepParts& back) const {
+  void add_recomputed_modules(const LayerWork& work, StepParts& back) const {
     const config::TrainConfig& train = run_.config.train;
     if (train.recompute != "selective") return;
     for (const std::string& module : train.recompute_modules) {
-      if (module == "core_attn") back.attention += attention_forward();
-      if (module == "mlp") back.matrices += seconds(weights_[2]);
+      if (module == "core_attn") back.attention += attention_forward(work);
+      if (module == "mlp") back.matrices += seconds(work.first_of_mlp);
     }
   }
 
   const ResolvedRun& run_;
   const Hardware& hardware_;
-  double tp_, tokens_, element_;
-  double hidden_, queries_, qkv_, fc1_, inner_;  ///< widths; all but the first of this rank
+  double tp_, tokens_, element_, hidden_;
   Span tp_span_;
-  std::vector<Product> weights_;  ///< forward: qkv, projection, fc1, fc2
-  Product scores_, context_;
 };
 
 /// Layers of a stage that backward computes again as a whole.
@@ -164,12 +213,16 @@ double recomputed_layers(const config::TrainConfig& train, const StagePart& part
 }
 
 std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces) {
-  const Passes layer = pieces.layer(), embedding = pieces.embedding(), output = pieces.output();
+  const Passes embedding = pieces.embedding(), output = pieces.output();
   std::vector<Passes> stages;
   for (const StagePart& part : run.parts) {
     Passes stage;
-    stage.add(layer, as_double(part.num_layers));
-    stage.backward_input.add(layer.forward, recomputed_layers(run.config.train, part));
+    const double again = recomputed_layers(run.config.train, part);
+    for (std::int64_t l = 0; l < part.num_layers; ++l) {
+      const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l));
+      stage.add(layer, 1);
+      if (as_double(l) < again) stage.backward_input.add(layer.forward, 1);
+    }
     if (part.embedding) stage.add(embedding, 1);
     if (part.output) stage.add(output, 1);
     stages.push_back(stage);
@@ -234,10 +287,12 @@ double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
 }
 
 double computed_flops(const ResolvedRun& run, const Pieces& pieces) {
-  double of_layers = 0;
-  for (const StagePart& part : run.parts)
-    of_layers += 3 * as_double(part.num_layers) + recomputed_layers(run.config.train, part);
-  const double microbatch = of_layers * (pieces.weight_flops() + pieces.attention_flops()) + 3 * pieces.output_flops();
+  double microbatch = 3 * pieces.output_flops();
+  for (const StagePart& part : run.parts) {
+    const double again = recomputed_layers(run.config.train, part);
+    for (std::int64_t l = 0; l < part.num_layers; ++l)
+      microbatch += (as_double(l) < again ? 4 : 3) * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
+  }
   return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * run.grid.size(Axis::Tp);
 }
 

@@ -10,39 +10,60 @@ std::int64_t parameter_count(const GptShape& shape) {
   return count;
 }
 
-ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length) {
-  const auto h = static_cast<double>(shape.hidden), ffn = static_cast<double>(shape.ffn_hidden);
-  const auto queries = static_cast<double>(shape.query_rows()), qkv = static_cast<double>(shape.qkv_rows());
-  const auto fc1 = static_cast<double>(shape.fc1_rows());
-  const auto vocab = static_cast<double>(shape.padded_vocab), length = static_cast<double>(seq_length);
-  const double tokens = static_cast<double>(sequences) * length;
-  return {.layer_matrices = 2 * tokens * h * (qkv + queries + fc1 + ffn),
-          .layer_fc1 = 2 * tokens * h * fc1,
-          .layer_attention = (shape.is_bert() || shape.is_t5() ? 4 : 2) * tokens * length * queries,
-          .output = shape.predicts_tokens() ? 2 * tokens * h * (shape.is_bert() ? vocab + h : vocab) : 0};
+namespace {
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+double attention_flops(const SelfAttention& attention, const LayerTokens& tokens) {
+  return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.length) *
+         seen_share(attention, tokens.length) * as_double(attention.query_rows());
+}
+double attention_flops(const CrossAttention& attention, const LayerTokens& tokens) {
+  return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.encoder_length) *
+         as_double(attention.query_rows());
+}
+double attention_flops(const Mlp& /*mlp*/, const LayerTokens& /*tokens*/) { return 0; }
+
+}  // namespace
+
+LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length) {
+  return {.sequences = sequences,
+          .length = layer.decoder ? decoder_length : seq_length,
+          .encoder_length = layer.cross_attention() ? seq_length : 0};
 }
 
-ForwardFlops decoder_flops(const GptShape& shape, std::int64_t sequences, std::int64_t decoder_length,
-                           std::int64_t encoder_length) {
-  ForwardFlops flops = forward_flops(shape, sequences, decoder_length);
-  const auto h = static_cast<double>(shape.hidden), queries = static_cast<double>(shape.query_rows());
-  const double tokens = static_cast<double>(sequences * decoder_length),
-               keys = static_cast<double>(sequences * encoder_length);
-  flops.layer_matrices += 2 * h * queries * (2 * tokens + 2 * keys);  // q and the projection; k and v
-  flops.layer_attention = flops.layer_attention / 2 + 4 * tokens * static_cast<double>(encoder_length) * queries;
+LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens) {
+  LayerFlops flops;
+  for (const Branch& branch : layer.branches) {
+    const std::vector<Linear> linears = branch.linears(layer.hidden);
+    for (const Linear& linear : linears) {
+      const std::int64_t rows = tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length);
+      flops.matrices += 2 * as_double(rows) * as_double(linear.outputs) * as_double(linear.inputs);
+    }
+    if (std::holds_alternative<Mlp>(branch.inner))
+      flops.fc1 += 2 * as_double(tokens.sequences * tokens.length) * as_double(linears.front().outputs) *
+                   as_double(linears.front().inputs);
+    flops.attention += std::visit([&](const auto& inner) { return attention_flops(inner, tokens); }, branch.inner);
+  }
   return flops;
+}
+
+double output_flops(const GptShape& shape, std::int64_t tokens) {
+  if (!shape.predicts_tokens()) return 0;
+  const std::int64_t rows = shape.is_bert() ? shape.padded_vocab + shape.hidden : shape.padded_vocab;
+  return 2 * as_double(tokens) * as_double(shape.hidden) * as_double(rows);
 }
 
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length,
                       std::int64_t decoder_length) {
-  const auto layers = [](const ForwardFlops& flops, std::int64_t count) {
-    return static_cast<double>(count) * (flops.layer_matrices + flops.layer_attention);
-  };
-  const ForwardFlops forward = forward_flops(shape, sequences, seq_length);
-  if (!shape.is_t5()) return 3 * (layers(forward, shape.num_layers) + forward.output);
-  const ForwardFlops decoder = decoder_flops(shape, sequences, decoder_length, seq_length);
-  return 3 * (layers(forward, shape.encoder_layers) + layers(decoder, shape.num_layers - shape.encoder_layers) +
-              decoder.output);
+  double forward = output_flops(shape, sequences * (shape.is_t5() ? decoder_length : seq_length));
+  for (std::int64_t l = 0; l < shape.num_layers; ++l) {
+    const LayerSpec layer = shape.layer(l);
+    const LayerFlops flops = layer_flops(layer, tokens_of(layer, sequences, seq_length, decoder_length));
+    forward += flops.matrices + flops.attention;
+  }
+  return 3 * forward;
 }
 
 double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,

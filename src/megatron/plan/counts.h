@@ -18,18 +18,24 @@ std::int64_t parameter_count(const GptShape& shape);
 double training_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length,
                       std::int64_t decoder_length = 0);
 
-/// Floating-point operations of the forward pass, by part; the embedding has none. As training_flops() counts.
-struct ForwardFlops {
-  double layer_matrices = 0;   ///< of one layer: products with weights
-  double layer_fc1 = 0;        ///< the part of these that is the MLP's first product
-  double layer_attention = 0;  ///< of one layer: products of activations
-  double output = 0;           ///< output layer
+/// What a layer computes on.
+struct LayerTokens {
+  std::int64_t sequences = 0, length = 0;
+  std::int64_t encoder_length = 0;  ///< of cross attention
 };
-ForwardFlops forward_flops(const GptShape& shape, std::int64_t sequences, std::int64_t seq_length);
-/// Of a T5's decoder, each of whose layers also sees `encoder_length` tokens of the encoder; layers of the encoder are
-/// those of forward_flops().
-ForwardFlops decoder_flops(const GptShape& shape, std::int64_t sequences, std::int64_t decoder_length,
-                           std::int64_t encoder_length);
+/// Of a layer of a model whose sequences have `seq_length` tokens, and `decoder_length` in the decoder of a T5.
+LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length);
+
+/// Floating-point operations of a layer's forward pass, counted as training_flops() does.
+struct LayerFlops {
+  double matrices = 0;   ///< products with weights
+  double fc1 = 0;        ///< the part of these that is the MLP's first product
+  double attention = 0;  ///< products of activations
+};
+LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens);
+/// Of the output layer; the head of a task counts as none.
+double output_flops(const GptShape& shape, std::int64_t tokens);
 
 /// Bytes of one element of parameters and activations: train.dtype.
 std::int64_t element_bytes(const config::RunConfig& config);

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "megatron/base/error.h"
+
 namespace megatron::plan {
 namespace {
 
@@ -21,13 +23,26 @@ std::vector<MatrixRows> taking_turns(const std::vector<std::int64_t>& heights, s
 
 std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const GptShape& shape) {
   if (!spec.is_layer_matrix()) throw std::logic_error(spec.name + " is no matrix of a layer");
-  const std::int64_t head = shape.head();
-  if (spec.name.ends_with(".linear_qkv.weight"))
-    return taking_turns({shape.num_heads / shape.groups() * head, head, head}, shape.groups());
-  if (spec.name.ends_with(".linear_kv.weight")) return taking_turns({head, head}, shape.num_heads);
-  if (spec.name.ends_with(".linear_fc1.weight") && shape.gated)
-    return taking_turns({shape.ffn_hidden, shape.ffn_hidden}, 1);
-  return {{{0, spec.shape[0]}}};
+  const LayerSpec layer = shape.layer(spec.depth - 1);
+  for (const Branch& branch : layer.branches)
+    for (const Linear& linear : branch.linears(layer.hidden)) {
+      if (spec.name != concat(layer.prefix, linear.name, ".weight")) continue;
+      const std::int64_t head = linear.head_size;
+      switch (linear.split) {
+        case Linear::Split::Groups: {
+          const SelfAttention& attention = layer.attention();
+          return taking_turns({attention.heads / attention.groups * head, head, head}, attention.groups);
+        }
+        case Linear::Split::Pairs:
+          return taking_turns({head, head}, linear.outputs / (2 * head));
+        case Linear::Split::Halves:
+          return taking_turns({linear.outputs / 2, linear.outputs / 2}, 1);
+        case Linear::Split::Outputs:
+        case Linear::Split::Inputs:
+          return {{{0, linear.outputs}}};
+      }
+    }
+  throw std::logic_error(spec.name + " is no matrix of its layer");
 }
 
 }  // namespace megatron::plan

@@ -9,50 +9,31 @@
 namespace megatron::plan {
 namespace {
 
-/// Sizes of one token's tensors, in elements of a tensor-parallel rank.
-struct Token {
-  std::int64_t stream;      ///< residual stream and what is as wide outside of the matrices
-  std::int64_t queries;     ///< q, or the attention's output
-  std::int64_t qkv;         ///< the fused projection
-  std::int64_t fc1;         ///< what the MLP's first product gives
-  std::int64_t inner;       ///< what its second one takes
-  std::int64_t statistics;  ///< of both norms: reciprocal deviation, and LayerNorm's mean; in fp32 or wider
-  std::int64_t logsumexp;   ///< in fp32 or wider
-};
-
-Token token_of(const config::RunConfig& config, const GptShape& shape) {
-  const int tp = config.parallel.tp;
-  const bool split = config.parallel.sp && tp > 1;
-  // Statistics are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
-  return {.stream = split ? shape.hidden / tp : shape.hidden,
-          .queries = shape.query_rows() / tp,
-          .qkv = (shape.query_rows() / tp) + 2 * std::max<std::int64_t>(shape.groups() / tp, 1) * shape.head(),
-          .fc1 = shape.fc1_rows() / tp,
-          .inner = shape.ffn_hidden / tp,
-          .statistics = shape.rms_norm ? 2 : 4,
-          .logsumexp = shape.num_heads / tp};
+/// Width of the residual stream, and of what is as wide outside of the matrices, on this rank.
+std::int64_t stream_width(const config::RunConfig& config, std::int64_t hidden) {
+  return config.parallel.sp ? hidden / config.parallel.tp : hidden;
 }
 
 std::int64_t tokens_of(const config::RunConfig& config) {
   return config.train.micro_batch_size * config.data.seq_length;
 }
 
-/// Of what a layer computes on: a T5's stacks have lengths of their own.
+/// Tokens of a stack: a T5's have lengths of their own.
 std::int64_t tokens_of(const config::RunConfig& config, bool decoder) {
   return decoder ? config.train.micro_batch_size * config.data.decoder_seq_length : tokens_of(config);
 }
 
 /// A stage's layers of one length: all, or those of one of a T5's stacks.
 struct Stretch {
-  std::int64_t layers = 0;
+  std::int64_t first = 0, layers = 0;
   bool decoder = false;  ///< a T5's
 };
 
 std::vector<Stretch> stretches_of(const GptShape& shape, const StagePart& part) {
-  if (!shape.is_t5()) return {{part.num_layers, false}};
+  if (!shape.is_t5()) return {{part.first_layer, part.num_layers, false}};
   const std::int64_t end = part.first_layer + part.num_layers;
   const std::int64_t encoder = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
-  return {{encoder, false}, {part.num_layers - encoder, true}};
+  return {{part.first_layer, encoder, false}, {part.first_layer + encoder, part.num_layers - encoder, true}};
 }
 
 bool recomputes(const config::RunConfig& config, const char* module) {
@@ -90,59 +71,53 @@ EmbeddingOperations embedding_operations(const config::RunConfig& config, const 
   return {.forward = 3 * row, .backward = 5 * row};
 }
 
+Recomputed recomputed_of(const config::RunConfig& config) {
+  return {.core_attention = recomputes(config, "core_attn"),
+          .mlp = recomputes(config, "mlp"),
+          .gelu = config.train.recompute_gelu};
+}
+
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
-std::int64_t layer_weight_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder) {
-  const Token token = token_of(config, shape);
-  // Inputs, of the first and the third as the stream before the norm, of the last as it is kept; then gradients of the
-  // four outputs.
-  const bool again = config.train.recompute_gelu && !recomputes(config, "mlp");
-  const std::int64_t inputs = 2 * token.stream + token.queries + (again ? token.fc1 : token.inner);
-  const std::int64_t outputs = token.qkv + token.fc1 + 2 * token.stream;
-  std::int64_t elements = tokens_of(config, decoder) * (inputs + outputs);
-  if (decoder)  // cross attention: inputs and outputs of q and the projection; outputs of k and v
-    elements +=
-        tokens_of(config, true) * (2 * token.stream + 2 * token.queries) + tokens_of(config) * 2 * token.queries;
+std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+  std::int64_t elements = 0;
+  for (const Branch& branch : layer.branches) {
+    const Kept inputs = branch.weight_inputs(config.parallel.tp, recomputed_of(config));
+    elements += tokens_of(config, layer.decoder) * (2 * stream_width(config, layer.hidden) + inputs.per_token) +
+                tokens_of(config) * inputs.per_encoder_token;
+  }
   return elements * element_bytes(config);
 }
 
 }  // namespace
 
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder) {
-  const Token token = token_of(config, shape);
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer) {
   const int split = config.parallel.sp ? config.parallel.tp : 1;
-  std::int64_t elements = 2 * token.stream + token.qkv, wide = 0;
-  if (!recomputes(config, "core_attn")) {
-    elements += token.queries;
-    wide += token.logsumexp;
+  const std::int64_t tokens = tokens_of(config, layer.decoder),
+                     wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
+  std::int64_t bytes = 0;
+  for (const Branch& branch : layer.branches) {
+    const Kept kept = branch.kept(config.parallel.tp, recomputed_of(config));
+    bytes +=
+        (tokens * (stream_width(config, layer.hidden) + kept.per_token) + tokens_of(config) * kept.per_encoder_token) *
+        element_bytes(config);
+    // Statistics of the norm are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
+    bytes += (tokens * kept.wide_per_token + tokens * (layer.rms_norm ? 1 : 2) / split) * wide_bytes;
   }
-  if (!recomputes(config, "mlp")) elements += token.fc1 + (config.train.recompute_gelu ? 0 : token.inner);
-  const std::int64_t tokens = tokens_of(config, decoder), wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
-  std::int64_t statistics = token.statistics, once = 0;
-  if (decoder) {  // cross attention: the stream once more, q, its output, and k and v of the encoder's tokens
-    elements += token.stream + token.queries;
-    statistics += token.statistics / 2;
-    once = tokens_of(config) * 2 * token.queries;
-    if (!recomputes(config, "core_attn")) {
-      elements += token.queries;
-      wide += token.logsumexp;
-    }
-  }
-  return (tokens * elements + once) * element_bytes(config) +
-         (tokens * wide + tokens * statistics / split) * wide_bytes;
+  return bytes;
 }
 
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part) {
-  const Token token = token_of(config, shape);
   const auto stream_of = [&](bool decoder) {
-    return tokens_of(config, decoder) * token.stream * element_bytes(config);
+    return tokens_of(config, decoder) * stream_width(config, shape.hidden) * element_bytes(config);
   };
   const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
   std::int64_t bytes = 0;
   bool recomputed = false;
-  for (const auto& [layers, decoder] : stretches_of(shape, part)) {
+  for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
     const FullRecomputation full = full_recomputation(config.train, layers);
     const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
-    bytes += (layers - full.layers) * layer_activation_bytes(config, shape, decoder) + full.inputs * input;
+    bytes += full.inputs * input;
+    for (std::int64_t l = full.layers; l < layers; ++l) bytes += layer_activation_bytes(config, shape.layer(first + l));
     recomputed = recomputed || full.layers > 0;
     if (decoder && layers > 0) bytes += stream_of(false);  // what cross attention reads, the same in each layer
   }
@@ -162,38 +137,46 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const GptShape& s
                               const std::vector<StagePart>& parts) {
   std::int64_t most = 0;
   for (const StagePart& part : parts)
-    for (const auto& [layers, decoder] : stretches_of(shape, part))
-      most = std::max(most,
-                      full_recomputation(config.train, layers).group * layer_activation_bytes(config, shape, decoder));
+    for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
+      const FullRecomputation full = full_recomputation(config.train, layers);
+      for (std::int64_t begin = 0; begin < full.layers; begin += full.group) {
+        std::int64_t group = 0;
+        for (std::int64_t l = begin; l < std::min(begin + full.group, full.layers); ++l)
+          group += layer_activation_bytes(config, shape.layer(first + l));
+        most = std::max(most, group);
+      }
+    }
   return most;
 }
 
 schedule::Costs stage_costs(const config::RunConfig& config, const GptShape& shape,
                             const std::vector<StagePart>& parts) {
   const std::int64_t batch = config.train.micro_batch_size, length = config.data.seq_length;
-  const ForwardFlops encoder = forward_flops(shape, batch, length);
-  const ForwardFlops decoder =
-      shape.is_t5() ? decoder_flops(shape, batch, config.data.decoder_seq_length, length) : encoder;
   const double unit = 1e12 * config.parallel.tp;
   // A BERT's tokens that are not masked have no logits.
-  const double output = decoder.output / unit * (shape.is_bert() ? config.data.mask_prob : 1);
+  const double output = output_flops(shape, batch * (shape.is_t5() ? config.data.decoder_seq_length : length)) / unit *
+                        (shape.is_bert() ? config.data.mask_prob : 1);
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
     double forward = part.output ? 3 * output : 0, input = 0, weight = 0, weight_bytes = 0;
-    for (const auto& [number, in_decoder] : stretches_of(shape, part)) {
-      const ForwardFlops& flops = in_decoder ? decoder : encoder;
-      const double matrices = flops.layer_matrices / unit, attention = flops.layer_attention / unit;
-      const auto layers = static_cast<double>(number);
-      const auto again = static_cast<double>(full_recomputation(config.train, number).layers);
-      input += layers * (matrices + 2 * attention) + again * (matrices + attention);
-      if (recomputes(config, "core_attn")) input += layers * attention;
-      if (recomputes(config, "mlp")) input += layers * flops.layer_fc1 / unit;
-      forward += layers * (matrices + attention);
-      weight += layers * matrices;
-      weight_bytes += layers * static_cast<double>(layer_weight_bytes(config, shape, in_decoder));
+    for (const auto& [first, number, in_decoder] : stretches_of(shape, part)) {
+      const std::int64_t again = full_recomputation(config.train, number).layers;
+      for (std::int64_t l = 0; l < number; ++l) {
+        const LayerSpec layer = shape.layer(first + l);
+        const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
+        const double matrices = flops.matrices / unit, attention = flops.attention / unit;
+        input += matrices + 2 * attention;
+        if (l < again) input += matrices + attention;
+        if (recomputes(config, "core_attn")) input += attention;
+        if (recomputes(config, "mlp")) input += flops.fc1 / unit;
+        forward += matrices + attention;
+        weight += matrices;
+        weight_bytes += static_cast<double>(layer_weight_bytes(config, layer));
+      }
       if (in_decoder && number > 0)  // what k and v of cross attention are products of, the same in each layer
-        weight_bytes += static_cast<double>(tokens_of(config) * token_of(config, shape).stream * element_bytes(config));
+        weight_bytes +=
+            static_cast<double>(tokens_of(config) * stream_width(config, shape.hidden) * element_bytes(config));
     }
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;

@@ -12,9 +12,9 @@ namespace megatron::plan {
 /// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and
 /// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
 /// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
-/// here. `decoder`: a layer of a T5's decoder, which keeps the same of cross attention, and of the encoder's tokens
-/// their keys and values.
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const GptShape& shape, bool decoder = false);
+/// here. Cross attention keeps the same, and of the encoder's tokens their keys and values; norms of queries and keys
+/// keep these as they were before.
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer);
 
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const GptShape& shape, const StagePart& part);

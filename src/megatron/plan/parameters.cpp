@@ -25,22 +25,25 @@ void check_divides(const char* what, std::int64_t size, int tp) {
 using Pieces = std::vector<Piece>;
 
 /// Its heads with their keys and values: whole groups, or a part of one group's queries and its key and value.
-Pieces qkv_pieces(const GptShape& shape, int tp, int tp_rank) {
-  const std::int64_t groups = shape.groups(), group_rows = shape.qkv_rows() / groups;
+Pieces group_pieces(const Linear& linear, const SelfAttention& attention, int tp, int tp_rank) {
+  const std::int64_t groups = attention.groups, group_rows = linear.outputs / groups;
   if (groups % tp == 0) return {{.offset = groups / tp * group_rows * tp_rank, .length = groups / tp * group_rows}};
   const int sharing = tp / static_cast<int>(groups), among = tp_rank % sharing;
-  const std::int64_t queries = shape.query_rows() / tp, begin = tp_rank / sharing * group_rows;
+  const std::int64_t queries = attention.query_rows() / tp, begin = tp_rank / sharing * group_rows;
   return {{.offset = begin + among * queries, .length = queries},
-          {.offset = begin + sharing * queries, .length = 2 * shape.head(), .copies = sharing, .copy = among}};
+          {.offset = begin + sharing * queries, .length = 2 * attention.head_size, .copies = sharing, .copy = among}};
 }
 
-/// Its features of the MLP; of a gated one those of both halves.
-Pieces fc1_pieces(const GptShape& shape, int tp, int tp_rank) {
-  if (tp == 1) return {{.offset = 0, .length = shape.fc1_rows()}};
-  const std::int64_t length = shape.ffn_hidden / tp;
-  Pieces pieces{{.offset = length * tp_rank, .length = length}};
-  if (shape.gated) pieces.push_back({.offset = shape.ffn_hidden + length * tp_rank, .length = length});
-  return pieces;
+/// Its part of both halves.
+Pieces half_pieces(std::int64_t rows, int tp, int tp_rank) {
+  if (tp == 1) return {{.offset = 0, .length = rows}};
+  const std::int64_t half = rows / 2, length = half / tp;
+  return {{.offset = length * tp_rank, .length = length}, {.offset = half + length * tp_rank, .length = length}};
+}
+
+Pieces even_pieces(std::int64_t rows, int tp, int tp_rank) {
+  const std::int64_t length = rows / tp;
+  return {{.offset = length * tp_rank, .length = length}};
 }
 
 /// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
@@ -65,9 +68,10 @@ class SpecBuilder {
     return specs_.emplace_back(std::move(spec));
   }
 
-  void norm(const std::string& prefix, const GptShape& shape) {
-    add(prefix + ".weight", {shape.hidden}, -1, Init::One);
-    if (!shape.rms_norm) add(prefix + ".bias", {shape.hidden}, -1, Init::Zero);
+  void norm(const std::string& prefix, const GptShape& shape) { norm(prefix, shape.hidden, shape.rms_norm); }
+  void norm(const std::string& prefix, std::int64_t size, bool rms) {
+    add(prefix + ".weight", {size}, -1, Init::One);
+    if (!rms) add(prefix + ".bias", {size}, -1, Init::Zero);
   }
   /// Split by rows: each rank computes some of the outputs.
   void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, const Pieces& pieces,
@@ -101,36 +105,32 @@ class SpecBuilder {
   std::vector<ParameterSpec> specs_;
 };
 
-Pieces even_pieces(std::int64_t rows, const SpecBuilder& build) {
-  const std::int64_t length = rows / build.tp();
-  return {{.offset = length * build.tp_rank(), .length = length}};
-}
-
-void add_layer(const GptShape& shape, std::int64_t layer, SpecBuilder& build) {
-  const std::int64_t h = shape.hidden;
-  const std::int64_t of_stack = shape.is_t5() && !shape.in_encoder(layer) ? shape.num_layers - shape.encoder_layers
-                                : shape.is_t5()                           ? shape.encoder_layers
-                                                                          : shape.num_layers;
-  const double output_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(of_stack));
-  const std::string prefix = shape.layer_prefix(layer);
-  const Pieces qkv = qkv_pieces(shape, build.tp(), build.tp_rank());
-  const Pieces fc1 = fc1_pieces(shape, build.tp(), build.tp_rank());
-  const bool bias = shape.linear_bias;
-  build.norm(prefix + "input_layernorm", shape);
-  build.column_linear(prefix + "self_attention.linear_qkv", shape.qkv_rows(), h, shape.init_std, qkv,
-                      bias || shape.qkv_bias);
-  build.row_linear(prefix + "self_attention.linear_proj", h, shape.query_rows(), output_std, bias);
-  if (shape.is_t5() && !shape.in_encoder(layer)) {  // every head with its own key and value
-    const std::int64_t rows = shape.query_rows();
-    build.norm(prefix + "pre_cross_attn_layernorm", shape);
-    build.column_linear(prefix + "cross_attention.linear_q", rows, h, shape.init_std, even_pieces(rows, build), bias);
-    build.column_linear(prefix + "cross_attention.linear_kv", 2 * rows, h, shape.init_std, even_pieces(2 * rows, build),
-                        bias);
-    build.row_linear(prefix + "cross_attention.linear_proj", h, rows, output_std, bias);
+void add_layer(const LayerSpec& layer, SpecBuilder& build) {
+  const int tp = build.tp(), rank = build.tp_rank();
+  for (const Branch& branch : layer.branches) {
+    build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm);
+    for (const Linear& linear : branch.linears(layer.hidden)) {
+      const std::string name = layer.prefix + linear.name;
+      const auto column = [&](const Pieces& pieces) {
+        build.column_linear(name, linear.outputs, linear.inputs, layer.init_std, pieces, linear.bias);
+      };
+      switch (linear.split) {
+        case Linear::Split::Outputs:
+        case Linear::Split::Pairs:
+          column(even_pieces(linear.outputs, tp, rank));
+          break;
+        case Linear::Split::Groups:
+          column(group_pieces(linear, layer.attention(), tp, rank));
+          break;
+        case Linear::Split::Halves:
+          column(half_pieces(linear.outputs, tp, rank));
+          break;
+        case Linear::Split::Inputs:
+          build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
+          break;
+      }
+    }
   }
-  build.norm(prefix + "pre_mlp_layernorm", shape);
-  build.column_linear(prefix + "mlp.linear_fc1", shape.fc1_rows(), h, shape.init_std, fc1, bias);
-  build.row_linear(prefix + "mlp.linear_fc2", h, shape.ffn_hidden, output_std, bias);
 }
 
 /// What a BERT has between its last layer and the output layer.
@@ -228,6 +228,31 @@ std::string GptShape::layer_prefix(std::int64_t layer) const {
   return concat(in_encoder(layer) ? "encoder." : "decoder.", "layers.", after ? layer - encoder_layers : layer, ".");
 }
 
+LayerSpec GptShape::layer(std::int64_t number) const {
+  if (!layers.empty()) return layers.at(static_cast<std::size_t>(number));
+  const bool encoder = in_encoder(number);
+  const std::int64_t of_stack = !is_t5() ? num_layers : encoder ? encoder_layers : num_layers - encoder_layers;
+  LayerSpec layer{.prefix = layer_prefix(number),
+                  .hidden = hidden,
+                  .rms_norm = rms_norm,
+                  .init_std = init_std,
+                  .output_init_std = init_std / std::sqrt(2.0 * static_cast<double>(of_stack)),
+                  .decoder = is_t5() && !encoder};
+  layer.branches.push_back({SelfAttention{.heads = num_heads,
+                                          .groups = groups(),
+                                          .head_size = head(),
+                                          .qkv_bias = linear_bias || qkv_bias,
+                                          .bias = linear_bias,
+                                          .causal = !encoder,
+                                          .scale = is_t5() ? 1.0 : 0.0,
+                                          .distance_bias = is_t5()}});
+  if (layer.decoder)
+    layer.branches.push_back(
+        {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = 1}});
+  layer.branches.push_back({Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias, .inner_dropout = is_t5()}});
+  return layer;
+}
+
 std::vector<std::int64_t> ParameterSpec::local_shape() const {
   std::vector<std::int64_t> local = shape;
   if (split_dim < 0) return local;
@@ -248,10 +273,21 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
   return padded % tp == 0 ? padded : round_up(padded, std::lcm(divisible_by, std::int64_t{tp}));
 }
 
+namespace {
+
+void check_layers(const GptShape& shape, const StagePart& part, int tp) {
+  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
+    const LayerSpec layer = shape.layer(l);
+    check_heads(layer.attention().heads, layer.attention().groups, tp);
+    check_divides("model.ffn_hidden_size", layer.mlp().width, tp);
+  }
+}
+
+}  // namespace
+
 std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_rank,
                                           const std::vector<StagePart>& parts) {
-  check_heads(shape.num_heads, shape.groups(), tp);
-  check_divides("model.ffn_hidden_size", shape.ffn_hidden, tp);
+  for (const StagePart& part : parts) check_layers(shape, part, tp);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
   SpecBuilder build(tp, tp_rank);
   Shared shared(shape, parts, build);
@@ -266,7 +302,7 @@ std::vector<ParameterSpec> gpt_parameters(const GptShape& shape, int tp, int tp_
     shared.use_position_tables(part);
     for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
       build.at_depth(1 + layer);
-      add_layer(shape, layer, build);
+      add_layer(shape.layer(layer), build);
       if (shape.is_t5() && layer + 1 == shape.encoder_layers) build.norm("encoder.final_layernorm", shape);
     }
     if (!part.output) continue;

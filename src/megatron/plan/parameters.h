@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/plan/layer.h"
 #include "megatron/plan/stages.h"
 
 namespace megatron::plan {
@@ -109,6 +110,10 @@ struct GptShape {
   bool in_encoder(std::int64_t layer) const { return is_bert() || layer < encoder_layers; }
   /// What the names of a layer's parameters begin with: "decoder.layers.3.".
   std::string layer_prefix(std::int64_t layer) const;
+  /// Layers where they are not all as the fields say: as many as num_layers. Empty: they are.
+  std::vector<LayerSpec> layers = {};
+  /// What layer number `number` is made of.
+  LayerSpec layer(std::int64_t number) const;
   /// A T5's table of biases [position_buckets, num_heads] of a stack, shared by its layers.
   static std::string position_table(bool encoder) {
     return std::string(encoder ? "encoder" : "decoder") + "_relative_pos_emb.relative_attention_bias.weight";
@@ -117,7 +122,6 @@ struct GptShape {
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
   std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
-  std::int64_t fc1_rows() const { return gated ? 2 * ffn_hidden : ffn_hidden; }
 };
 
 /// Whether a T5's decoder begins in this stage: then it has the word embedding too.

@@ -162,7 +162,7 @@ json layer_activations_of(const ResolvedRun& run) {
     return nullptr;
   const bool selective = config.train.recompute == "selective";
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  return {{"bytes", layer_activation_bytes(config, shape)},
+  return {{"bytes", layer_activation_bytes(config, shape.layer(0))},
           {"paper_bytes",
            paper_activation_bytes(number(config.data.seq_length), number(config.train.micro_batch_size),
                                   number(shape.hidden), number(shape.num_heads), config.parallel.tp, config.parallel.sp,

@@ -1,0 +1,106 @@
+#include "megatron/model/attention.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <memory>
+#include <utility>
+
+#include "megatron/model/made_again.h"
+#include "megatron/parallel/backward.h"
+
+namespace megatron::model {
+
+using parallel::with_backward;
+using parallel::without_autograd;
+using Gradients = std::vector<at::Tensor>;
+
+namespace {
+
+/// The heads in an attention's inputs, or in their gradients. Views.
+using HeadsIn = std::function<Heads(const std::vector<at::Tensor>& tensors)>;
+
+/// Attention of the heads in `inputs` -> `shape`.
+Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
+                        const AttentionForm& form, const HeadsIn& heads_in) {
+  std::vector<at::Tensor> kept;
+  for (const at::Tensor& input : inputs) kept.push_back(input.detach());
+  const auto attend = [kept, form, heads_in] {
+    const Heads heads = heads_in(kept);
+    return kernels::attention(heads.q, heads.k, heads.v, form.options);
+  };
+  const auto made = without_autograd([&] {
+    form.rotary.rotate(heads_in(kept));
+    return attend();
+  });
+  std::function<kernels::AttentionOutput()> forward =
+      [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
+  parallel::Remake remake;
+  if (form.again) {
+    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
+    forward = [remade] { return remade->value(); };
+    remake = [remade, shape] { return remade->value().out.view(shape); };
+  }
+  auto backward = [kept, form, heads_in, forward = std::move(forward)](const Gradients& grads) -> Gradients {
+    const auto out = forward();
+    const Heads heads = heads_in(kept);
+    Gradients gradients;
+    for (const at::Tensor& input : kept) gradients.push_back(at::empty_like(input));
+    const Heads into = heads_in(gradients);
+    const auto dbias = form.options.bias.defined() ? at::empty_like(form.options.bias) : at::Tensor();
+    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
+                                form.options, into.q, into.k, into.v, dbias);
+    form.rotary.rotate(into, /*inverse=*/true);
+    if (dbias.defined()) form.bias_gradient(dbias);
+    return gradients;
+  };
+  return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(remake)};
+}
+
+}  // namespace
+
+Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size) {
+  const auto split = qkv.view({qkv.size(0), qkv.size(1), groups, -1, head_size});
+  const std::int64_t queries = split.size(3) - 2;
+  return {queries == 1 ? split.select(3, 0) : split.narrow(3, 0, queries), split.select(3, queries),
+          split.select(3, queries + 1), split.narrow(3, 0, queries + 1)};
+}
+
+void Rotary::rotate(const Heads& heads, bool inverse) const {
+  if (table.cos.defined()) kernels::rotate_(heads.q_and_k, table, position_ids_bs, 0, inverse);
+}
+
+Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
+  const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) - 2 * form.groups * form.head_size};
+  return attention_of({qkv}, shape, form, [groups = form.groups, size = form.head_size](const auto& tensors) {
+    return heads_of(tensors[0], groups, size);
+  });
+}
+
+Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form) {
+  return attention_of({queries, keys_and_values}, queries.sizes().vec(), form,
+                      [groups = form.groups, size = form.head_size](const auto& tensors) {
+                        const at::Tensor &q = tensors[0], &kv = tensors[1];
+                        const auto pairs = kv.view({kv.size(0), kv.size(1), groups, 2, size});
+                        return Heads{.q = q.view({q.size(0), q.size(1), groups, -1, size}),
+                                     .k = pairs.select(3, 0),
+                                     .v = pairs.select(3, 1),
+                                     .q_and_k = {}};
+                      });
+}
+
+kernels::AttentionOptions attention_options(const plan::SelfAttention& attention, const QueryRows& rows) {
+  kernels::AttentionOptions options;
+  options.scale = attention.scale;
+  options.causal = attention.causal;
+  options.first_key = rows.first_key_bs;
+  return options;
+}
+
+kernels::AttentionOptions attention_options(const plan::CrossAttention& attention) {
+  kernels::AttentionOptions options;
+  options.scale = attention.scale;
+  options.causal = false;
+  return options;
+}
+
+}  // namespace megatron::model

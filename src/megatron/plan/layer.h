@@ -1,0 +1,108 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+// What a transformer layer is made of, as a value. From it follow the parameters (parameters.h), the counts (counts.h),
+// the memory (memory.h), the matrices that Muon sees (matrices.h) and the walk that computes it (model/layer_walk.h).
+namespace megatron::plan {
+
+/// A linear layer, weight [outputs, inputs], and how the tensor-parallel ranks divide it.
+struct Linear {
+  enum class Split : std::uint8_t {
+    Outputs,  ///< column-parallel: evenly
+    Groups,   ///< column-parallel: groups of heads, each its queries, key and value
+    Pairs,    ///< column-parallel: heads, each its key and value
+    Halves,   ///< column-parallel: evenly of each half, [gate; up]
+    Inputs,   ///< row-parallel: every rank has the whole bias
+  };
+  std::string name;  ///< within the layer: "self_attention.linear_qkv"
+  std::int64_t outputs = 0, inputs = 0;
+  bool bias = false;
+  Split split = Split::Outputs;
+  bool reads_encoder = false;  ///< its input is the encoder's output
+  std::int64_t head_size = 0;  ///< of Groups and Pairs
+};
+
+/// Attention over the layer's own sequence.
+struct SelfAttention {
+  std::int64_t heads = 0;
+  std::int64_t groups = 0;  ///< key and value heads, each shared by heads / groups query heads (Ainslie et al. 2023)
+  std::int64_t head_size = 0;
+  bool qkv_bias = false, bias = false;
+  bool causal = true;
+  double scale = 0;            ///< of the scores; 0: 1/sqrt(head_size)
+  bool distance_bias = false;  ///< scores get a bias by distance (Raffel et al. 2020)
+
+  std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
+  std::int64_t key_rows() const { return groups * head_size; }
+  std::int64_t qkv_rows() const { return query_rows() + 2 * key_rows(); }
+};
+
+/// Attention over the encoder's output; every head has its own key and value.
+struct CrossAttention {
+  std::int64_t heads = 0, head_size = 0;
+  bool bias = false;
+  double scale = 0;  ///< as in SelfAttention
+
+  std::int64_t query_rows() const { return heads * head_size; }
+};
+
+/// Two linear layers with an activation between them.
+struct Mlp {
+  std::int64_t width = 0;  ///< what the second one reads
+  bool gated = false;      ///< activation(first half) * second half (Shazeer 2020)
+  bool bias = false;
+  bool inner_dropout = false;  ///< what the activation gives is dropped too
+
+  std::int64_t first_rows() const { return gated ? 2 * width : width; }
+};
+
+/// The share of the square of queries and keys of one sequence that is seen: of a causal one the half.
+double seen_share(const SelfAttention& attention, std::int64_t length);
+
+/// What backward computes again rather than having it kept (train.recompute_modules, train.recompute_gelu).
+struct Recomputed {
+  bool core_attention = false, mlp = false, gelu = false;
+};
+
+/// What a branch keeps for its backward pass on one tensor-parallel rank, beside the stream before its norm, in
+/// elements.
+struct Kept {
+  std::int64_t per_token = 0;
+  std::int64_t per_encoder_token = 0;  ///< cross attention's keys and values
+  std::int64_t wide_per_token = 0;     ///< of float32 or wider
+};
+
+/// x + branch(norm(x)). A kind of branch that one of those who compute layers does not know does not compile.
+struct Branch {
+  using Inner = std::variant<SelfAttention, CrossAttention, Mlp>;
+  Inner inner;
+
+  std::string norm() const;  ///< within the layer: "input_layernorm"
+  std::string site() const;  ///< in the names of dropout streams: "attention"
+  /// In the order of computation; the last reads what the inside gives and ends the branch.
+  std::vector<Linear> linears(std::int64_t hidden) const;
+  Kept kept(int tp, const Recomputed& again) const;
+  /// What its weight products read in the second half of backward, beside the stream before its norm and the gradient
+  /// of what it ends with.
+  Kept weight_inputs(int tp, const Recomputed& again) const;
+};
+
+struct LayerSpec {
+  std::string prefix;  ///< of the parameters' names: "decoder.layers.3."
+  std::int64_t hidden = 0;
+  bool rms_norm = false;             ///< norms have no bias
+  bool residual_after_norm = false;  ///< norm(x) + branch(norm(x)): the order of Devlin et al. 2018
+  double init_std = 0;               ///< of linear layers
+  double output_init_std = 0;        ///< of those that end a branch
+  bool decoder = false;              ///< of the second of two stacks, which has a length of its own
+  std::vector<Branch> branches = {};
+
+  const SelfAttention& attention() const { return std::get<SelfAttention>(branches.front().inner); }
+  const Mlp& mlp() const { return std::get<Mlp>(branches.back().inner); }
+  bool cross_attention() const;
+};
+
+}  // namespace megatron::plan

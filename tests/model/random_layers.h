@@ -1,0 +1,43 @@
+#pragma once
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "megatron/plan/parameters.h"
+
+namespace megatron::testing {
+
+struct LayerSizes {
+  std::vector<std::int64_t> head_sizes = {2, 4, 6}, widths = {4, 8, 12, 18};
+};
+
+/// Layers drawn for a model of `shape`, each with sizes and kinds of its own, that one or two tensor-parallel ranks can
+/// share.
+inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan::GptShape& shape,
+                                                  const LayerSizes& sizes = {}) {
+  std::mt19937_64 random(seed);
+  const auto one_of = [&](const std::vector<std::int64_t>& values) { return values[random() % values.size()]; };
+  const auto flip = [&] { return random() % 2 == 1; };
+  std::vector<plan::LayerSpec> layers;
+  const bool rms = flip();
+  for (std::int64_t l = 0; l < shape.num_layers; ++l) {
+    plan::LayerSpec layer = shape.layer(l);
+    layer.rms_norm = rms;
+    for (plan::Branch& branch : layer.branches) {
+      if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
+        attention->head_size = one_of(sizes.head_sizes);
+        attention->groups = one_of({1, 2, 4});
+        attention->heads = attention->groups * (attention->groups == 1 ? one_of({2, 4}) : one_of({1, 2}));
+        attention->bias = flip();
+        attention->qkv_bias = attention->bias || flip();
+      }
+      if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner))
+        *mlp = {.width = one_of(sizes.widths), .gated = flip(), .bias = flip(), .inner_dropout = mlp->inner_dropout};
+    }
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+}  // namespace megatron::testing
