@@ -272,8 +272,7 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
 // Operations of a step without those that it leaves out: of a BERT's tokens, the masked ones alone have logits.
 double computed_flops(const plan::ResolvedRun& run, double flops) {
   if (!run.shape.is_bert()) return flops;
-  const double output =
-      plan::output_flops(run.shape, run.config.train.global_batch_size * run.config.data.seq_length);
+  const double output = plan::output_flops(run.shape, run.config.train.global_batch_size * run.config.data.seq_length);
   return flops - 3 * output * (1 - run.config.data.mask_prob);
 }
 

@@ -19,7 +19,7 @@ plan::GptShape llama() {
   plan::GptShape shape = kGpt2;
   shape.num_groups = 2;
   shape.head_size = 3;
-  shape.rms_norm = shape.gated = shape.qkv_bias = true;
+  shape.rms_norm = shape.gated = shape.attention.add_qkv_bias = true;
   shape.linear_bias = shape.learned_positions = shape.tied_output = false;
   return shape;
 }
@@ -28,7 +28,7 @@ plan::GptShape t5(bool second) {
   plan::GptShape shape = llama();
   shape.num_groups = 0;
   shape.num_layers = 5;
-  shape.qkv_bias = false;
+  shape.attention.add_qkv_bias = false;
   shape.gated = second;
   shape.tied_output = !second;
   shape.architecture = plan::Architecture::T5;

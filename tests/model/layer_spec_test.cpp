@@ -63,7 +63,7 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   const std::int64_t q = attention.heads * attention.head_size, kv = attention.groups * attention.head_size;
   const std::int64_t first = (mlp.gated ? 2 : 1) * mlp.width;
   std::int64_t count = h * (q + 2 * kv) + q * h + h * first + mlp.width * h;
-  if (attention.qkv_bias) count += q + 2 * kv;
+  if (attention.qkv_bias()) count += q + 2 * kv;
   if (attention.bias) count += h;
   if (mlp.bias) count += first + h;
   return count + 2 * (layer.rms_norm ? h : 2 * h);
@@ -98,7 +98,7 @@ TEST_F(RandomLayers, TrainAsTheDenseModelDoesInEveryLayout) {
       EXPECT_NEAR_TENSOR(staged.step(batch).sum, loss, 1e-12);
       if (parts.size() > 1) return;  // which share the embedding's gradient
       for (const auto& p : staged.stores.front().all()) {
-        if (options.sequence_parallel && p->spec.sequence_partial) tp.all_reduce(p->grad);
+        if ((options.sequence_parallel && p->spec.sequence_partial) || p->spec.heads_partial) tp.all_reduce(p->grad);
         EXPECT_NEAR_TENSOR(megatron::testing::whole_gradient(*p, tp),
                            slice_of(weights.at(p->spec.name).grad(), p->spec), 1e-11)
             << p->spec.name << " on rank " << tp.rank();

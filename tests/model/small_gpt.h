@@ -41,7 +41,7 @@ inline std::vector<std::pair<std::string, model::GptOptions>> variants(std::int6
                 .scaling = {.factor = 4, .low_freq_factor = 1, .high_freq_factor = 3, .original_positions = 12}};
   auto one_key = small(num_layers);  // two and more ranks share its one key and value head
   one_key.shape.num_groups = 1;
-  one_key.shape.gated = one_key.shape.qkv_bias = true;
+  one_key.shape.gated = one_key.shape.attention.add_qkv_bias = true;
   one_key.shape.linear_bias = one_key.shape.learned_positions = false;
   one_key.activation = Activation::GeluErf;
   one_key.rope = {.rotary_dim = 2, .base = 50, .interleaved = true};

@@ -24,7 +24,8 @@ std::vector<plan::ParameterSpec> specs(std::vector<std::int64_t> shape) {
           {.name = "decoder.layers.0.mlp.linear_fc2.weight",
            .shape = std::move(shape),
            .init = plan::Init::Normal,
-           .init_std = 1}};
+           .init_std = 1,
+           .depth = 1}};
 }
 
 at::Tensor gradient_of(const plan::ParameterSpec& spec, int step) {
@@ -75,7 +76,7 @@ TEST(Matrices, OfAFusedTensorTakeTurns) {
   const plan::GptShape shape{
       .num_layers = 1, .hidden = 8, .num_heads = 4, .ffn_hidden = 6, .num_groups = 2, .gated = true};
   const auto of = [&](const char* name, std::int64_t rows) {
-    return plan::matrices_of({.name = std::string("decoder.layers.0.") + name, .shape = {rows, 8}}, shape);
+    return plan::matrices_of({.name = std::string("decoder.layers.0.") + name, .shape = {rows, 8}, .depth = 1}, shape);
   };
   using R = plan::Range;
   EXPECT_THAT(

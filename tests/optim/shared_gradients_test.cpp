@@ -103,7 +103,7 @@ TEST(SharedGradients, CompletesThoseSplitAlongTheSequenceAndThoseOfTheTiedEmbedd
     const Rank rank(world);
     const auto tp = comm::CountingBackend::wrap(rank.tp),
                words = comm::CountingBackend::wrap(holders_group(rank.pp, {0, 1}));
-    SharedGradients(rank.parameters, whole(rank.parameters), {tp, {}}, rank.words(words)).sum();
+    SharedGradients(rank.parameters, whole(rank.parameters), {tp, {}, {}}, rank.words(words)).sum();
     for (const auto& parameter : rank.parameters.all()) {
       const auto& spec = parameter->spec;
       EXPECT_NEAR_TENSOR(parameter->grad, slice_of(full_gradient(spec), spec), 1e-14)
@@ -138,7 +138,8 @@ TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
   EXPECT_NEAR(norm_of(dense, {}, true, NormKind::L2), std::sqrt(squares), 1e-13);
   comm::run_ranks(4, [&](const comm::Group& world) {
     const Rank rank(world);
-    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}}, rank.words(holders_group(rank.pp, {0, 1})))
+    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}, {}},
+                    rank.words(holders_group(rank.pp, {0, 1})))
         .sum();
     const bool first = rank.tp.rank() == 0;
     EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::L2), std::sqrt(squares), 1e-13);

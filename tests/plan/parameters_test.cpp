@@ -175,7 +175,7 @@ TEST(GptParameters, OfALlamaHaveTheNamesAndShapesOfMegatronCore) {
   }
   EXPECT_EQ(ours, expected);
   GptShape shape = llama_shape();
-  shape.qkv_bias = true;
+  shape.attention.add_qkv_bias = true;
   std::size_t biases = 0;
   for (const ParameterSpec& spec : gpt_parameters(shape, 1, 0)) biases += spec.name.ends_with("linear_qkv.bias");
   EXPECT_EQ(biases, 2u);

@@ -7,7 +7,14 @@
 // The options of run_config.h that describe the network.
 namespace megatron::config {
 
-struct ModelConfig {
+/// Options of attention that layers carry as one value (plan/layer.h): what reads them there finds a new one.
+struct AttentionVariant {
+  bool add_qkv_bias = false;
+
+  bool operator==(const AttentionVariant&) const = default;
+};
+
+struct ModelConfig : AttentionVariant {
   std::string architecture = "gpt";
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -30,7 +37,6 @@ struct ModelConfig {
   std::string activation = "gelu_tanh";
   bool gated_linear_unit = false;
   bool add_bias_linear = true;
-  bool add_qkv_bias = false;
   std::string position_embedding_type = "learned_absolute";
   std::int64_t relative_attention_num_buckets = 32;
   std::int64_t relative_attention_max_distance = 128;

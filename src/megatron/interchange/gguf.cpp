@@ -312,7 +312,8 @@ void check_model(const FolderConfig& config) {
   const config::ModelConfig& model = config.model;
   const bool scaled = model.rope_scaling_factor != 1;
   if (config.family == Family::Llama && model.head == "tokens" && model.activation == "silu" &&
-      !(scaled && architecture_of(model) == "qwen2"))
+      !(scaled && architecture_of(model) == "qwen2") &&
+      model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
     return;
   throw ConfigError(rule_got_fix(
       "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "

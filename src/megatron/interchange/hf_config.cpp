@@ -10,6 +10,7 @@
 #include "megatron/interchange/json.h"
 #include "megatron/interchange/json_fields.h"
 #include "megatron/interchange/t5_config.h"
+#include "megatron/plan/rules.h"
 
 namespace megatron::interchange {
 namespace {
@@ -341,36 +342,13 @@ void check_heads(const config::ModelConfig& model, const std::string& file) {
 }
 
 plan::GptShape shape_of(const config::ModelConfig& model) {
-  plan::GptShape shape{.num_layers = model.num_layers,
-                       .hidden = model.hidden_size,
-                       .num_heads = model.num_attention_heads,
-                       .ffn_hidden = model.ffn_hidden_size > 0 ? model.ffn_hidden_size : 4 * model.hidden_size,
-                       .vocab = model.vocab_size,
-                       .padded_vocab = model.vocab_size,
-                       .max_positions = model.max_position_embeddings,
-                       .tied_output = !model.untie_embeddings_and_output_weights};
-  shape.num_groups = model.num_query_groups;
-  shape.head_size = model.kv_channels;
-  shape.rms_norm = model.normalization == "RMSNorm";
-  shape.gated = model.gated_linear_unit;
-  shape.linear_bias = model.add_bias_linear;
-  shape.qkv_bias = model.add_qkv_bias;
-  shape.learned_positions = model.position_embedding_type == "learned_absolute";
-  if (model.architecture == "t5") {
-    shape.architecture = plan::Architecture::T5;
-    shape.encoder_layers = model.num_layers;
-    shape.num_layers += model.decoder_num_layers > 0 ? model.decoder_num_layers : model.num_layers;
-    shape.position_buckets = model.relative_attention_num_buckets;
-    shape.position_max_distance = model.relative_attention_max_distance;
-  }
-  if (model.head == "classes") shape.task_head = plan::Head::Classes;
-  if (model.head == "options") shape.task_head = plan::Head::Options;
-  if (model.head == "span") shape.task_head = plan::Head::Span;
-  shape.num_classes = model.num_classes;
-  if (model.architecture != "bert") return shape;
-  shape.architecture = plan::Architecture::Bert;
-  shape.token_types = model.num_tokentypes;
-  shape.sentence_head = model.bert_binary_head;
+  config::ModelConfig unpadded = model;
+  unpadded.make_vocab_size_divisible_by = 1;
+  if (unpadded.ffn_hidden_size == 0) unpadded.ffn_hidden_size = 4 * model.hidden_size;
+  plan::GptShape shape = plan::gpt_shape(unpadded, 1);
+  // A folder has these beside the head of a task.
+  shape.tied_output = !model.untie_embeddings_and_output_weights;
+  shape.sentence_head = model.architecture == "bert" && model.bert_binary_head;
   return shape;
 }
 

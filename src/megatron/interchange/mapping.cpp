@@ -85,7 +85,7 @@ std::array<std::string, 3> suffixed(std::array<std::string, 3> names, const std:
 void split_qkv(Builder& build, const std::string& ours, const std::array<std::string, 3>& theirs,
                const GptShape& shape) {
   build.stacked(ours + ".weight", qkv_rows(shape, suffixed(theirs, ".weight"), {}), shape.hidden);
-  if (shape.linear_bias || shape.qkv_bias)
+  if (shape.linear_bias || shape.attention.add_qkv_bias)
     build.stacked(ours + ".bias", qkv_rows(shape, suffixed(theirs, ".bias"), {}), 0);
 }
 

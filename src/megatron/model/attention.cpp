@@ -65,6 +65,15 @@ Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_siz
           split.select(3, queries + 1), split.narrow(3, 0, queries + 1)};
 }
 
+at::Tensor normalized_heads(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size,
+                            const std::vector<Norm>& norms) {
+  const auto queries_and_keys = [groups, head_size](const at::Tensor& x) -> std::vector<at::Tensor> {
+    const Heads heads = heads_of(x, groups, head_size);
+    return {heads.q, heads.k};
+  };
+  return normalized_parts(qkv, queries_and_keys, norms);
+}
+
 void Rotary::rotate(const Heads& heads, bool inverse) const {
   if (table.cos.defined()) kernels::rotate_(heads.q_and_k, table, position_ids_bs, 0, inverse);
 }

@@ -22,6 +22,10 @@ struct Heads {
 };
 Heads heads_of(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size);
 
+/// The projection with its queries and keys normalized, head by head, by a norm of each; in qkv's memory.
+at::Tensor normalized_heads(const at::Tensor& qkv, std::int64_t groups, std::int64_t head_size,
+                            const std::vector<Norm>& norms);
+
 /// Rotary positions of a microbatch.
 struct Rotary {
   kernels::RopeTable table;    ///< its tensors are undefined where there are none
@@ -53,6 +57,7 @@ Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and
 struct QueryRows {
   std::int64_t begin = 0, s = 0, b = 0;
   at::Tensor first_key_bs = {};  ///< [b, s] int32: the first key that each may see; undefined: 0
+  at::Device device = at::kCPU;
 };
 
 /// What a layer's own attention asks of the kernel, but for dropout, padding and bias.

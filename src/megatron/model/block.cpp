@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
 
 namespace megatron::model {
@@ -57,6 +58,8 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   for (std::size_t i = 0; i + 1 < linears.size(); ++i)
     branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, skip_bias_add, split));
+  for (const std::string& norm : linears.front().head_norms)
+    branch.head_norms.push_back(norm_of(parameters, layer.prefix + norm + ".", options.epsilon, layer.rms_norm));
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
   return branch;
 }
@@ -79,6 +82,9 @@ class RowSteps {
   void project(const ColumnParallelLinear& linear) {
     if (block_.options().recompute_mlp) norm_again_ = stream_.remake;
     x_ = linear.forward(stream_.y, std::move(stream_.remake));
+  }
+  void normalize_heads(const BranchModules& branch) {
+    x_ = normalized_heads(x_, branch.groups, branch.head_size, branch.head_norms);
   }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {

@@ -30,6 +30,7 @@ struct BranchModules {
   Norm norm;                                       ///< of the stream: what the branch reads
   std::vector<parallel::ColumnParallelLinear> in;  ///< spec.linears() but the last
   parallel::RowParallelLinear out;                 ///< the last
+  std::vector<Norm> head_norms = {};               ///< of what `in` begins with: queries and keys, or none
   // Of attention, on this rank.
   std::int64_t heads = 0, groups = 0, head_size = 0;
 };

@@ -84,8 +84,9 @@ Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Place
     keys.narrow(0, cache.length, s).copy_(heads.k);
     values.narrow(0, cache.length, s).copy_(heads.v);
     const auto k = keys.narrow(0, 0, seen), v = values.narrow(0, 0, seen);
-    const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
-                                           {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs});
+    const auto options = attention_options(
+        std::get<plan::SelfAttention>(branch.spec.inner),
+        {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs, .device = qkv.device()});
     return Remakeable{kernels::attention(heads.q, k, v, options).out.view({s, b, -1}), {}};
   };
 }

@@ -154,7 +154,8 @@ Attend Gpt::Impl::attention(const Pass& pass, std::int64_t number, const Block& 
     const auto& spec = std::get<plan::SelfAttention>(branch.spec.inner);
     AttentionForm form = attention_form(
         pass, branch, number,
-        attention_options(spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs}));
+        attention_options(
+            spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs, .device = qkv.device()}));
     form.rotary = {modules.rope, pass.position_ids_bs};
     // What pads a T5's decoder comes after all that counts.
     if (!spec.causal || !spec.distance_bias) form.options.key_lengths = pass.key_lengths_b;

@@ -9,6 +9,7 @@ namespace megatron::model {
 template <class Steps>
 void walk_inside(const plan::SelfAttention& attention, const BranchModules& branch, Steps& steps) {
   steps.project(branch.in.front());
+  if (!branch.head_norms.empty()) steps.normalize_heads(branch);
   steps.attend(attention, branch);
 }
 

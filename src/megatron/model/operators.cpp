@@ -87,6 +87,35 @@ Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
   return {outputs[0], outputs[1], remake_norm(x, norm)};
 }
 
+at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<Norm>& norms) {
+  struct Kept {
+    at::Tensor part, mean, rstd;
+  };
+  const auto y = x.detach();
+  std::vector<Kept> kept;
+  without_autograd([&] {
+    const auto views = parts(y);
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      const auto part = views[i].clone(at::MemoryFormat::Contiguous);
+      const auto out = norm_forward(part, norms[i]);
+      views[i].copy_(out.y);
+      kept.push_back({part, out.mean, out.rstd});
+    }
+    return y;
+  });
+  std::vector<at::Tensor> depends{x};
+  for (const Norm& norm : norms) depends = inputs(std::move(depends), {&norm.weight, &norm.bias});
+  auto backward = [kept = std::move(kept), parts, norms](const Gradients& grads) -> Gradients {
+    const auto dx = grads[0].contiguous();  // attention made it for this operator alone
+    const auto views = parts(dx);
+    for (std::size_t i = 0; i < norms.size(); ++i)
+      views[i].copy_(
+          norm_backward(norms[i], {at::Tensor(), views[i].contiguous()}, kept[i].part, kept[i].mean, kept[i].rstd));
+    return {dx};
+  };
+  return with_backward(std::move(depends), y, std::move(backward));
+}
+
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm) {
   const auto out = without_autograd([&] {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
@@ -30,6 +31,11 @@ struct Normed {
 
 /// residual = x, y = norm(x).
 Normed normalized(const at::Tensor& x_sbh, const Norm& norm);
+
+/// Views of the parts of x, or of its gradient, that pass a norm each: contiguous features last.
+using PartsOf = std::function<std::vector<at::Tensor>(const at::Tensor& x)>;
+/// x with its parts normalized, in x's memory. Keeps the parts as they were.
+at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<Norm>& norms);
 
 /// residual' = residual + dropout(x + bias), y = norm(residual'): the end of one branch and the start of the next, in
 /// one pass. x's memory becomes residual'. Gradients of `bias`, which may be null, and `norm` are written.

@@ -20,7 +20,7 @@ Attend attention_from(std::int64_t first, const StageModules& modules, const Bra
     Rotary{modules.rope, {}}.rotate(heads);
     const auto q = heads.q.narrow(0, first, s - first);
     const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
-                                           {.begin = first, .s = s - first, .b = b, .first_key_bs = {}});
+                                           {.begin = first, .s = s - first, .b = b, .device = qkv.device()});
     return Remakeable{kernels::attention(q, heads.k, heads.v, options).out.view({s - first, b, -1}), {}};
   };
 }

@@ -9,6 +9,7 @@
 
 #include "megatron/kernels/decode.h"
 #include "megatron/kernels/matmul.h"
+#include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
 
 // b sequences, h hidden, n heads of this rank, d head size, f feed-forward features of this rank.
@@ -37,6 +38,7 @@ class TokenSteps {
   void enter(const Block& block, const at::Tensor& keys, const at::Tensor& values);
 
   void project(const parallel::ColumnParallelLinear& linear);
+  void normalize_heads(const BranchModules& branch);
   void attend(const plan::SelfAttention& attention, const BranchModules& branch);
   void activate(const plan::Mlp& mlp, const BranchModules& branch);
   [[noreturn]] void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& /*branch*/) {
@@ -61,6 +63,10 @@ class TokenSteps {
   at::Tensor rows(std::int64_t features) const { return at::empty({stream_.size(0), features}, stream_.options()); }
   void multiply(const at::Tensor& y, const at::Tensor& x, const parallel::ParameterPtr& weight) const {
     kernels::few_rows_linear(y, x, weight->arrived(), wide_);
+  }
+  /// Of the projection to queries, keys and values.
+  void add_bias(const BranchModules& branch) const {
+    if (const auto& bias = branch.in.front().bias()) kernels::add_to_rows(buffers_[index_].projected, bias->arrived());
   }
   kernels::CacheStep step_of(const BranchModules& attention) const;
 
@@ -122,11 +128,23 @@ void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
   multiply(sized(buffers_[index_].projected, outputs(linear.weight())), normed_, linear.weight());
 }
 
-void TokenSteps::attend(const plan::SelfAttention& /*attention*/, const BranchModules& branch) {
+void TokenSteps::normalize_heads(const BranchModules& branch) {
+  const at::Tensor& projected = buffers_[index_].projected;
+  add_bias(branch);
+  normalized_heads(projected.unsqueeze(0), branch.groups, branch.head_size, branch.head_norms);
+}
+
+void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModules& branch) {
   auto& [projected, inside] = buffers_[index_];
-  if (const auto& bias = branch.in.front().bias()) kernels::add_to_rows(projected, bias->arrived());
-  kernels::attend_to_cache(sized(inside, branch.heads * branch.head_size), projected, *keys_, *values_, step_of(branch),
-                           scratch_);
+  if (branch.head_norms.empty()) add_bias(branch);
+  kernels::CacheStep step = step_of(branch);
+  const at::Tensor& first = cache_.first_key_b;
+  const auto asked = attention_options(attention, {.begin = cache_.length,
+                                                   .s = 1,
+                                                   .b = cache_.batch,
+                                                   .first_key_bs = first.defined() ? first.unsqueeze(1) : first});
+  step.first_key_b = asked.first_key.defined() ? asked.first_key.select(1, 0) : at::Tensor();
+  kernels::attend_to_cache(sized(inside, branch.heads * branch.head_size), projected, *keys_, *values_, step, scratch_);
 }
 
 void TokenSteps::activate(const plan::Mlp& mlp, const BranchModules& branch) {

@@ -62,7 +62,8 @@ comm::Group copies_group(const parallel::ParameterStore& parameters, const comm:
 SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
                                  Groups groups, std::vector<SharedParameter> shared)
     : shared_(std::move(shared)) {
-  Sum partial{std::move(groups.sequence), {}}, copied{std::move(groups.copies), {}};
+  Sum partial{std::move(groups.sequence), {}}, copied{std::move(groups.copies), {}},
+      by_heads{std::move(groups.heads), {}};
   std::vector<Sum> tied;
   for (const SharedParameter& parameter : shared_) tied.push_back({parameter.holders, {}});
   for (const plan::Shard& shard : owned)
@@ -74,6 +75,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       };
       const plan::ParameterSpec& spec = parameter->spec;
       if (spec.sequence_partial) add(partial, own.param);
+      if (spec.heads_partial) add(by_heads, own.param);
       if (spec.has_copies()) {
         const std::vector<plan::Range> ranges = plan::piece_ranges(spec);
         for (std::size_t i = 0; i < ranges.size(); ++i)
@@ -82,7 +84,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       for (std::size_t i = 0; i < shared_.size(); ++i)
         if (shared_[i].parameter == parameter) add(tied[i], own.param);
     }
-  tied.insert(tied.begin(), {std::move(partial), std::move(copied)});
+  tied.insert(tied.begin(), {std::move(partial), std::move(by_heads), std::move(copied)});
   for (Sum& sum : tied)
     if (sum.group.size() > 1 && !sum.gradients.empty()) sums_.push_back(std::move(sum));
 }

@@ -11,7 +11,7 @@ std::vector<Linear> linears_of(const SelfAttention& attention, std::int64_t hidd
   return {{.name = "self_attention.linear_qkv",
            .outputs = attention.qkv_rows(),
            .inputs = hidden,
-           .bias = attention.qkv_bias,
+           .bias = attention.qkv_bias(),
            .split = Split::Groups,
            .head_size = attention.head_size},
           {.name = "self_attention.linear_proj",
@@ -61,14 +61,14 @@ QkvWidths widths_of(const SelfAttention& attention, int tp) {
           .keys = std::max<std::int64_t>(attention.groups / tp, 1) * attention.head_size};
 }
 
-Kept kept_by(const SelfAttention& attention, int tp, const Recomputed& again) {
+Kept kept_by(const SelfAttention& attention, int tp, bool /*rms_norm*/, const Recomputed& again) {
   const auto [queries, keys] = widths_of(attention, tp);
   Kept kept = kept_core(attention.heads, queries, tp, again);
   kept.per_token += queries + 2 * keys;
   return kept;
 }
 
-Kept kept_by(const CrossAttention& attention, int tp, const Recomputed& again) {
+Kept kept_by(const CrossAttention& attention, int tp, bool /*rms_norm*/, const Recomputed& again) {
   const std::int64_t queries = attention.query_rows() / tp;
   Kept kept = kept_core(attention.heads, queries, tp, again);
   kept.per_token += queries;
@@ -76,7 +76,7 @@ Kept kept_by(const CrossAttention& attention, int tp, const Recomputed& again) {
   return kept;
 }
 
-Kept kept_by(const Mlp& mlp, int tp, const Recomputed& again) {
+Kept kept_by(const Mlp& mlp, int tp, bool /*rms_norm*/, const Recomputed& again) {
   if (again.mlp) return {};
   return {.per_token = mlp.first_rows() / tp + (again.gelu ? 0 : mlp.width / tp)};
 }
@@ -116,8 +116,8 @@ std::vector<Linear> Branch::linears(std::int64_t hidden) const {
   return std::visit([&](const auto& part) { return linears_of(part, hidden); }, inner);
 }
 
-Kept Branch::kept(int tp, const Recomputed& again) const {
-  return std::visit([&](const auto& part) { return kept_by(part, tp, again); }, inner);
+Kept Branch::kept(int tp, bool rms_norm, const Recomputed& again) const {
+  return std::visit([&](const auto& part) { return kept_by(part, tp, rms_norm, again); }, inner);
 }
 
 Kept Branch::weight_inputs(int tp, const Recomputed& again) const {

@@ -4,6 +4,8 @@
 #include <variant>
 #include <vector>
 
+#include "megatron/config/model_config.h"
+
 // What a transformer layer is made of, as a value. From it follow the parameters (parameters.h), the counts (counts.h),
 // the memory (memory.h), the matrices that Muon sees (matrices.h) and the walk that computes it (model/layer_walk.h).
 namespace megatron::plan {
@@ -23,6 +25,8 @@ struct Linear {
   Split split = Split::Outputs;
   bool reads_encoder = false;  ///< its input is the encoder's output
   std::int64_t head_size = 0;  ///< of Groups and Pairs
+  /// Norms of queries and of keys, head by head, each over head_size features: of Groups; empty: none.
+  std::vector<std::string> head_norms = {};
 };
 
 /// Attention over the layer's own sequence.
@@ -30,11 +34,14 @@ struct SelfAttention {
   std::int64_t heads = 0;
   std::int64_t groups = 0;  ///< key and value heads, each shared by heads / groups query heads (Ainslie et al. 2023)
   std::int64_t head_size = 0;
-  bool qkv_bias = false, bias = false;
+  bool bias = false;
   bool causal = true;
   double scale = 0;            ///< of the scores; 0: 1/sqrt(head_size)
   bool distance_bias = false;  ///< scores get a bias by distance (Raffel et al. 2020)
 
+  config::AttentionVariant variant = {};
+
+  bool qkv_bias() const { return bias || variant.add_qkv_bias; }
   std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
   std::int64_t key_rows() const { return groups * head_size; }
   std::int64_t qkv_rows() const { return query_rows() + 2 * key_rows(); }
@@ -84,7 +91,7 @@ struct Branch {
   std::string site() const;  ///< in the names of dropout streams: "attention"
   /// In the order of computation; the last reads what the inside gives and ends the branch.
   std::vector<Linear> linears(std::int64_t hidden) const;
-  Kept kept(int tp, const Recomputed& again) const;
+  Kept kept(int tp, bool rms_norm, const Recomputed& again) const;
   /// What its weight products read in the second half of backward, beside the stream before its norm and the gradient
   /// of what it ends with.
   Kept weight_inputs(int tp, const Recomputed& again) const;

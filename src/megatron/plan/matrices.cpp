@@ -39,7 +39,7 @@ std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const GptShape& s
           return taking_turns({linear.outputs / 2, linear.outputs / 2}, 1);
         case Linear::Split::Outputs:
         case Linear::Split::Inputs:
-          return {{{0, linear.outputs}}};
+          return {{{0, spec.shape[0]}}};
       }
     }
   throw std::logic_error(spec.name + " is no matrix of its layer");

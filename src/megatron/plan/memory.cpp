@@ -96,7 +96,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
                      wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
   std::int64_t bytes = 0;
   for (const Branch& branch : layer.branches) {
-    const Kept kept = branch.kept(config.parallel.tp, recomputed_of(config));
+    const Kept kept = branch.kept(config.parallel.tp, layer.rms_norm, recomputed_of(config));
     bytes +=
         (tokens * (stream_width(config, layer.hidden) + kept.per_token) + tokens_of(config) * kept.per_encoder_token) *
         element_bytes(config);

@@ -73,6 +73,15 @@ class SpecBuilder {
     add(prefix + ".weight", {size}, -1, Init::One);
     if (!rms) add(prefix + ".bias", {size}, -1, Init::Zero);
   }
+  /// A norm that each head passes.
+  void head_norm(const std::string& prefix, std::int64_t size, bool rms) {
+    const std::size_t before = specs_.size();
+    norm(prefix, size, rms);
+    for (std::size_t i = before; i < specs_.size(); ++i) {
+      specs_[i].sequence_partial = false;
+      specs_[i].heads_partial = true;
+    }
+  }
   /// Split by rows: each rank computes some of the outputs.
   void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, const Pieces& pieces,
                      bool bias) {
@@ -129,6 +138,8 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
           build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
           break;
       }
+      for (const std::string& norm : linear.head_norms)
+        build.head_norm(layer.prefix + norm, linear.head_size, layer.rms_norm);
     }
   }
 }
@@ -241,11 +252,11 @@ LayerSpec GptShape::layer(std::int64_t number) const {
   layer.branches.push_back({SelfAttention{.heads = num_heads,
                                           .groups = groups(),
                                           .head_size = head(),
-                                          .qkv_bias = linear_bias || qkv_bias,
                                           .bias = linear_bias,
                                           .causal = !encoder,
                                           .scale = is_t5() ? 1.0 : 0.0,
-                                          .distance_bias = is_t5()}});
+                                          .distance_bias = is_t5(),
+                                          .variant = attention}});
   if (layer.decoder)
     layer.branches.push_back(
         {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = 1}});

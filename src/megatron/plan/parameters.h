@@ -46,6 +46,9 @@ struct ParameterSpec {
   /// Replicated over the tensor-parallel group and applied to a part of the sequence by each of its ranks where
   /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
   bool sequence_partial = false;
+  /// Replicated over the tensor-parallel group and applied by each of its ranks to heads of its own: the gradient is a
+  /// partial sum whether or not parallel.sp is on. Norms of queries and keys.
+  bool heads_partial = false;
 
   std::vector<std::int64_t> local_shape() const;
   std::int64_t local_size() const;  ///< elements of the slice
@@ -77,12 +80,12 @@ struct GptShape {
   bool tied_output = true;  ///< the output layer is the word embedding
   double init_std = 0.02;   ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
   // What the layers are; at first GPT-2's.
-  std::int64_t num_groups = 0;    ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
-  std::int64_t head_size = 0;     ///< 0: hidden / num_heads
-  bool rms_norm = false;          ///< norms have no bias
-  bool gated = false;             ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
-  bool linear_bias = true;        ///< of every linear layer of the blocks
-  bool qkv_bias = false;          ///< of linear_qkv, where linear_bias is false
+  std::int64_t num_groups = 0;  ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
+  std::int64_t head_size = 0;   ///< 0: hidden / num_heads
+  bool rms_norm = false;        ///< norms have no bias
+  bool gated = false;           ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
+  bool linear_bias = true;      ///< of every linear layer of the blocks
+  config::AttentionVariant attention = {};
   bool learned_positions = true;  ///< position_embeddings
   // What a BERT has besides.
   Architecture architecture = Architecture::Gpt;

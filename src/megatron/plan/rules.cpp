@@ -502,8 +502,9 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
   return static_cast<std::int64_t>(static_cast<double>(head_size) * rotary_percent);
 }
 
-GptShape gpt_shape(const config::RunConfig& config) {
-  const config::ModelConfig& model = config.model;
+GptShape gpt_shape(const config::RunConfig& config) { return gpt_shape(config.model, config.parallel.tp); }
+
+GptShape gpt_shape(const config::ModelConfig& model, int tp) {
   const bool bert = model.architecture == "bert", t5 = model.architecture == "t5";
   const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());
   return {.num_layers = total_layers(model),
@@ -511,7 +512,7 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .num_heads = model.num_attention_heads,
           .ffn_hidden = model.ffn_hidden_size,
           .vocab = model.vocab_size,
-          .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, config.parallel.tp),
+          .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, tp),
           .max_positions = model.max_position_embeddings,
           .tied_output = head == Head::Tokens && !model.untie_embeddings_and_output_weights,
           .init_std = model.init_method_std,
@@ -520,7 +521,7 @@ GptShape gpt_shape(const config::RunConfig& config) {
           .rms_norm = model.normalization == "RMSNorm",
           .gated = model.gated_linear_unit,
           .linear_bias = model.add_bias_linear,
-          .qkv_bias = model.add_qkv_bias,
+          .attention = model,
           .learned_positions = model.position_embedding_type == "learned_absolute",
           .architecture = bert ? Architecture::Bert
                           : t5 ? Architecture::T5

@@ -66,5 +66,7 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
 
 /// The model's sizes; `config` is resolved.
 GptShape gpt_shape(const config::RunConfig& config);
+/// The same of a model's options, on `tp` tensor-parallel ranks.
+GptShape gpt_shape(const config::ModelConfig& model, int tp);
 
 }  // namespace megatron::plan

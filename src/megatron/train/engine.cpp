@@ -61,7 +61,9 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
   const comm::Group& tp = context.tensor();
   return {parameters,
           owned,
-          {.sequence = run.config.parallel.sp ? tp : comm::Group(), .copies = optim::copies_group(parameters, tp)},
+          {.sequence = run.config.parallel.sp ? tp : comm::Group(),
+           .copies = optim::copies_group(parameters, tp),
+           .heads = tp},
           std::move(shared)};
 }
 
