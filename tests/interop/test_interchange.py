@@ -23,15 +23,17 @@ LLAMA_3 = dict(rope_type="llama3", rope_theta=50000.0, factor=8.0, low_freq_fact
                original_max_position_embeddings=16)
 
 
-def variants():
+def variants(**others):
     """Tiny models that transformers makes: what Llama-like folders can differ in."""
+    sizes = {**SIZES, **others}
     return {
-        "untied": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)),
-        "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
-        "scaled": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA_3)),
-        "head_dim": transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, head_dim=12)),
-        "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=None)),
-        "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True)),
+        "untied": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)),
+        "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, attention_bias=True, mlp_bias=True)),
+        "scaled": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=LLAMA_3)),
+        "head_dim": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, head_dim=12)),
+        "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None)),
+        "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
+        "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=12)),
     }
 
 
@@ -187,6 +189,32 @@ class Interchange(unittest.TestCase):
     def test_trained_models_are_exported_bit_by_bit(self):
         for name in ("smollm2-135m-instruct", "minilm-l6", "rxn-bert"):
             self.same_tensors(MODELS / name, self.there_and_back(MODELS / name, name))
+
+    @unittest.skipUnless(MODELS.exists(), f"{MODELS} is not there")
+    def test_loss_and_text_are_those_of_transformers(self):
+        """Of kinds of layers without a small published model: weights at random, with a published tokenizer."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "smollm2-135m-instruct")
+        text = self.path / "text.txt"
+        text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n" * 3)
+        for name in ("qwen3",):
+            model = variants(vocab_size=len(tokenizer), max_position_embeddings=128)[name]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            folder = self.path / f"{name}-words"
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            ours = json.loads(run("eval", "loss", "--load", folder, "--data", text, "--json"))
+            ids = tokenizer(text.read_text(), return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                self.assertAlmostEqual(ours["loss"] / model(ids, labels=ids).loss.item(), 1, delta=1e-5)
+            prompt = "the old man never answers my friend on monday, and the cat"
+            ours = json.loads(run("generate", "--load", folder, "--prompt", prompt, "--json", "--temperature", 0,
+                                  "--max-new-tokens", 12, "--ignore-eos"))
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            for _ in range(12):
+                ids = torch.cat([ids, logits(folder, ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+            self.assertEqual(ids[0, -12:].tolist(), ours["new_ids"], name)
 
     @unittest.skipUnless(MODELS.exists(), f"{MODELS} is not there")
     def test_a_trained_model_that_was_fine_tuned_computes_the_same_in_transformers(self):

@@ -66,6 +66,7 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   if (attention.qkv_bias()) count += q + 2 * kv;
   if (attention.bias) count += h;
   if (mlp.bias) count += first + h;
+  if (attention.variant.qk_layernorm) count += (layer.rms_norm ? 2 : 4) * attention.head_size;
   return count + 2 * (layer.rms_norm ? h : 2 * h);
 }
 

@@ -169,7 +169,11 @@ class DenseGpt {
     const auto of_each_head = [&](std::int64_t row) {
       return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
     };
-    const auto q = rotated(groups.narrow(2, 0, m).reshape({b, n, s, d}), batch), k = rotated(of_each_head(m), batch);
+    const auto normed = [&](const at::Tensor& heads, const char* name) {
+      return spec.variant.qk_layernorm ? norm(heads, o_.shape.layer_prefix(l) + "self_attention." + name) : heads;
+    };
+    const auto q = rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), batch),
+               k = rotated(normed(of_each_head(m), "k_layernorm"), batch);
     const auto i = at::arange(s);
     const bool both_ways = o_.shape.in_encoder(l);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]

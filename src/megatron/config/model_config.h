@@ -10,6 +10,7 @@ namespace megatron::config {
 /// Options of attention that layers carry as one value (plan/layer.h): what reads them there finds a new one.
 struct AttentionVariant {
   bool add_qkv_bias = false;
+  bool qk_layernorm = false;
 
   bool operator==(const AttentionVariant&) const = default;
 };
@@ -98,6 +99,8 @@ struct ModelConfig : AttentionVariant {
     v("add_bias_linear", add_bias_linear, "Biases of linear layers.");
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
       "add-qkv-bias", unless("model.add_bias_linear"));
+    v("qk_layernorm", qk_layernorm,
+      "Normalize queries and keys, each head by itself, with a weight that the heads share (Qwen3).", "qk-layernorm");
     v("position_embedding_type", position_embedding_type,
       "learned_absolute, rope (rotary) or none; t5: relative (a bias of attention by distance).",
       "position-embedding-type");

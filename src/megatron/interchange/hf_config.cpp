@@ -185,10 +185,10 @@ void read_rope(const json& object, JsonFields& fields, config::ModelConfig& mode
   if (!(model.rotary_base > 0)) fields.refuse("rope_theta", "above 0");
 }
 
-/// Fields of Mistral and Qwen2 that make them more than a Llama.
+/// Fields of Mistral, Qwen2 and Qwen3 that make them more than a Llama.
 void check_windows(const json& object, JsonFields& fields, const std::string& type) {
   if (type == "mistral") fields.must_be("sliding_window", nullptr);
-  if (type != "qwen2") return;
+  if (type != "qwen2" && type != "qwen3") return;
   fields.must_be("use_sliding_window", false);
   fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
   fields.must_be("use_mrope", false);
@@ -196,8 +196,13 @@ void check_windows(const json& object, JsonFields& fields, const std::string& ty
     if (layer != "full_attention") fields.refuse("layer_types", "full_attention for every layer");
 }
 
+/// What the names of transformers' classes begin with.
+std::string class_prefix(const std::string& type) {
+  return type == "llama" ? "Llama" : type == "mistral" ? "Mistral" : type == "qwen2" ? "Qwen2" : "Qwen3";
+}
+
 config::ModelConfig llama_model(const json& object, JsonFields& fields, const std::string& type) {
-  const std::string name = type == "llama" ? "Llama" : type == "mistral" ? "Mistral" : "Qwen2";
+  const std::string name = class_prefix(type);
   check_architecture(object, fields, {name + "ForCausalLM", name + "Model", name + kClassifier});
   check_windows(object, fields, type);
   config::ModelConfig model;
@@ -222,6 +227,7 @@ config::ModelConfig llama_model(const json& object, JsonFields& fields, const st
   if (type != "llama" && attention_bias) fields.refuse("attention_bias", "false");
   model.add_bias_linear = attention_bias;
   model.add_qkv_bias = type == "qwen2";
+  model.qk_layernorm = type == "qwen3";
   read_rope(object, fields, model);
   return model;
 }
@@ -259,8 +265,14 @@ void write_gpt2(const config::ModelConfig& model, const plan::GptShape& shape, j
        {"scale_attn_by_inverse_layer_idx", false}});
 }
 
+/// The model_type whose layers these are, or "" where no such folder can hold them.
+std::string llama_type(const config::ModelConfig& model) {
+  if (model.qk_layernorm) return model.add_qkv_bias || model.add_bias_linear ? "" : "qwen3";
+  return model.add_qkv_bias && !model.add_bias_linear ? "qwen2" : "llama";
+}
+
 void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, json& object) {
-  const bool qwen2 = model.add_qkv_bias && !model.add_bias_linear;
+  const std::string type = llama_type(model);
   json rope = {{"rope_type", "default"}};
   object["rope_scaling"] = nullptr;
   if (model.rope_scaling_factor != 1) {
@@ -272,9 +284,8 @@ void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, 
     object["rope_scaling"] = rope;
   }
   rope["rope_theta"] = model.rotary_base;
-  object.update({{"model_type", qwen2 ? "qwen2" : "llama"},
-                 {"architectures",
-                  {std::string(qwen2 ? "Qwen2" : "Llama") + (model.head == "classes" ? kClassifier : "ForCausalLM")}},
+  object.update({{"model_type", type},
+                 {"architectures", {class_prefix(type) + (model.head == "classes" ? kClassifier : "ForCausalLM")}},
                  {"hidden_act", their_activation(model.activation)},
                  {"num_hidden_layers", model.num_layers},
                  {"hidden_size", model.hidden_size},
@@ -287,8 +298,8 @@ void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, 
                  {"attention_dropout", model.attention_dropout},
                  {"rope_theta", model.rotary_base},
                  {"rope_parameters", rope}});
-  if (qwen2) object["use_sliding_window"] = false;
-  if (!qwen2) object.update({{"attention_bias", model.add_bias_linear}, {"mlp_bias", model.add_bias_linear}});
+  if (type == "qwen2" || type == "qwen3") object["use_sliding_window"] = false;
+  if (type == "llama") object.update({{"attention_bias", model.add_bias_linear}, {"mlp_bias", model.add_bias_linear}});
 }
 
 }  // namespace
@@ -300,7 +311,7 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
   FolderConfig folder;
   if (type == "gpt2") {
     folder.model = gpt2_model(object, fields);
-  } else if (type == "llama" || type == "mistral" || type == "qwen2") {
+  } else if (type == "llama" || type == "mistral" || type == "qwen2" || type == "qwen3") {
     folder.family = Family::Llama;
     folder.model = llama_model(object, fields, type);
   } else if (type == "bert" || type == kMegatronBert) {
@@ -310,7 +321,7 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
     folder.family = Family::T5;
     folder.model = t5_model(object, fields);
   } else {
-    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, bert, megatron-bert, t5 or mt5");
+    fields.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, bert, megatron-bert, t5 or mt5");
   }
   if (folder.family == Family::Gpt2 || folder.family == Family::Llama)
     if (const json named = object.value("architectures", json()); named.is_array() && named.size() == 1)
@@ -359,10 +370,10 @@ Family family_of(const config::ModelConfig& model) {
                      "other head for it.",
                      concat("model.head ", model.head), kKeepOurs));
   const plan::GptShape shape = shape_of(model);
-  const bool first = !shape.rms_norm && !shape.gated && shape.linear_bias && shape.learned_positions &&
-                     shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
+  const bool first = !model.qk_layernorm && !shape.rms_norm && !shape.gated && shape.linear_bias &&
+                     shape.learned_positions && shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
   const bool llama = shape.rms_norm && shape.gated && model.position_embedding_type == "rope" &&
-                     model.rotary_percent == 1 && !model.rotary_interleaved;
+                     model.rotary_percent == 1 && !model.rotary_interleaved && !llama_type(model).empty();
   const bool after = model.apply_residual_connection_post_layernorm;
   if (shape.is_t5()) {
     if (can_be_t5(model) && !after) return Family::T5;
@@ -389,12 +400,14 @@ Family family_of(const config::ModelConfig& model) {
   throw ConfigError(rule_got_fix(
       "A Hugging Face folder can hold a GPT-2 (LayerNorm, learned_absolute positions, no gated_linear_unit, biases, "
       "one "
-      "key and value head a head) or a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit).",
+      "key and value head a head) or a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; "
+      "qk_layernorm "
+      "without biases).",
       concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
              ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
              ", gated_linear_unit ", model.gated_linear_unit, ", add_bias_linear ", model.add_bias_linear,
-             ", num_query_groups ", shape.groups(), " of ", shape.num_heads, " heads of ", shape.head(),
-             ", apply_residual_connection_post_layernorm ", after),
+             ", qk_layernorm ", model.qk_layernorm, ", num_query_groups ", shape.groups(), " of ", shape.num_heads,
+             " heads of ", shape.head(), ", apply_residual_connection_post_layernorm ", after),
       kKeepOurs));
 }
 

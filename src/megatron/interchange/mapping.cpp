@@ -109,6 +109,10 @@ void llama_layer(Builder& build, const std::string& ours, const std::string& the
   build.norm(ours + "input_layernorm", theirs + "input_layernorm", shape);
   split_qkv(build, ours + "self_attention.linear_qkv",
             {attention + "q_proj", attention + "k_proj", attention + "v_proj"}, shape);
+  if (shape.attention.qk_layernorm) {
+    build.whole(ours + "self_attention.q_layernorm.weight", attention + "q_norm.weight", {shape.head()});
+    build.whole(ours + "self_attention.k_layernorm.weight", attention + "k_norm.weight", {shape.head()});
+  }
   build.linear(ours + "self_attention.linear_proj", attention + "o_proj", h, shape.query_rows(), shape.linear_bias);
   build.norm(ours + "pre_mlp_layernorm", theirs + "post_attention_layernorm", shape);
   for (const auto& [part, columns] : {std::pair<std::string, std::int64_t>{".weight", h}, {".bias", 0}})

@@ -66,9 +66,9 @@ class Arguments {
 
 /// Options of Megatron-LM that change what the weights compute and that this program does not have.
 void refuse_others(const Arguments& args) {
-  for (const char* name : {"apply_layernorm_1p", "multi_latent_attention", "qk_layernorm", "qk_l2_norm",
-                           "apply_residual_connection_post_layernorm", "quick_geglu", "is_hybrid_model",
-                           "attention_output_gate", "retro_add_retriever"})
+  for (const char* name :
+       {"apply_layernorm_1p", "multi_latent_attention", "qk_l2_norm", "apply_residual_connection_post_layernorm",
+        "quick_geglu", "is_hybrid_model", "attention_output_gate", "retro_add_retriever"})
     if (args.flag(name)) args.refuse(name, "False, the only value computed here", "True");
   for (const char* name : {"num_experts", "mtp_num_layers", "window_size", "no_rope_freq", "spec",
                            "heterogeneous_layers_config_path", "hybrid_override_pattern"})
@@ -155,6 +155,7 @@ config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& n
   model.layernorm_epsilon = args.number("norm_epsilon", args.number("layernorm_epsilon", 1e-5));
   model.add_bias_linear = args.flag("add_bias_linear", true);
   model.add_qkv_bias = args.flag("add_qkv_bias");
+  model.qk_layernorm = args.flag("qk_layernorm");
   model.gated_linear_unit = args.flag("swiglu");
   model.activation = activation_of(args, model.add_bias_linear);
   if (args.flag("group_query_attention"))

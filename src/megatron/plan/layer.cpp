@@ -13,7 +13,10 @@ std::vector<Linear> linears_of(const SelfAttention& attention, std::int64_t hidd
            .inputs = hidden,
            .bias = attention.qkv_bias(),
            .split = Split::Groups,
-           .head_size = attention.head_size},
+           .head_size = attention.head_size,
+           .head_norms = attention.variant.qk_layernorm
+                             ? std::vector<std::string>{"self_attention.q_layernorm", "self_attention.k_layernorm"}
+                             : std::vector<std::string>{}},
           {.name = "self_attention.linear_proj",
            .outputs = hidden,
            .inputs = attention.query_rows(),
@@ -61,10 +64,14 @@ QkvWidths widths_of(const SelfAttention& attention, int tp) {
           .keys = std::max<std::int64_t>(attention.groups / tp, 1) * attention.head_size};
 }
 
-Kept kept_by(const SelfAttention& attention, int tp, bool /*rms_norm*/, const Recomputed& again) {
+Kept kept_by(const SelfAttention& attention, int tp, bool rms_norm, const Recomputed& again) {
   const auto [queries, keys] = widths_of(attention, tp);
   Kept kept = kept_core(attention.heads, queries, tp, again);
   kept.per_token += queries + 2 * keys;
+  if (attention.variant.qk_layernorm) {  // queries and keys as they were, with each head's statistics
+    kept.per_token += queries + keys;
+    kept.wide_per_token += (rms_norm ? 1 : 2) * (queries + keys) / attention.head_size;
+  }
   return kept;
 }
 
