@@ -137,7 +137,11 @@ TEST(HuggingFaceConfig, TakesMistralAndQwen2WhereTheyAreALlama) {
                 {"max_window_layers", 28}});
   EXPECT_FALSE(model_of(mistral).add_qkv_bias);
   EXPECT_TRUE(model_of(qwen2).add_qkv_bias);
-  expect_field_refused(mistral, "sliding_window", 4096);
+  EXPECT_EQ(model_of(mistral).sliding_window, 0);
+  mistral["sliding_window"] = 64;
+  EXPECT_EQ(model_of(mistral).sliding_window, 64);
+  mistral.erase("sliding_window");
+  EXPECT_EQ(model_of(mistral).sliding_window, 4096) << "what transformers takes where none is named";
   expect_field_refused(qwen2, "use_sliding_window", true);
   expect_field_refused(qwen2, "layer_types", {"full_attention", "sliding_attention"});
   expect_field_refused(llama(), "model_type", "gemma2");

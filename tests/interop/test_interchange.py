@@ -32,6 +32,7 @@ def variants(**others):
         "scaled": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=LLAMA_3)),
         "head_dim": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, head_dim=12)),
         "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None)),
+        "window": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=7)),
         "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
         "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=12)),
     }
@@ -196,7 +197,7 @@ class Interchange(unittest.TestCase):
         tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "smollm2-135m-instruct")
         text = self.path / "text.txt"
         text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n" * 3)
-        for name in ("qwen3",):
+        for name in ("qwen3", "window"):
             model = variants(vocab_size=len(tokenizer), max_position_embeddings=128)[name]
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -243,8 +244,8 @@ class Interchange(unittest.TestCase):
         self.assertEqual(ids[0, -8:].tolist(), ours["new_ids"])
 
     def test_a_folder_that_cannot_be_read_exactly_is_refused_by_name(self):
-        model = variants()["mistral"]
-        model.config.sliding_window = 16
+        model = variants()["qwen2"]
+        model.config.use_sliding_window = True
         model.save_pretrained(self.path / "window")
         message = run("checkpoint", "import", "--from", self.path / "window", "--output", self.path / "x", code=2)
         self.assertIn("sliding_window", message)

@@ -30,7 +30,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         attention->groups = one_of({1, 2, 4});
         attention->heads = attention->groups * (attention->groups == 1 ? one_of({2, 4}) : one_of({1, 2}));
         attention->bias = flip();
-        attention->variant = {.add_qkv_bias = flip(), .qk_layernorm = flip()};
+        attention->variant = {
+            .add_qkv_bias = flip(), .qk_layernorm = flip(), .sliding_window = one_of({0, 0, 1, 3, 6, 20})};
       }
       if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner))
         *mlp = {.width = one_of(sizes.widths), .gated = flip(), .bias = flip(), .inner_dropout = mlp->inner_dropout};

@@ -38,6 +38,8 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.gated_linear_unit = true;
     config.model.add_bias_linear = false;
     config.model.position_embedding_type = "rope";
+    config.model.qk_layernorm = layout.llama == 1;
+    config.model.sliding_window = layout.llama == 1 ? 5 : 0;
   }
   if (layout.bert) config.model.architecture = "bert";
   if (layout.t5) {

@@ -49,8 +49,7 @@ class DenseGpt {
   /// [b, s, vocab]
   at::Tensor logits(const model::Batch& batch, bool training) const { return logits_of(states(batch, training)); }
 
-  /// Sum of mask * loss, e = label_smoothing as PyTorch defines it.
-  /// A sentence head's loss over samples is added.
+  /// Sum of mask * loss, e = label_smoothing as PyTorch defines it, and a sentence head's loss over samples.
   at::Tensor loss_sum(const model::Batch& batch, bool training) const {
     const auto x = states(batch, training);
     const auto log_p = at::log_softmax(logits_of(x), -1);
@@ -64,8 +63,8 @@ class DenseGpt {
  private:
   at::Tensor w(const std::string& name) const { return w_.at(name); }
   static at::Tensor positions_of(const model::Batch& batch) {
-    const auto& ids = batch.tokens_bs;
-    return batch.position_ids_bs.defined() ? batch.position_ids_bs : at::arange(ids.size(1)).expand_as(ids);
+    const auto& ids = batch.position_ids_bs;
+    return ids.defined() ? ids : at::arange(batch.tokens_bs.size(1)).expand_as(batch.tokens_bs);
   }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
     if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * w(name + ".weight");
@@ -83,8 +82,7 @@ class DenseGpt {
     x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
     return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
   }
-  /// Of labels 0 and 1 by hand.
-  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {
+  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {  // of labels 0 and 1 by hand
     const auto logits = linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head");
     auto sum = at::zeros({}, at::kDouble);
     for (std::int64_t k = 0; k < labels.size(0); ++k) {
@@ -110,8 +108,7 @@ class DenseGpt {
     return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
   }
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
-    if (!mlp.gated) return curve(u);
-    return curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width);
+    return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);
   }
 
   /// Radians a position of pair i: base^(-2i/d); with Llama 3's scaling those of long waves divided by the factor.
@@ -163,8 +160,7 @@ class DenseGpt {
 
   at::Tensor attention(const at::Tensor& qkv, std::int64_t l, const model::Batch& batch, bool training) const {
     const plan::SelfAttention spec = o_.shape.layer(l).attention();
-    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups;
-    const std::int64_t d = spec.head_size, m = n / g;
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups, d = spec.head_size, m = n / g;
     const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
     const auto of_each_head = [&](std::int64_t row) {
       return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
@@ -178,6 +174,8 @@ class DenseGpt {
     const bool both_ways = o_.shape.in_encoder(l);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
     if (both_ways) hidden = at::zeros_like(hidden);
+    const std::int64_t window = spec.variant.sliding_window > 0 ? spec.variant.sliding_window : s;
+    hidden = hidden.logical_or(i.unsqueeze(0) <= i.unsqueeze(1) - window);
     if (batch.key_lengths_b.defined() && (both_ways || !o_.shape.is_t5()))
       hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
     if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));

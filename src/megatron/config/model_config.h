@@ -11,6 +11,7 @@ namespace megatron::config {
 struct AttentionVariant {
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
+  std::int64_t sliding_window = 0;
 
   bool operator==(const AttentionVariant&) const = default;
 };
@@ -101,6 +102,8 @@ struct ModelConfig : AttentionVariant {
       "add-qkv-bias", unless("model.add_bias_linear"));
     v("qk_layernorm", qk_layernorm,
       "Normalize queries and keys, each head by itself, with a weight that the heads share (Qwen3).", "qk-layernorm");
+    v("sliding_window", sliding_window,
+      "Tokens that each token sees, itself and those before it (Mistral); 0: all of them.");
     v("position_embedding_type", position_embedding_type,
       "learned_absolute, rope (rotary) or none; t5: relative (a bias of attention by distance).",
       "position-embedding-type");

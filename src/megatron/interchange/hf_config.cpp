@@ -185,9 +185,13 @@ void read_rope(const json& object, JsonFields& fields, config::ModelConfig& mode
   if (!(model.rotary_base > 0)) fields.refuse("rope_theta", "above 0");
 }
 
+constexpr std::int64_t kMistralWindow = 4096;  // where config.json of a Mistral names none
+
 /// Fields of Mistral, Qwen2 and Qwen3 that make them more than a Llama.
-void check_windows(const json& object, JsonFields& fields, const std::string& type) {
-  if (type == "mistral") fields.must_be("sliding_window", nullptr);
+void read_windows(const json& object, JsonFields& fields, const std::string& type, config::ModelConfig& model) {
+  if (type == "mistral")
+    model.sliding_window =
+        fields.size("sliding_window", kMostPositions, object.contains("sliding_window") ? 0 : kMistralWindow);
   if (type != "qwen2" && type != "qwen3") return;
   fields.must_be("use_sliding_window", false);
   fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
@@ -204,8 +208,8 @@ std::string class_prefix(const std::string& type) {
 config::ModelConfig llama_model(const json& object, JsonFields& fields, const std::string& type) {
   const std::string name = class_prefix(type);
   check_architecture(object, fields, {name + "ForCausalLM", name + "Model", name + kClassifier});
-  check_windows(object, fields, type);
   config::ModelConfig model;
+  read_windows(object, fields, type, model);
   model.num_layers = fields.size("num_hidden_layers", kMostLayers);
   model.hidden_size = fields.size("hidden_size", kMostWidth);
   model.num_attention_heads = fields.size("num_attention_heads", kMostWidth);
@@ -267,6 +271,8 @@ void write_gpt2(const config::ModelConfig& model, const plan::GptShape& shape, j
 
 /// The model_type whose layers these are, or "" where no such folder can hold them.
 std::string llama_type(const config::ModelConfig& model) {
+  if (model.sliding_window > 0)
+    return model.qk_layernorm || model.add_qkv_bias || model.add_bias_linear ? "" : "mistral";
   if (model.qk_layernorm) return model.add_qkv_bias || model.add_bias_linear ? "" : "qwen3";
   return model.add_qkv_bias && !model.add_bias_linear ? "qwen2" : "llama";
 }
@@ -299,6 +305,7 @@ void write_llama(const config::ModelConfig& model, const plan::GptShape& shape, 
                  {"rope_theta", model.rotary_base},
                  {"rope_parameters", rope}});
   if (type == "qwen2" || type == "qwen3") object["use_sliding_window"] = false;
+  if (type == "mistral") object["sliding_window"] = model.sliding_window;
   if (type == "llama") object.update({{"attention_bias", model.add_bias_linear}, {"mlp_bias", model.add_bias_linear}});
 }
 
@@ -370,8 +377,9 @@ Family family_of(const config::ModelConfig& model) {
                      "other head for it.",
                      concat("model.head ", model.head), kKeepOurs));
   const plan::GptShape shape = shape_of(model);
-  const bool first = !model.qk_layernorm && !shape.rms_norm && !shape.gated && shape.linear_bias &&
-                     shape.learned_positions && shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
+  const bool first = !model.qk_layernorm && model.sliding_window == 0 && !shape.rms_norm && !shape.gated &&
+                     shape.linear_bias && shape.learned_positions && shape.groups() == shape.num_heads &&
+                     shape.query_rows() == shape.hidden;
   const bool llama = shape.rms_norm && shape.gated && model.position_embedding_type == "rope" &&
                      model.rotary_percent == 1 && !model.rotary_interleaved && !llama_type(model).empty();
   const bool after = model.apply_residual_connection_post_layernorm;
@@ -399,15 +407,14 @@ Family family_of(const config::ModelConfig& model) {
   if (llama && !after) return Family::Llama;
   throw ConfigError(rule_got_fix(
       "A Hugging Face folder can hold a GPT-2 (LayerNorm, learned_absolute positions, no gated_linear_unit, biases, "
-      "one "
-      "key and value head a head) or a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; "
-      "qk_layernorm "
-      "without biases).",
+      "one key and value head a head) or a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; "
+      "without biases also qk_layernorm or a sliding_window).",
       concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
              ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
              ", gated_linear_unit ", model.gated_linear_unit, ", add_bias_linear ", model.add_bias_linear,
-             ", qk_layernorm ", model.qk_layernorm, ", num_query_groups ", shape.groups(), " of ", shape.num_heads,
-             " heads of ", shape.head(), ", apply_residual_connection_post_layernorm ", after),
+             ", qk_layernorm ", model.qk_layernorm, ", sliding_window ", model.sliding_window, ", num_query_groups ",
+             shape.groups(), " of ", shape.num_heads, " heads of ", shape.head(),
+             ", apply_residual_connection_post_layernorm ", after),
       kKeepOurs));
 }
 

@@ -1,6 +1,8 @@
 #include "megatron/model/attention.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/maximum.h>
 
 #include <memory>
 #include <utility>
@@ -97,11 +99,26 @@ Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and
                       });
 }
 
+namespace {
+
+/// The first key that each query may see, [b, s] int32, where a window hides some; else as `rows` say.
+at::Tensor first_keys(const QueryRows& rows, std::int64_t window) {
+  if (window == 0 || window >= rows.begin + rows.s) return rows.first_key_bs;
+  const auto first =
+      at::arange(rows.begin, rows.begin + rows.s, at::TensorOptions().dtype(at::kInt).device(rows.device))
+          .sub_(window - 1)
+          .clamp_min_(0)
+          .expand({rows.b, rows.s});
+  return rows.first_key_bs.defined() ? at::maximum(first, rows.first_key_bs) : first.contiguous();
+}
+
+}  // namespace
+
 kernels::AttentionOptions attention_options(const plan::SelfAttention& attention, const QueryRows& rows) {
   kernels::AttentionOptions options;
   options.scale = attention.scale;
   options.causal = attention.causal;
-  options.first_key = rows.first_key_bs;
+  options.first_key = first_keys(rows, attention.variant.sliding_window);
   return options;
 }
 

@@ -131,7 +131,13 @@ Kept Branch::weight_inputs(int tp, const Recomputed& again) const {
   return std::visit([&](const auto& part) { return weight_inputs_of(part, tp, again); }, inner);
 }
 
-double seen_share(const SelfAttention& attention, std::int64_t /*length*/) { return attention.causal ? 0.5 : 1; }
+double seen_share(const SelfAttention& attention, std::int64_t length) {
+  if (!attention.causal) return 1;
+  const std::int64_t window = attention.variant.sliding_window;
+  if (window == 0 || window >= length) return 0.5;
+  const double part = static_cast<double>(window) / static_cast<double>(length);
+  return part - part * part / 2;
+}
 
 bool LayerSpec::cross_attention() const {
   return std::ranges::any_of(branches, [](const Branch& b) { return std::holds_alternative<CrossAttention>(b.inner); });

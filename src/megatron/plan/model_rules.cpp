@@ -26,6 +26,11 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
       heads > kLargestWidth || model.kv_channels > kLargestWidth || heads * model.kv_channels <= kLargestWidth,
       concat("model.num_attention_heads x model.kv_channels must be at most ", kLargestWidth, "."),
       concat(heads, " x ", model.kv_channels), "--kv-channels 0 (the default)");
+  rules.range<std::int64_t>("model.sliding_window", model.sliding_window, 0, kMostPositions);
+  rules.require(model.sliding_window == 0 || model.architecture == "gpt",
+                "model.sliding_window is for tokens that see those before them: model.architecture gpt.",
+                concat("sliding_window ", model.sliding_window, ", ", model.architecture),
+                "--model.sliding_window 0 (the default)");
   rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kLargestWidth);
   if (model.num_query_groups > 0 && heads > 0)
     rules.require(heads % model.num_query_groups == 0,
