@@ -502,8 +502,6 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
   return static_cast<std::int64_t>(static_cast<double>(head_size) * rotary_percent);
 }
 
-GptShape gpt_shape(const config::RunConfig& config) { return gpt_shape(config.model, config.parallel.tp); }
-
 GptShape gpt_shape(const config::ModelConfig& model, int tp) {
   const bool bert = model.architecture == "bert", t5 = model.architecture == "t5";
   const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());

@@ -64,9 +64,8 @@ bool is_schedule_file(const std::string& pp_schedule);
 /// Features of each head that rotary positions rotate.
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
 
-/// The model's sizes; `config` is resolved.
-GptShape gpt_shape(const config::RunConfig& config);
-/// The same of a model's options, on `tp` tensor-parallel ranks.
+/// The sizes of the model that resolved options describe, on `tp` tensor-parallel ranks.
 GptShape gpt_shape(const config::ModelConfig& model, int tp);
+inline GptShape gpt_shape(const config::RunConfig& config) { return gpt_shape(config.model, config.parallel.tp); }
 
 }  // namespace megatron::plan
