@@ -352,6 +352,17 @@ at::Tensor Gpt::logits(const Batch& batch) const {
   });
 }
 
+at::Tensor Gpt::logits(at::Tensor x, const Batch& batch, bool training) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage gives logits");
+  if (!impl_->modules.output) throw std::logic_error("a model with the head of a task has no output layer");
+  const auto compute = [&] {
+    auto states = impl_->hidden(std::move(x), batch, training);
+    if (impl_->modules.heads) states = impl_->modules.heads->token_states(states);
+    return impl_->modules.output->differentiable_logits(states);
+  };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
 at::Tensor Gpt::states(at::Tensor x, const Batch& batch, bool training) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives final states");
   const auto compute = [&] { return impl_->hidden(std::move(x), batch, training); };

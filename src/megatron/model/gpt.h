@@ -44,6 +44,7 @@ struct LossSum {
   at::Tensor sentence_sum = {};  ///< scalar without graph: the sentence head's loss over samples; undefined: none
   double sentences = 0;          ///< samples that it is a sum over
   at::Tensor task_logits = {};   ///< without graph, of a model with the head of a task (task_head.h); undefined: none
+  at::Tensor non_loss = {};      ///< what a function of train::ForwardStep has collected beside; undefined: nothing
 };
 
 struct GptOptions {
@@ -103,6 +104,11 @@ class Gpt {
   /// Logits [b, s, vocab] of the whole model (full vocabulary gathered, padding cut), no dropout. Collective over tp.
   /// One token at a time: decode.h.
   at::Tensor logits(const Batch& batch) const;
+
+  /// Logits [s, b, vocab] of the last stage for a loss of one's own (train::ForwardStep): whole on every rank of tp,
+  /// which must all compute the same loss of them, and differentiable where `training`. x, `training` as for loss();
+  /// unlike there, all logits exist at once. Collective over tp.
+  at::Tensor logits(at::Tensor x, const Batch& batch, bool training) const;
 
   /// Forward pass of the last stage without its heads: the states behind the last norm [s, b, h] (sequence_parallel:
   /// [s/t, b, h]), on which another head goes on. x, communication and `training` as for loss().

@@ -26,6 +26,7 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/parallel/linear.h"
 
 namespace megatron::parallel {
 namespace {
@@ -224,6 +225,12 @@ at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
     if (bias_) local.add_(bias_->arrived());
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
+}
+
+at::Tensor VocabParallelOutput::differentiable_logits(const at::Tensor& hidden) const {
+  const ColumnParallelLinear layer(weight_, bias_, tp_,
+                                   {.gather_output = true, .sequence_parallel = options_.sequence_parallel});
+  return layer.forward(hidden).narrow(-1, 0, options_.vocab);
 }
 
 }  // namespace megatron::parallel

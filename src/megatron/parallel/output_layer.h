@@ -53,6 +53,11 @@ class VocabParallelOutput {
   /// sequence_parallel [s/t, .., h] -> [s, .., vocab], and one more all-gather.
   at::Tensor logits(const at::Tensor& hidden) const;
 
+  /// The same with gradient, for a loss of one's own: the logits are kept until backward, which writes the gradients of
+  /// weight and bias and must begin with the same gradient on every rank. Backward one all-reduce of d hidden; with
+  /// sequence_parallel a reduce-scatter in its place, and an all-gather of hidden.
+  at::Tensor differentiable_logits(const at::Tensor& hidden) const;
+
  private:
   ParameterPtr weight_, bias_;
   comm::Group tp_;

@@ -1,6 +1,11 @@
 #include "megatron/train/pipeline.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -55,19 +60,21 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
 class GptStage final : public pipeline::Stage {
  public:
   GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
-           bool training, const LossScale& scale)
-      : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale) {}
+           bool training, const LossScale& scale, const ForwardStep& step)
+      : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale), step_(step) {}
 
   pipeline::Output forward(int microbatch, at::Tensor x) override {
     const model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
-    auto loss = model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
+    auto loss = step_.loss ? own_loss(std::move(x), batch)
+                           : model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
     if (loss.sentence_sum.defined()) sentence_sums_.push_back(std::move(loss.sentence_sum));
     sentences_ += loss.sentences;
     if (loss.task_logits.defined() && !training_) {
       task_logits_.resize(std::max(task_logits_.size(), static_cast<std::size_t>(microbatch) + 1));
       task_logits_[static_cast<std::size_t>(microbatch)] = std::move(loss.task_logits);
     }
+    if (loss.non_loss.defined() && !training_) non_loss_.push_back(std::move(loss.non_loss));
     return {std::move(loss.sum), loss.count};
   }
   /// What the microbatches so far have.
@@ -75,6 +82,7 @@ class GptStage final : public pipeline::Stage {
     for (const at::Tensor& sum : sentence_sums_) result.sentence_sum += sum.item<double>();
     result.sentences += sentences_;
     if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
+    if (!non_loss_.empty()) result.non_loss = std::move(non_loss_);
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -82,13 +90,28 @@ class GptStage final : public pipeline::Stage {
   }
 
  private:
+  model::LossSum own_loss(at::Tensor x, model::Batch batch) const {
+    if (!batch.loss_mask_bs.defined())
+      batch.loss_mask_bs = at::ones_like(batch.labels_bs, batch.labels_bs.options().dtype(at::kFloat));
+    const c10::AutoGradMode record(training_);
+    model::LossSum loss = step_.loss(model_, std::move(x), batch, training_);
+    if (!loss.sum.defined() || loss.sum.dim() != 0)
+      throw std::logic_error("ForwardStep::loss must return the sum as a scalar");
+    // The same value, with gradients times the scale: those of the model's own loss have it from where they begin.
+    if (training_ && scale_.gradients != 1)
+      loss.sum = loss.sum.detach() + (loss.sum - loss.sum.detach()) * scale_.gradients;
+    return loss;
+  }
+
   const model::Gpt& model_;
   const plan::ResolvedRun& run_;
   const plan::StagePart& part_;
   Microbatches& batches_;
   const bool training_;
   const LossScale scale_;
+  const ForwardStep& step_;
   std::vector<at::Tensor> task_logits_;    // by microbatch
+  std::vector<at::Tensor> non_loss_;       // of the last stage, in the order of its microbatches
   std::vector<at::Tensor> sentence_sums_;  // scalars, which no one waits for before the end
   double sentences_ = 0;
 };
@@ -130,7 +153,8 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
   stages.reserve(stages_.size());
   for (std::size_t k = 0; k < stages_.size(); ++k) {
     const auto stage = static_cast<std::size_t>(run_.placement.stages_of(rank)[k]);
-    pointers.push_back(&stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale));
+    pointers.push_back(
+        &stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale, forward_step_));
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
                         .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};

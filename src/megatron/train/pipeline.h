@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "megatron/model/gpt.h"
@@ -18,12 +19,27 @@ namespace megatron::train {
 /// Microbatch `m` of the step on this rank. Asked once for each on every rank, whatever its stages.
 using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
 
+/// A loss of one's own in place of the model's: Megatron-LM's forward_step_func with its loss_func.
+struct ForwardStep {
+  /// Called on ranks that hold the last stage, for each microbatch in training and validation, in place of
+  /// `stage`.loss(): begins with `stage`.logits() or states() of `x`, and returns a scalar sum, differentiable where
+  /// `training`, and what it is a sum over (the step divides by it once, over the whole global batch).
+  /// The batch has a mask. LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp.
+  /// Empty: the model's own loss.
+  std::function<model::LossSum(const model::Gpt& stage, at::Tensor x, const model::Batch& batch, bool training)> loss;
+  /// Called after each validation where this rank holds the last stage and is the first of tp, with the non_loss of its
+  /// microbatches, in order: Megatron-LM's process_non_loss_data_func.
+  std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
+};
+
 /// What an execution has left on this rank and, where the rank holds the last stage, the sum of a BERT's sentence
 /// head's loss over so many samples.
 struct PassResult : pipeline::Result {
   double sentence_sum = 0, sentences = 0;
   /// Of an evaluation with the head of a task, by microbatch, where the rank holds the last stage; else empty.
   std::vector<at::Tensor> task_logits = {};
+  /// Of an evaluation: LossSum::non_loss by microbatch, where there is one.
+  std::vector<at::Tensor> non_loss = {};
 };
 
 /// What the losses of an execution are multiplied by.
@@ -43,6 +59,10 @@ class Pipeline {
            optim::GradientReducer& reducer);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
+
+  /// From now on the losses are those of `step`. The same on every rank.
+  void use(ForwardStep step) { forward_step_ = std::move(step); }
+  const ForwardStep& forward_step() const { return forward_step_; }
 
   /// Forward and backward of every microbatch; the reducer's step has begun. The gradients are those of the loss sum
   /// times `scale.gradients`. Collective over the model.
@@ -68,6 +88,7 @@ class Pipeline {
   const std::vector<model::Gpt>& stages_;
   optim::GradientReducer& reducer_;
   const bool measures_;
+  ForwardStep forward_step_;
   pipeline::Link link_;
   pipeline::Recorder recorder_;
   const schedule::Program* measured_ = nullptr;             // the program of the last step

@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 
 namespace megatron::train {
 namespace {
@@ -139,13 +140,15 @@ Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context
   // A validation may have any number of microbatches; a program of a few fills the pipeline as well.
   constexpr std::size_t kMostAtOnce = 256;
   double sum = 0, count = 0, sentence_sum = 0, sentences = 0;
+  std::vector<at::Tensor> non_loss;
   for (std::size_t first = 0; first < num_microbatches; first += kMostAtOnce) {
     const auto here = static_cast<int>(std::min(kMostAtOnce, num_microbatches - first));
-    const auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
+    auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
     sum += sum_of(result);
     count += result.count;
     sentence_sum += result.sentence_sum;
     sentences += result.sentences;
+    std::move(result.non_loss.begin(), result.non_loss.end(), std::back_inserter(non_loss));
   }
   // Each microbatch once, as in a step.
   const bool first = context.tensor().rank() == 0;
@@ -153,6 +156,7 @@ Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context
   const auto total = context.world().all_reduce_scalars(
       {counted(sum), counted(count), stop ? 1.0 : 0.0, counted(sentence_sum), counted(sentences)});
   Evaluation evaluation{.loss = total[0] * mean_scale(total[1]), .tokens = total[1], .stop = total[2] > 0};
+  evaluation.non_loss = std::move(non_loss);
   if (total[4] > 0) {
     evaluation.sentence_loss = total[3] / total[4];
     evaluation.loss += *evaluation.sentence_loss;

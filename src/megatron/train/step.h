@@ -90,6 +90,7 @@ struct Evaluation {
   double tokens = 0;                         ///< tokens that count
   bool stop = false;                         ///< some rank was asked to stop
   std::optional<double> sentence_loss = {};  ///< the sentence head's part of the loss
+  std::vector<at::Tensor> non_loss = {};     ///< what a ForwardStep has collected on this rank, by microbatch
   double token_loss() const { return loss - sentence_loss.value_or(0); }
   /// exp of the tokens' loss, with Megatron-LM's bound: it counts as at most 20.
   double perplexity() const;

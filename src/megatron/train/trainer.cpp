@@ -84,13 +84,14 @@ std::string recipe_of(const plan::ResolvedRun& run) {
 class Run {
  public:
   Run(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
-      const StopRequested& stop_requested)
+      const StopRequested& stop_requested, const ForwardStep& forward_step)
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
         data_(open_data(run, eod, world)),
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)) {
+    engine_.pipeline.use(forward_step);
     start_ = start_run(run, engine_);
     state_ = start_.state;
     reader_.emplace(
@@ -196,9 +197,16 @@ class Run {
       const Evaluation evaluation = evaluate_on(set.batches, first, count, all);
       stop = stop || evaluation.stop;
       if (log_) log_->validation(state_, evaluation, set.name);
+      collect(evaluation);
     }
     state_.validated_iteration = state_.iteration;
     return stop;
+  }
+
+  void collect(const Evaluation& evaluation) const {
+    const ForwardStep& step = engine_.pipeline.forward_step();
+    if (step.collected && !evaluation.non_loss.empty() && engine_.context.is_first(plan::Axis::Tp))
+      step.collected(state_.iteration, evaluation.non_loss);
   }
 
   // Loss on the test set, once. Collective over the world.
@@ -224,10 +232,11 @@ class Run {
 }  // namespace
 
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
-              const StopRequested& stop_requested, const std::function<void()>& prepare) {
+              const StopRequested& stop_requested, const std::function<void()>& prepare,
+              const ForwardStep& forward_step) {
   require_equal_runs(run, world);
   if (prepare) prepare();
-  return Run(run, eod, world, device, stop_requested).go();
+  return Run(run, eod, world, device, stop_requested, forward_step).go();
 }
 
 }  // namespace megatron::train

@@ -5,6 +5,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/pipeline.h"
 
 namespace megatron::train {
 
@@ -20,10 +21,11 @@ using StopRequested = std::function<bool()>;
 /// rank to come builds the sample index), resumes from a checkpoint where there is one, trains, validates, logs, saves.
 /// `eod`: the tokenizer's end-of-document token, or -1 where no option of config.data needs it. `prepare`, if any, is
 /// called on every rank once they agree and before anything is written; what it throws on one it must throw on all.
-/// Collective over `world`. Throws comm::AgreedError where ranks differ, ConfigError for data or a checkpoint that does
-/// not fit, std::runtime_error where a file cannot be written or, with train.exit_on_nan, where a loss or gradient is
-/// not finite.
+/// `forward_step`: a loss of one's own, the same on every rank. Collective over `world`. Throws comm::AgreedError where
+/// ranks differ, ConfigError for data or a checkpoint that does not fit, std::runtime_error where a file cannot be
+/// written or, with train.exit_on_nan, where a loss or gradient is not finite.
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
-              const StopRequested& stop_requested, const std::function<void()>& prepare = {});
+              const StopRequested& stop_requested, const std::function<void()>& prepare = {},
+              const ForwardStep& forward_step = {});
 
 }  // namespace megatron::train
