@@ -10,12 +10,12 @@
 
 #include "app/jobs.h"
 #include "app/json_line.h"
-#include "app/ranks.h"
 #include "app/text_stream.h"
 #include "megatron/base/error.h"
 #include "megatron/generate/texts.h"
 #include "megatron/interchange/import.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/ranks.h"
 
 namespace megatron::app {
 namespace {
@@ -32,7 +32,7 @@ generate::EarlyStopping early_stopping_of(const std::string& name) {
 }
 
 /// What the encoder reads: the prompt's tokens, ended as its texts were in training.
-Texts texts_of(const TrainedModel& model, const std::vector<std::string>& prompts,
+Texts texts_of(const run::TrainedModel& model, const std::vector<std::string>& prompts,
                const interchange::AnswerFrame& frame) {
   Texts texts;
   for (const std::string& prompt : prompts) {
@@ -43,7 +43,7 @@ Texts texts_of(const TrainedModel& model, const std::vector<std::string>& prompt
   return texts;
 }
 
-void report(const TrainedModel& model, const Texts& texts, const std::vector<std::vector<generate::Beam>>& answers,
+void report(const run::TrainedModel& model, const Texts& texts, const std::vector<std::vector<generate::Beam>>& answers,
             const std::vector<std::int64_t>& ends, bool as_json) {
   using nlohmann::json;
   json objects = json::array();
@@ -60,7 +60,7 @@ void report(const TrainedModel& model, const Texts& texts, const std::vector<std
 
 }  // namespace
 
-int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
+int answer(const run::TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
            const comm::Facts& facts) {
   const auto frame = interchange::answer_frame(model.folder, model.tokenizer);
   const generate::AnswerOptions options{.beams = {.num_beams = flags.num_beams,
@@ -75,7 +75,7 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
   generate::check(texts, model.run.shape.vocab, options);
   kernels::install_caching_allocator();
   const auto body = [&](const comm::Group& world, at::Device device) {
-    const RankModel rank = load_rank(model, world, device, model.run.shape.max_positions);
+    const run::RankModel rank = run::load_rank(model, world, device, model.run.shape.max_positions);
     const generate::StagedT5 t5(model::CachedT5(rank.options, rank.part, rank.parameters, rank.context.tensor()),
                                 model.run.parts, rank.context.pipeline(), rank.tensor());
     std::optional<TextStream> stream;
@@ -90,7 +90,7 @@ int answer(const TrainedModel& model, const std::vector<std::string>& prompts, c
       report(model, texts, found, frame.ends, flags.json);
     return kDone;
   };
-  return run_on_ranks(model.run, comm::place_from(environment()), body, facts);
+  return run::run_on_ranks(model.run, comm::place_from(run::environment()), body, facts);
 }
 
 }  // namespace megatron::app

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "app/trained_model.h"
 #include "megatron/generate/sampler.h"
+#include "megatron/run/trained_model.h"
 
 namespace megatron::app {
 
@@ -21,7 +21,7 @@ struct AnswerFlags {
 /// `megatron generate` with a T5: it reads each prompt, and the best answer that beam search finds, or one that is
 /// drawn, is printed; that of one beam to one prompt token by token. `facts`: what the ranks must have in common.
 /// Throws ConfigError for options and prompts that do not fit.
-int answer(const TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
+int answer(const run::TrainedModel& model, const std::vector<std::string>& prompts, const AnswerFlags& flags,
            const comm::Facts& facts);
 
 }  // namespace megatron::app

@@ -14,7 +14,6 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
-#include "app/memory_check.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/timer.h"
@@ -23,6 +22,7 @@
 #include "megatron/checkpoint/saver.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/memory_check.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/run_state.h"
 
@@ -309,7 +309,7 @@ int bench_checkpoint(const Args& args) {
   config.data.data_path = {};
   const plan::ResolvedRun run = plan::resolve(config, {.flags = {{"", ""}}});  // no option is of the network
   plan::gpt_parameters(run.shape, options.load_tp, 0);  // an error where the model does not divide
-  check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --recipe"});
+  run::check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --recipe"});
   kernels::install_caching_allocator();
   const fs::path parent = options.folder.empty() ? fs::temp_directory_path() : fs::path(options.folder);
   std::string folder = (parent / "megatron-bench-XXXXXX").string();

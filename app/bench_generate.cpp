@@ -10,8 +10,6 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
-#include "app/ranks.h"
-#include "app/trained_model.h"
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
@@ -20,6 +18,8 @@
 #include "megatron/generate/staged_gpt.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/trained_model.h"
 
 namespace megatron::app {
 namespace {
@@ -30,12 +30,12 @@ constexpr const char* kUsage =
     "is\n"
     "how often a second this machine could read the weights from memory: each token needs all of them once.";
 
-struct Options : ModelFlags {
+struct Options : run::ModelFlags {
   std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
   bool json = false;
 
   void visit(auto& v) {
-    ModelFlags::visit(v);
+    run::ModelFlags::visit(v);
     v("prompt_tokens", prompt_tokens, "Tokens before those that are written.");
     v("new_tokens", new_tokens, "Tokens that are written.");
     v("prefill_tokens", prefill_tokens, "Tokens of the prompt whose reading is measured.");
@@ -75,10 +75,10 @@ struct Figures {
   double load_s = 0, weight_bytes = 0, bandwidth = 0;
 };
 
-Figures measure(const Options& options, const TrainedModel& trained, const comm::Group& world, at::Device device) {
+Figures measure(const Options& options, const run::TrainedModel& trained, const comm::Group& world, at::Device device) {
   Figures figures;
   const Stopwatch loading;
-  const RankModel rank = load_rank(trained, world, device, trained.run.shape.max_positions);
+  const run::RankModel rank = run::load_rank(trained, world, device, trained.run.shape.max_positions);
   figures.load_s = loading.seconds();
   for (const auto& parameter : rank.parameters.all())
     if (parameter->spec.name != "embedding.position_embeddings.weight")
@@ -104,7 +104,7 @@ Figures measure(const Options& options, const TrainedModel& trained, const comm:
   return figures;
 }
 
-void report(const Options& options, const TrainedModel& trained, const Figures& figures) {
+void report(const Options& options, const run::TrainedModel& trained, const Figures& figures) {
   const double tokens_per_s = static_cast<double>(options.new_tokens) / median(figures.decode_s);
   nlohmann::ordered_json fields{
       {"tokens_per_s", tokens_per_s},
@@ -134,7 +134,7 @@ int bench_generate(const Args& args) {
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("bench generate takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  const TrainedModel trained = open_trained_model(options, "bench generate");
+  const run::TrainedModel trained = run::open_trained_model(options, "bench generate");
   const std::int64_t context = trained.run.shape.max_positions;
   for (const auto& [flag, value] : {std::pair<const char*, std::int64_t>{"--prompt-tokens", options.prompt_tokens},
                                     {"--new-tokens", options.new_tokens},
@@ -148,11 +148,12 @@ int bench_generate(const Args& args) {
                                    concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens)),
                                    "--prompt-tokens 1 --new-tokens 1 --prefill-tokens 1, or what fits"));
   kernels::install_caching_allocator();
-  return run_on_ranks(trained.run, comm::place_from(environment()), [&](const comm::Group& world, at::Device device) {
-    const Figures figures = measure(options, trained, world, device);
-    if (world.rank() == 0) report(options, trained, figures);
-    return kDone;
-  });
+  return run::run_on_ranks(trained.run, comm::place_from(run::environment()),
+                           [&](const comm::Group& world, at::Device device) {
+                             const Figures figures = measure(options, trained, world, device);
+                             if (world.rank() == 0) report(options, trained, figures);
+                             return kDone;
+                           });
 }
 
 }  // namespace megatron::app

@@ -5,14 +5,14 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
-#include "app/recipe.h"
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/memory.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
 #include "megatron/train/engine.h"
 
 // How near real pipeline runs come to their prediction: first runs whose operations are timed, a simulation of each
@@ -102,7 +102,7 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
     config::RunConfig config = options.run;
     complete(config);
     const plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .complete = complete};
-    runs.push_back(resolve_with_tokenizer(config, facts).run);
+    runs.push_back(run::resolve_with_tokenizer(config, facts).run);
   }
   return runs;
 }
@@ -193,15 +193,15 @@ void print_table(const Json& json) {
 
 int bench_pipeline(const Args& args) {
   PipelineOptions options;
-  const auto place = comm::place_from(environment());
+  const auto place = comm::place_from(run::environment());
   std::vector<plan::ResolvedRun> runs;
   config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
-  for (const plan::ResolvedRun& run : runs) check_memory(run, place, plan::Holding::Training);
+  for (const plan::ResolvedRun& run : runs) run::check_memory(run, place, plan::Holding::Training);
   kernels::install_caching_allocator();
   std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());  // of the first rank alone
   std::vector<Prediction> predictions;
   // The ranks meet once: all schedules have the same number of them.
-  const int code = run_on_ranks(runs[0], place, [&](const comm::Group& world, at::Device device) {
+  const int code = run::run_on_ranks(runs[0], place, [&](const comm::Group& world, at::Device device) {
     run_rounds(runs, options, world, device, timed);
     if (world.rank() == 0) {
       for (std::size_t i = 0; i < runs.size(); ++i) predictions.push_back(predict(runs[i], timed[i]));

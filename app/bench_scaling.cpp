@@ -10,8 +10,6 @@
 #include "app/bench.h"
 #include "app/flags.h"
 #include "app/json_line.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
 #include "app/timed_steps.h"
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
@@ -23,6 +21,8 @@
 #include "megatron/plan/counts.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/scaling.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
 #include "megatron/train/engine.h"
 
 // The scaling study of the 2019 paper: predicted for hardware that need not be here, or measured in small.
@@ -279,7 +279,7 @@ std::vector<double> time_runs(const std::vector<plan::ResolvedRun>& runs, const 
   for (std::int64_t round = 0; round < options.rounds; ++round)
     for (std::size_t i = 0; i < runs.size(); ++i) {
       const std::int64_t before = (round * count + static_cast<std::int64_t>(i)) * steps;
-      run_on_ranks(runs[i], std::nullopt, [&](comm::Group world, at::Device device) {
+      run::run_on_ranks(runs[i], std::nullopt, [&](comm::Group world, at::Device device) {
         const bool first = world.rank() == 0;
         train::Engine engine(runs[i], std::move(world), device);
         const TimedSteps timed = timed_steps(engine, runs[i], options.warmup, options.steps, [&](std::int64_t step) {
@@ -321,7 +321,7 @@ int measure(const Options& options) {
   for (const SmallRun& run : small) runs.push_back(resolve_small(run, options.measure));
   kernels::install_caching_allocator();
   for (const plan::ResolvedRun& run : runs)
-    check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --seq-length or --samples"});
+    run::check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --seq-length or --samples"});
   const std::vector<double> seconds = time_runs(runs, options.measure);
   const int cores = usable_cores();
   const auto flops_per_core = [&](std::size_t i) {

@@ -13,8 +13,6 @@
 
 #include "app/bench.h"
 #include "app/json_line.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
 #include "app/timed_steps.h"
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
@@ -26,6 +24,8 @@
 #include "megatron/parallel/output_layer.h"
 #include "megatron/plan/counts.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/run_log.h"
 
@@ -349,14 +349,15 @@ int bench_step(const Args& args) {
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  const auto place = comm::place_from(environment());
+  const auto place = comm::place_from(run::environment());
   const plan::ResolvedRun run = resolve(options, place);
-  check_memory(run, place, plan::Holding::Training, {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
+  run::check_memory(run, place, plan::Holding::Training,
+                    {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   std::optional<Measured> of_first_rank;
-  const int code = run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
+  const int code = run::run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
     const bool first = world.rank() == 0;
     Measured measured = measure(run, options, world, device);
     if (first) of_first_rank = std::move(measured);

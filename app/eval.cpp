@@ -6,14 +6,14 @@
 #include "app/eval_jobs.h"
 #include "app/flags.h"
 #include "app/json_line.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/generate/score.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/model/score.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
 #include "megatron/train/agreement.h"
 
 namespace megatron::app {
@@ -26,7 +26,7 @@ struct Timed {
 
 Timed score_on_rank(const EvalFlags& flags, const EvalWork& work, const comm::Group& world, at::Device device) {
   const std::int64_t longest = std::ranges::max(work.windows, {}, &tasks::Window::size).size;
-  const RankModel rank = load_rank(work.model, world, device, longest);
+  const run::RankModel rank = run::load_rank(work.model, world, device, longest);
   const auto& context = rank.context;
   const model::ScoringGpt stage(rank.options, rank.part, rank.parameters, context.tensor());
   const generate::ScoreRanks ranks{.pp = context.pipeline(), .dp = context.samples()};
@@ -53,7 +53,7 @@ void check_ids(const EvalWork& work) {
 
 /// What the ranks must have in common besides the recipe: the model, and what is scored.
 comm::Facts facts_of(EvalFlags flags, const EvalWork& work) {
-  comm::Facts facts = model_facts(work.model, config::fields_of(flags));
+  comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
   std::string windows;
   for (const tasks::Window& window : work.windows) windows += concat(window.begin, " ", window.size, " ");
   facts.push_back(
@@ -97,10 +97,10 @@ void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std
                        std::int64_t tokens) {
   tokens = std::max<std::int64_t>(1, tokens);
   samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
-  check_memory(run, comm::place_from(environment()), plan::Holding::Weights,
-               {.bytes = plan::forward_bytes(run, samples, tokens),
-                .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
-                .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
+  run::check_memory(run, comm::place_from(run::environment()), plan::Holding::Weights,
+                    {.bytes = plan::forward_bytes(run, samples, tokens),
+                     .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
+                     .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
 }
 
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {
@@ -108,8 +108,8 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
   check_eval_memory(flags, work.model.run, std::ssize(work.windows),
                     std::ranges::max(work.windows, {}, &tasks::Window::size).size - 1);
   kernels::install_caching_allocator();
-  return run_on_ranks(
-      work.model.run, comm::place_from(environment()),
+  return run::run_on_ranks(
+      work.model.run, comm::place_from(run::environment()),
       [&](const comm::Group& world, at::Device device) {
         const auto [scores, seconds] = score_on_rank(flags, work, world, device);
         if (world.rank() == 0) print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);
@@ -134,7 +134,7 @@ int eval(const Args& args) {
       {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
       {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
       {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}};
-  return run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
+  return run::run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
 }
 
 }  // namespace megatron::app

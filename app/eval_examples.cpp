@@ -36,7 +36,7 @@ struct LambadaFlags : EvalFlags {
 };
 
 /// A finished list of texts as work for the model that they were encoded for.
-EvalWork work_of(TrainedModel model, const tasks::EvalTexts& texts, const char* unit, bool likeliest) {
+EvalWork work_of(run::TrainedModel model, const tasks::EvalTexts& texts, const char* unit, bool likeliest) {
   return {
       .model = std::move(model), .ids = texts.ids(), .windows = texts.windows(), .unit = unit, .likeliest = likeliest};
 }
@@ -47,7 +47,7 @@ int eval_lambada(const Args& args) {
   LambadaFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, kLambadaUsage), kLambadaUsage);
   const auto format = tasks::lambada_format_of(flags.format);
-  TrainedModel model = open_trained_model(flags, "eval");
+  run::TrainedModel model = run::open_trained_model(flags, "eval");
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
   for (const auto& passage : tasks::read_lambada(flags.data, format, flags.limit))
     texts.add(passage.context, passage.last_word);
@@ -89,7 +89,7 @@ std::int64_t right_answers(const std::vector<tasks::ChoiceQuestion>& questions,
 int eval_choice(const Args& args) {
   EvalFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, kChoiceUsage), kChoiceUsage);
-  TrainedModel model = open_trained_model(flags, "eval");
+  run::TrainedModel model = run::open_trained_model(flags, "eval");
   const auto questions = tasks::read_choices(flags.data, flags.limit);
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
   std::vector<tasks::AnswerScore> answers;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "app/jobs.h"
-#include "app/trained_model.h"
+#include "megatron/run/trained_model.h"
 #include "megatron/tasks/eval_scores.h"
 #include "megatron/tasks/windows.h"
 
@@ -21,7 +21,7 @@ int eval_predictions(const Args& args);
 /// `task`: of tasks::task_kind_of(), or "squad", whose version the file tells.
 int eval_task(const std::string& task, const Args& args);
 
-struct EvalFlags : ModelFlags {
+struct EvalFlags : run::ModelFlags {
   std::string data;
   std::int64_t limit = 0, batch_size = 0;
   std::string progress = "auto";
@@ -30,7 +30,7 @@ struct EvalFlags : ModelFlags {
   EvalFlags() { dp = 0; }
 
   void visit(auto& v) {
-    ModelFlags::visit(v);
+    run::ModelFlags::visit(v);
     v("dp", dp, "Ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
     v("data", data, "What is scored: a file.");
     v("limit", limit, "Only the first windows, or examples; 0: all.");
@@ -44,14 +44,14 @@ struct EvalFlags : ModelFlags {
 void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage);
 
 /// Tokens that a window may have: the last is only a label.
-inline std::int64_t longest_window(const TrainedModel& model) { return model.run.shape.max_positions + 1; }
+inline std::int64_t longest_window(const run::TrainedModel& model) { return model.run.shape.max_positions + 1; }
 
 /// Throws ConfigError where this machine cannot hold the weights and a layer of flags.batch_size (at most `samples`)
 /// rows of `tokens`.
 void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std::int64_t samples, std::int64_t tokens);
 
 struct EvalWork {
-  TrainedModel model;
+  run::TrainedModel model;
   std::vector<std::int64_t> ids;
   std::vector<tasks::Window> windows;
   std::string unit = "windows";  ///< what one is called

@@ -4,7 +4,6 @@
 
 #include "app/eval_jobs.h"
 #include "app/json_line.h"
-#include "app/ranks.h"
 #include "app/task_options.h"
 #include "megatron/base/atomic_folder.h"
 #include "megatron/base/cores.h"
@@ -19,6 +18,7 @@
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/ranks.h"
 #include "megatron/train/agreement.h"
 
 // `megatron eval mnli` and the other tasks of `megatron finetune`: what a fine-tuned model scores on a file.
@@ -56,7 +56,7 @@ struct TaskFlags : EvalFlags {
 
 struct TaskWork {
   std::string name;
-  TrainedModel model;
+  run::TrainedModel model;
   std::unique_ptr<const tasks::Task> task;
   tasks::TaskForm form;
   double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
@@ -86,7 +86,7 @@ std::int64_t usual_length(tasks::TaskKind kind) {
 }
 
 /// `trained`: with what the model was fine-tuned, or the defaults.
-tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const TrainedModel& model,
+tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const run::TrainedModel& model,
                                 const config::TaskConfig& trained) {
   const auto asked = [](std::int64_t flag, std::int64_t otherwise) {
     return static_cast<int>(flag > 0 ? flag : otherwise);
@@ -121,12 +121,12 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
   const tasks::TaskKind kind = tasks::task_kind_of(name);
   const tasks::TaskForm form = tasks::task_form(kind);
   check(flags, name, form.head);
-  TrainedModel model = open_task_model(flags, "eval",
-                                       {.head = form.head,
-                                        .num_classes = form.num_classes,
-                                        .seq_length = flags.seq_length,
-                                        .usual_length = usual_length(kind),
-                                        .microbatch_size = flags.batch_size});
+  run::TrainedModel model = run::open_task_model(flags, "eval",
+                                                 {.head = form.head,
+                                                  .num_classes = form.num_classes,
+                                                  .seq_length = flags.seq_length,
+                                                  .usual_length = usual_length(kind),
+                                                  .microbatch_size = flags.batch_size});
   check_head(flags.load, name, kind, model.run);
   const auto trained = finetune::read_result(flags.load);
   config::FinetuneRecipe recipe;
@@ -169,13 +169,13 @@ int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
   const TaskWork work = open_work(flags, job);
-  const auto place = comm::place_from(environment());
+  const auto place = comm::place_from(run::environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
     std::fprintf(stderr, "left out: %s\n", out.c_str());
-  check_start(work.model.run, place);
+  run::check_start(work.model.run, place);
   check_eval_memory(flags, work.model.run, std::ssize(*work.task), work.model.run.config.data.seq_length);
   kernels::install_caching_allocator();
-  comm::Facts facts = model_facts(work.model, config::fields_of(flags));
+  comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
   facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});
   const auto score = [&](const comm::Group& world, at::Device device) {
     train::Engine engine(work.model.run, world, device);
@@ -190,7 +190,7 @@ int eval_task(const std::string& job, const Args& args) {
     if (world.rank() == 0) report(flags, work, logits, since_start.seconds());
     return kDone;
   };
-  return run_on_ranks(work.model.run, place, score, facts);
+  return run::run_on_ranks(work.model.run, place, score, facts);
 }
 
 }  // namespace megatron::app

@@ -105,7 +105,7 @@ void cut_text(TextTask& task, bool paper_words) {
 }
 
 /// The paper's model reads 1024 tokens for the one that is scored last, which is the window's 1025th.
-void choose_windows(TextFlags& flags, const TrainedModel& model, bool paper) {
+void choose_windows(TextFlags& flags, const run::TrainedModel& model, bool paper) {
   const std::int64_t context = longest_window(model), usual_stride = paper ? 32 : 0;
   if (flags.window == 0) flags.window = std::min<std::int64_t>(paper ? 1025 : 1024, context);
   if (flags.window < 2 || flags.window > context)
@@ -122,7 +122,7 @@ TextTask prepare(TextFlags flags, bool paper) {
       throw ConfigError(rule_got_fix(concat("eval: ", flag, " must be 0 or above."), concat(value),
                                      concat(flag, " 0 (the default)")));
   TextTask task{
-      .flags = {}, .work = {.model = open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
+      .flags = {}, .work = {.model = run::open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
   choose_windows(flags, work.model, paper);
   if (const auto pair = pair_of(flags.data)) {

@@ -8,10 +8,6 @@
 
 #include "app/flags.h"
 #include "app/jobs.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
-#include "app/recipe.h"
-#include "app/stop.h"
 #include "app/task_options.h"
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
@@ -29,6 +25,10 @@
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
+#include "megatron/run/stop.h"
 #include "megatron/tasks/seeds.h"
 #include "megatron/train/agreement.h"
 
@@ -204,7 +204,7 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   FinetuneOptions options = parse(args);
   config::FinetuneRecipe& recipe = options.recipe;
   const plan::Facts facts{.launched_world_size = place ? place->world_size : 0};
-  auto [resolved, tokenizer] = resolve_with_tokenizer(recipe, facts);
+  auto [resolved, tokenizer] = run::resolve_with_tokenizer(recipe, facts);
   finetune::TaskData data = open_data(recipe, *tokenizer);
   const std::int64_t steps = finetune::steps_of(static_cast<std::int64_t>(data.train->size()), recipe.task.epochs,
                                                 resolved.config.train.global_batch_size);
@@ -216,7 +216,7 @@ Work make_job(const Args& args, const std::optional<comm::Place>& place) {
   recipe.train.train_iters = steps;
   resolved = plan::resolve(
       recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
-  check_start(resolved, place);
+  run::check_start(resolved, place);
   std::vector<std::string> messages = check_loaded(recipe, resolved);
   if (recipe.task.ensemble && recipe.task.seeds.size() < 2) {
     recipe.task.ensemble = false;
@@ -309,7 +309,7 @@ void write_beginning(const Work& job) {
   for (const std::uint64_t seed : job.seeds) {
     const fs::path folder = finetune::seed_folder(job.out(), seed);
     make_folder(folder);
-    keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
+    run::keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
   }
   write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
 }
@@ -324,8 +324,8 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
       std::fprintf(stderr, "seed %llu: its result is there\n", static_cast<unsigned long long>(seed));
     if (!result) {
       const plan::ResolvedRun run = seed_run(job, seed);
-      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device, stop_requested,
-                                  job.options.json);
+      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device,
+                                  run::stop_requested, job.options.json);
     }
     if (!result) return kInterrupted;
     results.push_back(std::move(*result));
@@ -335,13 +335,13 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
 }
 
 int run_finetune(const Args& args) {
-  const auto place = comm::place_from(environment());
+  const auto place = comm::place_from(run::environment());
   const Work job = make_job(args, place);
   const config::TrainConfig& train = job.run.config.train;
   if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
   kernels::set_matmul_precision(train.matmul_precision);
-  check_memory(job.run, place, plan::Holding::Training);
-  const bool starts = starts_processes(job.run, place);
+  run::check_memory(job.run, place, plan::Holding::Training);
+  const bool starts = run::starts_processes(job.run, place);
   if (starts) take_folder(job);                // tried: the first rank's process will hold it
   std::optional<checkpoint::FolderLock> lock;  // held until the run ends
   const auto begin = [&] {
@@ -350,8 +350,8 @@ int run_finetune(const Args& args) {
     for (const std::string& message : job.messages) write_line(stderr, message);
   };
   kernels::install_caching_allocator();
-  if (!starts) stop_on_signals();
-  return run_on_ranks(
+  if (!starts) run::stop_on_signals();
+  return run::run_on_ranks(
       job.run, place,
       [&](const comm::Group& world, at::Device device) {
         comm::run_together(
@@ -364,7 +364,7 @@ int run_finetune(const Args& args) {
 }  // namespace
 
 int finetune(const Args& args) {
-  return run_job_of_ranks([&] { return run_finetune(args); });
+  return run::run_job_of_ranks([&] { return run_finetune(args); });
 }
 
 }  // namespace megatron::app

@@ -13,10 +13,7 @@
 
 #include "app/answer.h"
 #include "app/jobs.h"
-#include "app/memory_check.h"
-#include "app/ranks.h"
 #include "app/text_stream.h"
-#include "app/trained_model.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/config/options.h"
@@ -24,6 +21,9 @@
 #include "megatron/interchange/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/trained_model.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
@@ -42,7 +42,7 @@ constexpr const char* kUsage =
 
 constexpr double kUsualTemperature = -1;
 
-struct GenerateFlags : ModelFlags {
+struct GenerateFlags : run::ModelFlags {
   std::vector<std::string> prompt;
   std::string prompt_file;
   bool chat = false;
@@ -59,7 +59,7 @@ struct GenerateFlags : ModelFlags {
   bool json = false;
 
   void visit(auto& v) {
-    ModelFlags::visit(v);
+    run::ModelFlags::visit(v);
     v("prompt", prompt, "Texts to go on from, each its own.");
     v("prompt_file", prompt_file, "File with one prompt a line.");
     v("chat", chat, "Each prompt is what a user says to a chat model, written by the template in its folder.");
@@ -124,7 +124,7 @@ std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::s
 
 struct Request {
   GenerateFlags flags;
-  TrainedModel model;
+  run::TrainedModel model;
   std::vector<std::vector<std::int64_t>> prompts;
   generate::GenerateOptions options;
 };
@@ -144,8 +144,8 @@ generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_t
 }
 
 /// What the ranks must have in common besides the recipe.
-comm::Facts facts_of(const TrainedModel& model, GenerateFlags flags) {
-  comm::Facts facts = model_facts(model, config::fields_of(flags));
+comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
+  comm::Facts facts = run::model_facts(model, config::fields_of(flags));
   if (!flags.prompt_file.empty())
     facts.push_back({"file " + flags.prompt_file, train::digest_of(std::filesystem::path(flags.prompt_file))});
   return facts;
@@ -168,7 +168,7 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
                                    "--top-k, --top-p or --seed without it", "--temperature 1"));
-  const TrainedModel model = open_trained_model(flags, "generate", /*or_t5=*/true);
+  const run::TrainedModel model = run::open_trained_model(flags, "generate", /*or_t5=*/true);
   return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,
                  .num_beams = flags.num_beams,
@@ -185,7 +185,7 @@ Request prepare(GenerateFlags flags) {
   if (!flags.system.empty() && !flags.chat)
     throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
-  TrainedModel model = open_trained_model(flags, "generate");
+  run::TrainedModel model = run::open_trained_model(flags, "generate");
   generate::GenerateOptions options{.max_new_tokens = flags.max_new_tokens,
                                     .sampling = sampling_of(flags, 1),
                                     .seed = flags.seed,
@@ -199,10 +199,10 @@ Request prepare(GenerateFlags flags) {
   }
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
-  check_memory(model.run, comm::place_from(environment()), plan::Holding::Weights,
-               {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
-                .what = "keys and values of what is written",
-                .fix = "fewer --max-new-tokens, or a shorter prompt"});
+  run::check_memory(model.run, comm::place_from(run::environment()), plan::Holding::Weights,
+                    {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
+                     .what = "keys and values of what is written",
+                     .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), options};
 }
 
@@ -236,7 +236,7 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
   const std::int64_t context = request.model.run.shape.max_positions;
   const std::int64_t longest =
       static_cast<std::int64_t>(prompt) + std::min(request.options.max_new_tokens, context);  // no overflow
-  const RankModel rank = load_rank(request.model, world, device, longest);
+  const run::RankModel rank = run::load_rank(request.model, world, device, longest);
   const generate::StagedGpt model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
                                   rank.context.pipeline(), rank.tensor());
 
@@ -261,8 +261,8 @@ int run_generate(const Args& args) {
   if (const auto code = answer_of_t5(flags)) return *code;
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
-  return run_on_ranks(
-      request.model.run, comm::place_from(environment()),
+  return run::run_on_ranks(
+      request.model.run, comm::place_from(run::environment()),
       [&](const comm::Group& world, at::Device device) {
         run_rank(request, world, device);
         return kDone;
@@ -273,7 +273,7 @@ int run_generate(const Args& args) {
 }  // namespace
 
 int generate(const Args& args) {
-  return run_job_of_ranks([&] { return run_generate(args); });
+  return run::run_job_of_ranks([&] { return run_generate(args); });
 }
 
 }  // namespace megatron::app

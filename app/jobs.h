@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/run/exit_codes.h"
+
 // The jobs of the command line: one function and one source file each (train.cpp, tokenizer.cpp, …), one row each in
 // jobs.cpp. `args` are the words after the job's name. A job returns the exit code of the contract below or throws;
 // main() prints what it throws: ConfigError on stderr and 2, config::HelpRequested on stdout and 0, others on stderr
@@ -11,11 +13,11 @@ namespace megatron::app {
 
 using Args = std::vector<std::string>;
 
-inline constexpr int kDone = 0;         ///< the job is done
-inline constexpr int kFailed = 1;       ///< the run failed
-inline constexpr int kWrong = 2;        ///< the command or the configuration is wrong: nothing was started or written
-inline constexpr int kInterrupted = 3;  ///< interrupted and saved
-inline constexpr int kDifference = 4;   ///< a check found a difference
+using run::kDifference;
+using run::kDone;
+using run::kFailed;
+using run::kInterrupted;
+using run::kWrong;
 
 struct Job {
   const char* name;

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
-#include "app/recipe.h"
 #include "app/terminal.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
@@ -14,6 +13,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
+#include "megatron/run/recipe.h"
 #include "megatron/schedule/draw.h"
 #include "megatron/schedule/text.h"
 
@@ -125,9 +125,9 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
 
 int plan(const Args& args) {
   PlanOptions options;
-  std::optional<RunAndTokenizer> resolved;
+  std::optional<run::RunAndTokenizer> resolved;
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
-                               [&] { resolved = resolve_with_tokenizer(options.run, {}); });
+                               [&] { resolved = run::resolve_with_tokenizer(options.run, {}); });
   const plan::ResolvedRun& run = resolved->run;
   check_processor(options.processor);
   const bool as_picture = draws_picture(options.draw);

@@ -95,7 +95,7 @@ function(megatron_precompile target)
     set(owner ${target})  # the only one
     target_precompile_headers(${target} PRIVATE <ATen/core/Tensor.h> <nlohmann/json.hpp> <algorithm> <filesystem> <fstream>
       <functional> <map> <memory> <optional> <span> <string> <utility> <vector> <megatron/config/options.h>
-      <megatron/plan/rules.h> <megatron/text/tokenizer.h> <app/recipe.h> <app/trained_model.h>)
+      <megatron/plan/rules.h> <megatron/text/tokenizer.h> <megatron/run/recipe.h> <megatron/run/trained_model.h>)
   endif()
   if(NOT TARGET ${owner} AND owner STREQUAL library_headers)
     add_library(${owner} STATIC EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/cmake/headers.cpp)

@@ -1,9 +1,9 @@
-#include "app/stop.h"
+#include "megatron/run/stop.h"
 
 #include <atomic>
 #include <csignal>
 
-namespace megatron::app {
+namespace megatron::run {
 namespace {
 
 // A signal handler can reach nothing else.
@@ -31,4 +31,4 @@ void stop_on_signals() {
 
 bool stop_requested() { return requested != 0; }
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -15,7 +15,7 @@
 #include "megatron/text/tokenizer.h"
 
 // A model that was trained somewhere, for the jobs that only compute forward with it.
-namespace megatron::app {
+namespace megatron::run {
 
 /// Which model, and the ranks to compute it on.
 struct ModelFlags {
@@ -82,4 +82,4 @@ struct RankModel {
 /// `positions`: as many as its texts will have at most. Collective over `world`.
 RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions);
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -1,4 +1,4 @@
-#include "app/recipe.h"
+#include "megatron/run/recipe.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "megatron/base/attempt.h"
 #include "megatron/interchange/companions.h"
 
-namespace megatron::app {
+namespace megatron::run {
 
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Facts facts) {
   std::optional<text::Tokenizer> tokenizer;
@@ -34,4 +34,4 @@ void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::pat
   if (!is_its(out)) tokenizer.save(out);
 }
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -1,11 +1,9 @@
-#include "app/trained_model.h"
+#include "megatron/run/trained_model.h"
 
 #include <algorithm>
 #include <optional>
 #include <tuple>
 
-#include "app/memory_check.h"
-#include "app/ranks.h"
 #include "megatron/base/error.h"
 #include "megatron/base/out_of_memory.h"
 #include "megatron/checkpoint/model_state.h"
@@ -18,10 +16,12 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/mend.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
 #include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
 
-namespace megatron::app {
+namespace megatron::run {
 namespace {
 
 constexpr int kMostRanks = 1 << 15;
@@ -206,4 +206,4 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   return {std::move(context), parts.at(0), std::move(parameters), options};
 }
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace megatron::app {
+namespace megatron::run {
 
 /// From now on the first SIGINT, SIGTERM or SIGHUP asks for a stop; a second one, of whatever kind, ends the program,
 /// as it would have without us. Those that the program was started to ignore stay ignored.
@@ -9,4 +9,4 @@ void stop_on_signals();
 /// Whether one has come. Read by every rank through train::StopRequested.
 bool stop_requested();
 
-}  // namespace megatron::app
+}  // namespace megatron::run

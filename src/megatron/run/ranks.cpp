@@ -1,4 +1,4 @@
-#include "app/ranks.h"
+#include "megatron/run/ranks.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <unistd.h>
@@ -12,7 +12,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "app/jobs.h"
 #include "megatron/base/cores.h"
 #include "megatron/base/error.h"
 #include "megatron/base/out_of_memory.h"
@@ -26,10 +25,12 @@
 #include "megatron/comm/run_key.h"
 #include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/parallel/context.h"
 #include "megatron/parallel/cuda.h"
+#include "megatron/run/exit_codes.h"
 #include "megatron/train/agreement.h"
 
-namespace megatron::app {
+namespace megatron::run {
 namespace {
 
 // How long a rank that cannot start waits for the others, to tell them: 20 s, but at most 8 s after the timeout that
@@ -226,4 +227,4 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   return run_body(run, work, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
 }
 
-}  // namespace megatron::app
+}  // namespace megatron::run

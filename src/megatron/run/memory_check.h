@@ -4,7 +4,7 @@
 #include "megatron/comm/rendezvous.h"
 #include "megatron/plan/memory_fit.h"
 
-namespace megatron::app {
+namespace megatron::run {
 
 /// Throws ConfigError where what the ranks of this machine will hold on its processors does not fit into its memory.
 /// Looked at once a machine, by the process that starts the ranks or the first of them: no rank takes memory before
@@ -12,4 +12,4 @@ namespace megatron::app {
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, plan::Holding holding,
                   const plan::Besides& besides = {});
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -1,8 +1,8 @@
-#include "app/memory_check.h"
+#include "megatron/run/memory_check.h"
 
 #include "megatron/kernels/runtime.h"
 
-namespace megatron::app {
+namespace megatron::run {
 
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, plan::Holding holding,
                   const plan::Besides& besides) {
@@ -14,4 +14,4 @@ void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Place>
   plan::check_memory(run, ranks, holding, *machine, kernels::instruction_set(), besides);
 }
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -11,7 +11,7 @@
 #include "megatron/plan/rules.h"
 
 // How the ranks of a job come to be: threads of this process, processes that it starts, or a launcher's.
-namespace megatron::app {
+namespace megatron::run {
 
 /// This process's environment, as data.
 comm::Environment environment();
@@ -39,4 +39,4 @@ void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>&
 int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,
                  const comm::Facts& facts = {});
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -6,7 +6,7 @@
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
 
-namespace megatron::app {
+namespace megatron::run {
 
 struct RunAndTokenizer {
   plan::ResolvedRun run;
@@ -22,4 +22,4 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Fa
 void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out,
                     const std::filesystem::path& loaded);
 
-}  // namespace megatron::app
+}  // namespace megatron::run

@@ -1,0 +1,113 @@
+#include "megatron/run/training.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/printable.h"
+#include "megatron/comm/agreement.h"
+#include "megatron/interchange/companions.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/run/exit_codes.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
+#include "megatron/run/stop.h"
+#include "megatron/train/inputs.h"
+#include "megatron/train/iteration.h"
+#include "megatron/train/run_folders.h"
+
+namespace megatron::run {
+namespace {
+
+// With load_strict off a network that differs is taken as meant, and said.
+void warn_of_differences(const config::RunConfig& config) {
+  if (!train::takes_weights_alone(config) || config.checkpoint.load_strict) return;
+  for (const std::string& line : interchange::differences(config.model, config.checkpoint.load))
+    write_line(stderr, concat("warning: the network differs from that of ", config.checkpoint.load, ": ", line));
+}
+
+/// The tokenizer that lies with the weights to begin with is meant where none is named.
+void take_tokenizer_of_weights(config::RunConfig& config) {
+  const std::string& load = config.checkpoint.load;
+  if (!config.data.tokenizer.empty() || load.empty() || !std::filesystem::exists(load)) return;
+  try {
+    config.data.tokenizer = interchange::companion_folder(load).string();
+  } catch (const ConfigError&) {  // the folder holds no model: said where it is opened
+  }
+}
+
+}  // namespace
+
+TrainingJob open_training(config::RunConfig& config) {
+  auto place = comm::place_from(environment());
+  take_tokenizer_of_weights(config);
+  auto resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
+                                                  .needs_data = true,
+                                                  .resumed_batch = train::resumed_batch(config)});
+  // Without a tokenizer resolve() has thrown.
+  return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place)};
+}
+
+bool speaks_for(const TrainingJob& job) {
+  return !starts_processes(job.run, job.place) && (!job.place || job.place->rank == 0);
+}
+
+int train(const TrainingJob& job, const TrainingOptions& options) {
+  const plan::ResolvedRun& run = job.run;
+  const auto& place = job.place;
+  const bool starts = starts_processes(run, place);
+  const bool needs_eod =
+      run.config.data.reset_position_ids || run.config.data.reset_attention_mask || run.config.data.eod_mask_loss;
+  const std::int64_t eod = needs_eod ? job.tokenizer.eod_id() : -1;
+  check_start(run, place);
+  data::WaitMessage say;  // one of the processes that do the work speaks for all
+  if (speaks_for(job)) say = [](const std::string& text) { write_line(stderr, text); };
+  const bool meets = place && place->world_size > 1;  // others, of which it knows nothing yet
+  if (!meets) train::check_inputs(run, say);
+  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  kernels::set_matmul_precision(run.config.train.matmul_precision);
+  check_memory(run, place, plan::Holding::Training);
+  if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
+  std::optional<train::RunFolders> folders;   // held until the run ends
+  // What one rank finds wrong ends them all, before anything is written.
+  const auto prepare = [&](const comm::Group& world) {
+    const auto beat = train::beat_of(run.config);
+    comm::run_together(
+        world,
+        [&] {
+          if (meets) train::check_inputs(run, say);
+        },
+        beat);
+    comm::run_together(
+        world,
+        [&] {
+          if (world.rank() != 0) return;
+          folders.emplace(run.config);
+          keep_tokenizer(job.tokenizer, run.config.train.out,
+                         train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
+          warn_of_differences(run.config);
+        },
+        beat);
+  };
+
+  kernels::install_caching_allocator();
+  if (options.stop_on_signals && !starts) stop_on_signals();
+  const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
+  return run_on_ranks(run, place, [&](const comm::Group& world, at::Device device) {
+    try {
+      const auto outcome = train::train(
+          run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step);
+      return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
+    } catch (const comm::AgreedError&) {
+      throw;
+    } catch (const ConfigError& error) {  // too late for exit code 2: the run has begun and has written files
+      throw std::runtime_error(error.what());
+    }
+  });
+}
+
+}  // namespace megatron::run

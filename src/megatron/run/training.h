@@ -1,0 +1,47 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "megatron/comm/rendezvous.h"
+#include "megatron/config/run_config.h"
+#include "megatron/plan/rules.h"
+#include "megatron/text/tokenizer.h"
+#include "megatron/train/trainer.h"
+
+// One training run, as `megatron train` does it.
+namespace megatron::run {
+
+/// A recipe that holds together, with its tokenizer and what a launcher has said.
+struct TrainingJob {
+  plan::ResolvedRun run;
+  text::Tokenizer tokenizer;
+  std::optional<comm::Place> place;  ///< nothing: no launcher has started this process
+};
+
+/// Resolves `config` for training and loads its tokenizer: where data.tokenizer names none, the one that lies with the
+/// weights of checkpoint.load, which `config` then names. Throws ConfigError that lists all that is wrong; nothing has
+/// been written then.
+TrainingJob open_training(config::RunConfig& config);
+
+/// Whether this process speaks for the run before its ranks have met: it is the first rank's, and starts no others.
+bool speaks_for(const TrainingJob& job);
+
+struct TrainingOptions {
+  /// A loss of one's own in place of the model's, the same on every rank.
+  train::ForwardStep forward_step = {};
+  /// The first SIGINT, SIGTERM or SIGHUP finishes the step, saves and ends the run (stop_on_signals()).
+  bool stop_on_signals = false;
+  /// Asked once per step on every rank whether to save and end; empty: nobody asks. Signals count besides.
+  train::StopRequested stop_requested = {};
+};
+
+/// Trains from the beginning or, where train.out holds checkpoints, from the last of them. Checks files, memory and the
+/// machine before any rank starts. With parallel.launch processes, this program is started again for each rank, with
+/// the words it was started with, and has to come to this call again. Returns kDone, or kInterrupted where it was asked
+/// to stop and has saved (exit_codes.h); of ranks that are processes also what run_on_ranks() returns. Throws
+/// ConfigError before anything is written, comm::AgreedError where ranks differ, std::runtime_error where the run
+/// fails. Best called in run_job_of_ranks(), which tells the other ranks of a launcher what one finds wrong.
+int train(const TrainingJob& job, const TrainingOptions& options = {});
+
+}  // namespace megatron::run
