@@ -5,14 +5,15 @@ JOBS  := $(shell nproc)
 # Some of them wait: for a deadline, a peer, a disk.
 TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
-.PHONY: help setup configure build test-setup test-programs test sanitize install package quickstart gpu-check bench-all performance docs format tidy
+.PHONY: help setup configure build install package test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
 	@echo 'make test        set up, build, run every test'
 	@echo 'make sanitize    tests under the address, undefined-behaviour and thread sanitizers, and fuzz targets'
 	@echo 'make build       the program: $(BUILD)/megatron'
-	@echo 'make install     the program and the library into PREFIX (/usr/local);   make package: a .deb and a .tar.gz'
+	@echo 'make install     the program and the library below PREFIX (/usr/local): docs/embedding.md'
+	@echo 'make package     Debian packages and tarballs of both, in $(BUILD)/packages'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
 	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
@@ -29,6 +30,12 @@ configure: setup
 build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target megatron
 
+install: build
+	@cmake --install $(BUILD) --strip $(if $(PREFIX),--prefix $(abspath $(PREFIX)))
+
+package: build
+	@cpack --config $(BUILD)/CPackConfig.cmake
+
 test-setup: setup
 	@scripts/setup.sh --tests
 
@@ -43,15 +50,6 @@ test: test-programs
 
 sanitize: test-programs
 	@scripts/sanitize.sh
-
-install: build
-	@cmake --build $(BUILD) -j $(JOBS) --target megatron_archive
-	@cmake --install $(BUILD) --prefix $(abspath $(or $(PREFIX),/usr/local)) >$(BUILD)/install.log
-	@echo "$(abspath $(or $(PREFIX),/usr/local)): the program, the library and its headers (docs/embedding.md)"
-
-package: build
-	@cmake --build $(BUILD) -j $(JOBS) --target megatron_archive
-	@cd $(BUILD) && cpack -B packages >package.log && ls packages/*.deb packages/*.tar.gz
 
 quickstart: build
 	@scripts/quickstart.sh

@@ -23,12 +23,13 @@ int bench(const Args& args) {
 
 std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {
   namespace fs = std::filesystem;
-  const fs::path file = fs::path(folder) / (name + ".toml");
-  const fs::path above = fs::read_symlink("/proc/self/exe").parent_path().parent_path();  // of build/ or of bin/
-  for (const fs::path& path : {fs::path(name), file, above / file, above / "share/megatron" / file})
+  const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
+  const fs::path sources = program.parent_path().parent_path(), installed = sources / "share/megatron";
+  for (const fs::path& path : {fs::path(name), file, sources / file, installed / file})
     if (fs::is_regular_file(path)) return path.string();
   throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."),
-                                 concat(name, ", which is neither here nor in ", (above / folder).string()),
+                                 concat(name, ", which is neither here nor in ", (sources / folder).string(),
+                                        " nor in ", (installed / folder).string()),
                                  concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
 }
 

@@ -19,8 +19,9 @@ int bench_tokenizer(const Args& args);
 /// Of at least one value.
 double median(std::vector<double> values);
 
-/// The TOML file that a flag names: a path, or FOLDER/NAME.toml of the working folder or of the source tree that the
-/// program was built in (build/megatron). Throws ConfigError where there is none. `folder`: "configs".
+/// The TOML file that a flag names: a path, or FOLDER/NAME.toml of the working folder, of the source tree that the
+/// program was built in (build/megatron), or of share/megatron where it is installed (bin/megatron). Throws ConfigError
+/// where there is none. `folder`: "configs".
 std::string config_file(const std::string& name, const std::string& folder, const std::string& flag);
 
 }  // namespace megatron::app

@@ -14,6 +14,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/version.h"
+#include "megatron/comm/cuda_plugin.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/operators.h"
 #include "megatron/kernels/runtime.h"
@@ -81,9 +82,7 @@ json gpus() {
 }
 
 json report() {
-  std::error_code ignored;
-  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
-  const bool plugin = fs::exists(program.parent_path() / "libmegatron_cuda.so", ignored);
+  const bool plugin = !comm::cuda_plugin().empty();
   const json found = gpus();
   json backends = {"local", "gloo"};
   if (plugin && !found.empty()) backends.push_back("nccl");

@@ -35,12 +35,14 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 
-add_library(megatron_options INTERFACE)
-target_compile_options(megatron_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror>)
+# Warnings are of our own code, options what also those need who link a folder.
+add_library(megatron_warnings INTERFACE)
+target_compile_options(megatron_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror>)
 if(CMAKE_UNITY_BUILD)  # both would be said of names that another file keeps to itself
-  target_compile_options(megatron_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow -Wno-subobject-linkage>)
+  target_compile_options(megatron_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow -Wno-subobject-linkage>)
 endif()
-target_include_directories(megatron_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+add_library(megatron_options INTERFACE)
+target_include_directories(megatron_options INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(megatron_options INTERFACE Threads::Threads)
 if(MEGATRON_SANITIZE)
   target_compile_options(megatron_options INTERFACE -fsanitize=${MEGATRON_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all

@@ -3,11 +3,11 @@ if(NOT MEGATRON_SANITIZE)
   include(Cuda)
 endif()
 
-file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/app/*.cpp)
+file(GLOB app_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/app/*.cpp)
 add_executable(megatron ${app_sources})
 megatron_unity(megatron)
-target_include_directories(megatron PRIVATE ${CMAKE_SOURCE_DIR})
-target_link_libraries(megatron PRIVATE megatron_run megatron_generate megatron_finetune megatron_train megatron_checkpoint megatron_corpus megatron_data megatron_text megatron_config)
+target_include_directories(megatron PRIVATE ${PROJECT_SOURCE_DIR})
+target_link_libraries(megatron PRIVATE megatron_warnings megatron_run megatron_generate megatron_finetune megatron_train megatron_checkpoint megatron_corpus megatron_data megatron_text megatron_config)
 megatron_precompile(megatron PROGRAM)
 if(MEGATRON_SANITIZE)
   set_target_properties(megatron PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -48,11 +48,11 @@ endif()
 
 if(MEGATRON_BENCH)
   find_package(benchmark REQUIRED)
-  file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*_bench.cpp)  # one program each, named like its file
+  file(GLOB bench_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*_bench.cpp)  # one program each, named like its file
   foreach(source ${bench_sources})
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_.*$" "" folder ${name})  # FOLDER_bench.cpp or FOLDER_TOPIC_bench.cpp
     add_executable(${name} ${source})
-    target_link_libraries(${name} PRIVATE megatron_${folder} benchmark::benchmark)
+    target_link_libraries(${name} PRIVATE megatron_warnings megatron_${folder} benchmark::benchmark)
   endforeach()
 endif()

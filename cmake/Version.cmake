@@ -3,12 +3,12 @@
 #   cmake -DVERSION=0.2.0 -DOUTPUT=build/version.cpp -P cmake/Version.cmake      in the source folder
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)
-  add_custom_target(megatron_commit BYPRODUCTS ${CMAKE_BINARY_DIR}/version.cpp WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-    COMMAND ${CMAKE_COMMAND} -DVERSION=${PROJECT_VERSION} -DOUTPUT=${CMAKE_BINARY_DIR}/version.cpp
+  add_custom_target(megatron_commit BYPRODUCTS ${PROJECT_BINARY_DIR}/version.cpp WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    COMMAND ${CMAKE_COMMAND} -DVERSION=${PROJECT_VERSION} -DOUTPUT=${PROJECT_BINARY_DIR}/version.cpp
             -P ${CMAKE_CURRENT_LIST_FILE})
-  add_library(megatron_version STATIC ${CMAKE_BINARY_DIR}/version.cpp)
+  add_library(megatron_version STATIC ${PROJECT_BINARY_DIR}/version.cpp)
   add_dependencies(megatron_version megatron_commit)
-  target_link_libraries(megatron_version PRIVATE megatron_base)
+  target_link_libraries(megatron_version PRIVATE megatron_warnings megatron_base)
   return()
 endif()
 

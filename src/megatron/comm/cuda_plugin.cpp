@@ -4,21 +4,23 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "megatron/base/error.h"
 
 namespace megatron::comm {
 namespace {
 
+constexpr const char* kName = "libmegatron_cuda.so";
 constexpr const char* kNeedsGpu = "--device cuda and --backend nccl need an NVIDIA GPU and the CUDA plugin.";
 
 void* open_plugin() {
-  const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libmegatron_cuda.so";
-  if (!std::filesystem::exists(path))
+  const std::string found = cuda_plugin();
+  void* plugin = dlopen(found.empty() ? kName : found.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (plugin == nullptr && found.empty())
     throw ConfigError(rule_got_fix(
-        kNeedsGpu, "no " + path.string(),
+        kNeedsGpu, dlerror(),
         "build on a machine with nvcc (the configure step says why it was left out), or use --device cpu"));
-  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (plugin == nullptr)
     throw ConfigError(
         rule_got_fix(kNeedsGpu, dlerror(), "run `make setup` on the machine with the GPU, or use --device cpu"));
@@ -30,6 +32,14 @@ void* open_plugin() {
 bool gpu_present() {
   std::error_code ignored;
   return std::filesystem::exists("/dev/nvidia0", ignored) && std::filesystem::exists("/dev/nvidiactl", ignored);
+}
+
+std::string cuda_plugin() {
+  std::error_code error;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  for (const auto& path : {folder / kName, folder.parent_path() / "lib/megatron" / kName})
+    if (std::filesystem::exists(path, error)) return path.string();
+  return "";
 }
 
 void load_cuda_plugin() {

@@ -1,0 +1,16 @@
+# Run by CPack on what a package is made of: it names no folder of the machine that built it, where libtorch was.
+set(folder ${CPACK_TEMPORARY_INSTALL_DIRECTORY})
+file(GLOB_RECURSE programs ${folder}/megatron)  # files alone: bin/megatron
+foreach(program ${programs})
+  file(RPATH_SET FILE ${program} NEW_RPATH "\$ORIGIN/../${CPACK_MEGATRON_TORCH}/lib")
+endforeach()
+file(GLOB_RECURSE plugins ${folder}/libmegatron_cuda.so)
+foreach(plugin ${plugins})
+  file(RPATH_SET FILE ${plugin} NEW_RPATH "\$ORIGIN/torch/lib")
+endforeach()
+file(GLOB_RECURSE configs ${folder}/megatronConfig.cmake)
+foreach(config ${configs})
+  file(READ ${config} text)
+  string(REPLACE " \"${CPACK_MEGATRON_TORCH_DIR}\"" "" text "${text}")
+  file(WRITE ${config} "${text}")
+endforeach()
