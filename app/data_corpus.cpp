@@ -8,7 +8,6 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
-#include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/progress.h"
@@ -17,6 +16,7 @@
 #include "megatron/corpus/dedup.h"
 #include "megatron/corpus/filter.h"
 #include "megatron/corpus/overlap.h"
+#include "megatron/run/tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -348,7 +348,7 @@ int data_filter(const Args& args) {
                  "--url-key", "--block-domains or --block-urls");
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
-  if (!flags.tokenizer.empty()) tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  if (!flags.tokenizer.empty()) tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   corpus::FilterOptions options{.output = flags.output, .rejected = flags.rejected, .min_tokens = flags.min_tokens};
   options.text = flags.input.text(flags.run);
   options.tokenizer = tokenizer ? &*tokenizer : nullptr;

@@ -12,13 +12,13 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
-#include "app/load_tokenizer.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/outputs.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/run/tokenizer.h"
 #include "megatron/tasks/squad_features.h"
 #include "megatron/text/tokenizer.h"
 
@@ -187,7 +187,7 @@ int data_features(const Args& args) {
                                    "--seq-length 0 --max-query-length 0 (the task's usual lengths)"));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
-  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   check_outputs({flags.output}, {flags.input});
   std::optional<AtomicFile> output;
   if (!flags.output.empty()) output.emplace(flags.output);

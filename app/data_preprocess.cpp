@@ -6,13 +6,14 @@
 
 #include "app/data_jobs.h"
 #include "app/json_line.h"
-#include "app/load_tokenizer.h"
+#include "app/special_tokens.h"
 #include "megatron/base/error.h"
 #include "megatron/base/printable.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/data/preprocess.h"
+#include "megatron/run/tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -171,7 +172,7 @@ int data_preprocess(const Args& args) {
   need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   const auto mode = Progress::mode_of(flags.progress);
   const text::Specials specials = specials_of(flags.special_tokens);
-  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   data::PreprocessOptions options = preprocess_options(flags, tokenizer);
   options.on_bad_line = bad_line_log();
   const data::TextEncoder encoder =

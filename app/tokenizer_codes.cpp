@@ -6,13 +6,14 @@
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
-#include "app/load_tokenizer.h"
+#include "app/special_tokens.h"
 #include "app/tokenizer_jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/outputs.h"
 #include "megatron/config/options.h"
 #include "megatron/data/byte_stream.h"
+#include "megatron/run/tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -203,7 +204,7 @@ int tokenizer_encode(const Args& args) {
   threads_of(flags.threads);
   check_files(flags);
   const text::Specials specials = specials_of(flags.special_tokens);
-  const text::Tokenizer tokenizer = load_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   LineEncoder lines(tokenizer, flags);
   for (const std::string& input : flags.input) {

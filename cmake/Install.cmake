@@ -1,4 +1,5 @@
 # cmake --install and CPack: the program with recipes and docs; the library with headers and find_package(megatron).
+set(CMAKE_INSTALL_LIBDIR lib)  # whatever the prefix: the program finds the CUDA plugin in ../lib/megatron
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)  # tests are not installed: `make install` builds the program, and with it the library
@@ -29,7 +30,7 @@ endif()
 file(STRINGS ${PROJECT_SOURCE_DIR}/docs/tour.md tour ENCODING UTF-8 REGEX "^\\*\\*[0-9]+\\. ")
 string(REGEX MATCHALL "`[a-z_0-9]+/[a-z_0-9]+\\.h`" public_headers "${tour}")
 string(REPLACE "`" "" public_headers "${public_headers}")
-file(GLOB run_headers RELATIVE ${PROJECT_SOURCE_DIR}/src/megatron ${PROJECT_SOURCE_DIR}/src/megatron/run/*.h)
+file(GLOB run_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/megatron ${PROJECT_SOURCE_DIR}/src/megatron/run/*.h)
 set(waiting ${public_headers} ${run_headers} generate/generate.h generate/texts.h base/version.h)
 set(headers)
 while(waiting)

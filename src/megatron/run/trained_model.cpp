@@ -18,6 +18,7 @@
 #include "megatron/plan/mend.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
+#include "megatron/run/tokenizer.h"
 #include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
 
@@ -25,16 +26,6 @@ namespace megatron::run {
 namespace {
 
 constexpr int kMostRanks = 1 << 15;
-
-/// The tokenizer beside the weights, else where a run's recipe says.
-text::Tokenizer tokenizer_of(const std::string& folder, const config::RunConfig& recipe, const char* job) {
-  const auto place = interchange::companion_folder(folder);
-  if (!place.empty()) return text::Tokenizer::load(place);
-  if (recipe.data.tokenizer.empty())
-    throw ConfigError(rule_got_fix(concat(job, ": the model must have its tokenizer."),
-                                   concat("none in ", folder, " nor in a recipe"), "--tokenizer FOLDER"));
-  return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type);
-}
 
 /// What a folder says of its model, weights left out.
 struct Described {
@@ -87,7 +78,7 @@ Described describe(const ModelFlags& flags, const char* job) {
       config.data.seq_length = std::min(config.data.seq_length, config.model.max_position_embeddings);
   }
   auto tokenizer =
-      flags.tokenizer.empty() ? tokenizer_of(flags.load, recipe, job) : text::Tokenizer::load(flags.tokenizer);
+      flags.tokenizer.empty() ? tokenizer_of_model(flags.load, recipe, job) : text::Tokenizer::load(flags.tokenizer);
   return {std::move(config), std::move(tokenizer), trained_here};
 }
 

@@ -5,9 +5,6 @@
 
 namespace megatron::app {
 
-/// The tokenizer of a job that encodes texts. What its file says of batches, which no job applies, is named on stderr.
-text::Tokenizer load_tokenizer(const std::string& path, const std::string& type);
-
 inline constexpr const char* kSpecialTokensHelp =
     "Special tokens that are written in the text: recognised, or text like any other.";
 inline constexpr const char* kAddSpecialTokensHelp =
