@@ -17,14 +17,13 @@ constexpr const char* kNeedsGpu = "--device cuda and --backend nccl need an NVID
 void* open_plugin() {
   const std::string found = cuda_plugin();
   void* plugin = dlopen(found.empty() ? kName : found.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (plugin == nullptr && found.empty())
-    throw ConfigError(rule_got_fix(
-        kNeedsGpu, dlerror(),
-        "build on a machine with nvcc (the configure step says why it was left out), or use --device cpu"));
-  if (plugin == nullptr)
-    throw ConfigError(
-        rule_got_fix(kNeedsGpu, dlerror(), "run `make setup` on the machine with the GPU, or use --device cpu"));
-  return plugin;
+  if (plugin != nullptr) return plugin;
+  const std::string why = dlerror();
+  const bool missing = found.empty() && why.starts_with(kName);  // else a library that it needs is
+  throw ConfigError(rule_got_fix(
+      kNeedsGpu, why,
+      missing ? "build on a machine with nvcc (the configure step says why it was left out), or use --device cpu"
+              : "run `make setup` on the machine with the GPU, or use --device cpu"));
 }
 
 }  // namespace
