@@ -117,7 +117,7 @@ std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::s
     if (!flags.system.empty()) messages.push_back({"system", flags.system});
     messages.push_back({"user", text});
     text = with_own_fix(flags.system.empty() ? "leave --chat out" : "leave --system out",
-                        [&] { return chat.render(messages, /*open=*/true).text; });
+                        [&] { return chat.prompt(messages); });
   }
   return texts;
 }

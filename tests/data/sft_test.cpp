@@ -25,7 +25,7 @@ const std::string kJinja =
     "'\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}";
 
 text::Tokenizer tokenizer() { return byte_tokenizer({"<|im_start|>", "<|im_end|>"}); }
-text::ChatTemplate chat_template() { return {kJinja, "", "<|im_end|>", "test"}; }
+text::ChatTemplate chat_template() { return {kJinja, {{"eos_token", "<|im_end|>"}}, "test"}; }
 
 /// The text of the tokens that are learned and of those that are not.
 std::pair<std::string, std::string> shown(const std::vector<std::int32_t>& tokens) {

@@ -21,6 +21,9 @@ NO_MODEL = "" if SMOLLM2.exists() else f"{SMOLLM2} is not there"
 TEMPLATES = {path.stem: path.read_text() for path in
              (pathlib.Path(__file__).resolve().parents[1] / "golden/chat").glob("*.jinja")}
 
+PUBLISHED = {path.stem: path.read_text() for path in
+             (pathlib.Path(__file__).resolve().parents[1] / "golden/chat/published").glob("*.jinja")}
+
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text}
                            for role in ("user", "assistant", "system"))
 TALKS = [
@@ -38,6 +41,14 @@ def documents(prefix):
     count, = struct.unpack_from("<Q", idx, 18)
     lengths = numpy.frombuffer(idx, "<i4", count, 34)
     return numpy.split(numpy.fromfile(str(prefix) + ".bin", "<i4"), numpy.cumsum(lengths)[:-1])
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Golden(unittest.TestCase):
+    def test_what_the_unit_tests_compare_with_is_what_transformers_writes(self):
+        import chat_golden
+        self.assertEqual((chat_golden.GOLDEN / "rendered.json").read_text(),
+                         chat_golden.text_of(chat_golden.golden(), 3) + "\n")
 
 
 @unittest.skipIf(MISSING or NO_MODEL, MISSING or NO_MODEL)
@@ -93,14 +104,35 @@ class Chat(unittest.TestCase):
         self.check_family(TEMPLATES["mistral"].replace("+ eos_token", "+ eos_token + ' '"), TALKS)
         self.check_family(TEMPLATES["mistral_v3"], TALKS)
 
-    def test_others_are_refused(self):
-        for template in TEMPLATES["phi4"], TEMPLATES["chatml"].replace("'<|im_end|>' + '\n'", "'<|im_end|>'"):
-            with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
-                folder = pathlib.Path(name)
-                self.tokenizer_with(folder / "tokenizer", template)
-                (folder / "chats.jsonl").write_text(json.dumps({"messages": TALKS[0]}) + "\n")
-                with self.assertRaisesRegex(Exception, "a chat template must be"):
-                    self.train(folder, folder / "tokenizer")
+    def test_templates_that_the_program_has_no_word_of(self):
+        self.check_family(TEMPLATES["chatml"].replace("'<|im_end|>' + '\n'", "'<|im_end|>'"), WITH_SYSTEM)
+        for name in "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "LFM2-8B-A1B":
+            self.check_family(PUBLISHED[name], TALKS)
+
+    def test_marked_answers_are_those_of_transformers(self):
+        template = TEMPLATES["chatml"].replace(
+            "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}",
+            "{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}{% generation %}"
+            "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}"
+            "{{ message['content'] + '<|im_end|>\n' }}{% endif %}")
+        self.assertIn("{% generation %}", template)
+        with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
+            folder = pathlib.Path(name)
+            theirs = self.tokenizer_with(folder / "tokenizer", template)
+            (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in WITH_SYSTEM))
+            ours = self.train(folder, folder / "tokenizer")
+        for talk, stored in zip(WITH_SYSTEM, ours):
+            result = theirs.apply_chat_template(talk, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            self.assertEqual((stored >= 0).astype(int).tolist(), result["assistant_masks"], talk)
+            self.assertEqual(numpy.where(stored < 0, ~stored, stored).tolist(), result["input_ids"], talk)
+
+    def test_an_answer_that_the_template_changes_later_is_named(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
+            folder = pathlib.Path(name)
+            self.tokenizer_with(folder / "tokenizer", PUBLISHED["Qwen-Qwen3-0.6B"])
+            (folder / "chats.jsonl").write_text(json.dumps({"messages": TALKS[1]}) + "\n")
+            with self.assertRaisesRegex(Exception, "line 1: .*(?s:.*)message 2"):
+                self.train(folder, folder / "tokenizer")
 
     def test_generation_is_asked_with_the_same_prompt(self):
         theirs = transformers.AutoTokenizer.from_pretrained(SMOLLM2)

@@ -28,7 +28,7 @@ const std::vector<ChatMessage> kTalk = {
     {"user", " Hi "}, {"assistant", "Hello "}, {"user", "Bye"}, {"assistant", "So"}};
 const std::vector<ChatMessage> kWithSystem = {{"system", "Be brief"}, {"user", "Hi"}, {"assistant", "Hello"}};
 
-ChatTemplate parsed(const std::string& jinja) { return {jinja, "<s>", "</s>", "test"}; }
+ChatTemplate parsed(const std::string& jinja) { return {jinja, {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, "test"}; }
 
 /// `text` with `part` replaced by `by`.
 std::string with(std::string text, const std::string& part, const std::string& by) {
@@ -45,12 +45,12 @@ std::vector<std::string> answers_of(const RenderedChat& chat) {
 }
 
 TEST(ChatTemplate, WritesChatMlWithItsSystemMessageWhereThereIsNone) {
-  const RenderedChat chat = parsed(kChatMl).render(kTalk, /*open=*/true);
+  const RenderedChat chat = parsed(kChatMl).render(kTalk);
+  EXPECT_EQ(parsed(kChatMl).prompt(kTalk), chat.text + "<|im_start|>assistant\n");
   EXPECT_EQ(chat.text,
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi "
             "<|im_end|>\n<|im_start|>assistant\n"
-            "Hello <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nSo<|im_end|>\n"
-            "<|im_start|>assistant\n");
+            "Hello <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nSo<|im_end|>\n");
   EXPECT_THAT(answers_of(chat), ElementsAre("Hello <|im_end|>", "So<|im_end|>"));
   EXPECT_EQ(parsed(kChatMl).render(kWithSystem).text,
             "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
@@ -102,94 +102,70 @@ TEST(ChatTemplate, WritesMistralWithTheBlanksOfItsTemplate) {
   EXPECT_THAT(answers_of(chat), ElementsAre(" Hello</s>", " So</s>"));
 }
 
-TEST(ChatTemplate, RefusesTemplatesThatItWouldGetWrong) {
-  const std::string messages_end = "'<|im_end|>' + '\n'", eot = "'<|eot_id|>' %}";
-  for (const std::string& jinja : {
-           std::string("{{ messages }}"),
-           std::string("### Human: "),
-           golden("phi4"),
-           with(kChatMl, messages_end, "'<|im_end|>'"),                           // no end of line
-           with(kChatMl, messages_end, "('' if loop.last else '<|im_end|>\n')"),  // the last mark left out
-           with(kChatMl, "message['content'] +", "message['content'] | trim +"),
-           with(kChatMl, "{% for", "{{ bos_token }}{% for"),
-           with(kChatMl, "assistant\n' }}", "assistant\n<think>' }}"),  // begins answers otherwise
-           with(kChatMl, "{% for message in messages %}", "{% for message in messages if message['content'] %}"),
-           with(kChatMl, "{% endfor %}", ""),
-           with(kLlama3, " | trim", ""),
-           with(kLlama3, "\\n\\n'+", "\\n'+"),
-           with(kLlama3, eot, "'<|eot_id|>\\n' %}"),
-           with(kLlama31, "December 2023", "June 2024"),
-           kLlama3 + "{{ strftime_now('%d') }}",
-           with(kLlama2, "content.strip() + ' ' +", "content.strip() +"),
-           with(kLlama2, "{% set system_message = false %}", "{% set system_message = 'Be kind.' %}"),
-           with(kMistral, "message['content'] + eos_token", "message['content']"),
-           std::string("[INST] something else"),
-           std::string(100000, ' '),
-       })
-    EXPECT_THROW(parsed(jinja), ConfigError) << jinja.substr(0, 500);
+TEST(ChatTemplate, WritesAnyTemplateAndFindsItsAnswers) {
+  const std::string phi = parsed(golden("phi4")).render(kTalk).text;
+  EXPECT_THAT(phi, testing::StartsWith("<|im_start|>user<|im_sep|> Hi <|im_end|><|im_start|>assistant<|im_sep|>"));
+  // This template lets an answer begin nowhere else than after the user's: the model writes all that follows.
+  EXPECT_THAT(answers_of(parsed(golden("phi4")).render(kTalk)),
+              ElementsAre("<|im_start|>assistant<|im_sep|>Hello <|im_end|>", "<|im_start|>assistant<|im_sep|>So<|im_end|>"));
+  EXPECT_THAT(answers_of(parsed(golden("published/google-gemma-2-2b-it")).render(kTalk)),
+              ElementsAre("Hello<end_of_turn>", "So<end_of_turn>"));
+  EXPECT_THAT(answers_of(parsed(golden("published/Qwen-Qwen3-0.6B")).render(std::span(kTalk).first(2))),
+              ElementsAre("<think>\n\n</think>\n\nHello <|im_end|>"));
 }
 
-TEST(ChatTemplate, SaysWhatATemplateWritesOtherwise) {
+TEST(ChatTemplate, LearnsTheWhiteSpaceAfterAnAnswerThatNothingElseEnds) {
+  const std::string plain =
+      "{% for m in messages %}{{ '### ' + m.role + ':\\n' + m.content + '\\n\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '### assistant:\\n' }}{% endif %}";
+  EXPECT_THAT(answers_of(parsed(plain).render(kTalk)), ElementsAre("Hello \n\n", "So\n\n"));
+  const std::string marked = with(plain, "m.content + '", "m.content + eos_token + '");
+  EXPECT_THAT(answers_of(parsed(marked).render(kTalk)), ElementsAre("Hello </s>", "So</s>"));
+}
+
+TEST(ChatTemplate, TakesTheAnswersThatTheTemplateMarks) {
+  const std::string marks =
+      "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}.{% endgeneration %}{{ '\n' }}"
+      "{% else %}ü{{ m.content }}\n{% endif %}{% endfor %}";
+  EXPECT_EQ(parsed(marks).render(kTalk).text, "ü Hi \nA:Hello .\nüBye\nA:So.\n");
+  EXPECT_THAT(answers_of(parsed(marks).render(kTalk)), ElementsAre("Hello .", "So."));
+}
+
+/// What rendering the conversation throws.
+std::string error_of(const ChatTemplate& chat, const std::vector<ChatMessage>& messages) {
   try {
-    parsed(with(kChatMl, "'<|im_end|>' + '\n'", "'<|im_end|>'"));
-    FAIL() << "was read";
+    chat.render(messages);
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("test: a chat template must be ChatML's"));
-    EXPECT_THAT(error.what(), HasSubstr(R"(\nU<|im_end|>")"));
+    return error.what();
   }
+  return "";
 }
 
-TEST(ChatTemplate, ReadsAsMuchOfATemplateAsConversationsWithoutToolsNeed) {
-  const std::string unused =
-      with(kChatMl, "{% for", "{% if tools %}{{ tools | tojson(indent=2) + '{\\\"a\\\": \\'\\\\' }}{% endif %}{% for");
-  EXPECT_EQ(parsed(unused).render(kTalk).text, parsed(kChatMl).render(kTalk).text);
-  EXPECT_THROW(parsed(with(kChatMl, "{% for", "{{ messages | tojson }}{% for")), ConfigError);
-  EXPECT_THROW(parsed(with(kChatMl, "{% for", "{% macro x() %}{% endmacro %}{% for")), ConfigError);
+TEST(ChatTemplate, NamesTheTurnWhoseAnswerCannotBeTold) {
+  // Qwen 3 writes an empty thought before an answer only while no user speaks after it.
+  EXPECT_THAT(error_of(parsed(golden("published/Qwen-Qwen3-0.6B")), kTalk),
+              testing::AllOf(HasSubstr("test: an answer must be"), HasSubstr("message 2, which it writes otherwise")));
+  // DeepSeek's R1 is asked with "<think>", which its answers do not begin with.
+  EXPECT_THAT(error_of(parsed(golden("published/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B")), kTalk),
+              HasSubstr("message 2, which does not begin where"));
+  EXPECT_THAT(error_of(parsed(kChatMl), {{"assistant", "Hi"}}), HasSubstr("message 1, which does not begin where"));
 }
 
-TEST(ChatTemplate, WantsTurnsWhereTheTemplateDoes) {
-  const std::string raising =
-      with(kChatMl, "{% for message in messages %}",
-           "{% for message in messages %}{% if not loop.first and message.role == messages[loop.index0 - 1].role %}"
-           "{{ raise_exception('turns') }}{% endif %}");
-  EXPECT_EQ(parsed(raising).render(kTalk).text, parsed(kChatMl).render(kTalk).text);
-  EXPECT_THROW(parsed(raising).render(std::vector<ChatMessage>{{"user", "a"}, {"user", "b"}}), ConfigError);
-  EXPECT_NE(parsed(raising).description(), parsed(kChatMl).description());
+TEST(ChatTemplate, DescribesAllThatDecidesWhatIsWritten) {
+  EXPECT_NE(parsed(kChatMl).description(), parsed(kLlama3).description());
+  EXPECT_NE(parsed(kChatMl).description(), ChatTemplate(kChatMl, {{"bos_token", "<b>"}}, "test").description());
+  EXPECT_THAT(parsed(kChatMl + "{{ strftime_now('%d') }}").description(), HasSubstr("\nday: 20"));
 }
 
-TEST(ChatTemplate, ReadsHostileTemplatesInLittleTimeAndMemory) {
-  std::string doubling = "<|im_start|>{% set x = messages %}", nested = "<|im_start|>{{ ";
-  for (int i = 0; i < 1000; ++i) doubling += "{% set x = [x, x] %}";
-  for (int i = 0; i < 30000; ++i) nested += '[';
-  std::string ifs = "<|im_start|>", sums = "<|im_start|>{{ 1", calls = "<|im_start|>{{ x",
-              elifs = "<|im_start|>{% if 0 %}";
-  for (int i = 0; i < 5000; ++i) ifs += "{% if 1 %}", elifs += "{% elif 0 %}";
-  for (int i = 0; i < 20000; ++i) sums += "+1", calls += ".x";
-  const std::string loops =
-      "<|im_start|>{% for a in messages %}{% set m = messages %}" + std::string(60000, 'a') + "{% endfor %}";
-  for (const std::string& jinja :
-       {doubling, nested, ifs, sums + " }}", calls + " }}", elifs + "{% endif %}", loops,
-        "[INST] '" + std::string(60000, 'a'), std::string("<|im_start|>{% if"), std::string("<|im_start|>{{ 'a"),
-        std::string("<|im_start|>{#"), std::string("<|im_start|>{{ 'a\\"), std::string("<|im_start|>{% endif %}"),
-        std::string("<|im_start|>{% for a in [] %}{% endif %}"), std::string("<|im_start|>{{ 1 // 0 }}"),
-        std::string("<|im_start|>{{ a[ }}")})
-    EXPECT_THROW(parsed(jinja), ConfigError) << jinja.substr(0, 60);
-}
-
-TEST(ChatTemplate, RefusesConversationsThatTheFamilyDoesNotHave) {
-  const auto error = [](const std::string& jinja, const std::vector<ChatMessage>& messages) -> std::string {
-    try {
-      parsed(jinja).render(messages);
-    } catch (const ConfigError& e) {
-      return e.what();
-    }
-    return "";
-  };
-  EXPECT_THAT(error(kChatMl, {}), HasSubstr("must have messages"));
-  EXPECT_THAT(error(kChatMl, {{"tool", "4"}}), HasSubstr("\"tool\""));
-  EXPECT_THAT(error(kMistral, kWithSystem), HasSubstr("no system message"));
-  EXPECT_THAT(error(kLlama2, {{"assistant", "Hi"}}), HasSubstr("assistant as turn 1"));
-  EXPECT_THAT(error(kMistral, {{"user", "a"}, {"user", "b"}}), HasSubstr("user as turn 2"));
+TEST(ChatTemplate, RefusesConversationsThatTheTemplateDoesNotHave) {
+  EXPECT_THAT(error_of(parsed(kChatMl), {}), HasSubstr("must have messages"));
+  EXPECT_THROW(parsed(kChatMl).prompt({}), ConfigError);
+  EXPECT_THAT(error_of(parsed(kChatMl), {{"tool", "4"}}), HasSubstr("\"tool\""));
+  EXPECT_THAT(error_of(parsed(kLlama2), {{"assistant", "Hi"}}),
+              testing::AllOf(HasSubstr("test: the model's chat template refuses"), HasSubstr("got:  turns")));
+  EXPECT_THAT(error_of(parsed("{{ messages | foo }}"), kTalk), HasSubstr("test: a chat template may only"));
+  EXPECT_THROW(parsed("{% endif %}"), ConfigError);
+  EXPECT_THROW(parsed(std::string(1 << 20, ' ')), ConfigError);
 }
 
 TEST(ChatTemplate, IsReadFromAFoldersConfigurationOrTemplateFile) {
@@ -199,6 +175,9 @@ TEST(ChatTemplate, IsReadFromAFoldersConfigurationOrTemplateFile) {
       << R"({"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": )" << nlohmann::json(kMistral)
       << "}";
   EXPECT_EQ(ChatTemplate::load(folder.path()).render(kTalk).text.substr(0, 9), "<b>[INST]");
+  std::ofstream(folder.path() / "tokenizer_config.json")
+      << R"({"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]})";
+  EXPECT_EQ(ChatTemplate::load(folder.path()).render(kTalk).text, "b") << "of several";
   std::ofstream(folder.path() / "chat_template.jinja") << kChatMl;
   EXPECT_THAT(ChatTemplate::load(folder.path()).render(kTalk).text, HasSubstr("You are a helpful assistant."));
   std::ofstream(folder.path() / "tokenizer_config.json") << "[";

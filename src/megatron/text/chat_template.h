@@ -1,14 +1,17 @@
 #pragma once
 #include <cstddef>
+#include <ctime>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/text/chat/jinja.h"
+
 // Conversations as the text that a chat model was trained on. A model's folder says how by a template in Jinja, which
-// is a programming language; here the templates of the common families are recognised and rendered to the same bytes as
-// transformers' apply_chat_template. To be sure of that, the template itself is tried (chat/jinja.h) with a dozen short
-// conversations. Any other is refused: a prompt that is nearly right makes a model nearly useless.
+// is rendered to the bytes of transformers' apply_chat_template (chat/jinja.h), or is an error: a prompt that is nearly
+// right makes a model nearly useless.
 namespace megatron::text {
 
 struct ChatMessage {
@@ -18,55 +21,44 @@ struct ChatMessage {
 
 struct RenderedChat {
   std::string text;
+  using Range = JinjaText::Range;
   /// Bytes [begin, end) that the assistant writes: its content and the mark that ends it. What training learns.
-  struct Range {
-    std::size_t begin, end;
-  };
   std::vector<Range> answers;
 };
 
-/// The template of a family:
-///
-/// * ChatMl (SmolLM2, Qwen 1.5 to 2.5, many others): <|im_start|>ROLE\nCONTENT<|im_end|>\n, after the system message
-///   that the template adds to conversations without one
-/// * Llama3 (3 and 3.1): <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>; 3.1 begins with the date
-///   that is written in its template
-/// * Llama2: <s>[INST] <<SYS>>\nSYSTEM\n<</SYS>>\n\nUSER [/INST] ANSWER </s>
-/// * Mistral: <s>[INST] USER [/INST]ANSWER</s>, with the blanks of the template at hand
 class ChatTemplate {
  public:
-  /// The template of a folder: chat_template.jinja, or `chat_template` in tokenizer_config.json, with that file's
-  /// tokens that begin and end a text. Throws ConfigError where there is none, or one of another family.
+  /// The special tokens that a template may write, by their names in tokenizer_config.json: "bos_token", "eos_token" …
+  using Tokens = std::map<std::string, std::string>;
+
+  /// The template of a folder: chat_template.jinja, or `chat_template` in tokenizer_config.json (of several the one
+  /// named "default"), with that file's tokens. Throws ConfigError where there is none, or it is no template.
   static ChatTemplate load(const std::filesystem::path& folder);
 
-  /// `name` is what messages call it; `bos`, `eos`: the tokens that begin and end a text.
-  ChatTemplate(const std::string& jinja, std::string bos, std::string eos, const std::string& name);
+  /// `name` is what messages call it. strftime_now() is the time at which this is called.
+  ChatTemplate(const std::string& jinja, Tokens tokens, std::string name);
 
-  /// @param open  end where the assistant's answer is to begin, as a prompt does
-  /// Throws ConfigError for no messages, an unknown role, or turns in an order that the family does not have.
-  RenderedChat render(std::span<const ChatMessage> messages, bool open = false) const;
+  /// The conversation up to where the assistant's next answer is to begin. Throws ConfigError for no messages, an
+  /// unknown role, what the template refuses, or what it does that is not known here.
+  std::string prompt(std::span<const ChatMessage> messages) const;
+
+  /// The whole conversation. Its answers are what {% generation %} marks. Where the template has none, an answer is
+  /// what the conversation up to it adds to the prompt before it, without the white space that separates it from the
+  /// next turn: the model is stopped by the mark before that. Throws ConfigError as prompt(), and where a turn of the
+  /// assistant is not simply added to what was before it, so that what it wrote cannot be told.
+  RenderedChat render(std::span<const ChatMessage> messages) const;
 
   /// All that decides what is rendered, for cache keys.
   std::string description() const;
 
  private:
-  enum class Family : std::uint8_t { ChatMl, Llama2, Llama3, Mistral };
-  class Tried;
-  void read_parts(const Tried& tried);
-  void read_instructions(const Tried& tried);
-  void compare(const Tried& tried);
-  void compare(const Tried& tried, std::span<const ChatMessage> messages) const;
-  void render_marked(std::span<const ChatMessage> messages, bool open, RenderedChat& out) const;
-  void render_instructions(std::span<const ChatMessage> messages, RenderedChat& out) const;
+  JinjaText rendered(std::span<const ChatMessage> messages, bool open) const;
 
-  Family family_ = Family::ChatMl;
-  std::string bos_, eos_;
-  std::string system_;                        // ChatMl: of conversations without a system message
-  std::string date_;                          // Llama3: of 3.1; empty: none is written
-  std::string before_user_, after_user_;      // Mistral
-  std::string before_answer_, after_answer_;  // Mistral; the latter after eos
-  bool trims_answer_ = false;                 // Mistral
-  bool takes_turns_ = false;                  // ChatMl, Llama3: the template raises an error unless they do
+  Jinja jinja_;
+  std::string source_;
+  Tokens tokens_;
+  std::string name_;
+  std::tm now_ = {};
 };
 
 }  // namespace megatron::text

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstddef>
+#include <ctime>
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
@@ -14,24 +16,33 @@ struct JinjaRaised : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A chat template, which can be tried: the part of Jinja that published ones go through for conversations without
-/// tools (statements if, for, set; operators; namespace(); the filters, tests and methods that jinja.cpp names).
-/// It is for finding out what a template does. Conversations are rendered by ChatTemplate.
+struct JinjaText {
+  struct Range {
+    std::size_t begin, end;
+  };
+  std::string text;
+  std::vector<Range> generated;  ///< bytes within {% generation %}
+};
+
+/// A chat template: renders what transformers' apply_chat_template does, which is Jinja in its immutable sandbox with
+/// trim_blocks, lstrip_blocks, loop controls, {% generation %}, raise_exception() and strftime_now(). What is not known
+/// here is an error, never another text: template inheritance and imports, {% call %}, recursive loops, the filters
+/// that jinja.cpp does not name.
 class Jinja {
  public:
   /// Throws ConfigError for what is no template.
   explicit Jinja(std::string_view source) : statements_(parse_jinja(source)) {}
 
-  /// The text for the variables that `context`, an object, names. Throws JinjaRaised; and ConfigError where the
-  /// template comes to something that is not known here, is an error in Jinja, or does more than a chat needs.
-  std::string render(const nlohmann::json& context) const;
+  /// The text for the variables that `context`, an object, names. `now`: what strftime_now() writes.
+  /// Throws JinjaRaised; and ConfigError, which names line and construct, where the template comes to something that is
+  /// not known here, is an error in Jinja, or does more work than a chat of this size needs.
+  JinjaText render(const nlohmann::ordered_json& context, const std::tm& now) const;
+
+  /// Whether it has {% generation %}.
+  bool marks_answers() const;
 
  private:
   std::vector<JinjaStatement> statements_;
 };
-
-/// What Python's str.strip() takes off the ends of a text, or off one of them: Unicode's white space and ASCII's
-/// separators.
-std::string python_strip(std::string_view text, bool left = true, bool right = true);
 
 }  // namespace megatron::text

@@ -1,0 +1,175 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+// The values of a template, which are Python's: how they print, compare, index and slice, what json.dumps makes of
+// them. What Python would refuse, or what is not known here, is a JinjaRefusal; never another value.
+namespace megatron::text {
+
+struct JinjaStatement;
+
+/// What a template does that cannot be rendered, without its place.
+struct JinjaRefusal : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What one rendering may still read and make. A template is a file from outside: ten lines of it can double a list
+/// forty times, or multiply a text by a billion.
+class JinjaBudget {
+ public:
+  explicit JinjaBudget(std::size_t bytes) : left_(bytes) {}
+
+  /// Before `bytes` are made. Throws JinjaRefusal where they are too many.
+  void make(std::size_t bytes);
+  /// Before `bytes` are gone through.
+  void read(std::size_t bytes) { make(bytes / 8); }
+
+ private:
+  std::size_t left_;
+};
+
+class JinjaValue {
+ public:
+  enum class Kind : std::uint8_t {
+    Undefined,  ///< Jinja's, which prints as nothing
+    None,
+    Bool,
+    Int,
+    Float,
+    String,
+    List,
+    Tuple,
+    View,       ///< of a dict: its items(), keys() or values(); has a length, no parts
+    Generator,  ///< what map, select and their like give: each of its items once
+    Dict,
+    Namespace,
+    Loop,      ///< the variable `loop`
+    Callable,  ///< a macro, a function, a method that is not called
+  };
+  using Items = std::vector<JinjaValue>;
+  using Members = std::vector<std::pair<JinjaValue, JinjaValue>>;
+  struct Sequence {
+    Items items;
+    int depth = 1;  ///< levels of values within values, itself one: what goes over them may recurse
+  };
+  struct Mapping {
+    Members members;
+    int depth = 1;
+    const JinjaValue* find(const JinjaValue& key) const;
+    const JinjaValue* named(std::string_view key) const;
+  };
+  struct Loop {
+    std::shared_ptr<const Sequence> items;
+    std::size_t at = 0;
+  };
+
+  JinjaValue() = default;
+  JinjaValue(bool value) : kind_(Kind::Bool), data_(value) {}
+  JinjaValue(std::int64_t value) : kind_(Kind::Int), data_(value) {}
+  JinjaValue(double value) : kind_(Kind::Float), data_(value) {}
+  JinjaValue(std::string text) : kind_(Kind::String), data_(std::make_shared<const std::string>(std::move(text))) {}
+  JinjaValue(const char*) = delete;  // would be a bool
+  explicit JinjaValue(const nlohmann::ordered_json& json);
+  static JinjaValue none();
+  static JinjaValue safe(std::string text);
+  /// Throw JinjaRefusal for values nested too deep, and for parts that are no data: namespaces, loops, macros.
+  static JinjaValue sequence(Kind kind, Items items);
+  static JinjaValue dict(Members members);
+  /// Puts a member behind the others, or another value into that of the same key.
+  static void put(Members& members, JinjaValue key, JinjaValue value);
+  static JinjaValue space(Members members);
+  static JinjaValue loop(std::shared_ptr<const Sequence> items, std::size_t at);
+  static JinjaValue callable(const JinjaStatement* macro);
+
+  Kind kind() const { return kind_; }
+  bool is(Kind kind) const { return kind_ == kind; }
+  bool is_number() const { return kind_ == Kind::Bool || kind_ == Kind::Int || kind_ == Kind::Float; }
+  bool is_safe() const { return safe_; }  ///< the filter "safe" was here: Python joins it to texts by escaping those
+  bool truth() const;
+
+  /// Throw JinjaRefusal, naming `of`, for a value of another kind.
+  const std::string& text(std::string_view of) const;
+  std::int64_t integer(std::string_view of) const;
+  double number(std::string_view of) const;
+  const Mapping& mapping() const { return *std::get<std::shared_ptr<Mapping>>(data_); }
+  const Loop& loop() const { return *std::get<std::shared_ptr<Loop>>(data_); }
+  const JinjaStatement* macro() const { return std::get<const JinjaStatement*>(data_); }
+
+  /// What a loop over it gives; of a generator only once.
+  Items items(std::string_view of) const;
+  /// len(); throws JinjaRefusal for what has none.
+  std::size_t length() const;
+  /// ns.name = value
+  void set_member(const std::string& name, JinjaValue value) const;
+  /// value[key], and value.key: Undefined where there is none. Throws JinjaRefusal for parts of Undefined.
+  JinjaValue item(const JinjaValue& key) const;
+  JinjaValue attribute(const std::string& name) const;
+  JinjaValue slice(const JinjaValue& from, const JinjaValue& to, const JinjaValue& step) const;
+
+  /// str()
+  std::string printed(JinjaBudget& budget) const;
+  /// repr()
+  void represent(std::string& out, JinjaBudget& budget) const;
+  bool equals(const JinjaValue& other, JinjaBudget& budget) const;
+  /// a < b; throws JinjaRefusal for what has no order.
+  bool less(const JinjaValue& other, JinjaBudget& budget) const;
+  /// part in self
+  bool contains(const JinjaValue& part, JinjaBudget& budget) const;
+  /// What a message calls it.
+  std::string_view name() const;
+
+ private:
+  const Sequence& list() const { return *std::get<std::shared_ptr<Sequence>>(data_); }
+  bool is_list() const { return kind_ >= Kind::List && kind_ <= Kind::Generator; }
+  int depth() const;
+
+  Kind kind_ = Kind::Undefined;
+  bool safe_ = false;
+  std::variant<std::monostate, bool, std::int64_t, double, std::shared_ptr<const std::string>,
+               std::shared_ptr<Sequence>, std::shared_ptr<Mapping>, std::shared_ptr<Loop>, const JinjaStatement*>
+      data_;
+};
+
+/// json.dumps() with these arguments.
+struct JsonDumps {
+  bool ascii = false, sorted = false;
+  std::string indent;  ///< of a level; with `lines`
+  bool lines = false;
+  std::string between = ", ", colon = ": ";
+  std::string of(const JinjaValue& value, JinjaBudget& budget) const;
+};
+
+/// What Python's str.strip() takes off the ends of a text, or off one of them: Unicode's white space and ASCII's
+/// separators; or the characters `characters`, where they are given.
+std::string_view python_strip(std::string_view text, bool left = true, bool right = true,
+                              const std::string* characters = nullptr);
+
+/// Whether it has a method of this name: a template's `x.name` is that, and not a member.
+bool has_method(const JinjaValue& value, std::string_view name);
+
+/// value.name(arguments …) of texts, lists and dicts. Throws JinjaRefusal for others than jinja's users call.
+JinjaValue call_method(const JinjaValue& value, const std::string& name, const JinjaValue::Items& arguments,
+                       JinjaBudget& budget);
+
+/// The words of `text` in order: lines as Python's splitlines() has them, and texts in other case, of ASCII only.
+JinjaValue::Items split_lines(std::string_view text);
+std::string lower_case(std::string text);
+std::string upper_case(std::string text);
+std::string title_case(std::string text);
+std::string capitalized(std::string text);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to, std::int64_t most,
+                     JinjaBudget& budget);
+/// text * times
+std::string repeated(std::string_view text, std::int64_t times, JinjaBudget& budget);
+/// text % values, of %s, %d and %%.
+std::string formatted(std::string_view text, const JinjaValue& values, JinjaBudget& budget);
+
+}  // namespace megatron::text
