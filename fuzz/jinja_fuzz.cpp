@@ -1,5 +1,5 @@
-// Any bytes are either a chat template that writes a conversation, or refuses it, or a ConfigError; within the bounds of
-// its work, and the same text twice. A text that it writes is of a size that these bounds let it have.
+// Any bytes are either a chat template that writes a conversation, or refuses it, or a ConfigError; within the bounds
+// of its work, and the same text twice. A text that it writes is of a size that these bounds let it have.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -106,7 +106,7 @@ class Chat(unittest.TestCase):
 
     def test_templates_that_the_program_has_no_word_of(self):
         self.check_family(TEMPLATES["chatml"].replace("'<|im_end|>' + '\n'", "'<|im_end|>'"), WITH_SYSTEM)
-        for name in "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "LFM2-8B-A1B":
+        for name in "google-gemma-2-2b-it", "LFM2-8B-A1B", "llama-cpp-rwkv-world":
             self.check_family(PUBLISHED[name], TALKS)
 
     def test_marked_answers_are_those_of_transformers(self):
@@ -119,10 +119,13 @@ class Chat(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
             folder = pathlib.Path(name)
             theirs = self.tokenizer_with(folder / "tokenizer", template)
-            (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in WITH_SYSTEM))
+            # Of a token over the border of an answer transformers learns the whole: none begins with a line end here.
+            talks = [talk for talk in WITH_SYSTEM if not talk[1:2] or not talk[1]["content"].startswith("\n")]
+            (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
             ours = self.train(folder, folder / "tokenizer")
-        for talk, stored in zip(WITH_SYSTEM, ours):
-            result = theirs.apply_chat_template(talk, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        for talk, stored in zip(talks, ours):
+            result = theirs.apply_chat_template(talk, tokenize=True, return_dict=True,
+                                                return_assistant_tokens_mask=True)
             self.assertEqual((stored >= 0).astype(int).tolist(), result["assistant_masks"], talk)
             self.assertEqual(numpy.where(stored < 0, ~stored, stored).tolist(), result["input_ids"], talk)
 

@@ -106,8 +106,9 @@ TEST(ChatTemplate, WritesAnyTemplateAndFindsItsAnswers) {
   const std::string phi = parsed(golden("phi4")).render(kTalk).text;
   EXPECT_THAT(phi, testing::StartsWith("<|im_start|>user<|im_sep|> Hi <|im_end|><|im_start|>assistant<|im_sep|>"));
   // This template lets an answer begin nowhere else than after the user's: the model writes all that follows.
-  EXPECT_THAT(answers_of(parsed(golden("phi4")).render(kTalk)),
-              ElementsAre("<|im_start|>assistant<|im_sep|>Hello <|im_end|>", "<|im_start|>assistant<|im_sep|>So<|im_end|>"));
+  EXPECT_THAT(
+      answers_of(parsed(golden("phi4")).render(kTalk)),
+      ElementsAre("<|im_start|>assistant<|im_sep|>Hello <|im_end|>", "<|im_start|>assistant<|im_sep|>So<|im_end|>"));
   EXPECT_THAT(answers_of(parsed(golden("published/google-gemma-2-2b-it")).render(kTalk)),
               ElementsAre("Hello<end_of_turn>", "So<end_of_turn>"));
   EXPECT_THAT(answers_of(parsed(golden("published/Qwen-Qwen3-0.6B")).render(std::span(kTalk).first(2))),
@@ -125,8 +126,8 @@ TEST(ChatTemplate, LearnsTheWhiteSpaceAfterAnAnswerThatNothingElseEnds) {
 
 TEST(ChatTemplate, TakesTheAnswersThatTheTemplateMarks) {
   const std::string marks =
-      "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}.{% endgeneration %}{{ '\n' }}"
-      "{% else %}ü{{ m.content }}\n{% endif %}{% endfor %}";
+      "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}."
+      "{% endgeneration %}{{ '\n' }}{% else %}ü{{ m.content + '\n' }}{% endif %}{% endfor %}";
   EXPECT_EQ(parsed(marks).render(kTalk).text, "ü Hi \nA:Hello .\nüBye\nA:So.\n");
   EXPECT_THAT(answers_of(parsed(marks).render(kTalk)), ElementsAre("Hello .", "So."));
 }

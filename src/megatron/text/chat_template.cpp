@@ -8,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"
+#include "megatron/text/chat/methods.h"
 
 namespace megatron::text {
 namespace {

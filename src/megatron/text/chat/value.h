@@ -138,38 +138,7 @@ class JinjaValue {
       data_;
 };
 
-/// json.dumps() with these arguments.
-struct JsonDumps {
-  bool ascii = false, sorted = false;
-  std::string indent;  ///< of a level; with `lines`
-  bool lines = false;
-  std::string between = ", ", colon = ": ";
-  std::string of(const JinjaValue& value, JinjaBudget& budget) const;
-};
-
-/// What Python's str.strip() takes off the ends of a text, or off one of them: Unicode's white space and ASCII's
-/// separators; or the characters `characters`, where they are given.
-std::string_view python_strip(std::string_view text, bool left = true, bool right = true,
-                              const std::string* characters = nullptr);
-
-/// Whether it has a method of this name: a template's `x.name` is that, and not a member.
-bool has_method(const JinjaValue& value, std::string_view name);
-
-/// value.name(arguments …) of texts, lists and dicts. Throws JinjaRefusal for others than jinja's users call.
-JinjaValue call_method(const JinjaValue& value, const std::string& name, const JinjaValue::Items& arguments,
-                       JinjaBudget& budget);
-
-/// The words of `text` in order: lines as Python's splitlines() has them, and texts in other case, of ASCII only.
-JinjaValue::Items split_lines(std::string_view text);
-std::string lower_case(std::string text);
-std::string upper_case(std::string text);
-std::string title_case(std::string text);
-std::string capitalized(std::string text);
-std::string replaced(std::string_view text, std::string_view from, std::string_view to, std::int64_t most,
-                     JinjaBudget& budget);
-/// text * times
-std::string repeated(std::string_view text, std::int64_t times, JinjaBudget& budget);
-/// text % values, of %s, %d and %%.
-std::string formatted(std::string_view text, const JinjaValue& values, JinjaBudget& budget);
+/// repr() of a float.
+std::string spelled_number(double value);
 
 }  // namespace megatron::text

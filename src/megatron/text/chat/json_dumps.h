@@ -1,0 +1,17 @@
+#pragma once
+#include <string>
+
+#include "megatron/text/chat/value.h"
+
+namespace megatron::text {
+
+/// json.dumps() with these arguments.
+struct JsonDumps {
+  bool ascii = false, sorted = false;
+  std::string indent;  ///< of a level; with `lines`
+  bool lines = false;
+  std::string between = ", ", colon = ": ";
+  std::string of(const JinjaValue& value, JinjaBudget& budget) const;
+};
+
+}  // namespace megatron::text
