@@ -8,17 +8,16 @@
 namespace megatron::app {
 
 int bench(const Args& args) {
-  return dispatch(
-      "megatron bench",
-      {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
-       {"pipeline", "Pipeline schedules: measured against simulated, and against one another.", bench_pipeline},
-       {"scaling", "The paper's scaling study: predicted for clusters, measured in small.", bench_scaling},
-       {"checkpoint", "Saving and loading against the disk; what a save costs training.", bench_checkpoint},
-       {"generate", "Writing and reading with a trained model: tokens/s, share of the bound.", bench_generate},
-       {"comm", "All-reduce between ranks.", bench_comm},
-       {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
-       {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
-      args);
+  return dispatch("megatron bench",
+                  {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
+                   {"pipeline", "Pipeline schedules: measured, simulated, compared.", bench_pipeline},
+                   {"scaling", "The paper's scaling study: predicted for clusters, measured in small.", bench_scaling},
+                   {"checkpoint", "Saving and loading against the disk; what a save costs training.", bench_checkpoint},
+                   {"generate", "Generation with a trained model: tokens/s, share of the bound.", bench_generate},
+                   {"comm", "All-reduce between ranks.", bench_comm},
+                   {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
+                   {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
+                  args);
 }
 
 std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {

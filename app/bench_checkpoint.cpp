@@ -43,13 +43,13 @@ struct Options {
 
   void visit(auto& v) {
     v("recipe", recipe, "Model whose weights and two moments are saved, in fp32.");
-    v("folder", folder, "On the disk to measure; empty: the system's temporary folder.");
-    v("load_tp", load_tp, "Ranks, one thread each, that load it split by rows and columns.");
+    v("folder", folder, "Folder on the disk to measure; empty: the system's temporary folder.");
+    v("load_tp", load_tp, "Ranks, one thread each, that load the checkpoint split by rows and columns.");
     v("repeats", repeats, "Rounds, of which the median counts.");
     v("streams", streams,
-      "Numbers of streams by which the disk itself is read and written; the fastest is what it can.");
+      "Stream counts with which the disk itself is read and written; the fastest is its bandwidth.");
     v("steps", steps, "Training steps (1 x seq_length tokens) with and without a save under way; 0: none.");
-    v("json", json, "Print JSON.");
+    v("json", json, "Print one JSON object on stdout.");
   }
 };
 

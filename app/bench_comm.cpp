@@ -27,7 +27,7 @@ struct Options {
     v("ranks", ranks, "Ranks, each a thread of this process.");
     v("sizes", sizes, "Bytes of the all-reduced float tensor.");
     v("repeats", repeats, "Timed rounds; the median counts.");
-    v("json", json, "Print JSON.");
+    v("json", json, "Print one JSON object on stdout.");
   }
 };
 

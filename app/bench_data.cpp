@@ -29,14 +29,14 @@ struct Options {
   bool json = false;
 
   void visit(auto& v) {
-    v("input", input, "JSONL or plain text to tokenize, also .gz, .zst and .xz.");
-    v("tokenizer", tokenizer, "Tokenizer folder or file.");
-    v("seq_length", seq_length, "Tokens of a sample.");
+    v("input", input, "JSONL or plain text to tokenize, also .gz, .zst and .xz.", config::Required());
+    v("tokenizer", tokenizer, "Tokenizer folder or file.", config::Required());
+    v("seq_length", seq_length, "Tokens per sample.");
     v("samples", samples, "Samples whose order is built.");
-    v("fetches", fetches, "Samples that are fetched, on one thread.");
-    v("workers", workers, "Threads that tokenize; 0: one a core.");
+    v("fetches", fetches, "Samples to fetch, on one thread.");
+    v("workers", workers, "Threads that tokenize; 0: one per core.");
     v("repeats", repeats, "Timed rounds; the median counts.");
-    v("json", json, "Print JSON.");
+    v("json", json, "Print one JSON object on stdout.");
   }
 
   void check() const {

@@ -36,11 +36,11 @@ struct Options : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
-    v("prompt_tokens", prompt_tokens, "Tokens before those that are written.");
-    v("new_tokens", new_tokens, "Tokens that are written.");
-    v("prefill_tokens", prefill_tokens, "Tokens of the prompt whose reading is measured.");
-    v("repeats", repeats, "Times that each is measured; the median counts.");
-    v("json", json, "One JSON object on stdout.");
+    v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");
+    v("new_tokens", new_tokens, "Tokens to generate.");
+    v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");
+    v("repeats", repeats, "Timed rounds; the median counts.");
+    v("json", json, "Print one JSON object on stdout.");
   }
 };
 

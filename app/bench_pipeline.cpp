@@ -27,9 +27,8 @@ using schedule::Timeline;
 constexpr const char* kUsage =
     "megatron bench pipeline RECIPE.toml [--schedules 1f1b zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
     "Predicts the time of each schedule's step on this machine and then measures it: the mean times of each stage's\n"
-    "operations in a first set of runs, on synthetic data, go into a simulation, whose result is printed before the "
-    "runs\n"
-    "that it is compared with begin. Compares the schedules with the first of them.";
+    "operations in a first set of runs, on synthetic data, go into a simulation, whose result is printed before the\n"
+    "runs start that it is compared with. Compares the schedules with the first of them.";
 
 struct PipelineOptions {
   config::RunConfig run;
@@ -38,13 +37,12 @@ struct PipelineOptions {
   bool as_json = false;
   void visit(auto& v) {
     v("schedules", schedules,
-      "Schedules to run (" + schedule::schedule_names() + ", auto, or files), the first to compare the others with.");
-    v("steps", steps, "Steps of a schedule in each round.");
-    v("warmup", warmup, "Steps before them.");
-    v("rounds", rounds,
-      "Rounds over all schedules, for the prediction and once more for what it is compared with: what the machine does "
-      "meanwhile meets each schedule.");
-    v("json", as_json, "One JSON object on stdout.");
+      "Schedules to run (" + schedule::schedule_names() + ", auto, or files), the first to compare the others with.",
+      config::Common());
+    v("steps", steps, "Steps per schedule in each round.", config::Common());
+    v("warmup", warmup, "Warm-up steps before them.", config::Common());
+    v("rounds", rounds, "Rounds over all schedules, so that a busy machine slows each of them.", config::Common());
+    v("json", as_json, "Print one JSON object on stdout.", config::Common());
     run.visit(v);
   }
 };

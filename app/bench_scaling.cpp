@@ -35,9 +35,9 @@ constexpr const char* kUsage =
     "megatron bench scaling [--hardware NAME] [--recipes NAME…] [--svg FILE] [--json]\n"
     "megatron bench scaling --measured [--steps N] [--most-ranks 4] [--svg FILE] [--json]\n\n"
     "Weak scaling (table 1, figure 5), attention heads (table 7) and strong scaling (table 8) of Shoeybi et al. 2019.\n"
-    "Predicted by the cost model for a cluster that a file in configs/hardware describes, on dgx2h beside what the "
-    "paper\nmeasured there; with --recipes for these runs instead. Or measured on this machine's cores with small "
-    "models.";
+    "Predicted by the cost model for a cluster that a file in configs/hardware describes, on dgx2h with what the "
+    "paper\n"
+    "measured there; with --recipes for these runs instead. Or measured on this machine's cores with small models.";
 
 struct PredictOptions {
   std::string hardware = "dgx2h";
@@ -51,8 +51,9 @@ struct PredictOptions {
       "Recipes to predict: paths, or names of files in configs/ without .toml. One that leaves its vocabulary to a "
       "tokenizer has GPT-2's, 50257.",
       "recipes");
-    v("world_size", world_size, "Ranks of each recipe; 0: its own.", "world-size");
-    v("dtype", dtype, "Of each recipe's parameters and activations: bf16, fp16, fp32 or fp64.", "dtype");
+    v("world_size", world_size, "Ranks per recipe; 0: the recipe's.", "world-size");
+    v("dtype", dtype, "Data type of each recipe's parameters and activations.", "dtype",
+      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
   }
 };
 
@@ -62,14 +63,14 @@ struct MeasureOptions {
   std::int64_t steps = 3, warmup = 1, rounds = 2, width = 256, seq_length = 128, samples = 4;
 
   void visit(auto& v) {
-    v("measured", measured, "Train small models on this machine, one thread a rank.", "measured");
-    v("most_ranks", most_ranks, "Leave out what needs more ranks: 1, 2 or 4.", "most-ranks");
-    v("steps", steps, "Steps that are timed in each round.", "steps");
-    v("warmup", warmup, "Steps before them.", "warmup");
-    v("rounds", rounds, "Rounds over all runs: what the machine does meanwhile meets each of them.", "rounds");
+    v("measured", measured, "Train small models on this machine, one thread per rank.", "measured");
+    v("most_ranks", most_ranks, "Maximum number of ranks: 1, 2 or 4.", "most-ranks");
+    v("steps", steps, "Timed steps per round.", "steps");
+    v("warmup", warmup, "Warm-up steps before them.", "warmup");
+    v("rounds", rounds, "Rounds over all runs, so that a busy machine slows each of them.", "rounds");
     v("width", width, "Hidden size of the model on one rank, a multiple of 16; others are 5/4 and 3/2 of it.", "width");
-    v("seq_length", seq_length, "Tokens of a sample.", "seq-length");
-    v("samples", samples, "Samples of a step on each model copy.", "samples");
+    v("seq_length", seq_length, "Tokens per sample.", "seq-length");
+    v("samples", samples, "Samples per step and model copy.", "samples");
   }
 };
 
@@ -78,8 +79,8 @@ struct OutputOptions {
   std::string svg;
 
   void visit(auto& v) {
-    v("json", json, "One JSON object on stdout instead of tables.", "json");
-    v("svg", svg, "File for a picture of the figures.", "svg");
+    v("json", json, "Print one JSON object on stdout instead of tables.", "json");
+    v("svg", svg, "SVG file to draw the figures into.", "svg");
   }
 };
 

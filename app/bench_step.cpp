@@ -77,36 +77,40 @@ struct Options {
   config::OptimizerConfig optimizer;
 
   void visit(auto& v) {
-    v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.");
-    v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.");
-    v("microbatches", microbatches, "Microbatches of a step on each data-parallel rank.");
-    v("seq_length", seq_length, "Tokens of a sample.");
-    v("steps", steps, "Steps that are measured.");
-    v("warmup", warmup, "Steps before them.");
+    v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.", config::Common());
+    v("micro_batch_size", micro_batch_size, "Samples per rank and microbatch.", config::Common());
+    v("microbatches", microbatches, "Microbatches per step and data-parallel rank.", config::Common());
+    v("seq_length", seq_length, "Tokens per sample.", config::Common());
+    v("steps", steps, "Timed steps.", config::Common());
+    v("warmup", warmup, "Warm-up steps before them.", config::Common());
     v("dropout", dropout, "Hidden and attention dropout.");
-    v("world_size", world_size, "Ranks.");
-    v("tp", tp, "Tensor-parallel size.");
-    v("pp", pp, "Pipeline-parallel size.");
-    v("vpp", vpp, "Stages of a pipeline rank.");
+    v("world_size", world_size, "Ranks.", config::Common());
+    v("tp", tp, "Tensor-parallel size.", config::Common());
+    v("pp", pp, "Pipeline-parallel size.", config::Common());
+    v("vpp", vpp, "Pipeline stages per pipeline rank.");
     v("sp", sp, "Sequence parallelism.");
     v("schedule", schedule, "Pipeline schedule, as parallel.pp_schedule.");
-    v("pp_communication", pp_communication, "overlapped, batched or unbatched.");
+    v("pp_communication", pp_communication, "Messages between pipeline stages.",
+      config::Choices({"unbatched", "batched", "overlapped"}));
     v("pp_layout", pp_layout, "Layers by stage, as parallel.pp_layout.");
-    v("recompute", recompute, "none, selective or full.");
-    v("trace", trace, "File for the measured timeline of the last step.");
+    v("recompute", recompute, "Activations to recompute in the backward pass.",
+      config::Choices({"none", "selective", "full"}));
+    v("trace", trace, "JSON file for the measured timeline of the last step.");
     v("dp", dp, "Data-parallel size; 0: derived.");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.");
-    v("launch", launch, "threads, processes or auto.");
-    v("backend", backend, "local, gloo, nccl or auto.");
-    v("device", device, "cpu or cuda.");
-    v("dtype", dtype, "fp32, fp64, bf16 or fp16.");
-    v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512_bf16, avx512, avx2 or reference.");
-    v("matmul_precision", matmul_precision, "float32 products: highest, or high where there is AMX.",
-      "matmul-precision");
-    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once.");
-    v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass.");
-    v("json", json, "One JSON object on stdout.");
-    v("optimizer", optimizer, "As a recipe's.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.");
+    v("launch", launch, "How ranks are started.", config::Choices({"auto", "threads", "processes"}));
+    v("backend", backend, "Transport of messages between ranks.", config::Choices({"auto", "local", "gloo", "nccl"}));
+    v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
+    v("dtype", dtype, "Data type of parameters and activations.", config::Common(),
+      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
+    v("kernels", kernels, "Instruction set of the kernels; auto: the best that this machine has.",
+      config::Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+    v("matmul_precision", matmul_precision, "float32 matrix products; high needs AMX.", "matmul-precision",
+      config::Choices({"highest", "high"}));
+    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once.");
+    v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass.");
+    v("json", json, "Print one JSON object on stdout.", config::Common());
+    v("optimizer", optimizer, "The recipe's section.");
   }
 };
 

@@ -34,11 +34,11 @@ struct Options {
     v("input", input,
       "JSONL or plain text to encode and to learn from, also .gz, .zst and .xz; none: only --one-character-mb.");
     v("tokenizer", tokenizer, "Tokenizers to encode with; none: the one that was just learned.");
-    v("vocab_size", vocab_size, "Tokens of byte-level BPE to learn; 0: nothing is learned.");
-    v("threads", threads, "Threads that count while learning; 0: one a core. Encoding takes one.");
+    v("vocab_size", vocab_size, "Tokens of byte-level BPE to learn; 0: none.");
+    v("threads", threads, "Threads that count while learning; 0: one per core. Encoding takes one.");
     v("repeats", repeats, "Timed rounds; the median counts.");
     v("one_character_mb", one_character_mb, "Also encode texts of so many MB of one character each.");
-    v("json", json, "Print JSON.");
+    v("json", json, "Print one JSON object on stdout.");
   }
 };
 

@@ -127,9 +127,10 @@ struct ReshardFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("files", files, "Files that share the rows of each tensor, e.g. one a rank.");
-    v("dtype", dtype, "Of the weights: fp32, fp64, bf16 or fp16; empty: as they are.");
-    v("weights_only", weights_only, "Leave the optimizer's state out.");
+    v("files", files, "Files that share the rows of each tensor, for instance one per rank.");
+    v("dtype", dtype, "Data type of the weights; empty: as they are.",
+      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
+    v("weights_only", weights_only, "Leave out the optimizer's state.");
     v("json", json, "Print one JSON object.");
   }
 };
@@ -169,7 +170,7 @@ struct DiffFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("tolerance", tolerance, "Numbers may differ by as much.");
+    v("tolerance", tolerance, "Maximum absolute difference that is not reported.");
     v("json", json, "Print one JSON object.");
   }
 };
@@ -223,9 +224,9 @@ struct PruneFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("keep_last", keep_last, "The newest checkpoints that stay, 1 or more.", config::Example{"1"});
-    v("keep_every", keep_every, "Those whose iteration this divides stay too; 0: none because of that.");
-    v("dry_run", dry_run, "Say what would be removed.");
+    v("keep_last", keep_last, "Newest checkpoints to keep, 1 or more.", config::Example{"1"}, config::Required());
+    v("keep_every", keep_every, "Also keep checkpoints whose iteration is a multiple of this; 0: no others.");
+    v("dry_run", dry_run, "Only print what would be removed.");
     v("json", json, "Print one JSON object.");
   }
 };
@@ -259,12 +260,12 @@ int prune(const Args& args) {
 
 int checkpoint(const Args& args) {
   return dispatch("megatron checkpoint",
-                  {{"info", "Says what a checkpoint holds.", info},
+                  {{"info", "Shows what a checkpoint holds.", info},
                    {"verify", "Compares every byte with its checksum.", verify},
-                   {"reshard", "Writes a checkpoint anew, in other files or another dtype.", reshard},
-                   {"diff", "Says which tensors of two checkpoints differ, and by how much.", diff},
+                   {"reshard", "Rewrites a checkpoint in other files or another dtype.", reshard},
+                   {"diff", "Shows which tensors of two checkpoints differ, and by how much.", diff},
                    {"prune", "Removes old checkpoints.", prune},
-                   {"import", "Makes a checkpoint of a Hugging Face folder, or of Megatron-LM's.", checkpoint_import},
+                   {"import", "Converts a Hugging Face folder or a Megatron-LM checkpoint.", checkpoint_import},
                    {"export", "Writes weights as a Hugging Face folder.", checkpoint_export}},
                   args);
 }

@@ -51,9 +51,9 @@ std::string format_names() {
 struct ImportFlags {
   std::string from, output, dtype;
   void visit(auto& v) {
-    v("from", from, "Hugging Face folder, or Megatron-LM's folder of checkpoints.");
-    v("output", output, "Folder that becomes one of checkpoints, with one of iteration 0.");
-    v("dtype", dtype, "fp32, bf16 or fp16; empty: as it is.");
+    v("from", from, "Hugging Face folder, or Megatron-LM's checkpoint folder.", config::Required());
+    v("output", output, "Folder to write: checkpoints, with one of iteration 0.", config::Required());
+    v("dtype", dtype, "Data type of the weights: fp32, bf16 or fp16; empty: as they are.");
   }
 };
 
@@ -65,7 +65,7 @@ struct ExportFlags {
       outputs += concat(outputs.empty() ? "" : "; ", each->name, ": ", each->output);
       for (const char* more : each->dtypes) dtypes += concat("; ", each->name, " also ", more);
     }
-    v("load", load, "Folder of a run, of checkpoints, or one checkpoint.");
+    v("load", load, "Folder of a run, of its checkpoints, or one checkpoint.", config::Required());
     v("output", output, concat(outputs, "."));
     v("format", format,
       concat(format_names(), "; empty: by the ending of --output, else ", formats(true)[0]->name, "."));

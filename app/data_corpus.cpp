@@ -31,10 +31,10 @@ struct RunFlags {
 
   void visit(auto& v) {
     v.title("how it is done");
-    v("workers", workers, "Threads; 0: one a core. The result is the same with any number.");
-    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print the result as a JSON object.");
+    v("workers", workers, "Threads; 0: one per core. The result does not depend on it.");
+    v("max_document_mb", max_document_mb, "Maximum document size in 2^20 bytes.");
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print the result as one JSON object.");
   }
 
   int threads() const { return threads_of(workers, "--workers"); }
@@ -53,10 +53,10 @@ struct InputFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("input", input, "JSONL or plain text, also compressed; - is standard input, for jobs that read once.");
-    v("format", format,
-      "auto (JSONL by name or content), jsonl, lines (one document a line) or paragraphs (blank lines separate "
-      "documents).");
+    v("input", input, "JSONL or plain text, also compressed; - is standard input, for jobs that read once.",
+      config::Required());
+    v("format", format, "Input format, as in `megatron data preprocess`; auto: JSONL by name or content.",
+      config::Choices({"auto", "jsonl", "lines", "paragraphs", "file", "pieces"}));
     v("json_key", json_key, "Key of a JSON line that holds its text.");
   }
   data::TextReaderOptions text(const RunFlags& run) const {
@@ -107,19 +107,20 @@ struct FilterFlags {
   void visit(auto& v) {
     input.visit(v);
     v("url_key", url_key, "Key of a JSON line that holds its URL.");
-    v("on_error", on_error, "What a bad line does: stop, or skip (it goes, and is counted).");
+    v("on_error", on_error, "What a bad line does; skip counts it and continues.", config::Choices({"stop", "skip"}));
     v.title("what goes");
-    v("min_tokens", min_tokens, "Shorter documents go; 0: none for that.");
-    v("tokenizer", tokenizer, "Tokenizer whose tokens --min-tokens counts; without one it counts words.");
+    v("min_tokens", min_tokens, "Drop documents with fewer tokens; 0: none.");
+    v("tokenizer", tokenizer, "Tokenizer whose tokens --min-tokens counts; empty: count words.");
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("language", language,
-      "Languages that stay, by character statistics: english, latin, greek, cyrillic, hebrew, arabic, devanagari, "
-      "thai, kana, hangul, han. None: all.");
-    v("block_domains", block_domains, "Files of domains, one a line, whose pages and subdomains' go.");
-    v("block_urls", block_urls, "Files of URLs, one a line, that go.");
+      "Languages to keep, by character statistics: english, latin, greek, cyrillic, hebrew, arabic, devanagari, thai, "
+      "kana, hangul, han. Empty: all.");
+    v("block_domains", block_domains, "Files of domains, one per line, whose pages and subdomains are dropped.");
+    v("block_urls", block_urls, "Files of URLs, one per line, that are dropped.");
     v.title("what is written");
-    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
-    v("rejected", rejected, "File for those that go: JSON lines with \"rejected\": reason.");
+    v("output", output, "File for the documents that are kept; compressed where it ends in .gz or .zst.",
+      config::Required());
+    v("rejected", rejected, "File for the documents that are dropped: JSON lines with \"rejected\": reason.");
     run.visit(v);
   }
 };
@@ -167,44 +168,41 @@ struct DedupFlags {
   void visit(auto& v) {
     input.visit(v);
     v.title("what goes");
-    v("threshold", threshold, "Jaccard similarity from which on two documents are duplicates.");
-    v("shingles", shingles, "What is compared: runs of words or of characters.");
+    v("threshold", threshold, "Jaccard similarity above which two documents are duplicates.");
+    v("shingles", shingles, "What a shingle is made of.", config::Choices({"words", "characters"}));
     v("shingle_size", shingle_size, "Words or characters of a shingle.");
-    v("keep", keep, "Which document of a cluster stays: first or longest.");
+    v("keep", keep, "Document of a cluster to keep.", config::Choices({"first", "longest"}));
     v.title("what is written");
-    v("output", output, "File for the documents that stay, as they are; compressed where it ends in .gz or .zst.");
-    v("report", report, "File with a JSON line for each document that goes: which one stays for it, how similar.");
+    v("output", output, "File for the documents that are kept; compressed where it ends in .gz or .zst.",
+      config::Required());
+    v("report", report,
+      "File with a JSON line for each dropped document: which one is kept instead, and the similarity.");
     v.title("how pairs are found");
-    v("hashes", hashes, "Places of a MinHash signature, shared out to bands; 0: 128, or --bands times --rows.");
-    v("bands", bands, "Bands of a signature; 0: by --hashes and --threshold.");
-    v("rows", rows, "Places of a band; given with --bands.");
+    v("hashes", hashes, "Hashes per MinHash signature; 0: 128, or --bands times --rows.");
+    v("bands", bands, "Bands per signature; 0: by --hashes and --threshold.");
+    v("rows", rows, "Hashes per band; given with --bands.");
     v("seed", seed, "Seed of the signatures.");
     run.visit(v);
-    v("memory_mb", memory_mb, "Memory for keys and shingles, in 2^20 bytes; what is more goes to temporary files.");
-    v("temporary_folder", temporary_folder, "Folder of those; empty: that of the output, else this one.");
+    v("memory_mb", memory_mb, "Memory for keys and shingles in 2^20 bytes; the rest goes to temporary files.");
+    v("temporary_folder", temporary_folder,
+      "Folder of the temporary files; empty: the output's, else the current one.");
   }
 };
 
 corpus::DedupOptions dedup_options(const DedupFlags& flags) {
-  const auto one_of = [](const char* flag, const std::string& got, const char* a, const char* b) {
-    if (got != a && got != b)
-      throw ConfigError(rule_got_fix(concat(flag, " must be ", a, " or ", b, "."), got, concat(flag, " ", a)));
-    return got == b;
-  };
   if (flags.memory_mb < 1 || flags.memory_mb > 1 << 24)
     throw ConfigError(
         rule_got_fix("--memory-mb must be 1 to 16777216.", concat(flags.memory_mb), "--memory-mb 2048 (the default)"));
   corpus::DedupOptions options{.output = flags.output, .report = flags.report, .threshold = flags.threshold};
   options.text = flags.input.text(flags.run);
-  options.shingles = {.characters = one_of("--shingles", flags.shingles, "words", "characters"),
-                      .size = flags.shingle_size};
+  options.shingles = {.characters = flags.shingles == "characters", .size = flags.shingle_size};
   if (flags.hashes != 0 && (flags.bands != 0 || flags.rows != 0))
     throw ConfigError(rule_got_fix("--bands and --rows say how many places a signature has.", "also --hashes",
                                    "leave --bands and --rows out"));
   if (flags.hashes != 0) options.hashes = flags.hashes;
   options.bands = flags.bands;
   options.rows = flags.rows;
-  options.keep = one_of("--keep", flags.keep, "first", "longest") ? corpus::Keep::Longest : corpus::Keep::First;
+  options.keep = flags.keep == "longest" ? corpus::Keep::Longest : corpus::Keep::First;
   options.seed = flags.seed;
   options.memory_bytes = static_cast<std::size_t>(flags.memory_mb) << 20;
   if (!flags.temporary_folder.empty()) make_folder(flags.temporary_folder);
@@ -255,22 +253,22 @@ struct OverlapFlags {
 
   void visit(auto& v) {
     input.visit(v);
-    v("test", test, "Files of the test set.");
-    v("test_format", test_format, "auto, jsonl, lines, paragraphs, file, wikitext (articles) or squad (its JSON).");
+    v("test", test, "Files of the test set.", config::Required());
+    v("test_format", test_format, "Format of the test set; wikitext: articles, squad: its JSON.",
+      config::Choices({"auto", "jsonl", "lines", "paragraphs", "file", "pieces", "wikitext", "squad"}));
     v("test_key", test_key, "Key of the test set's texts; empty: text, or question for squad.");
     v.title("what is compared");
-    v("ngram", ngram, "Words of an n-gram; 0: 8, and 13 with --output.");
+    v("ngram", ngram, "Words per n-gram; 0: 8, and 13 with --output.");
     v("min_ngram", min_ngram, "A test document of fewer words than that, and at least these, is one n-gram.");
-    v("common", common, "N-grams that the training text has at least as often are left alone; 0: none.",
-      "key-threshold");
+    v("common", common, "Ignore n-grams that the training text has at least this often; 0: none.", "key-threshold");
     v.title("what is written");
     v("report", report, "File with a JSON line for each test document: its n-grams and those found.");
     v("output", output, "File for the training text without what it shares with the test set.");
     v.title("with --output: what is taken out");
     v("remove_chars", remove_chars, "Characters to remove on either side of a match, and on to the end of a sentence.",
       "remove-char-each-side");
-    v("min_chars", min_chars, "Pieces of a cut document that have no more characters go.", "filter-text-char-len");
-    v("max_pieces", max_pieces, "Documents cut into more pieces go.", "splits-count");
+    v("min_chars", min_chars, "Drop pieces of a cut document with at most so many characters.", "filter-text-char-len");
+    v("max_pieces", max_pieces, "Drop documents cut into more pieces.", "splits-count");
     run.visit(v);
   }
 };
@@ -339,9 +337,6 @@ int data_filter(const Args& args) {
       "megatron data filter --input F… --output F [OPTION]…\n\n"
       "Drops documents that are too short, in other languages or from unwanted sites; keeps the others as they are."));
   need_option(!flags.input.input.empty(), "--input");
-  if (flags.on_error != "stop" && flags.on_error != "skip")
-    throw ConfigError(
-        rule_got_fix("--on-error must be stop or skip.", flags.on_error, "--on-error stop (the default)"));
   refuse_without(!flags.tokenizer_type.empty() && flags.tokenizer.empty(), "--tokenizer-type", "--tokenizer");
   refuse_without(!flags.tokenizer.empty() && flags.min_tokens == 0, "--tokenizer", "--min-tokens");
   refuse_without(flags.url_key != FilterFlags().url_key && flags.block_domains.empty() && flags.block_urls.empty(),

@@ -41,20 +41,20 @@ struct FeaturesFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("task", task, "mnli, qqp, squad1, squad2 or race.");
-    v("input", input, "The task's file as it is published; of race also a folder of .txt files.");
+    v("task", task, "Task.", config::Required(), config::Choices({"mnli", "qqp", "squad1", "squad2", "race"}));
+    v("input", input, "The task's file as it is published; race: also a folder of .txt files.", config::Required());
     v.title("what becomes of it");
-    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", config::Required());
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
-    v("seq_length", seq_length, "Tokens of a row; 0: 128 for mnli and qqp, 384 for squad, 512 for race.");
+    v("seq_length", seq_length, "Maximum tokens per row; 0: 128 for mnli and qqp, 384 for squad, 512 for race.");
     v("doc_stride", doc_stride, "squad: tokens from the beginning of one window of a context to the next.");
-    v("max_query_length", max_query_length, "Tokens that a question is cut to; 0: 64 for squad, 128 for race.");
+    v("max_query_length", max_query_length, "Maximum tokens per question; 0: 64 for squad, 128 for race.");
     v.title("how it is done");
-    v("threads", threads, "Threads that tokenize; 0: one a core.");
+    v("threads", threads, "Threads that tokenize; 0: one per core.");
     v.title("what is written");
     v("output", output, "File of JSON lines to write: id, tokens, types and the target of each row.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print the result as a JSON object.");
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print the result as one JSON object.");
   }
 };
 

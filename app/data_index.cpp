@@ -33,17 +33,18 @@ struct IndexFlags {
 
   void visit(auto& v) {
     v.title("which samples");
-    v("kind", kind, "Samples of gpt, bert or t5; the last two of sentences (data preprocess --split-sentences).");
-    v("seq_length", seq_length, "Tokens of a sample.", config::Example{"1024"});
+    v("kind", kind, "Kind of samples; bert and t5 need sentences (data preprocess --split-sentences).",
+      config::Choices({"gpt", "bert", "t5"}));
+    v("seq_length", seq_length, "Tokens per sample.", config::Example{"1024"}, config::Required());
     v("seed", seed, "Seed of the order.");
     v("split", split, "Shares of documents for training, validation and test.");
-    v("samples", samples, "Samples of training, validation and test, such as 1000,50,10.",
-      config::Example{"1000,50,10"});
-    v("short_seq_prob", short_seq_prob, "Share of the samples of bert and t5 that aim at a random shorter length.");
-    v("one_segment", one_segment, "Samples of bert without a second segment.");
+    v("samples", samples, "Numbers of samples for training, validation and test, such as 1000,50,10.",
+      config::Example{"1000,50,10"}, config::Required());
+    v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.");
+    v("one_segment", one_segment, "bert: samples without a second segment.");
     v.title("what is written");
-    v("output", output, "Folder to write.");
-    v("json", json, "Print what was written as a JSON object.");
+    v("output", output, "Folder to write.", config::Required());
+    v("json", json, "Print what was written as one JSON object.");
   }
 };
 
@@ -137,8 +138,6 @@ int data_index(const Args& args) {
   if (words.size() != 1)
     throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words"),
                                    "megatron data index PREFIX [OPTION]…"));
-  if (flags.kind != "gpt" && flags.kind != "bert" && flags.kind != "t5")
-    throw ConfigError(rule_got_fix("--kind must be gpt, bert or t5.", flags.kind, "--kind gpt (the default)"));
   refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
                  "--kind bert or t5");
   refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");

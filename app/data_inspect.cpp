@@ -75,7 +75,7 @@ struct CatFlags {
     v("range", range, "Documents A:B, from A up to but without B; A: and :B are open; A alone is one.");
     v("tokenizer", tokenizer, "Tokenizer folder or file; without it, ids are printed.", "tokenizer-model");
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
-    v("json", json, "Print one JSON object a document.");
+    v("json", json, "Print one JSON object per document.");
   }
 };
 

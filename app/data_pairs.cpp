@@ -58,9 +58,9 @@ struct MergeFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("output_prefix", output_prefix, "Prefix of the pair to write.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print what was written as a JSON object.");
+    v("output_prefix", output_prefix, "Prefix of the pair to write.", config::Required());
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print what was written as one JSON object.");
   }
 };
 
@@ -72,13 +72,12 @@ struct SplitFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("output_prefix", output_prefix, "Beginning of the prefixes to write: P_0, P_1, … or P_NAME.");
+    v("output_prefix", output_prefix, "Beginning of the prefixes to write: P_0, P_1, … or P_NAME.", config::Required());
     v("shares", shares, "Shares of the documents, such as 8,1,1.", config::Example{"8,1,1"});
-    v("documents", documents, "Numbers of documents, such as 1000,50; what is left is not written.",
-      config::Example{"1"});
+    v("documents", documents, "Numbers of documents, such as 1000,50; the rest is not written.", config::Example{"1"});
     v("names", names, "Names of the parts instead of 0, 1, ….");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print what was written as a JSON object.");
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print what was written as one JSON object.");
   }
 };
 
@@ -139,7 +138,7 @@ int data_merge(const Args& args) {
   MergeFlags flags;
   const auto words = config::parse_command_line(
       flags, args,
-      "megatron data merge A B … --output-prefix P\n\nThe documents of several pairs, one after another, as one pair.");
+      "megatron data merge A B … --output-prefix P\n\nJoins the documents of several pairs into one pair.");
   need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   if (words.empty())
     throw ConfigError(rule_got_fix("data merge takes prefixes.", "none", "megatron data merge A B --output-prefix P"));

@@ -46,31 +46,34 @@ struct PreprocessFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
-    v("json_keys", json_keys, "Keys of a JSON line that hold its texts; a pair of files each.", "json-key");
+    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.", config::Required(),
+      config::Common());
+    v("json_keys", json_keys, "Keys of a JSON line whose texts are read; each makes a pair of files.", "json-key",
+      config::Common());
     v("format", format,
-      "auto (JSONL by name or content, else file), jsonl, lines (one document a line), paragraphs (blank lines "
-      "separate documents), file (one document a file) or pieces (each file is cut).");
-    v("piece_bytes", piece_bytes, "Longest document with --format pieces.");
-    v("max_document_mb", max_document_mb, "Longest document, in 2^20 bytes; a longer one is a bad line.");
-    v("on_error", on_error, "What a bad line does: stop, or skip (counted and reported).");
+      "Input format: lines is one document per line, paragraphs separates by empty lines, file is one document per "
+      "file, pieces cuts each file; auto: JSONL by name or content, else file.",
+      config::Common(), config::Choices({"auto", "jsonl", "lines", "paragraphs", "file", "pieces"}));
+    v("piece_bytes", piece_bytes, "With --format pieces: maximum document size in bytes.");
+    v("max_document_mb", max_document_mb, "Maximum document size in 2^20 bytes; a larger one is a bad line.");
+    v("on_error", on_error, "What a bad line does; skip counts it and continues.", config::Choices({"stop", "skip"}));
     v.title("what becomes of it");
-    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model");
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", config::Required(), config::Common());
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
-    v("append_eod", append_eod, "End every document with the end-of-text token.");
+    v("append_eod", append_eod, "End every document with the end-of-text token.", config::Common());
     v("special_tokens", special_tokens, kSpecialTokensHelp);
     v("add_special_tokens", add_special_tokens, kAddSpecialTokensHelp);
-    v("split_sentences", split_sentences, "Make each sentence a sequence: P_KEY_sentence.");
+    v("split_sentences", split_sentences, "Make each sentence a sequence: P_KEY_sentence.", config::Common());
     v("keep_newlines", keep_newlines, "With --split-sentences: keep the white space between sentences.");
-    v("lang", lang, "Language whose abbreviations --split-sentences knows: en, de, fr, es.");
+    v("lang", lang, "Language whose abbreviations --split-sentences knows: en, de, fr or es.");
     v.title("how it is done");
-    v("workers", workers, "Threads that tokenize; 0: one a core.");
-    v("note_mb", note_mb, "Text between places from which an interrupted run can go on, in 2^20 bytes.");
-    v("restart", restart, "Begin anew where an interrupted run could go on.");
+    v("workers", workers, "Threads that tokenize; 0: one per core.", config::Common());
+    v("note_mb", note_mb, "Text between points from which an interrupted run can resume, in 2^20 bytes.");
+    v("restart", restart, "Start over where an interrupted run could resume.");
     v.title("what is written");
-    v("output_prefix", output_prefix, "Beginning of the names to write.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print the result as a JSON object.");
+    v("output_prefix", output_prefix, "Prefix of the files to write.", config::Required(), config::Common());
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print the result as one JSON object.", config::Common());
   }
 };
 

@@ -169,8 +169,9 @@ struct DoctorOptions {
 
 int doctor(const Args& args) {
   DoctorOptions options;
-  const Args rest =
-      config::parse_command_line(options, args, "megatron doctor [--operators] [--json]\n\nWhat this machine offers.");
+  const Args rest = config::parse_command_line(options, args,
+                                               "megatron doctor [--operators] [--json]\n\nShows what this machine "
+                                               "offers: cores, instruction sets, GPUs, backends, versions.");
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("megatron doctor takes options alone.", rest[0], concat("leave '", rest[0], "' out")));

@@ -122,9 +122,9 @@ int eval(const Args& args) {
   const std::vector<Job> jobs = {
       {"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
       {"wikitext", "Loss and perplexity of WikiText, per token and per word.", eval_wikitext},
-      {"lambada", "How often the last word of a passage is foreseen.", eval_lambada},
+      {"lambada", "Accuracy of the last word of passages.", eval_lambada},
       {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
-      {"mnli", "What a fine-tuned model scores: does one sentence follow from another?",
+      {"mnli", "Accuracy of a fine-tuned model: does one sentence follow from another?",
        [](const Args& words) { return eval_task("mnli", words); }},
       {"qqp", "… do two questions ask the same?", [](const Args& words) { return eval_task("qqp", words); }},
       {"race", "… questions on a text, each with four options.",
@@ -133,7 +133,7 @@ int eval(const Args& args) {
        [](const Args& words) { return eval_task("squad", words); }},
       {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
       {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
-      {"predictions", "What finished predictions of a fine-tuning task score.", eval_predictions}};
+      {"predictions", "Scores of the predictions of a fine-tuning task.", eval_predictions}};
   return run::run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
 }
 

@@ -31,7 +31,8 @@ struct LambadaFlags : EvalFlags {
 
   void visit(auto& v) {
     EvalFlags::visit(v);
-    v("format", format, "jsonl: {\"text\": …} a line; lines: a passage a line; auto: told by the content.");
+    v("format", format, "Format of the data: jsonl has {\"text\": …} per line, lines (or plain) a passage per line.",
+      config::Choices({"auto", "jsonl", "lines", "plain"}));
   }
 };
 

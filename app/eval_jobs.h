@@ -31,12 +31,13 @@ struct EvalFlags : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
-    v("dp", dp, "Ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
-    v("data", data, "What is scored: a file.");
-    v("limit", limit, "Only the first windows, or examples; 0: all.");
-    v("batch_size", batch_size, "Windows or examples that are computed at once; 0: as many as hold 4096 tokens.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.", config::RanksMayDiffer());
-    v("json", json, "One JSON object on stdout.");
+    v("dp", dp, "Data-parallel size: ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
+    v("data", data, "File to score.", config::Required(), config::Common());
+    v("limit", limit, "Only the first N windows or examples; 0: all.", config::Common());
+    v("batch_size", batch_size, "Windows or examples per batch; 0: as many as hold 4096 tokens.", config::Common());
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::RanksMayDiffer(),
+      config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print one JSON object on stdout.", config::Common());
   }
 };
 

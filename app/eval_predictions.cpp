@@ -29,13 +29,13 @@ struct PredictionFlags {
   bool json = false;
 
   void visit(auto& v) {
-    v("task", task, "mnli, qqp, squad1, squad2 or race.");
-    v("data", data, "The task's file as it is published, with labels; of race also a folder.");
-    v("predictions", predictions, "predictions.json, or of mnli and qqp predictions.tsv.");
-    v("limit", limit, "Only the first examples, as of the run that has predicted; 0: all.");
+    v("task", task, "Task.", config::Required(), config::Choices({"mnli", "qqp", "squad1", "squad2", "race"}));
+    v("data", data, "The task's file as it is published, with labels; race: also a folder.", config::Required());
+    v("predictions", predictions, "predictions.json; for mnli and qqp also predictions.tsv.", config::Required());
+    v("limit", limit, "Only the first N examples, as in the run that predicted them; 0: all.");
     v("null_odds", null_odds, "squad2: null_odds.json, for the best thresholds.");
-    v("null_threshold", null_threshold, "squad2: questions whose null odds are above it are not answered.");
-    v("json", json, "One JSON object on one line.");
+    v("null_threshold", null_threshold, "squad2: questions whose null odds are above this are not answered.");
+    v("json", json, "Print one JSON object on one line.");
   }
 };
 

@@ -38,19 +38,17 @@ struct TaskFlags : EvalFlags {
 
   void visit(auto& v) {
     EvalFlags::visit(v);
-    v("output", output, "Folder for the predictions, new or empty. Without it none are written.");
-    v("seq_length", seq_length,
-      "Tokens that a row is cut to; 0: as in the fine-tuning, else 128, squad 384, race 512.");
+    v("output", output, "Folder for the predictions, new or empty; empty: none are written.");
+    v("seq_length", seq_length, "Maximum tokens per row; 0: as in the fine-tuning, else 128, squad 384, race 512.");
     v("doc_stride", doc_stride,
       "squad: tokens from the beginning of one window of a context to that of the next; 0: as in the fine-tuning, else "
       "128.");
     v("max_query_length", max_query_length,
-      "squad, race: tokens that a question is cut to; 0: as in the fine-tuning, else 64 of squad, 128 of race.");
+      "squad, race: maximum tokens per question; 0: as in the fine-tuning, else 64 for squad, 128 for race.");
     v("n_best", n_best,
-      "squad: answers in nbest_predictions.json, and starts and ends looked at in a window; 0: as in the fine-tuning, "
+      "squad: answers in nbest_predictions.json, and starts and ends considered per window; 0: as in the fine-tuning, "
       "else 20.");
-    v("max_answer_length", max_answer_length,
-      "squad: tokens that an answer may have; 0: as in the fine-tuning, else 30.");
+    v("max_answer_length", max_answer_length, "squad: maximum tokens per answer; 0: as in the fine-tuning, else 30.");
   }
 };
 

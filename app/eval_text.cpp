@@ -17,17 +17,17 @@ namespace {
 
 constexpr const char* kLossUsage =
     "megatron eval loss --load DIR --data F [OPTION]…\n\n"
-    "The loss a token of the text F, or of the tokens of a .bin/.idx pair F (as one stream), read through windows of\n"
-    "W tokens that begin S tokens apart. S = W: every token but the first of a window is scored. S < W: every token\n"
-    "once, given at least W - S tokens before it. The interval is that of 95 %, with the windows for independent "
-    "draws.";
+    "Loss per token of the text F, or of the tokens of a .bin/.idx pair F (as one stream), in windows of W tokens "
+    "that\n"
+    "begin S tokens apart. S = W: every token but the first of a window is scored. S < W: every token once, given at\n"
+    "least W - S tokens before it. The confidence interval is that of 95 %, with windows as independent draws.";
 constexpr const char* kWikitextUsage =
     "megatron eval wikitext --load DIR --data F [OPTION]…\n\n"
-    "As `eval loss` for a file of WikiText, with the perplexity a word as well. --paper is the evaluation of Shoeybi\n"
+    "As `eval loss` for a file of WikiText, with the perplexity per word as well. --paper is the evaluation of "
+    "Shoeybi\n"
     "et al. 2019, appendix E: detokenized, windows of 1024 tokens and the one after them, that begin 32 apart, and\n"
-    "words as that paper counts them\n"
-    "(T_o: what blanks separate in F, 245,566 in WikiText-103's test set), as with --detokenize. Else words are what\n"
-    "white space separates in F. Bits a byte are of the text as the model reads it.";
+    "words as that paper counts them (T_o: separated by spaces in F, 245,566 in WikiText-103's test set), as with\n"
+    "--detokenize. Else words are separated by white space. Bits per byte are of the text as the model reads it.";
 
 struct TextFlags : EvalFlags {
   std::int64_t window = 0, stride = 0, limit_tokens = 0;
@@ -36,10 +36,12 @@ struct TextFlags : EvalFlags {
   void visit(auto& v) {
     EvalFlags::visit(v);
     v("window", window,
-      "Tokens of a window, of which the last is only foreseen; 0: 1024, --paper 1025, or what the model holds.");
-    v("stride", stride, "Tokens from the start of a window to that of the next; 0: window.");
-    v("limit_tokens", limit_tokens, "Only the first tokens; 0: all.");
-    v("detokenize", detokenize, "Undo WikiText's tokenization first: \" @-@ \", blanks before signs.");
+      "Tokens per window, of which the last is only predicted; 0: 1024, --paper 1025, or what the model holds.",
+      config::Common());
+    v("stride", stride, "Tokens between the starts of windows; 0: window.", config::Common());
+    v("limit_tokens", limit_tokens, "Only the first N tokens; 0: all.", config::Common());
+    v("detokenize", detokenize, "Undo WikiText's tokenization first: \" @-@ \", spaces before punctuation.",
+      config::Common());
   }
 };
 
@@ -48,7 +50,8 @@ struct WikitextFlags : TextFlags {
 
   void visit(auto& v) {
     TextFlags::visit(v);
-    v("paper", paper, "The paper's way: without white space at the ends, detokenized; stride 32 unless given.");
+    v("paper", paper, "The paper's protocol: without white space at the ends, detokenized; stride 32 unless given.",
+      config::Common());
   }
 };
 

@@ -38,10 +38,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
-    "megatron finetune RECIPE.toml [--section.name value]…\n"
-    "Teaches a pretrained BERT or GPT (--load) a task (--task, --train-data, --valid-data), once for each seed; keeps\n"
-    "the best weights and what they predict, and reports the median and the ensemble. The same command again goes on\n"
-    "where it was interrupted (--save-interval). The network is that of --load: the recipe need not say it. "
+    "megatron finetune RECIPE.toml [--section.name value]…\n\n"
+    "Fine-tunes a pretrained BERT or GPT (--load) on a task (--task, --train-data, --valid-data), once per seed; "
+    "keeps\n"
+    "the best weights and their predictions, and reports the median and the ensemble. The same command again resumes\n"
+    "an interrupted run (--save-interval). The network is that of --load: the recipe need not name it. See\n"
     "docs/finetune.md.";
 
 struct FinetuneOptions {
@@ -50,7 +51,7 @@ struct FinetuneOptions {
   std::string note;  ///< config::unread_note(); no option
 
   void visit(auto& v) {
-    v("json", json, "One JSON object on stdout; the log goes to stderr.");
+    v("json", json, "Print one JSON object on stdout; the log goes to stderr.", config::Common());
     recipe.visit(v);
   }
 };

@@ -33,12 +33,10 @@ namespace {
 
 constexpr const char* kUsage =
     "megatron generate --load DIR --prompt S… [OPTION]…\n\n"
-    "Writes on from each prompt with the model in DIR: a run's folder, its checkpoints' or one checkpoint, or a "
-    "Hugging\n"
-    "Face folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. One prompt is\n"
-    "answered on the terminal token by token.\n\n"
-    "A T5 reads each prompt and writes its answer alone: the likeliest token each time, by beam search, or with\n"
-    "--temperature drawn.";
+    "Continues each prompt with the model in DIR: a run's folder, its checkpoints or one of them, or a Hugging Face\n"
+    "folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. The answer to a\n"
+    "single prompt is printed token by token.\n\n"
+    "A T5 reads each prompt and prints only its answer: greedy, by beam search, or sampled with --temperature.";
 
 constexpr double kUsualTemperature = -1;
 
@@ -60,25 +58,29 @@ struct GenerateFlags : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
-    v("prompt", prompt, "Texts to go on from, each its own.");
-    v("prompt_file", prompt_file, "File with one prompt a line.");
-    v("chat", chat, "Each prompt is what a user says to a chat model, written by the template in its folder.");
-    v("system", system, "With --chat, the system message.");
-    v("max_new_tokens", max_new_tokens, "Tokens to write at most; a full context ends a text sooner.");
-    v("temperature", temperature, "Divides the logits; 0: always the likeliest token; -1: 1, but of a T5 0.");
-    v("top_k", top_k, "Draw from the k likeliest tokens; 0: from all.");
-    v("top_p", top_p, "Draw from the likeliest tokens that together reach this probability.");
-    v("seed", seed, "Seed of the draws.");
-    v("num_beams", num_beams, "T5: texts that go on side by side.");
+    v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
+    v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
+    v("chat", chat, "Each prompt is a user's message to a chat model, formatted by the template in its folder.",
+      config::Common());
+    v("system", system, "With --chat: the system message.", config::Common());
+    v("max_new_tokens", max_new_tokens, "Maximum number of tokens to generate; a full context ends a text sooner.",
+      config::Common());
+    v("temperature", temperature, "Sampling temperature; 0: greedy; -1: 1, for a T5 0.", config::Common());
+    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
+    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("seed", seed, "Seed of the sampling.", config::Common());
+    v("num_beams", num_beams, "T5: number of beams.");
     v("length_penalty", length_penalty,
-      "T5: texts are compared by the sum of their logarithms / (their tokens ^ this); above 0 favours long ones.");
+      "T5: a beam's score is the sum of its log-probabilities / (its tokens ^ this); above 0 favours long texts.");
     v("early_stopping", early_stopping,
-      "T5: once num_beams texts have ended, search on while the best that goes on is better than the worst of them as "
-      "it stands (likely; transformers' false), not at all (full; true), or while it may become better (never).");
-    v("ignore_eos", ignore_eos, "Go on past the end-of-text token.");
+      "T5: when the search ends once num_beams texts are complete: likely, when the best open beam scores below the "
+      "worst of them (transformers' False); full, at once (True); never, when none can improve.",
+      config::Choices({"likely", "full", "never"}));
+    v("ignore_eos", ignore_eos, "Continue past the end-of-text token.");
     v("json", json,
-      "Print one JSON object: prompt_ids, new_ids, text, of a T5 score; with several prompts a list of them as "
-      "`texts`.");
+      "Print one JSON object: prompt_ids, new_ids, text, for a T5 score; with several prompts a list of them as "
+      "`texts`.",
+      config::Common());
   }
 };
 

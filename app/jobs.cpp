@@ -3,10 +3,25 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "app/job_help.h"
 #include "megatron/base/error.h"
 #include "megatron/base/nearest.h"
+#include "megatron/config/options.h"
 
 namespace megatron::app {
+
+namespace {
+
+int run_or_help(const std::string& name, const Job& job, const Args& args) {
+  try {
+    return job.run(args);
+  } catch (const config::HelpRequested& help) {
+    std::fputs((help.what() + help_ending(name)).c_str(), stdout);
+    return kDone;
+  }
+}
+
+}  // namespace
 
 int dispatch(const std::string& command, const std::vector<Job>& jobs, const Args& args) {
   std::string list;
@@ -23,7 +38,7 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
   }
   if (args.empty()) throw ConfigError(rule_got_fix(command + " needs the name of a job.", "none", "one of\n" + list));
   for (const Job& job : jobs)
-    if (args[0] == job.name) return job.run({args.begin() + 1, args.end()});
+    if (args[0] == job.name) return run_or_help(command + " " + job.name, job, {args.begin() + 1, args.end()});
   const std::string near = nearest_name(args[0], names);
   throw ConfigError(rule_got_fix(command + " must be followed by the name of a job.", args[0],
                                  near.empty() ? "one of\n" + list : command + " " + near));

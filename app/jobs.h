@@ -7,8 +7,8 @@
 
 // The jobs of the command line: one function and one source file each (train.cpp, tokenizer.cpp, …), one row each in
 // jobs.cpp. `args` are the words after the job's name. A job returns the exit code of the contract below or throws;
-// main() prints what it throws: ConfigError on stderr and 2, config::HelpRequested on stdout and 0, others on stderr
-// and 1.
+// dispatch() prints config::HelpRequested on stdout, with what job_help.h knows of the job, and
+// main() what else it throws: ConfigError on stderr and 2, others on stderr and 1.
 namespace megatron::app {
 
 using Args = std::vector<std::string>;

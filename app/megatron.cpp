@@ -9,7 +9,6 @@
 #include "megatron/base/out_of_memory.h"
 #include "megatron/base/printable.h"
 #include "megatron/base/write_error.h"
-#include "megatron/config/options.h"
 
 namespace {
 
@@ -17,28 +16,25 @@ namespace app = megatron::app;
 
 // The order is the one in which a new user meets them.
 const std::vector<app::Job> kJobs = {
-    {"doctor", "What this machine offers.", app::doctor},
-    {"tokenizer", "Learns a vocabulary; text to ids and back.", app::tokenizer},
-    {"data", "Turns text into tokens and looks into the files.", app::data},
-    {"train", "Trains a model from a recipe; goes on by itself.", app::train},
-    {"finetune", "Teaches a trained model a task; seeds, ensembles, predictions.", app::finetune},
-    {"eval", "Loss and perplexity of a text under a trained model.", app::eval},
-    {"generate", "Writes on from a prompt with a trained model.", app::generate},
-    {"checkpoint", "Looks into checkpoints and checks them.", app::checkpoint},
-    {"plan", "Groups, memory and arithmetic of a recipe, without running it.", app::plan},
-    {"plot", "Draws the curves of runs beside one another.", app::plot},
-    {"bench", "Measures this machine with the program's own parts.", app::bench},
+    {"doctor", "Shows what this machine offers.", app::doctor},
+    {"tokenizer", "Trains tokenizers; converts text to ids and back.", app::tokenizer},
+    {"data", "Filters and tokenizes text; shows token files.", app::data},
+    {"train", "Trains a model from a recipe; resumes by itself.", app::train},
+    {"finetune", "Fine-tunes a model on a task; seeds, ensembles, predictions.", app::finetune},
+    {"eval", "Evaluates a model: loss, perplexity, WikiText, LAMBADA, tasks.", app::eval},
+    {"generate", "Generates text from prompts.", app::generate},
+    {"checkpoint", "Inspects, verifies, converts, imports and exports checkpoints.", app::checkpoint},
+    {"plan", "Shows groups, schedule, memory and FLOPs of a recipe without running it.", app::plan},
+    {"plot", "Draws the curves of several runs.", app::plot},
+    {"bench", "Benchmarks on this machine.", app::bench},
     {"docs", "Prints the generated parts of docs/.", app::docs},
-    {"version", "The versions of the program and of libtorch; also --version.", app::version},
+    {"version", "Prints the versions of the program and of libtorch; also --version.", app::version},
 };
 
 int run(const app::Args& args) {
   try {
     if (args == app::Args{"--version"}) return app::version({});
     return app::dispatch("megatron", kJobs, args);
-  } catch (const megatron::config::HelpRequested& help) {
-    std::fputs(help.what(), stdout);
-    return app::kDone;
   } catch (const megatron::ConfigError& error) {
     megatron::write_line(stderr, megatron::message_of(error));
     return app::kWrong;

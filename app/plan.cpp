@@ -24,32 +24,25 @@ using schedule::Timeline;
 
 constexpr const char* kUsage =
     "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n\n"
-    "What a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters, buckets of\n"
-    "gradients, samples of each rank, memory, arithmetic. Nothing is run, and nothing but --draw's file is written.";
+    "Shows what a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters,\n"
+    "gradient buckets, samples per rank, memory, FLOPs. Runs nothing.";
 
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false;
   std::string draw, trace, processor = "amx";
   void visit(auto& v) {
-    v("json", as_json, "Print one JSON object.");
-    v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).");
-    v("trace", trace, "Timeline that log.trace has measured, drawn beside a simulation with its operations' times.");
+    v("json", as_json, "Print one JSON object.", config::Common());
+    v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
+      config::Common());
+    v("trace", trace, "Timeline measured with log.trace, drawn with a simulation that uses its operation times.");
     v("processor", processor,
-      "What the ranks' processors have, where train.kernels is auto: amx, avx512_bf16, avx512, avx2 or reference. bf16 "
-      "on "
-      "the first two keeps packed copies of weights.");
+      "Instruction set of the ranks' processors, where train.kernels is auto; bf16 on the first two keeps packed "
+      "copies of weights.",
+      config::Choices({"amx", "avx512_bf16", "avx512", "avx2", "reference"}));
     run.visit(v);
   }
 };
-
-/// Throws ConfigError for a processor that there is not.
-void check_processor(const std::string& processor) {
-  const std::vector<std::string> all = {"amx", "avx512_bf16", "avx512", "avx2", "reference"};
-  if (std::find(all.begin(), all.end(), processor) == all.end())
-    throw ConfigError(rule_got_fix("--processor must be amx, avx512_bf16, avx512, avx2 or reference.",
-                                   concat("'", processor, "'"), "--processor amx (the default: most memory)"));
-}
 
 bool draws_picture(const std::string& file) {
   if (file.ends_with(".svg")) return true;
@@ -129,7 +122,6 @@ int plan(const Args& args) {
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
                                [&] { resolved = run::resolve_with_tokenizer(options.run, {}); });
   const plan::ResolvedRun& run = resolved->run;
-  check_processor(options.processor);
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);

@@ -34,13 +34,13 @@ struct Options {
   bool json = false;
 
   void visit(auto& v) {
-    v("output", output, "SVG file for the picture; empty: the table alone.", "output");
-    v("field", field, "What is drawn: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of the lines.",
-      "field");
-    v("x", x, "Over what: iteration or consumed_samples.", "x");
-    v("smooth", smooth, "Each point is the mean of that many up to it.", "smooth");
-    v("title", title, "Above the picture; empty: the field.", "title");
-    v("json", json, "One JSON object on stdout instead of the table.", "json");
+    v("output", output, "SVG file to write; empty: only print the table.", "output");
+    v("field", field,
+      "Metric to draw: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of metrics.jsonl.", "field");
+    v("x", x, "Horizontal axis.", "x", config::Choices({"iteration", "consumed_samples"}));
+    v("smooth", smooth, "Moving average over so many points.", "smooth");
+    v("title", title, "Title of the picture; empty: the field.", "title");
+    v("json", json, "Print one JSON object on stdout instead of the table.", "json");
   }
 };
 
@@ -124,9 +124,6 @@ int plot(const Args& args) {
   if (words.empty() || words.size() > kMostCurves)
     throw ConfigError(rule_got_fix(concat("plot takes 1 to ", kMostCurves, " runs."), concat(words.size()),
                                    "megatron plot runs/a runs/b"));
-  if (options.x != "iteration" && options.x != "consumed_samples")
-    throw ConfigError(
-        rule_got_fix("--x must be iteration or consumed_samples.", options.x, "--x iteration (the default)"));
   if (options.smooth < 1 || options.smooth > 1'000'000)
     throw ConfigError(
         rule_got_fix("--smooth must be 1 to 1000000.", concat(options.smooth), "--smooth 1, no smoothing"));

@@ -4,10 +4,10 @@ namespace megatron::app {
 
 int tokenizer(const Args& args) {
   return dispatch("megatron tokenizer",
-                  {{"train", "Learns a vocabulary from text.", tokenizer_train},
+                  {{"train", "Trains a tokenizer on text.", tokenizer_train},
                    {"encode", "Text to ids.", tokenizer_encode},
                    {"decode", "Ids to text.", tokenizer_decode},
-                   {"info", "What a tokenizer is made of.", tokenizer_info}},
+                   {"info", "Shows what a tokenizer is made of.", tokenizer_info}},
                   args);
 }
 

@@ -36,12 +36,12 @@ struct DecodeFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("tokenizer", tokenizer, kTokenizerHelp);
+    v("tokenizer", tokenizer, kTokenizerHelp, config::Required());
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
     v("input", input, "Files to read, also .gz, .zst and .xz; - reads standard input.");
     v.title("what is written");
     v("output", output, "File to write; - or empty: standard output.");
-    v("json", json, "Write JSON: encode one object for each input, decode one for each line.");
+    v("json", json, "Print JSON: encode one object per input, decode one per line.");
   }
 };
 
@@ -55,7 +55,7 @@ struct EncodeFlags : DecodeFlags {
     v.title("how text becomes ids");
     v("special_tokens", special_tokens, kSpecialTokensHelp);
     v("add_special_tokens", add_special_tokens, kAddSpecialTokensHelp);
-    v("threads", threads, "Threads that encode lines; 0: one a core.");
+    v("threads", threads, "Threads that encode lines; 0: one per core.");
   }
 };
 

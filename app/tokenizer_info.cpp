@@ -22,7 +22,7 @@ struct Flags {
   void visit(auto& v) {
     v("tokenizer", tokenizer, kTokenizerHelp);
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp);
-    v("json", json, "Print a JSON object.");
+    v("json", json, "Print one JSON object.");
   }
 };
 

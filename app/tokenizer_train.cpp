@@ -42,25 +42,28 @@ struct Flags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.");
+    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.", config::Required());
     v("json_key", json_key, "Key of a JSON line that holds its text.");
-    v("format", format, "auto, jsonl, lines, paragraphs, file or pieces, as in `megatron data preprocess`.");
+    v("format", format, "Input format, as in `megatron data preprocess`.",
+      config::Choices({"auto", "jsonl", "lines", "paragraphs", "file", "pieces"}));
     v.title("what is learned");
-    v("kind", kind, "bpe (byte-level), wordpiece or unigram (SentencePiece's).");
-    v("vocab_size", vocab_size, "Tokens to learn, the alphabet and special tokens included.", config::Example{"32000"});
-    v("min_frequency", min_frequency, "bpe and wordpiece: pairs of tokens that occur less often are not merged; 0: 2.");
+    v("kind", kind, "Algorithm: byte-level BPE, WordPiece, or SentencePiece's unigram.",
+      config::Choices({"bpe", "wordpiece", "unigram"}));
+    v("vocab_size", vocab_size, "Tokens to learn, the alphabet and special tokens included.", config::Example{"32000"},
+      config::Required());
+    v("min_frequency", min_frequency, "bpe, wordpiece: minimum count of a pair of tokens to be merged; 0: 2.");
     v("special_tokens", special_tokens,
       "Tokens that stand for something outside the text; they get the first ids. None: <|endoftext|>, and for "
       "wordpiece "
       "[PAD] [UNK] [CLS] [SEP] [MASK].");
-    v("limit_alphabet", limit_alphabet, "wordpiece: characters to keep, the most frequent; 0: 1000.");
+    v("limit_alphabet", limit_alphabet, "wordpiece: number of characters to keep, the most frequent; 0: 1000.");
     v("cased", cased, "wordpiece: keep capitals and accents.");
     v.title("how it is done");
-    v("threads", threads, "Threads that count; 0: one a core. The result does not depend on it.");
+    v("threads", threads, "Threads that count; 0: one per core. The result does not depend on it.");
     v.title("what is written");
-    v("output", output, "Folder to write the tokenizer into.");
-    v("progress", progress, "Progress with rate and ETA: auto (on a terminal), on, off.");
-    v("json", json, "Print the result as a JSON object.");
+    v("output", output, "Folder to write the tokenizer into.", config::Required());
+    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::Choices({"auto", "on", "off"}));
+    v("json", json, "Print the result as one JSON object.");
   }
 
   text::TrainOptions merges() const {

@@ -12,9 +12,10 @@ namespace megatron::app {
 namespace {
 
 constexpr const char* kUsage =
-    "megatron train RECIPE.toml [--section.key value | --megatron-flag value]…\n"
-    "Trains a GPT or a BERT; goes on by itself from the last checkpoint in train.out. SIGINT and SIGTERM finish the\n"
-    "step, save and exit with 3.";
+    "megatron train RECIPE.toml [--section.key value | --megatron-flag value]…\n\n"
+    "Trains a GPT, BERT or T5; resumes from the last checkpoint in train.out. SIGINT and SIGTERM finish the step, "
+    "save\n"
+    "and exit with 3.";
 
 int run_train(const Args& args) {
   config::RunConfig config;

@@ -177,8 +177,8 @@ TEST(CommandLine, AnswersHelpWithEveryOptionAndItsDefault) {
       const std::string text = help.what();
       EXPECT_THAT(text, testing::StartsWith("megatron example\n"));
       EXPECT_THAT(text, HasSubstr("[inner] A section."));
-      EXPECT_THAT(text, HasSubstr("--inner.count, --num-things, --n"));
-      EXPECT_THAT(text, HasSubstr("How many. (an integer; default 3)"));
+      EXPECT_THAT(text, HasSubstr("--inner.count, --num-things, --n INT"));
+      EXPECT_THAT(text, HasSubstr("How many. (default 3)"));
       EXPECT_THAT(text, HasSubstr("--real-number"));
       for (const Field& field : fields_of(options).fields)
         EXPECT_TRUE(field.path == "real_number" || text.find("--" + field.path) != std::string::npos) << field.path;
@@ -200,6 +200,77 @@ TEST(CommandLine, AnswersHelpUnderTheTitlesThatAJobGives) {
   const std::string text = help_text(fields_of(options), "megatron example");
   EXPECT_THAT(text, testing::MatchesRegex("megatron example\n\noptions\n  --first-one .*A.*\n\nwhat is written\n"
                                           "  --second .*B.*\n  --third .*C.*\n"));
+}
+
+struct Marked {
+  std::string name = "adam", input, plain;
+  std::vector<std::string> modules = {"mlp"};
+  double lr = 0.5;
+  bool sp = false, async_save = true;
+  Inner inner;
+  void visit(auto& v) {
+    v("input", input, "File.", Required());
+    v("name", name, "Rule.", "optimizer", Choices({"adam", "sgd"}), Common());
+    v("modules", modules, "What.", Choices({"attn", "mlp"}));
+    v("learning_rate", lr, "Peak.", "lr", Common());
+    v("sp", sp, "Split.");
+    v("async_save", async_save, "Write.", Common());
+    v("plain", plain, "Rest.");
+    v("inner", inner, "A section.");
+  }
+};
+
+std::string help_of(const std::vector<std::string>& words) {
+  Marked options;
+  try {
+    parse_command_line(options, words, "megatron example --input F");
+  } catch (const HelpRequested& help) {
+    return help.what();
+  }
+  return "";
+}
+
+TEST(CommandLine, ShowsTheCommonOptionsFirstAndTheRestWhenAsked) {
+  EXPECT_EQ(help_of({"--help"}),
+            "megatron example --input F\n\ncommon options\n"
+            "  --input STRING                  File. (required)\n"
+            "  --name {adam,sgd}               Rule. (default adam)\n"
+            "  --lr FLOAT                      Peak. (default 0.5)\n"
+            "  --async-save, --no-async-save   Write. (default true)\n"
+            "\n--help all lists every option, --help SECTION those of a section:\n  inner\n");
+  const std::string all = help_of({"--help", "all"});
+  EXPECT_THAT(all, HasSubstr("  --name, --optimizer {adam,sgd}  Rule. (default adam)\n"));
+  EXPECT_THAT(all, HasSubstr("  --modules {attn,mlp}...         What. (default mlp)\n"));
+  EXPECT_THAT(all, HasSubstr("  --learning-rate, --lr FLOAT     Peak. (default 0.5)\n"));
+  EXPECT_THAT(all, HasSubstr("  --sp                            Split.\n"));
+  EXPECT_THAT(all, HasSubstr("  --plain STRING                  Rest.\n"));
+  EXPECT_THAT(all, HasSubstr("[inner] A section."));
+  EXPECT_THAT(help_of({"--help", "inner"}), Not(HasSubstr("--plain")));
+  EXPECT_THAT(help_of({"--help", "inner"}), HasSubstr("--inner.count"));
+  EXPECT_THAT([] { help_of({"--help", "iner"}); }, ThrowsMessage<ConfigError>(HasSubstr("one of all, inner.")));
+}
+
+TEST(CommandLine, RefusesWhatIsNoneOfTheChoices) {
+  Marked options;
+  EXPECT_THAT(
+      [&] {
+        parse_command_line(options, {"--name", "sgdd", "--modules", "mlp", "norm"}, "megatron example");
+      },
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("--name must be one of adam, sgd.\n  got:  'sgdd'\n  fix:  --name sgd"),
+                HasSubstr("--modules must be one of attn, mlp.\n  got:  'norm'\n  fix:  --modules attn"))));
+  parse_command_line(options, {"--name", "sgd", "--modules", "attn", "mlp"}, "megatron example");
+  EXPECT_EQ(options.name, "sgd");
+  EXPECT_EQ(options.modules, (std::vector<std::string>{"attn", "mlp"}));
+}
+
+TEST(RunOptions, HaveDefaultsThatAreAmongTheirChoices) {
+  RunConfig run;
+  for (const Field& field : fields_of(run).fields) {
+    if (field.meaning.choices.empty()) continue;
+    const std::string value = plain_value(field.value);
+    EXPECT_THAT(field.meaning.choices, testing::Contains(value)) << field.path;
+  }
 }
 
 TEST(RunOptions, AnswerToDistinctNamesAndAllHaveHelp) {

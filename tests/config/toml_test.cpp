@@ -69,18 +69,18 @@ TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
               HasSubstr("recipe.toml:2: a recipe's key must be a known option.\n  got:  model.num_layer\n  fix:  "
                         "model.num_layers"));
   EXPECT_THAT(error, HasSubstr("recipe.toml:3: model.hidden_size takes an integer.\n  got:  2.5"));
-  EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.activation takes a text."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.activation takes a string."));
   EXPECT_THAT(error,
               HasSubstr("recipe.toml:6: a recipe's key must be a known option.\n  got:  paralel\n  fix:  parallel"));
   EXPECT_THAT(error, HasSubstr("recipe.toml:9: parallel.tp takes an integer."));
-  EXPECT_THAT(error, HasSubstr("recipe.toml:11: data.data_path takes a list of texts."));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:11: data.data_path takes a list of strings."));
   EXPECT_THAT(error, HasSubstr("recipe.toml:13: train.seed takes an integer >= 0."));
-  EXPECT_THAT(error, HasSubstr("recipe.toml:14: train.dtype takes a text.\n  got:  an array"));
+  EXPECT_THAT(error, HasSubstr("recipe.toml:14: train.dtype takes a string.\n  got:  an array"));
 }
 
 TEST(Toml, RefusesTextsInWhichTheSystemWouldSeeAnEnd) {
   EXPECT_THAT(error_of("[train]\nout = \"a\\u0000b\"\n"),
-              HasSubstr("recipe.toml:2: train.out must be a text without NUL characters.\n  got:  "));
+              HasSubstr("recipe.toml:2: train.out must be a string without NUL characters.\n  got:  "));
   EXPECT_THAT(error_of("[data]\ndata_path = [\"whole\", \"a\\u0000b\"]\n"), HasSubstr("data.data_path must be"));
 }
 

@@ -102,7 +102,7 @@ class Readme(unittest.TestCase):
         known = {}
         for job in ("train", "finetune", "plan", "generate", "eval loss", "data preprocess", "data dedup",
                     "bench pipeline"):
-            known.update(dict.fromkeys(re.findall(r"--[\w.-]+", self.shell(f"build/megatron {job} --help").stdout)))
+            known.update(dict.fromkeys(re.findall(r"--[\w.-]+", self.shell(f"build/megatron {job} --help all").stdout)))
         for option in set(re.findall(r"`(--[\w.-]+)", page)):
             self.assertTrue(option in known, option)
 

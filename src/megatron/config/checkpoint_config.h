@@ -19,20 +19,19 @@ struct CheckpointConfig {
   std::int64_t keep_every = 0;
 
   void visit(auto& v) {
-    v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.",
-      "load");
-    v("finetune", finetune, "Take the weights alone from `load` and begin at iteration 0 with a fresh optimizer.",
-      "finetune", OnlyInTraining());
-    v("no_load_optim", no_load_optim, "Go on at the checkpoint's iteration, but with a fresh optimizer.",
+    v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.", "load",
+      Common());
+    v("finetune", finetune, "Load only the weights from `load` and start at iteration 0 with a fresh optimizer.",
+      "finetune", OnlyInTraining(), Common());
+    v("no_load_optim", no_load_optim, "Resume at the checkpoint's iteration, but with a fresh optimizer.",
       "no-load-optim", unless("checkpoint.finetune"), OnlyInTraining());
-    v("load_strict", load_strict,
-      "finetune: weights that are missing or that the model has no place for are an error, else a warning.",
+    v("load_strict", load_strict, "With finetune: missing and unexpected weights are an error, else a warning.",
       "load-strict", OnlyInTraining());
     v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save", OnlyInTraining());
-    v("save_interval", save_interval, "Steps between checkpoints; 0: at the end alone.", "save-interval");
-    v("async_save", async_save, "Write checkpoints while training goes on; the next one waits for it.", "async-save");
+    v("save_interval", save_interval, "Steps between checkpoints; 0: only at the end.", "save-interval", Common());
+    v("async_save", async_save, "Write checkpoints while training continues; the next one waits for it.", "async-save");
     v("keep_last", keep_last, "Checkpoints to keep; 0: all.");
-    v("keep_every", keep_every, "Keep also those whose iteration this divides; 0: none because of that.",
+    v("keep_every", keep_every, "Also keep checkpoints whose iteration is a multiple of this; 0: no others.",
       "save-retain-interval", when("checkpoint.keep_last"));
   }
 };

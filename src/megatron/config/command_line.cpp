@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -40,6 +41,7 @@ class WordParser {
       }
       if (word == "--help" || word == "-h") {
         help_requested_ = true;
+        if (i < words.size() && !words[i].starts_with('-')) topic_ = words[i++];
       } else if (starts_with_dashes(word)) {
         option(word, words, i);
       } else if (is_short_option(word)) {
@@ -52,6 +54,7 @@ class WordParser {
   }
 
   bool help_requested() const { return help_requested_; }
+  const std::string& topic() const { return topic_; }
   const std::string& errors() const { return errors_; }
 
   void commit() const {
@@ -142,6 +145,7 @@ class WordParser {
                               : concat("leave ", typed, " out")));
       return;
     }
+    if (split_path(field.path).section.empty()) check_choices(field, typed, values);
     const auto [entry, is_new] = pending_.emplace(index, *value);
     const Typed before = std::exchange(typed_[index], {typed, by_switch});
     if (is_new) return;
@@ -154,6 +158,19 @@ class WordParser {
       append(entry->second, *value);
     else
       entry->second = *value;
+  }
+
+  void check_choices(const Field& field, const std::string& typed, const std::vector<std::string>& values) {
+    const std::vector<std::string>& choices = field.meaning.choices;
+    if (choices.empty()) return;
+    std::string list;
+    for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
+    for (const std::string& value : values) {
+      if (std::ranges::find(choices, value) != choices.end()) continue;
+      const std::string near = nearest_name(value, choices);
+      report(rule_got_fix(concat(typed, " must be one of ", list, "."), "'" + value + "'",
+                          concat(typed, " ", near.empty() ? choices.front() : near)));
+    }
   }
 
   void unknown(const std::string& typed, const std::string& name) {
@@ -186,6 +203,7 @@ class WordParser {
   std::map<std::size_t, Typed> typed_;
   std::string errors_;
   bool help_requested_ = false;
+  std::string topic_;  ///< the word after --help
 };
 
 void throw_if_any(const std::string& errors) {
@@ -206,7 +224,7 @@ std::vector<std::string> parse_words(const Fields& fields, const std::vector<std
                                      const std::string& usage) {
   WordParser parser(fields, false);
   std::vector<std::string> positional = parser.parse(words);
-  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
+  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage, parser.topic()));
   throw_if_any(parser.errors());
   parser.commit();
   return positional;
@@ -218,7 +236,7 @@ RecipeCommand parse_recipe_words(const Fields& fields, const Fields& recipe, con
   for (const Field& field : fields.fields) before.push_back(plain_value(field.value));
   WordParser parser(fields, true);
   const std::vector<std::string> positional = parser.parse(words);
-  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage));
+  if (parser.help_requested()) throw HelpRequested(help_text(fields, usage, parser.topic()));
   RecipeCommand command;
   bool is_read = false;
   attempt_all({[&] { throw_if_any(parser.errors()); },

@@ -37,7 +37,7 @@ struct FimConfig {
       "fim-fragment-rate");
     v("split_sample", split_sample, "Token that separates fragments (files) of a document; empty: none does.",
       "fim-split-sample");
-    v("no_prefix", no_prefix, "Documents and fragments that begin with this text stay as they are.", "fim-no-prefix");
+    v("no_prefix", no_prefix, "Documents and fragments that begin with this string stay as they are.", "fim-no-prefix");
     v("prefix_token", prefix_token, "Token before the prefix.", "fim-prefix-token");
     v("middle_token", middle_token, "Token before the middle.", "fim-middle-token");
     v("suffix_token", suffix_token, "Token before the suffix.", "fim-suffix-token");
@@ -75,7 +75,7 @@ struct DataConfig {
     v("data_path", data_path,
       "What to read, shared out by split: the prefix of a .bin/.idx pair; several; or weights and prefixes in turn: "
       "0.3 A 0.7 B.",
-      "data-path", Affects::Samples, OnlyInTraining());
+      "data-path", Affects::Samples, OnlyInTraining(), Common());
     v("data_args_path", data_args_path, "File with the words of data_path.", "data-args-path", Affects::Samples,
       OnlyInTraining());
     v("train_data_path", train_data_path, "What to train on, all of it, written as data_path.", "train-data-path",
@@ -87,15 +87,17 @@ struct DataConfig {
     v("per_split_data_args_path", per_split_data_args_path,
       "JSON file with the words of the three: {\"train\": […], \"valid\": […], \"test\": […]}.",
       "per-split-data-args-path", Affects::Samples, OnlyInTraining());
-    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer", Affects::Nothing);
+    v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer", Affects::Nothing, Common());
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type", Affects::Nothing);
     v("split", split, "Shares of documents for training, validation and test.", "split", Affects::Samples,
-      unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining());
-    v("seq_length", seq_length, "Tokens of a sample; t5: that its encoder reads.", "seq-length", Affects::Samples);
+      unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining(), Common());
+    v("seq_length", seq_length, "Tokens per sample; t5: per input of its encoder.", "seq-length", Affects::Samples,
+      Common());
     v("decoder_seq_length", decoder_seq_length, "t5: tokens that its decoder writes; 0: a quarter of seq_length.",
       "decoder-seq-length", Affects::Samples, OnlyInTraining());
-    v("data_cache_path", data_cache_path, "Folder of the sample indices; empty: cache/KIND_indices beside the data.",
-      "data-cache-path", Affects::Nothing, RanksMayDiffer(), OnlyInTraining());
+    v("data_cache_path", data_cache_path,
+      "Folder of the sample indices; empty: cache/KIND_indices in the data's folder.", "data-cache-path",
+      Affects::Nothing, RanksMayDiffer(), OnlyInTraining());
     v("multiple_validation_sets", multiple_validation_sets,
       "Validate on each dataset by itself instead of on their blend; weights have no meaning.",
       "multiple-validation-sets", when("train.eval_interval"), OnlyInTraining());
@@ -105,7 +107,7 @@ struct DataConfig {
       Affects::Samples, OnlyInTraining());
     v("sft", sft,
       "Paths are JSONL files of conversations ({\"messages\": …}), written by the chat template of the tokenizer's "
-      "folder; the loss is on the assistant's turns alone. One conversation a sample; several with packed.",
+      "folder; the loss is on the assistant's turns alone. One conversation per sample; several with packed.",
       "sft", Affects::Samples, OnlyInTraining());
     v("fim_data", fim_data, "Fill-in-the-middle, as the section fim says.", "fim-data", Affects::Samples,
       OnlyInTraining());

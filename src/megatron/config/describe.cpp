@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 
@@ -16,7 +17,7 @@ std::string wrapped(const std::string& text, std::size_t column) {
     out += "\n" + std::string(kTextColumn, ' ');
     column = kTextColumn;
   };
-  if (column >= kTextColumn)
+  if (column + 2 > kTextColumn)
     new_line();
   else
     out.append(kTextColumn - column, ' '), column = kTextColumn;
@@ -32,6 +33,7 @@ std::string wrapped(const std::string& text, std::size_t column) {
   return out + "\n";
 }
 
+/// For a table.
 std::string default_text(const Field& field) {
   const std::string value = plain_value(field.value);
   return value.empty() ? "none" : value;
@@ -54,24 +56,83 @@ void for_each(const Fields& fields, const std::function<void(const Fields::Secti
 
 }  // namespace
 
-std::string help_text(const Fields& fields, const std::string& usage) {
+namespace {
+
+/// "FLOAT", "{adam,sgd}", "{core_attn,mlp}..."; "" of a switch.
+std::string value_text(const Field& field) {
+  if (field.meaning.choices.empty()) return metavar(field.value);
+  std::string text;
+  for (const std::string& choice : field.meaning.choices) text += (text.empty() ? "{" : ",") + choice;
+  return text + (is_list(field.value) ? "}..." : "}");
+}
+
+/// The names of an option as an error or a script writes them. `short_name`: the shortest alone.
+std::string names_text(const Field& field, bool in_section, bool short_name) {
+  std::vector<std::string> names = {field.path};
+  if (!in_section) std::replace(names[0].begin(), names[0].end(), '_', '-');  // in sections as a recipe has it
+  for (const std::string& alias : field.aliases)
+    if (normalized(alias) != normalized(field.path)) names.push_back(alias);
+  if (short_name) names = {*std::ranges::min_element(names, {}, &std::string::size)};
+  // A switch that is on is turned off by its name with "no-".
+  if (is_bool(field.value) && plain_value(field.value) == "true") names.push_back("no-" + names.back());
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "--" : ", --") + name;
+  const std::string value = value_text(field);
+  return value.empty() ? text : text + " " + value;
+}
+
+std::string option_text(const Field& field, bool in_section, bool short_name) {
+  const std::string names = "  " + names_text(field, in_section, short_name);
+  const bool off = is_bool(field.value) && plain_value(field.value) == "false";
+  const std::string value = plain_value(field.value);
+  return names + wrapped(field.help + (field.meaning.required ? " (required)"
+                                       : off || value.empty() ? ""
+                                                              : " (default " + value + ")"),
+                         names.size());
+}
+
+/// The required and the common options, each by its shortest name.
+std::string common_options(const Fields& fields) {
+  // A recipe of `megatron finetune` has options of training, which that job refuses.
+  const bool finetunes = std::ranges::find(fields.sections, "task", &Fields::Section::name) != fields.sections.end();
+  std::string out = "\ncommon options\n";
+  std::string sections;
+  for_each(
+      fields, [&](const Fields::Section& section) { sections += (sections.empty() ? "" : ", ") + section.name; },
+      [&](const Field& field) {
+        if (finetunes && field.meaning.only_in_training) return;
+        if (field.meaning.required || field.meaning.common)
+          out += option_text(field, split_path(field.path).section != "", true);
+      });
+  return out + "\n--help all lists every option" +
+         (sections.empty() ? "" : ", --help SECTION those of a section:\n  " + sections) + "\n";
+}
+
+}  // namespace
+
+std::string help_text(const Fields& fields, const std::string& usage, const std::string& topic) {
   std::string out = usage.empty() ? "" : usage + "\n";
-  bool in_section = false;
+  const auto is_common = [](const Field& field) { return field.meaning.common; };
+  if (topic.empty() && std::ranges::any_of(fields.fields, is_common)) return out + common_options(fields);
+  const bool all = topic.empty() || topic == "all";
+  if (!all && std::ranges::find(fields.sections, topic, &Fields::Section::name) == fields.sections.end()) {
+    std::string list = "all";
+    for (const Fields::Section& section : fields.sections) list += ", " + section.name;
+    throw ConfigError(rule_got_fix("--help is followed by nothing or one of " + list + ".", topic, "--help all"));
+  }
+  bool shown = all, in_section = false;
   std::string title;
   for_each(
       fields,
       [&](const Fields::Section& section) {
-        out += "\n[" + section.name + "] " + section.help + "\n";
         in_section = true;
+        shown = all || section.name == topic;
+        if (shown) out += "\n[" + section.name + "] " + section.help + "\n";
       },
       [&](const Field& field) {
+        if (!shown) return;
         if (!in_section && field.title != title) out += "\n" + (title = field.title) + "\n";
-        std::string names = "  --" + field.path;
-        if (!in_section) std::replace(names.begin(), names.end(), '_', '-');  // in sections as a recipe has it
-        for (const std::string& alias : field.aliases)
-          if (normalized(alias) != normalized(field.path)) names += ", --" + alias;
-        out += names + wrapped(field.help + " (" + type_name(field.value) + "; default " + default_text(field) + ")",
-                               names.size());
+        out += option_text(field, in_section, false);
       });
   return out;
 }
@@ -120,6 +181,13 @@ std::string where_text(const std::vector<When>& where) {
   return text;
 }
 
+/// " One of `l2`, `inf`."
+std::string choices_text(const Field& field) {
+  std::string text;
+  for (const std::string& choice : field.meaning.choices) text += (text.empty() ? " One of `" : ", `") + choice + "`";
+  return text.empty() ? "" : text + ".";
+}
+
 }  // namespace
 
 std::string to_markdown(const Fields& fields) {
@@ -140,7 +208,7 @@ std::string to_markdown(const Fields& fields) {
         for (const std::string& alias : field.aliases) also += (also.empty() ? "`--" : ", `--") + alias + "`";
         out += "| `--" + field.path + "` | `" + cell(default_text(field)) + "` | " + also + " | " +
                affects_text(field.meaning.affects) + " | " + where_text(field.meaning.where) + " | " +
-               cell(field.help) + " |\n";
+               cell(field.help) + choices_text(field) + " |\n";
       });
   return out;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,15 +51,30 @@ struct OnlyInTraining {};
 /// Ranks may be started with different values: it changes nothing that they compute or exchange.
 struct RanksMayDiffer {};
 
+/// All values that a string option, or each element of a list, may have. --help shows them in braces.
+struct Choices {
+  Choices(std::initializer_list<const char*> all) : values(all.begin(), all.end()) {}
+  explicit Choices(std::vector<std::string> all) : values(std::move(all)) {}
+  std::vector<std::string> values;
+};
+/// The job does not run without this option: --help marks it, the job itself refuses.
+struct Required {};
+/// Among what plain --help shows of a job with many options.
+struct Common {};
+
 struct Meaning {
   Affects affects = Affects::Step;
-  std::vector<When> where = {};  ///< empty: always read
-  bool only_in_training = false, ranks_may_differ = false;
+  std::vector<When> where = {};           ///< empty: always read
+  std::vector<std::string> choices = {};  ///< empty: any value of the type
+  bool only_in_training = false, ranks_may_differ = false, required = false, common = false;
 
   void add(Affects what) { affects = what; }
   void add(const When& condition) { where.push_back(condition); }
   void add(OnlyInTraining) { only_in_training = true; }
   void add(RanksMayDiffer) { ranks_may_differ = true; }
+  void add(const Choices& all) { choices = all.values; }
+  void add(Required) { required = true; }
+  void add(Common) { common = true; }
 };
 
 }  // namespace megatron::config

@@ -56,16 +56,17 @@ struct ModelConfig : AttentionVariant {
   void visit(auto& v) {
     v("architecture", architecture,
       "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
-      "of two segments; t5: an encoder, and a decoder that writes what it sees there.");
-    v("num_layers", num_layers, "Transformer layers; t5: of the encoder.", "num-layers");
+      "of two segments; t5: an encoder, and a decoder that writes what it sees there.",
+      Choices({"gpt", "bert", "t5"}), Common());
+    v("num_layers", num_layers, "Transformer layers; t5: of the encoder.", "num-layers", Common());
     v("decoder_num_layers", decoder_num_layers, "t5: layers of the decoder; 0: as many as the encoder's.",
       "decoder-num-layers");
-    v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size");
+    v("hidden_size", hidden_size, "Width of the residual stream.", "hidden-size", Common());
     v("num_attention_heads", num_attention_heads, "Attention heads; hidden_size must divide by them.",
-      "num-attention-heads");
+      "num-attention-heads", Common());
     v("num_query_groups", num_query_groups,
-      "Key and value heads, each shared by a group of query heads; 0: one a head.", "num-query-groups");
-    v("kv_channels", kv_channels, "Features of a head; 0: hidden_size / num_attention_heads.", "kv-channels");
+      "Key and value heads, each shared by a group of query heads; 0: one per head.", "num-query-groups");
+    v("kv_channels", kv_channels, "Features per head; 0: hidden_size / num_attention_heads.", "kv-channels");
     v("ffn_hidden_size", ffn_hidden_size, "Width of the MLP; 0: 4 x hidden_size, gated 2/3 of that in steps of 64.",
       "ffn-hidden-size");
     v("max_position_embeddings", max_position_embeddings, "Positions of a sequence; 0: data.seq_length.",
@@ -76,28 +77,27 @@ struct ModelConfig : AttentionVariant {
       "make-vocab-size-divisible-by", Affects::Step);
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
-    v("num_tokentypes", num_tokentypes, "bert: kinds of tokens that have an embedding, one a segment; 0: none.",
+    v("num_tokentypes", num_tokentypes, "bert: token types that have an embedding, one per segment; 0: none.",
       when("model.architecture", {"bert"}));
     v("bert_binary_head", bert_binary_head,
       "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).",
       when("model.architecture", {"bert"}));
     v("head", head,
-      "What follows the last layer: tokens (the output layer) or, of a model that `megatron finetune` trains, classes, "
-      "options or span.");
-    v("num_classes", num_classes, "head classes: how many.", when("model.head", {"classes"}));
-    v("normalization", normalization, "LayerNorm or RMSNorm.", "normalization");
+      "What follows the last layer: tokens is the output layer, the others are heads that `megatron finetune` trains.",
+      Choices({"tokens", "classes", "options", "span"}));
+    v("num_classes", num_classes, "Number of classes of head classes.", when("model.head", {"classes"}));
+    v("normalization", normalization, "Normalization layer.", "normalization", Choices({"LayerNorm", "RMSNorm"}));
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",
       "apply-residual-connection-post-layernorm");
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
       "norm-epsilon");
-    v("activation", activation,
-      "Of the MLP: gelu_tanh (Megatron's fused bias-GELU), gelu (exact), silu, relu or "
-      "squared_relu.");
+    v("activation", activation, "Activation of the MLP; gelu_tanh is Megatron's fused bias-GELU, gelu the exact one.",
+      Choices({"gelu_tanh", "gelu", "silu", "relu", "squared_relu"}));
     v("gated_linear_unit", gated_linear_unit,
       "The MLP multiplies its activation by a second product: SwiGLU with silu (Megatron's --swiglu), GeGLU with "
       "gelu.");
-    v("add_bias_linear", add_bias_linear, "Biases of linear layers.");
+    v("add_bias_linear", add_bias_linear, "Give linear layers a bias.");
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
       "add-qkv-bias", unless("model.add_bias_linear"));
     v("qk_layernorm", qk_layernorm,
@@ -105,8 +105,8 @@ struct ModelConfig : AttentionVariant {
     v("sliding_window", sliding_window,
       "Tokens that each token sees, itself and those before it (Mistral); 0: all of them.");
     v("position_embedding_type", position_embedding_type,
-      "learned_absolute, rope (rotary) or none; t5: relative (a bias of attention by distance).",
-      "position-embedding-type");
+      "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
+      "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));
     v("relative_attention_num_buckets", relative_attention_num_buckets,
       "relative: groups of distances that share a bias.", "relative-attention-num-buckets",
       when("model.position_embedding_type", {"relative"}));

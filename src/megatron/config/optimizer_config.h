@@ -34,11 +34,11 @@ struct OptimizerConfig {
   bool overlap_param_gather = true;
 
   void visit(auto& v) {
-    v("name", name, optimizers_help(), "optimizer");
+    v("name", name, optimizers_help(), "optimizer", Choices(optimizer_names()), Common());
 #define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) \
   v(#option, option, help, flag, when("optimizer.name", readers_of("optimizer." #option)));
 #include "megatron/config/optimizers.def"
-    v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay");
+    v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay", Common());
     v("decoupled_weight_decay", decoupled_weight_decay,
       "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2), but for the matrices of muon.",
       "decoupled-weight-decay", when("optimizer.weight_decay"));
@@ -46,11 +46,12 @@ struct OptimizerConfig {
       "Learning rate of some parameters, PATTERN=FACTOR each: *.bias=2. The last pattern that matches a name counts.");
     v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.",
       when("optimizer.weight_decay"));
-    v("clip_grad", clip_grad, "Largest global gradient norm; 0: no clipping.", "clip-grad");
-    v("clip_norm", clip_norm, "Norm that is clipped: l2 or inf.");
-    v("grad_dtype", grad_dtype,
-      "train.dtype bf16, fp16: in what gradients are accumulated and reduced, fp32 or train.dtype.");
-    v("state_dtype", state_dtype, "Of moments: fp32 or bf16; with train.dtype fp64: fp64 or bf16.");
+    v("clip_grad", clip_grad, "Maximum global gradient norm; 0: no clipping.", "clip-grad", Common());
+    v("clip_norm", clip_norm, "Norm that is clipped.", Choices({"l2", "inf"}));
+    v("grad_dtype", grad_dtype, "Data type in which gradients are accumulated and reduced: fp32 or train.dtype.",
+      Choices({"fp32", "bf16", "fp16"}));
+    v("state_dtype", state_dtype, "Data type of moments; fp32 means fp64 with train.dtype fp64.",
+      Choices({"fp32", "bf16"}));
     v("stochastic_rounding", stochastic_rounding,
       "Round what is stored in 16 bits at random, the same in every layout.");
     v("loss_scale", loss_scale, "fp16: constant factor on the loss; 0: dynamic.", "loss-scale");
@@ -64,15 +65,17 @@ struct OptimizerConfig {
       unless("optimizer.loss_scale"));
     v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp), with optim_grads a layer.",
       "ddp-bucket-size");
-    v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward goes on.", "overlap-grad-reduce");
+    v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward continues.",
+      "overlap-grad-reduce");
     v("use_distributed_optimizer", use_distributed_optimizer,
-      "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer");
+      "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer", Common());
     v("data_parallel_sharding_strategy", data_parallel_sharding_strategy,
-      "With use_distributed_optimizer: optim (ZeRO stage 1), or optim_grads, gradients too (stage 2: less memory; each "
+      "With use_distributed_optimizer: optim is ZeRO stage 1; optim_grads, gradients too, stage 2 (less memory; each "
       "microbatch is reduced).",
-      "data-parallel-sharding-strategy", when("optimizer.use_distributed_optimizer"));
+      "data-parallel-sharding-strategy", when("optimizer.use_distributed_optimizer"),
+      Choices({"no_shard", "optim", "optim_grads"}));
     v("overlap_param_gather", overlap_param_gather,
-      "With use_distributed_optimizer: gather each bucket of updated parameters while the next forward goes on.",
+      "With use_distributed_optimizer: gather each bucket of updated parameters during the next forward pass.",
       "overlap-param-gather", when("optimizer.use_distributed_optimizer"));
   }
 };
@@ -90,20 +93,22 @@ struct ScheduleConfig {
   std::vector<std::int64_t> rampup_batch_size;
 
   void visit(auto& v) {
-    v("lr", lr, "Peak learning rate.", "lr");
-    v("min_lr", min_lr, "Learning rate after the decay.", "min-lr", unless("schedule.lr_decay_style", {"constant"}));
+    v("lr", lr, "Peak learning rate.", "lr", Common());
+    v("min_lr", min_lr, "Learning rate after the decay.", "min-lr", unless("schedule.lr_decay_style", {"constant"}),
+      Common());
     v("lr_warmup_init", lr_warmup_init, "Learning rate at the start of warm-up.", "lr-warmup-init",
       when("schedule.lr_warmup_samples") || when("schedule.lr_warmup_fraction"));
-    v("lr_decay_style", lr_decay_style, "constant, linear, cosine, inverse-square-root or WSD.", "lr-decay-style");
+    v("lr_decay_style", lr_decay_style, "Shape of the learning rate's decay.", "lr-decay-style",
+      Choices({"constant", "linear", "cosine", "inverse-square-root", "WSD"}), Common());
     v("lr_decay_samples", lr_decay_samples, "Samples until min_lr; 0: the whole run.", "lr-decay-samples",
       unless("schedule.lr_decay_style", {"constant"}) || when("schedule.lr_warmup_fraction"));
-    v("lr_warmup_samples", lr_warmup_samples, "Samples of linear warm-up.", "lr-warmup-samples");
+    v("lr_warmup_samples", lr_warmup_samples, "Samples of linear warm-up.", "lr-warmup-samples", Common());
     v("lr_warmup_fraction", lr_warmup_fraction, "Warm-up as a share of the decay; used where lr_warmup_samples is 0.",
       "lr-warmup-fraction", unless("schedule.lr_warmup_samples"));
     v("lr_wsd_decay_samples", lr_wsd_decay_samples, "WSD: samples of the final decay.", "lr-wsd-decay-samples",
       when("schedule.lr_decay_style", {"WSD"}));
-    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: linear, cosine, exponential or minus_sqrt.", "lr-wsd-decay-style",
-      when("schedule.lr_decay_style", {"WSD"}));
+    v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: shape of the final decay.", "lr-wsd-decay-style",
+      when("schedule.lr_decay_style", {"WSD"}), Choices({"linear", "cosine", "exponential", "minus_sqrt"}));
     v("rampup_batch_size", rampup_batch_size,
       "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size",
       OnlyInTraining());

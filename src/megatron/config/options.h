@@ -107,7 +107,7 @@ Fields fields_of(Options& options) {
   return collector.take();
 }
 
-/// Thrown by parse_command_line where the words hold --help or -h. main() prints what() on stdout and returns 0.
+/// Thrown by parse_command_line where the words hold --help or -h. The caller prints what() on stdout and exits with 0.
 struct HelpRequested : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -119,7 +119,8 @@ struct HelpRequested : std::runtime_error {
 /// or one of its aliases; '_' and '-' in names are the same. A boolean is `--flag`, `--no-flag` or `--flag true|false`.
 /// A list takes the words up to the next option (numbers also joined by commas); repeating its option appends. A word
 /// that begins with "--" is an option, not a value (write --path=--value), and all words after a bare "--" are
-/// positional.
+/// positional. The word after --help is help_text's topic. A value that is none of its option's Choices is an error;
+/// those of sections are checked by plan::resolve, whether they come from words, a file or a program.
 /// @param usage first lines of the help text
 std::vector<std::string> parse_words(const Fields& fields, const std::vector<std::string>& words,
                                      const std::string& usage);
@@ -139,8 +140,11 @@ std::string set_from_toml_file(const Fields& fields, const std::string& path);
 /// which TOML cannot hold.
 std::string to_toml(const Fields& fields);
 
-/// Options by section with their present values, for a terminal.
-std::string help_text(const Fields& fields, const std::string& usage);
+/// Options by section with types, choices and defaults (the present values), for a terminal.
+/// @param usage the job's command line, and after an empty line what it does
+/// @param topic "": required and common options where any is marked common, else all; "all": all; a section: its
+///   options. Throws ConfigError for another.
+std::string help_text(const Fields& fields, const std::string& usage, const std::string& topic = "");
 
 /// Options by section as Markdown tables: docs/config.md.
 std::string to_markdown(const Fields& fields);

@@ -38,13 +38,14 @@ struct ParallelConfig {
   void visit(auto& v) {
     v("world_size", world_size,
       "Ranks to start on this machine; 0: the launcher's, or one. Under torchrun, mpirun or Slurm theirs holds.",
-      "world-size", Affects::Nothing);
-    v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp");
-    v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp");
-    v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp");
-    v("vpp", vpp, "Stages of each pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp");
+      "world-size", Affects::Nothing, Common());
+    v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp",
+      Common());
+    v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp", Common());
+    v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp", Common());
+    v("vpp", vpp, "Pipeline stages per pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp", Common());
     v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",
-      "sequence-parallel", "sp", unless("parallel.tp", {"1"}));
+      "sequence-parallel", "sp", unless("parallel.tp", {"1"}), Common());
     v("layers_per_virtual_stage", layers_per_virtual_stage, "Layers of a stage, instead of vpp; 0: vpp holds.",
       "num-layers-per-virtual-pipeline-stage");
     v("pp_layout", pp_layout,
@@ -75,8 +76,8 @@ struct ParallelConfig {
     v("pp_memory_limit", pp_memory_limit,
       "auto: bytes of activations that a rank may hold, with what recomputation needs; 0: any.");
     v("pp_communication", pp_communication,
-      "Messages between stages: overlapped (with computation), batched (send and receive as one) or unbatched.",
-      "pp-communication", unless("parallel.pp", {"1"}));
+      "Messages between stages: overlapped with computation, batched (send and receive as one) or unbatched.",
+      "pp-communication", unless("parallel.pp", {"1"}), Choices({"unbatched", "batched", "overlapped"}));
     v("microbatch_group_size", microbatch_group_size,
       schedule::schedule_names(&schedule::ScheduleInfo::takes_groups) +
           ": microbatches that a stage takes before the rank's next one does; 0: pp.",
@@ -86,14 +87,14 @@ struct ParallelConfig {
     v("scatter_gather", scatter_gather,
       "Send each tp rank's share of an activation and gather on arrival; sp does the same by itself.",
       "scatter-gather-tensors-in-pipeline", unless("parallel.pp", {"1"}));
-    v("launch", launch,
-      "How this program starts ranks: threads, processes, or auto (threads on cpu, processes on cuda).", "launch",
-      Affects::Nothing);
-    v("backend", backend, "Transport: local (threads), gloo, nccl, or auto.", "distributed-backend", Affects::Nothing);
-    v("device", device, "cpu or cuda.", "device");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks on this machine.",
+    v("launch", launch, "How this program starts ranks; auto: threads on cpu, processes on cuda.", "launch",
+      Affects::Nothing, Choices({"auto", "threads", "processes"}));
+    v("backend", backend, "Transport of messages between ranks; local is for ranks that are threads.",
+      "distributed-backend", Affects::Nothing, Choices({"auto", "local", "gloo", "nccl"}));
+    v("device", device, "Device that computes.", "device", Choices({"cpu", "cuda"}), Common());
+    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks on this machine.",
       "threads-per-rank", Affects::Nothing, RanksMayDiffer());
-    v("timeout_s", timeout_s, "Seconds after which a collective gives up and names the ranks that did not come.",
+    v("timeout_s", timeout_s, "Seconds after which a collective fails and names the ranks that are missing.",
       Affects::Nothing);
   }
 };

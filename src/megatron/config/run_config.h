@@ -21,10 +21,11 @@ struct LogConfig {
   std::string trace;
 
   void visit(auto& v) {
-    v("interval", interval, "Steps between console lines.", "log-interval");
-    v("progress", progress, "Progress line with ETA: auto (on a terminal), on, off.", RanksMayDiffer());
+    v("interval", interval, "Steps between console lines.", "log-interval", Common());
+    v("progress", progress, "Progress line with ETA; auto: on a terminal.", RanksMayDiffer(),
+      Choices({"auto", "on", "off"}));
     v("trace", trace,
-      "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it beside "
+      "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it and "
       "the simulated one has the same name with .svg. Empty: none.",
       OnlyInTraining());
   }

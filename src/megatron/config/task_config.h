@@ -23,26 +23,26 @@ struct TaskConfig {
   std::int64_t max_answer_length = 30;
 
   void visit(auto& v) {
-    v("name", name, "mnli, qqp, squad1, squad2 or race.", "task");
-    v("train", train, "What to learn from: the task's file as it is published; of race also a folder of .txt files.",
-      "train-data");
-    v("valid", valid, "What to choose the best weights by.", "valid-data");
-    v("test", test, "What to predict with the best weights besides; it needs no labels. Empty: nothing.");
-    v("train_limit", train_limit, "Learn from the first examples alone; 0: all.");
-    v("valid_limit", valid_limit, "Evaluate on the first examples alone; 0: all.", "limit");
-    v("epochs", epochs, "Passes over what is learned from; train.train_iters follows. 0: evaluate and predict alone.",
-      "epochs");
-    v("seeds", seeds, "Run once for each, in folders of their own, and report the median; empty: train.seed alone.",
-      "seeds");
-    v("ensemble", ensemble, "Report what the mean of all seeds' logits scores.", "ensemble");
+    v("name", name, "Task to learn.", "task", Choices({"mnli", "qqp", "squad1", "squad2", "race"}), Required());
+    v("train", train, "Training data: the task's file as it is published; race: also a folder of .txt files.",
+      "train-data", Common());
+    v("valid", valid, "Validation data, which the best weights are chosen by.", "valid-data", Common());
+    v("test", test, "Data to predict with the best weights, without labels; empty: none.");
+    v("train_limit", train_limit, "Use only the first N training examples; 0: all.");
+    v("valid_limit", valid_limit, "Evaluate only the first N examples; 0: all.", "limit");
+    v("epochs", epochs, "Passes over the training data; train.train_iters follows. 0: only evaluate and predict.",
+      "epochs", Common());
+    v("seeds", seeds, "Run once per seed, each in its own folder, and report the median; empty: only train.seed.",
+      "seeds", Common());
+    v("ensemble", ensemble, "Report the score of the mean of all seeds' logits.", "ensemble");
     v("pad_to_longest", pad_to_longest,
       "Rows are as long as the longest of the step, in steps of 8, instead of data.seq_length.");
     v("doc_stride", doc_stride, "squad: tokens from the beginning of one window of a context to that of the next.",
       "doc-stride");
-    v("max_query_length", max_query_length, "Tokens that a question is cut to; 0: 64 of squad, 128 of race.",
+    v("max_query_length", max_query_length, "Maximum tokens per question; 0: 64 for squad, 128 for race.",
       "max-query-length");
     v("n_best", n_best, "squad: answers in nbest_predictions.json, and starts and ends looked at in a window.");
-    v("max_answer_length", max_answer_length, "squad: tokens that an answer may have.");
+    v("max_answer_length", max_answer_length, "squad: maximum tokens per answer.");
   }
 };
 

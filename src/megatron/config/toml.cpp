@@ -64,7 +64,8 @@ class TomlReader {
       return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
                     "such as " + path.substr(path.rfind('.') + 1) + " = " + toml_value(field.value));
     if (has_nul(*found))  // names of files, to the system, would end there
-      return report(node, path + " must be a text without NUL characters.", printable(text_of(node)), "leave them out");
+      return report(node, path + " must be a string without NUL characters.", printable(text_of(node)),
+                    "leave them out");
     pending_.emplace(index, *found);
   }
 

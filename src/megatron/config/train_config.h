@@ -30,37 +30,40 @@ struct TrainConfig {
   bool exit_on_nan = false;
 
   void visit(auto& v) {
-    v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing);
-    v("train_iters", train_iters, "Steps of the run.", "train-iters");
-    v("micro_batch_size", micro_batch_size, "Samples a rank computes at once.", "micro-batch-size");
+    v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing, Common());
+    v("train_iters", train_iters, "Steps of the run.", "train-iters", Common());
+    v("micro_batch_size", micro_batch_size, "Samples per rank and microbatch.", "micro-batch-size", Common());
     v("global_batch_size", global_batch_size,
-      "Samples of a step over all ranks; 0: micro_batch_size x dp, of a resumed run what it had.", "global-batch-size");
-    v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval");
-    v("eval_iters", eval_iters, "Global batches of a validation.", "eval-iters",
+      "Samples of a step over all ranks; 0: micro_batch_size x dp, of a resumed run what it had.", "global-batch-size",
+      Common());
+    v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval", Common());
+    v("eval_iters", eval_iters, "Global batches per validation.", "eval-iters",
       when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
       OnlyInTraining());
-    v("seed", seed, "Seed of weights, dropout and data order.", "seed", Affects::Samples);
-    v("dtype", dtype, "Of parameters and activations: fp32, fp64, bf16 or fp16; updates are in fp32 or fp64.");
+    v("seed", seed, "Seed of weights, dropout and data order.", "seed", Affects::Samples, Common());
+    v("dtype", dtype, "Data type of parameters and activations; updates are in fp32, of fp64 in fp64.",
+      Choices({"fp32", "fp64", "bf16", "fp16"}), Common());
     v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing",
       OnlyInTraining());
     v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once by output layer and loss.");
-    v("recompute_gelu", recompute_gelu, "Compute GELU again in the backward pass instead of keeping it.");
+    v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass instead of keeping it.");
     v("recompute", recompute,
-      "What backward computes again instead of keeping it: none, selective (modules) or full (layers).",
-      "recompute-granularity");
+      "Activations that backward recomputes instead of keeping them: selective by module, full by layer.",
+      "recompute-granularity", Choices({"none", "selective", "full"}), Common());
     v("recompute_method", recompute_method,
       "full: uniform (groups of recompute_num_layers) or block (the first recompute_num_layers of a stage).",
-      "recompute-method", when("train.recompute", {"full"}));
+      "recompute-method", when("train.recompute", {"full"}), Choices({"uniform", "block"}));
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
-    v("recompute_modules", recompute_modules, "selective: core_attn, mlp; layernorm is always computed again.",
-      "recompute-modules", when("train.recompute", {"selective"}));
+    v("recompute_modules", recompute_modules, "selective: what is recomputed; layernorm always is.",
+      "recompute-modules", when("train.recompute", {"selective"}), Choices({"core_attn", "layernorm", "mlp"}));
     v("distribute_saved_activations", distribute_saved_activations,
       "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
-    v("kernels", kernels, "Instruction set of the kernels: auto, amx, avx512_bf16, avx512, avx2 or reference.");
+    v("kernels", kernels, "Instruction set of the kernels; auto: the best that this machine has.",
+      Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
     v("matmul_precision", matmul_precision,
-      "float32 matrix products: highest, or high, which permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX.",
-      "matmul-precision");
+      "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX.", "matmul-precision",
+      Choices({"highest", "high"}));
     v("exit_on_nan", exit_on_nan,
       "End the run at a NaN or infinite loss or gradient instead of skipping the step; fp16 skips overflows still.");
   }

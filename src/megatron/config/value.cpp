@@ -121,8 +121,14 @@ bool is_list(const FieldValue& field) {
 }
 
 std::string type_name(const FieldValue& field) {
-  constexpr std::array kNames = {"true or false", "an integer", "an integer",      "an integer >= 0",
-                                 "a number",      "a text",     "a list of texts", "a list of integers"};
+  constexpr std::array kNames = {"true or false", "an integer", "an integer",        "an integer >= 0",
+                                 "a number",      "a string",   "a list of strings", "a list of integers"};
+  static_assert(kNames.size() == std::variant_size_v<FieldValue>);
+  return kNames[field.index()];
+}
+
+std::string metavar(const FieldValue& field) {
+  constexpr std::array kNames = {"", "INT", "INT", "INT", "FLOAT", "STRING", "STRING...", "INT..."};
   static_assert(kNames.size() == std::variant_size_v<FieldValue>);
   return kNames[field.index()];
 }

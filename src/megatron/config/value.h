@@ -16,8 +16,11 @@ using Value = std::variant<bool, int, std::int64_t, std::uint64_t, double, std::
 bool is_bool(const FieldValue& field);
 bool is_list(const FieldValue& field);
 
-/// "an integer", "a list of texts": what a field takes, as messages and tables name it.
+/// "an integer", "a list of strings": what a field takes, as messages name it.
 std::string type_name(const FieldValue& field);
+
+/// "INT", "FLOAT", "STRING", "STRING..." after an option in --help; "" of a switch.
+std::string metavar(const FieldValue& field);
 
 /// Reads words as a value of the field's type: exactly one word for a single value. Nothing where they are none, or a
 /// number is out of range or not finite.

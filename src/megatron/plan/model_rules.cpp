@@ -40,8 +40,6 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
 }
 
 void check_positions(const config::ModelConfig& model, Rules& rules) {
-  rules.one_of("model.position_embedding_type", model.position_embedding_type,
-               {"learned_absolute", "rope", "none", "relative"});
   const std::int64_t buckets = model.relative_attention_num_buckets;
   rules.range<std::int64_t>("model.relative_attention_num_buckets", buckets, 4, kLargestWidth);
   rules.range<std::int64_t>("model.relative_attention_max_distance", model.relative_attention_max_distance,
@@ -92,6 +90,7 @@ void check_t5(const config::ModelConfig& model, Rules& rules) {
 }  // namespace
 
 void check_model(const config::ModelConfig& model, Rules& rules) {
+  rules.choices("model", model);
   rules.range<std::int64_t>("model.num_layers", model.num_layers, 1, kMostLayers);
   rules.range<std::int64_t>("model.hidden_size", model.hidden_size, 1, kLargestWidth);
   rules.range<std::int64_t>("model.ffn_hidden_size", model.ffn_hidden_size, 0, kLargestFfn);
@@ -99,9 +98,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.vocab_size", model.vocab_size, 0, kLargestVocab);
   rules.range<std::int64_t>("model.make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kLargestVocab);
   rules.range<std::int64_t>("model.decoder_num_layers", model.decoder_num_layers, 0, kMostLayers);
-  rules.one_of("model.architecture", model.architecture, {"gpt", "bert", "t5"});
   rules.range<std::int64_t>("model.num_tokentypes", model.num_tokentypes, 0, kLargestWidth);
-  rules.one_of("model.head", model.head, {"tokens", "classes", "options", "span"});
   rules.range<std::int64_t>("model.num_classes", model.num_classes, model.head == "classes" ? 2 : 0, kLargestWidth);
   rules.require(model.head == "tokens" || model.architecture != "t5",
                 "the heads of tasks are for model.architecture gpt and bert.", concat("t5, model.head ", model.head),
@@ -111,8 +108,6 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   check_t5(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
                concat(model.layernorm_epsilon));
-  rules.one_of("model.normalization", model.normalization, {"LayerNorm", "RMSNorm"});
-  rules.one_of("model.activation", model.activation, {"gelu_tanh", "gelu", "silu", "relu", "squared_relu"});
   rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
   const auto probability = [&](const char* option, double p) {
     rules.option(option, p >= 0 && p < 1, "must be from 0 to below 1.", concat(p));

@@ -56,6 +56,18 @@ class Rules {
     add(rule_got_fix(concat(name, " must be one of ", list, "."), "'" + value + "'",
                      near.empty() ? default_of(name) : concat("--", name, " ", near)));
   }
+  /// Each option of a recipe's section that has config::Choices is one of them, each element of a list too.
+  template <class Section>
+  void choices(const std::string& section, Section options) {
+    for (const config::Field& field : config::fields_of(options).fields) {
+      if (field.meaning.choices.empty()) continue;
+      const std::string name = section + "." + field.path;
+      if (const auto* const* list = std::get_if<std::vector<std::string>*>(&field.value))
+        for (const std::string& value : **list) one_of(name.c_str(), value, field.meaning.choices);
+      else
+        one_of(name.c_str(), *std::get<std::string*>(field.value), field.meaning.choices);
+    }
+  }
   /// Runs a function that throws ConfigError for a violation.
   template <class F>
   void attempt(F&& function) {

@@ -27,6 +27,7 @@ constexpr int kMostRanks = 1 << 15;
 const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
 
 void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
+  rules.choices("parallel", parallel);
   rules.range("parallel.world_size", parallel.world_size, 0, kMostRanks);
   rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
   rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
@@ -38,12 +39,8 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.range<std::int64_t>("parallel.last_stage_layers", parallel.last_stage_layers, 0, kMostLayers);
   rules.at_least("parallel.pp_memory_limit", parallel.pp_memory_limit, 0);
   rules.range("parallel.microbatch_group_size", parallel.microbatch_group_size, 0, kMostGroup);
-  rules.one_of("parallel.pp_communication", parallel.pp_communication, {"unbatched", "batched", "overlapped"});
   rules.range("parallel.threads_per_rank", parallel.threads_per_rank, 0, 1 << 12);
   rules.range("parallel.timeout_s", parallel.timeout_s, 1e-3, 1e7);
-  rules.one_of("parallel.launch", parallel.launch, {"auto", "threads", "processes"});
-  rules.one_of("parallel.backend", parallel.backend, {"auto", "local", "gloo", "nccl"});
-  rules.one_of("parallel.device", parallel.device, {"cpu", "cuda"});
   rules.require(parallel.backend != "nccl" || parallel.device == "cuda",
                 "parallel.backend nccl needs parallel.device cuda.", parallel.device, "--parallel.backend gloo");
   const bool processes = parallel.launch == "processes" || facts.launched_world_size > 1;
@@ -108,12 +105,9 @@ void check_fim(const config::FimConfig& fim, Rules& rules) {
 }
 
 void check_precision(const config::OptimizerConfig& optimizer, const std::string& dtype, Rules& rules) {
-  rules.one_of("train.dtype", dtype, {"fp32", "fp64", "bf16", "fp16"});
-  rules.one_of("optimizer.grad_dtype", optimizer.grad_dtype, {"fp32", "bf16", "fp16"});
   rules.require(optimizer.grad_dtype == "fp32" || optimizer.grad_dtype == dtype,
                 "optimizer.grad_dtype must be fp32 or train.dtype.", concat(optimizer.grad_dtype, " and ", dtype),
                 "--optimizer.grad_dtype fp32 (the default)");
-  rules.one_of("optimizer.state_dtype", optimizer.state_dtype, {"fp32", "bf16"});
   rules.require(!optimizer.stochastic_rounding || dtype == "bf16" || dtype == "fp16" || optimizer.state_dtype == "bf16",
                 "optimizer.stochastic_rounding needs something stored in 16 bits: train.dtype bf16 or fp16, or "
                 "optimizer.state_dtype bf16.",
@@ -141,10 +135,6 @@ void check_sharding(const config::OptimizerConfig& optimizer, Rules& rules) {
   const char* option = "optimizer.data_parallel_sharding_strategy";
   const std::string& strategy = optimizer.data_parallel_sharding_strategy;
   const bool sharded = optimizer.use_distributed_optimizer;
-  if (strategy == "optim_grads_params")
-    return rules.require(false, concat(option, " can split optimizer and gradients: each rank has whole parameters."),
-                         strategy, "--data-parallel-sharding-strategy optim_grads");
-  rules.one_of(option, strategy, {"no_shard", "optim", "optim_grads"});
   rules.require(strategy != "optim_grads" || sharded,
                 concat(option,
                        " optim_grads needs optimizer.use_distributed_optimizer: a rank keeps the gradients of "
@@ -166,15 +156,22 @@ void check_bounds(const config::OptimizerOption& option, double value, Rules& ru
   }
 }
 
-void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
-  rules.one_of("optimizer.name", optimizer.name, config::optimizer_names());
+void check_optimizer(config::OptimizerConfig optimizer, Rules& rules) {
+  std::string& strategy = optimizer.data_parallel_sharding_strategy;
+  if (strategy == "optim_grads_params") {  // Megatron-LM's, which deserves more than a list
+    rules.require(false,
+                  "optimizer.data_parallel_sharding_strategy can split optimizer and gradients: each rank has whole "
+                  "parameters.",
+                  strategy, "--data-parallel-sharding-strategy optim_grads");
+    strategy = "optim";
+  }
+  rules.choices("optimizer", optimizer);
   for (const config::OptimizerOption& option : config::optimizer_options())
     check_bounds(option, option.value(optimizer), rules);
   rules.attempt([&] { multipliers(optimizer, {}); });
   rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
                concat(optimizer.weight_decay));
   rules.option("optimizer.clip_grad", optimizer.clip_grad >= 0, "must be at least 0.", concat(optimizer.clip_grad));
-  rules.one_of("optimizer.clip_norm", optimizer.clip_norm, {"l2", "inf"});
   rules.at_least("optimizer.bucket_size", optimizer.bucket_size, 0);
   check_sharding(optimizer, rules);
 }
@@ -188,8 +185,7 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   };
   up_to_peak("schedule.min_lr", schedule.min_lr);
   up_to_peak("schedule.lr_warmup_init", schedule.lr_warmup_init);
-  rules.attempt([&] { lr_decay_of(schedule.lr_decay_style); });
-  rules.attempt([&] { wsd_decay_of(schedule.lr_wsd_decay_style); });
+  rules.choices("schedule", schedule);
   rules.range<std::int64_t>("schedule.lr_decay_samples", schedule.lr_decay_samples, 0, kMostSamples);
   rules.range<std::int64_t>("schedule.lr_warmup_samples", schedule.lr_warmup_samples, 0, kMostSamples);
   rules.range("schedule.lr_warmup_fraction", schedule.lr_warmup_fraction, 0.0, 1.0);
@@ -204,6 +200,7 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
 }
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
+  rules.choices("train", train);
   rules.option("train.out", !train.out.empty(), "must name the run's folder.", "nothing");
   rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
   rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
@@ -220,13 +217,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
                "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
-  rules.one_of("train.recompute", train.recompute, {"none", "selective", "full"});
-  rules.one_of("train.recompute_method", train.recompute_method, {"uniform", "block"});
   rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMostLayers);
-  for (const std::string& module : train.recompute_modules)
-    rules.one_of("train.recompute_modules", module, {"core_attn", "layernorm", "mlp"});
-  rules.one_of("train.kernels", train.kernels, {"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"});
-  rules.one_of("train.matmul_precision", train.matmul_precision, {"highest", "high"});
   rules.require(train.matmul_precision != "high" || train.dtype == "fp32",
                 "train.matmul_precision = high is for train.dtype = fp32.", concat("train.dtype = ", train.dtype),
                 "--train.matmul_precision highest");
@@ -242,8 +233,8 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.require(!checkpoint.no_load_optim || !checkpoint.load.empty(),
                 "checkpoint.no_load_optim needs checkpoint.load: a run's own checkpoint comes with its optimizer.",
                 "none", "--load FOLDER, and another --train.out");
+  rules.choices("log", log);
   rules.at_least("log.interval", log.interval, 1);
-  rules.one_of("log.progress", log.progress, {"auto", "on", "off"});
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
                 "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
                 "'" + log.trace + "'", "--log.trace trace.json");

@@ -29,15 +29,17 @@ struct ModelFlags {
   std::string device = "cpu";
 
   void visit(auto& v) {
-    v("load", load, "Folder of a trained run or checkpoint, or a Hugging Face folder.");
-    v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.");
-    v("dtype", dtype, "fp32, bf16, fp16 or fp64; empty: the run's, fp32 for a Hugging Face folder.");
-    v("world_size", world_size, "Ranks in all; 0: as many as the sizes of the layout ask for.");
-    v("tp", tp, "Ranks that split each weight matrix.");
-    v("pp", pp, "Ranks that split the layers.");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads of a rank; 0: cores / ranks.", config::RanksMayDiffer());
-    v("timeout_s", timeout_s, "Seconds after which a rank gives up waiting for others, and names them.");
-    v("device", device, "cpu or cuda.");
+    v("load", load, "Folder of a trained run or checkpoint, or a Hugging Face folder.", config::Required(),
+      config::Common());
+    v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.", config::Common());
+    v("dtype", dtype, "Data type of the weights; empty: the run's, fp32 for a Hugging Face folder.", config::Common(),
+      config::Choices({"fp32", "bf16", "fp16", "fp64"}));
+    v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
+    v("tp", tp, "Tensor-parallel size.");
+    v("pp", pp, "Pipeline-parallel size.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.", config::RanksMayDiffer());
+    v("timeout_s", timeout_s, "Seconds after which a rank stops waiting for others, and names them.");
+    v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
   }
 };
 

@@ -1,0 +1,86 @@
+"""The help of every job, as a reader meets it: usage, types, choices, what is written, examples that the job takes."""
+import pathlib
+import re
+import shlex
+import sys
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from advice import job_of, unknown_options  # noqa: E402
+from program import RunFolder, run  # noqa: E402
+
+
+def jobs():
+    """Every job of one name or two, from the lists that the program prints."""
+    for first in re.findall(r"^  megatron (\S+)", run("--help"), re.MULTILINE):
+        listing = run(first, "--help") if first != "version" else ""
+        names = re.findall(rf"^  megatron {first} (\S+)  ", listing, re.MULTILINE)
+        yield from ([first, name] for name in names) if names else [[first]]
+
+
+JOBS = [job for job in jobs() if job != ["version"]]
+
+
+class Help(unittest.TestCase):
+    def test_every_job_shows_usage_exit_codes_and_examples(self):
+        self.assertGreater(len(JOBS), 35)
+        for job in JOBS:
+            with self.subTest(job=job):
+                text = run(*job, "--help")
+                self.assertTrue(text.startswith("megatron " + job[0]), text[:80])
+                for words in ["exit codes: 0 done, 1 the run failed, 2 the command", "\nexamples:\n  "]:
+                    self.assertIn(words, text)
+
+    def test_the_options_of_every_example_are_the_jobs(self):
+        for job in JOBS:
+            examples = run(*job, "--help").split("\nexamples:\n")[1].strip().splitlines()
+            for example in examples:
+                with self.subTest(example=example):
+                    command = re.search(r"\bmegatron .*", example.split(">")[0])[0]
+                    words = shlex.split(command)[1:]
+                    self.assertEqual(words[:len(job)], job)
+                    self.assertEqual(unknown_options(command, job_of(words)), [])
+
+    def test_options_show_their_type_or_choices_and_no_sentence_about_it(self):
+        types = re.compile(r"^  --\S+(, --\S+)*( (INT|FLOAT|STRING)(\.\.\.)?| \{[^ ]+\}(\.\.\.)?)?(\s{2,}\S.*)?$")
+        for job in JOBS:
+            text = run(*job, "--help", "all")
+            for line in text.splitlines():
+                if line.startswith("  --"):
+                    self.assertRegex(line, types, job)
+            for words in ["(a text;", "a list of texts", "an integer", "(true or false"]:
+                self.assertNotIn(words, text, job)
+
+    def test_a_training_shows_a_page_and_the_rest_by_section(self):
+        short, model, everything = run("train", "--help"), run("train", "--help", "model"), run("train", "--help", "all")
+        self.assertLess(len(short.splitlines()), 75)
+        for words in ["--lr FLOAT", "--optimizer {adam,", "--tp INT", "--tokenizer STRING", "--help SECTION"]:
+            self.assertIn(words, short)
+        self.assertNotIn("rotary", short)
+        self.assertIn("--model.rotary_base, --rotary-base FLOAT", model)
+        self.assertNotIn("--schedule.lr", model)
+        self.assertIn("--schedule.lr, --lr FLOAT", everything)
+        self.assertIn("one of all, model, parallel", run("train", "--help", "modle", code=2))
+
+    def test_what_must_be_given_is_marked(self):
+        text = run("data", "preprocess", "--help")
+        for option in ["--input", "--tokenizer", "--output-prefix"]:
+            self.assertRegex(text, rf"(?ms)^  {option} STRING(\.\.\.)?\s(?:(?!^  --).)*\(required\)")
+
+    def test_each_choice_in_braces_is_taken_and_another_word_is_not(self):
+        """Of a recipe: the choices of the help are those of the rules."""
+        place = RunFolder()
+        self.addCleanup(place.close)
+        text = run("train", "--help", "all")
+        seen = 0
+        for names, choices in re.findall(r"^  (--.*?) \{(\S+)\}", text, re.MULTILINE):
+            option = names.split(",")[0]
+            message = place.train("run", option, "nonesuch", code=2)
+            self.assertIn(f"must be one of {choices.replace(',', ', ')}.", message)
+            seen += 1
+        self.assertGreater(seen, 15)
+        self.assertFalse((place.path / "run").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
