@@ -22,7 +22,6 @@ endfunction()
 # megatron_library(FOLDER [PURE] [DEPS folder…] [LIBS target…] [FLAGS flag…])
 # PURE folders must not see torch headers (scripts/check_layers.py proves it over the #include lines).
 function(megatron_library folder)
-  set_property(GLOBAL APPEND PROPERTY MEGATRON_FOLDERS ${folder})
   cmake_parse_arguments(ARG "PURE" "" "DEPS;LIBS;FLAGS" ${ARGN})
   set_property(GLOBAL APPEND PROPERTY MEGATRON_FOLDERS ${folder})
   if(MEGATRON_SANITIZE AND MEGATRON_SANITIZED AND NOT folder MATCHES "^(${MEGATRON_SANITIZED})$")

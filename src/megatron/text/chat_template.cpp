@@ -9,6 +9,7 @@
 #include "megatron/base/file.h"
 #include "megatron/base/printable.h"
 #include "megatron/text/chat/methods.h"
+#include "megatron/text/files/token_spellings.h"
 
 namespace megatron::text {
 namespace {
@@ -66,7 +67,7 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
   const auto config_file = folder / "tokenizer_config.json", jinja_file = folder / "chat_template.jinja";
   nlohmann::json config = nlohmann::json::object();
   if (std::filesystem::exists(config_file))
-    config = nlohmann::json::parse(read_file(config_file, kLargestFile), nullptr, /*allow_exceptions=*/false);
+    config = parse_json(read_file(config_file, kLargestFile), config_file.string());
   std::string jinja;
   if (std::filesystem::exists(jinja_file))
     jinja = read_file(jinja_file, kLargestFile);
