@@ -11,7 +11,7 @@ FORBIDDEN = [(re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b"), "leftover"),
              (re.compile(r"^(<{7}|>{7}) "), "merge conflict")]
 BUDGET = {".h": 250, ".cpp": 600, ".cu": 600}
 WIDEST = 120
-GOLDEN_BYTES = 4_500_000  # a clone carries them for ever
+GOLDEN_BYTES = 4_000_000  # a clone carries them for ever
 NARROW = {".h", ".cpp", ".cu", ".py"}
 WIDE = {f"src/megatron/{name}.h" for name in (
     "text/characters/unicode_ranges", "text/characters/bert_tables", "text/characters/normal_form_tables",

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What transformers makes of published chat templates, and Jinja2 of short ones: tests/golden/chat/rendered.json.
+"""What transformers makes of published chat templates, and Jinja2 of short ones: golden/chat/rendered.json of the
+archive tests/golden/packed.tar.xz. Written where that is unpacked; pack it again by tests/golden/unpack.py.
 
     python3 chat_golden.py [--templates FOLDER]
 
-Needs transformers and jinja2. FOLDER: templates to take into tests/golden/chat/published first; those that are there
+Needs transformers and jinja2. FOLDER: templates to take into golden/chat/published first; those that are there
 come from the source distribution of llama_cpp_python 0.3.36, vendor/llama.cpp/models/templates
 (pip download --no-deps --no-binary llama_cpp_python llama_cpp_python==0.3.36).
 """
@@ -17,6 +18,7 @@ import jinja2
 from transformers.utils import chat_template_utils
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/chat"
+PACKED = pathlib.Path(__file__).resolve().parents[2] / ".cache/golden/golden/chat"
 PUBLISHED = """
 Apertus-8B-Instruct Bielik-11B-v3.0-Instruct ByteDance-Seed-OSS GLM-4.6 GLM-4.7-Flash HuggingFaceTB-SmolLM3-3B
 Kimi-K2-Instruct Kimi-K2-Thinking LFM2-8B-A1B LFM2.5-8B-A1B MiMo-VL MiniMax-M1 MiniMax-M2
@@ -195,7 +197,7 @@ def rendered(template, variables):
 
 def templates():
     """The text of each, by its name."""
-    return {path.stem: path.read_bytes().decode() for folder in (GOLDEN, GOLDEN / "published")
+    return {path.stem: path.read_bytes().decode() for folder in (GOLDEN, PACKED / "published")
             for path in sorted(folder.glob("*.jinja"))}
 
 
@@ -224,10 +226,10 @@ def main():
     parser.add_argument("--templates", type=pathlib.Path)
     folder = parser.parse_args().templates
     if folder:
-        (GOLDEN / "published").mkdir(exist_ok=True)
+        (PACKED / "published").mkdir(parents=True, exist_ok=True)
         for name in PUBLISHED:
-            shutil.copyfile(folder / f"{name}.jinja", GOLDEN / "published" / f"{name}.jinja")
-    (GOLDEN / "rendered.json").write_text(text_of(golden(), 3) + "\n")
+            shutil.copyfile(folder / f"{name}.jinja", PACKED / "published" / f"{name}.jinja")
+    (PACKED / "rendered.json").write_text(text_of(golden(), 3) + "\n")
 
 
 if __name__ == "__main__":

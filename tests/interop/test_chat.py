@@ -12,7 +12,7 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MODELS, run  # noqa: E402
+from program import MODELS, UNPACKED, run  # noqa: E402
 
 numpy, transformers, MISSING = peers("numpy", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
@@ -21,8 +21,7 @@ NO_MODEL = "" if SMOLLM2.exists() else f"{SMOLLM2} is not there"
 TEMPLATES = {path.stem: path.read_text() for path in
              (pathlib.Path(__file__).resolve().parents[1] / "golden/chat").glob("*.jinja")}
 
-PUBLISHED = {path.stem: path.read_text() for path in
-             (pathlib.Path(__file__).resolve().parents[1] / "golden/chat/published").glob("*.jinja")}
+PUBLISHED = {path.stem: path.read_text() for path in (UNPACKED / "golden/chat/published").glob("*.jinja")}
 
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text}
                            for role in ("user", "assistant", "system"))
@@ -47,7 +46,7 @@ def documents(prefix):
 class Golden(unittest.TestCase):
     def test_what_the_unit_tests_compare_with_is_what_transformers_writes(self):
         import chat_golden
-        self.assertEqual((chat_golden.GOLDEN / "rendered.json").read_text(),
+        self.assertEqual((chat_golden.PACKED / "rendered.json").read_text(),
                          chat_golden.text_of(chat_golden.golden(), 3) + "\n")
 
 

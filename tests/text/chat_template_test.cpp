@@ -19,7 +19,10 @@ using testing::HasSubstr;
 
 /// A template as its family's folders hold it; tests/interop compares them with transformers.
 std::string golden(const std::string& name) {
-  return read_file(std::filesystem::path(tests_folder()) / "golden/chat" / (name + ".jinja"), 1 << 16);
+  const bool published = name.starts_with("published/");
+  return read_file(
+      std::filesystem::path(published ? unpacked_folder() : tests_folder()) / "golden/chat" / (name + ".jinja"),
+      1 << 16);
 }
 const std::string kChatMl = golden("chatml"), kLlama2 = golden("llama2"), kLlama3 = golden("llama3"),
                   kLlama31 = golden("llama3.1"), kMistral = golden("mistral");
