@@ -17,7 +17,7 @@ help:
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
 	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
-	@echo 'make docs        write the generated references again (docs/config.md, docs/schedules)'
+	@echo 'make docs        write the generated references again (docs/config.md, from_megatron_lm.md, schedules)'
 	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
 
 setup:
@@ -65,6 +65,7 @@ performance:
 
 docs: build
 	@$(BUILD)/megatron docs config >docs/config.md.new && mv docs/config.md.new docs/config.md
+	@$(BUILD)/megatron docs megatron-lm >docs/from_megatron_lm.md.new && mv docs/from_megatron_lm.md.new docs/from_megatron_lm.md
 	@$(BUILD)/megatron docs schedules --output docs/schedules
 
 # Not installed by setup, but for clang-format by setup --tests.

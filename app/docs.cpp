@@ -45,6 +45,7 @@ int config_reference(const Args& args) {
 int docs(const Args& args) {
   return dispatch("megatron docs",
                   {{"config", "Prints docs/config.md: every option of a recipe.", config_reference},
+                   {"megatron-lm", "Prints docs/from_megatron_lm.md: Megatron-LM's options here.", docs_megatron_lm},
                    {"schedules", "Writes docs/schedules: every pipeline schedule as a picture.", docs_schedules}},
                   args);
 }

@@ -282,6 +282,7 @@ WRONG = {
     "plot": "\n{new}\n--json",
     "docs": "\nconfg",
     "docs config": "\nword",
+    "docs megatron-lm": "\nword",
     "": "\ntokeniser\n--versin",
 }
 

@@ -57,7 +57,11 @@ constexpr MegatronFlag kFlags[] = {
     {"log-throughput", false, kMetrics},
 };
 
-const std::vector<MegatronSwitch>& switches() {
+}  // namespace
+
+std::span<const MegatronFlag> megatron_flags() { return kFlags; }
+
+const std::vector<MegatronSwitch>& megatron_switches() {
   static const std::vector<MegatronSwitch> all = {
       {"bf16", {{"train.dtype", "bf16"}}, "fp16"},
       {"fp16", {{"train.dtype", "fp16"}}, "bf16"},
@@ -73,10 +77,8 @@ const std::vector<MegatronSwitch>& switches() {
   return all;
 }
 
-}  // namespace
-
 const MegatronSwitch* megatron_switch(const std::string& name) {
-  for (const MegatronSwitch& entry : switches())
+  for (const MegatronSwitch& entry : megatron_switches())
     if (name == entry.name) return &entry;
   return nullptr;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct MegatronSwitch {
   std::vector<Setting> settings;
   const char* excludes = nullptr;  ///< another switch
 };
+
+/// All of them, in the order of docs/from_megatron_lm.md.
+std::span<const MegatronFlag> megatron_flags();
+const std::vector<MegatronSwitch>& megatron_switches();
 
 /// The entry for a normalized name without dashes, or null.
 const MegatronSwitch* megatron_switch(const std::string& name);

@@ -1,0 +1,67 @@
+"""Pages that the program writes are as it writes them, and the page from Megatron-LM is true."""
+import pathlib
+import re
+import sys
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import RunFolder, run  # noqa: E402
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+
+
+def section(page, title):
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(table):
+    """The rows of a Markdown table, without the head."""
+    lines = [line for line in table.splitlines() if line.startswith("| `--")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+class Pages(unittest.TestCase):
+    maxDiff = None
+
+    def test_the_generated_pages_are_those_of_this_program(self):
+        for job, page in [("config", "config.md"), ("megatron-lm", "from_megatron_lm.md")]:
+            self.assertEqual(run("docs", job), (DOCS / page).read_text(), f"make docs writes {page} again")
+
+
+class FromMegatron(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.page = (DOCS / "from_megatron_lm.md").read_text()
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+        cls.help = run("train", "--help", "all")
+
+    def test_accepted_flags_are_options_of_train(self):
+        found = rows(section(self.page, "Accepted under Megatron-LM's name"))
+        self.assertGreater(len(found), 90)
+        for flags, option, *_ in found:
+            head = re.search(rf"(?m)^  --{re.escape(option.strip('`'))}\b.*", self.help)[0]
+            for flag in re.findall(r"--[\w-]+", flags):
+                self.assertIn(flag, head)
+
+    def test_switches_are_accepted_and_mean_what_the_page_says(self):
+        empty = self.place.path / "empty.toml"
+        empty.write_text("")
+        for switch, words in rows(section(self.page, "Switches that stand for other options")):
+            option, value = words.strip("`").split()[:2]
+            other = {"true": "false", "false": "true"}.get(value, "9" if value.isdigit() else "nonesuch")
+            message = run("train", empty, switch.strip("`"), option, other, code=2)
+            self.assertIn(f"both say {option[2:]}.\n  got:  {switch.strip('`')} and {option}", message)
+
+    def test_refused_flags_are_refused_with_the_fix_of_the_page(self):
+        found = rows(section(self.page, "Refused, with what to write instead"))
+        self.assertGreater(len(found), 30)
+        message = run("plan", self.place.recipe, *(flag.strip("`") for flag, _ in found), code=2)
+        self.assertEqual(message.count("this flag of Megatron-LM is not supported."), len(found))
+        for flag, fix in found:
+            self.assertIn(f"  got:  {flag.strip('`')}\n", message)
+            self.assertIn(fix.removeprefix("leave it out"), message)
+
+
+if __name__ == "__main__":
+    unittest.main()
