@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kHead = R"(# From Megatron-LM
 
-Written by `megatron docs megatron-lm`. After this page you can run a `pretrain_gpt.py` command line of yours here: the data,
-the checkpoint and most of the words stay as they are.
+Written by `megatron docs megatron-lm`. After this page you can run a `pretrain_gpt.py` command line of yours here:
+the data, the checkpoint and most of the words stay as they are.
 
 ## What to do first
 
@@ -31,9 +31,9 @@ torchrun --nproc-per-node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --num
     --tokenizer-type GPT2BPETokenizer --vocab-file tok/vocab.json --merge-file tok/merges.txt --transformer-impl local
 ```
 
-becomes a recipe and the words that differ from it. The recipe may be empty: every option has a default (`docs/config.md`).
-`megatron plan` shows what the words mean before anything runs. Flags of Megatron-LM that are not supported are named, all at
-once, each with what to write instead:
+becomes a recipe and the words that differ from it. The recipe may be empty: every option has a default
+(`docs/config.md`). `megatron plan` shows what the words mean before anything runs. Flags of Megatron-LM that are not
+supported are named, all at once, each with what to write instead:
 
 ```
 $ touch empty.toml
@@ -55,22 +55,24 @@ $ megatron train empty.toml --world-size 2 --tensor-model-parallel-size 2 --num-
     --tokenizer tok --train.out runs/first
 ```
 
-`runs/first/recipe.toml` is the resolved recipe, every default included: from now on `megatron train runs/first/recipe.toml`
-is the whole command.
+`runs/first/recipe.toml` is the resolved recipe, every default included: from now on `megatron train
+runs/first/recipe.toml` is the whole command.
 
 ## What stays, what differs
 
 - Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
-- Ranks: torchrun, mpirun and Slurm work as before; without them `--world-size N` starts N ranks. `--tp`, `--pp` and `--sp` are
-  short for Megatron-LM's names.
+- Ranks: torchrun, mpirun and Slurm work as before; without them `--world-size N` starts N ranks. `--tp`, `--pp` and
+  `--sp` are short for Megatron-LM's names.
 - Checkpoints: `megatron checkpoint import --from DIR --output DIR` reads Megatron-LM's; `docs/interchange.md`.
-- Folders: `--train.out` has recipe, metrics and checkpoints of a run; the same command again resumes from it, without `--load`.
-- Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per iteration.
+- Folders: `--train.out` has recipe, metrics and checkpoints of a run; the same command again resumes from it, without
+  `--load`.
+- Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per
+  iteration.
 - A switch that is on is turned off by `--no-NAME`; `_` and `-` are the same.
 - Warm-up and decay are counted in samples, not in iterations: `--lr-warmup-samples`, or `--lr-warmup-fraction`.
-- Not here: mixture of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models, multi-modal models,
-  retrieval, multi-token prediction, latent attention, reinforcement learning. Their flags are refused like any unknown word,
-  with exit code 2, before anything is written.
+- Not here: mixture of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models,
+  multi-modal models, retrieval, multi-token prediction, latent attention, reinforcement learning. Their flags are
+  refused like any unknown word, with exit code 2, before anything is written.
 )";
 
 /// Names that only this program has: Megatron-LM's parser does not know them.

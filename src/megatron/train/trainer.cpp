@@ -205,7 +205,7 @@ class Run {
 
   void collect(const Evaluation& evaluation) const {
     const ForwardStep& step = engine_.pipeline.forward_step();
-    if (step.collected && !evaluation.non_loss.empty() && engine_.context.is_first(plan::Axis::Tp))
+    if (step.collected && !evaluation.non_loss.empty() && engine_.context.tensor().rank() == 0)
       step.collected(state_.iteration, evaluation.non_loss);
   }
 
