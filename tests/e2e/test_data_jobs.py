@@ -77,7 +77,7 @@ class DataJobs(unittest.TestCase):
                              (golden / kind / "pretrain/valid.sample_index.npy").read_bytes())
         message = run("data", "index", golden / "indexed/bert_text_sentence", "--kind", "ict", "--seq-length", 128,
                       "--samples", "1,1,1", "--output", self.path / "ict", code=2)
-        self.assertIn("gpt, bert or t5", message)
+        self.assertIn("must be one of gpt, bert, t5", message)
 
     def test_a_path_that_is_not_utf8_can_be_reported(self):
         output = os.fsencode(self.path) + b"/\xff"

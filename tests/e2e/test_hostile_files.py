@@ -171,7 +171,7 @@ class HostileFiles(unittest.TestCase):
         recipe.write_text(self.place.recipe.read_text().replace("[train]", '[train]\nout = "cut\\u0000off"'))
         error = self.refused("train", recipe, "--data-path", self.place.path / "tokens_text_document", "--tokenizer",
                              self.place.tokenizer)
-        self.assertIn("train.out must be a text without NUL characters", error)
+        self.assertIn("train.out must be a string without NUL characters", error)
         self.assertFalse((self.place.path / "cut").exists())
 
     def test_caches_and_batches_that_the_machine_cannot_hold_are_refused(self):

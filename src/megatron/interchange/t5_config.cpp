@@ -107,7 +107,7 @@ void write_t5(const config::ModelConfig& model, json& object) {
 bool can_be_t5(const config::ModelConfig& model) {
   return model.normalization == "RMSNorm" && !model.add_bias_linear && model.position_embedding_type == "relative" &&
          (model.num_query_groups == 0 || model.num_query_groups == model.num_attention_heads) &&
-         feed_forward_of(model) != nullptr;
+         model == config::AttentionVariant{} && feed_forward_of(model) != nullptr;
 }
 
 }  // namespace megatron::interchange
