@@ -24,8 +24,8 @@ int main(int argc, char** argv) {
     return run::run_on_ranks(model.run, std::nullopt, [&](const comm::Group& world, at::Device device) {
       const run::RankModel rank = run::load_rank(model, world, device, model.run.shape.max_positions);
       const generate::StagedGpt staged(
-          model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.group(plan::Axis::Tp)),
-          rank.context.group(plan::Axis::Pp), rank.tensor());
+          model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
+          rank.tensor());
       const auto texts = generate::generate(staged, {{prompt.begin(), prompt.end()}}, options);
       const auto ids = generate::ids_with_text(model.tokenizer, texts[0], options.ends);
       if (world.rank() == 0) std::cout << argv[2] << generate::text_after(model.tokenizer, prompt, ids) << "\n";
