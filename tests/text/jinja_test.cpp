@@ -127,10 +127,10 @@ TEST(Jinja, ReadsHostileTemplatesInLittleTimeAndMemory) {
       "{{ 'aa'|replace('a', 'a' * 9999999 * 99) }}",
       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
       "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-      "{% set ns = namespace(a=list) %}{% for i in range(99) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
-      "{{ ns.a == ns.a }}",
-      "{% set ns = namespace(a=list) %}{% for i in range(99) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
-      "{{ ns.a | tojson }}",
+      ("{% set ns = namespace(a=list) %}{% for i in range(99) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
+       "{{ ns.a == ns.a }}"),
+      ("{% set ns = namespace(a=list) %}{% for i in range(99) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
+       "{{ ns.a | tojson }}"),
       "{% set ns = namespace(a=list) %}{% for i in range(999) %}{% set ns.a = [ns.a] %}{% endfor %}",
       "{% set ns = namespace() %}{% set ns.a = ns %}",
       "{% set ns = namespace() %}{% set ns.a = [ns] %}",

@@ -102,7 +102,7 @@ std::string common_options(const Fields& fields) {
       [&](const Field& field) {
         if (finetunes && field.meaning.only_in_training) return;
         if (field.meaning.required || field.meaning.common)
-          out += option_text(field, split_path(field.path).section != "", true);
+          out += option_text(field, !split_path(field.path).section.empty(), true);
       });
   return out + "\n--help all lists every option" +
          (sections.empty() ? "" : ", --help SECTION those of a section:\n  " + sections) + "\n";

@@ -113,7 +113,7 @@ at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std
           norm_backward(norms[i], {at::Tensor(), views[i].contiguous()}, kept[i].part, kept[i].mean, kept[i].rstd));
     return {dx};
   };
-  return with_backward(std::move(depends), y, std::move(backward));
+  return with_backward(depends, y, std::move(backward));
 }
 
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,

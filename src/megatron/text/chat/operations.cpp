@@ -333,8 +333,7 @@ class Operations {
     if (name == "list") return Value::sequence(Kind::List, std::move(items));
     if (name == "first") {
       if (items.empty()) return {};
-      const Value first = items.front();
-      return first;
+      return items.front();
     }
     if (name == "last") return items.empty() ? Value() : items.back();
     if (name == "reverse") {
@@ -429,7 +428,8 @@ class Operations {
       arguments.must_be_used();
       for (const Value& item : items) {
         Value found = at_path(item, attribute);
-        result.push_back(found.is(Kind::Undefined) && otherwise ? *otherwise : std::move(found));
+        if (found.is(Kind::Undefined) && otherwise) found = *otherwise;
+        result.push_back(std::move(found));
       }
       return Value::sequence(Kind::Generator, std::move(result));
     }
