@@ -5,7 +5,7 @@
 
 #include "app/job_help.h"
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/options.h"
 
 namespace megatron::app {

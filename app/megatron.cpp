@@ -5,10 +5,10 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
-#include "megatron/base/mapped_faults.h"
-#include "megatron/base/out_of_memory.h"
-#include "megatron/base/printable.h"
-#include "megatron/base/write_error.h"
+#include "megatron/base/files/mapped_faults.h"
+#include "megatron/base/files/write_error.h"
+#include "megatron/base/machine/out_of_memory.h"
+#include "megatron/base/text/printable.h"
 
 namespace {
 

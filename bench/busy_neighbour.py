@@ -48,7 +48,7 @@ def main():
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         report.skip("one core", "run it where the process may use two")
-    result = report.Report("busy-neighbour", "A step beside a process that never waits", arguments)
+    result = report.Report("busy-neighbour", "A step next to a process that never waits", arguments)
     os.sched_setaffinity(0, set(cores))  # and of all that is started here
     ours = {"GOMP_SPINCOUNT": arguments.spins} if arguments.spins else {}
     long = {"GOMP_SPINCOUNT": LIBGOMP_SPINS}

@@ -5,8 +5,8 @@
 #include <random>
 #include <string>
 
-#include "megatron/data/gpt_dataset.h"
-#include "megatron/data/preprocess.h"
+#include "megatron/data/preprocess/preprocess.h"
+#include "megatron/data/samples/gpt_dataset.h"
 
 // The data path without a tokenizer: what reading, parsing, writing, ordering and fetching cost by themselves.
 namespace megatron::data {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "megatron/base/timer.h"
-#include "megatron/data/bert_dataset.h"
-#include "megatron/data/t5_dataset.h"
+#include "megatron/data/samples/bert_dataset.h"
+#include "megatron/data/samples/t5_dataset.h"
 
 // One thread makes samples of BERT or T5; bench/masked_samples_peers.py runs it beside Megatron-Core.
 //

@@ -1,7 +1,7 @@
 #include <ATen/ops/zeros.h>
 #include <benchmark/benchmark.h>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/parallel/backward.h"
 #include "megatron/pipeline/run.h"
 #include "megatron/schedule/generate.h"

@@ -28,7 +28,7 @@ endif()
 
 # The headers of docs/tour.md and those of run/, with what they include.
 file(STRINGS ${PROJECT_SOURCE_DIR}/docs/tour.md tour ENCODING UTF-8 REGEX "^\\*\\*[0-9]+\\. ")
-string(REGEX MATCHALL "`[a-z_0-9]+/[a-z_0-9]+\\.h`" public_headers "${tour}")
+string(REGEX MATCHALL "`[a-z_0-9/]+\\.h`" public_headers "${tour}")
 string(REPLACE "`" "" public_headers "${public_headers}")
 file(GLOB run_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/megatron ${PROJECT_SOURCE_DIR}/src/megatron/run/*.h)
 set(waiting ${public_headers} ${run_headers} generate/generate.h generate/texts.h base/version.h)
@@ -104,7 +104,7 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libmegatron-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 # What find_package(megatron) looks for and the archives are linked with.
 file(STRINGS ${PROJECT_SOURCE_DIR}/scripts/packages.txt wanted REGEX "-dev$")
-list(FILTER wanted EXCLUDE REGEX "benchmark|gtest|gmock|gloo")
+list(FILTER wanted EXCLUDE REGEX "benchmark|gtest|gmock|gloo|fmt")
 list(JOIN wanted ", " wanted)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "cmake, pkg-config, ${wanted}")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "The library: headers, static archives, find_package(megatron) and examples.")

@@ -9,8 +9,7 @@ endif()
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  # What it asks for before it keeps objects made with a precompiled header (megatron_test).
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE=${CCACHE} ${PROJECT_SOURCE_DIR}/cmake/ccache.sh)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
 
@@ -27,6 +26,7 @@ find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(simdjson REQUIRED IMPORTED_TARGET simdjson)
+pkg_check_modules(fmt REQUIRED fmt)  # headers alone (base/text/format.h)
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(lzma REQUIRED IMPORTED_TARGET liblzma)

@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/tasks/choice.h"
-#include "megatron/tasks/lambada.h"
+#include "megatron/tasks/published/choice.h"
+#include "megatron/tasks/published/lambada.h"
 
 // Any bytes as a question of multiple choice and as a passage. What has to hold of what is accepted ends the program
 // where it does not.

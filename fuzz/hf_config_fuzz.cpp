@@ -6,8 +6,9 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/hf_config.h"
-#include "megatron/interchange/safetensors_folder.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/safetensors_folder.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace megatron;
@@ -15,12 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
     const FolderConfig config = parse_config(text, "input");
-    const plan::GptShape shape = shape_of(config.model);
+    const plan::ModelShape shape = shape_of(config.model);
     if (shape.num_layers * shape.groups() <= 1024) {
-      const Mapping mapping = config.family == Family::Gpt2 ? gpt2_mapping(shape)
-                              : config.family == Family::Llama
-                                  ? llama_mapping(shape)
-                                  : bert_mapping(shape, {.token_types = config.token_types});
+      const Mapping mapping = config.family->written_table(shape, [](const std::string&) { return true; });
       if (inverted(mapping).size() != source_shapes(mapping).size()) std::abort();
     }
     const std::string written = config_json(config, "float32");

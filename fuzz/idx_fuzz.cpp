@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/data/indexed_dataset.h"
-#include "megatron/data/pair_summary.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/files/pair_summary.h"
 
 // An input is an .idx file followed by its .bin file; the first 4 bytes say how long the .idx is.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/data/text_reader.h"
+#include "megatron/data/files/text_reader.h"
 
 // The first byte of an input chooses format, block size and limit; the rest is the file, which may be gzip, zstd or xz.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -2,7 +2,7 @@
 #include <span>
 
 #include "megatron/base/error.h"
-#include "megatron/data/npy.h"
+#include "megatron/data/files/npy.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace megatron;

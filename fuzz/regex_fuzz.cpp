@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/split/pretokenize.h"
 #include "megatron/text/split/regex.h"
 

@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
-#include "megatron/checkpoint/manifest.h"
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/base/text/utf8.h"
+#include "megatron/checkpoint/files/manifest.h"
+#include "megatron/checkpoint/files/safetensors.h"
 
 namespace {
 

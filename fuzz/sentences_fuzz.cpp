@@ -3,7 +3,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/data/sentences.h"
+#include "megatron/data/preprocess/sentences.h"
 
 // The first byte of an input chooses language and what is kept; the rest is the text.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

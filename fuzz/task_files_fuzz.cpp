@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/tasks/glue_examples.h"
 #include "megatron/tasks/pair_rows.h"
-#include "megatron/tasks/prediction_files.h"
-#include "megatron/tasks/race_examples.h"
+#include "megatron/tasks/published/glue_examples.h"
+#include "megatron/tasks/published/race_examples.h"
+#include "megatron/tasks/scores/prediction_files.h"
 #include "megatron/tasks/squad_features.h"
 #include "megatron/text/files/tokenizer_files.h"
 

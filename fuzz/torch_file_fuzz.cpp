@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/pickle.h"
-#include "megatron/interchange/zip.h"
+#include "megatron/interchange/megatron_lm/pickle.h"
+#include "megatron/interchange/megatron_lm/zip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace megatron;

@@ -4,11 +4,11 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/corpus/blocklist.h"
-#include "megatron/corpus/cut.h"
-#include "megatron/corpus/language.h"
+#include "megatron/corpus/dedup/shingle_sets.h"
+#include "megatron/corpus/filter/blocklist.h"
+#include "megatron/corpus/filter/language.h"
+#include "megatron/corpus/overlap/cut.h"
 #include "megatron/corpus/records.h"
-#include "megatron/corpus/shingle_sets.h"
 #include "megatron/corpus/words.h"
 
 // Any bytes as a text, as a line of JSON and as a URL. What has to hold of every result ends the program where it does

@@ -1,22 +1,29 @@
 #!/usr/bin/env python3
 """The folders of src/megatron include only folders above them; pure folders see no torch; c10d, CUDA and getenv stay
 in their places."""
+import collections
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "comm", "kernels", "parallel",
-         "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune", "generate", "run"]
-PURE = {"base", "config", "text", "data", "corpus", "tasks", "plan", "schedule"}
+ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "study", "comm", "kernels",
+         "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune", "generate", "run"]
+PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')
 C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')
-OWN = re.compile(r'#\s*include\s*[<"]megatron/([a-z_]+)/')
+READS = re.compile(r"\b(read_file|load_toml\w*|ifstream|fopen|MappedFile|std::filesystem)\b")
+MOST = 25  # sources at one level of a folder
+OWN = re.compile(r'#\s*include\s*[<"]megatron/(?!models/)([a-z_]+)/')
+# Which kind of model it is, nothing asks but its folder in models/. Tokenizers have the names of kinds too.
+KIND = re.compile(r'architecture\s*[!=]=\s*"|[!=]=\s*"(bert|t5|gpt)"')
 
 
 def problems_of(path):
     folder = path.relative_to(ROOT / "src/megatron").parts[0]
+    if folder == "models":  # a file of each kind belongs to the folder that it is named after
+        folder = path.stem
     in_plugin = "cuda" in path.parts or path.name.startswith("nccl_")
     if folder not in ORDER:
         yield 0, f"folder {folder} is not in the order of docs/tour.md"
@@ -33,8 +40,47 @@ def problems_of(path):
             yield number, "includes c10d outside of its backends"
         if CUDA.search(line) and not in_plugin:
             yield number, "includes a CUDA header outside of the plugin"
+        if "models" not in path.parts and KIND.search(line) and folder != "text":
+            yield number, "asks which kind of model it is: ask what it is made of (plan/model_kind.h)"
+        if folder == "plan" and READS.search(line):
+            yield number, "opens a file: plan/ is handed what files say"
+        if "<fmt/" in line and path.name != "format.h" or "base/text/format.h" in line and path.suffix == ".h":
+            yield number, "sources include base/text/format.h for {fmt}; headers do not"
+        if "json::parse(" in line or "sax_parse(" in line and path.name != "json.cpp":
+            yield number, "parses JSON by itself: base/text/json.h finds keys given twice and deep nesting"
         if re.search(r"\bgetenv\s*\(", line) and folder != "run":
             yield number, "reads the environment: only app/ and run/ do"
+
+
+def crowded():
+    """Folders of src/ and app/ with more sources at one level than a reader can survey."""
+    counts = collections.Counter(p.parent.relative_to(ROOT) for top in ("src", "app") for p in (ROOT / top).rglob("*")
+                                 if p.suffix in {".h", ".cpp"})
+    return {str(folder): count for folder, count in sorted(counts.items()) if count > MOST}
+
+
+def circle():
+    """Files of src/ and app/ that include one another in a circle; [] where there is none."""
+    includes = {}
+    for top, base in (("src/megatron", "src"), ("app", ".")):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in {".h", ".cpp", ".def"}:
+                includes[path.relative_to((ROOT / base).resolve()).as_posix()] = re.findall(
+                    r'^#include "((?:megatron|app)/[^"]+)"', path.read_text(), re.M)
+    done, trail = set(), []
+
+    def visit(file):
+        if file in trail:
+            return trail[trail.index(file):] + [file]
+        if file in done:
+            return []
+        trail.append(file)
+        found = next((round for round in map(visit, includes.get(file, [])) if round), [])
+        trail.pop()
+        done.add(file)
+        return found
+
+    return next((round for round in map(visit, includes) if round), [])
 
 
 def main():
@@ -45,6 +91,12 @@ def main():
             for number, problem in problems_of(path):
                 print(f"{path.relative_to(ROOT)}:{number}: {problem}")
                 bad += 1
+    if circle():
+        print("these include one another in a circle: " + " -> ".join(circle()))
+        bad += 1
+    bad += len(crowded())
+    for folder, files in crowded().items():
+        print(f"{folder}: {files} files at one level, more than {MOST}: make folders that show how data flows")
     print(f"layers: {count} files, {bad} problems")
     return bad != 0 or count == 0
 

@@ -16,7 +16,7 @@ namespace {
 using namespace megatron;
 
 // Megatron-LM's forward_step_func and loss_func in one: called on ranks that hold the last stage, whatever the layout.
-model::LossSum loss(const model::Gpt& stage, at::Tensor x, const model::Batch& batch, bool training) {
+model::LossSum loss(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch, bool training) {
   const at::Tensor logits = stage.logits(std::move(x), batch, training).to(at::kFloat);  // [s, b, vocab]
   const at::Tensor labels = batch.labels_bs.t(), mask = batch.loss_mask_bs.t();          // [s, b]
   const at::Tensor z = logits.logsumexp(-1);

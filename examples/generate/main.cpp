@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
 
     return run::run_on_ranks(model.run, std::nullopt, [&](const comm::Group& world, at::Device device) {
       const run::RankModel rank = run::load_rank(model, world, device, model.run.shape.max_positions);
-      const generate::StagedGpt staged(
+      const generate::StagedModel staged(
           model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
           rank.tensor());
       const auto texts = generate::generate(staged, {{prompt.begin(), prompt.end()}}, options);

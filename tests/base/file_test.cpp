@@ -1,4 +1,4 @@
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -12,9 +12,9 @@
 #include <limits>
 
 #include "megatron/base/error.h"
-#include "megatron/base/mapped_faults.h"
-#include "megatron/base/regular_file.h"
-#include "megatron/base/write_error.h"
+#include "megatron/base/files/mapped_faults.h"
+#include "megatron/base/files/regular_file.h"
+#include "megatron/base/files/write_error.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron {

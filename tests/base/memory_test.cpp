@@ -6,8 +6,8 @@
 #include <functional>
 #include <system_error>
 
-#include "megatron/base/machine_memory.h"
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/machine_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron {

@@ -1,4 +1,4 @@
-#include "megatron/base/nearest.h"
+#include "megatron/base/text/nearest.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/base/parallel.h"
+#include "megatron/base/machine/parallel.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/base/place.h"
+#include "megatron/base/named_path.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 
 #include <gtest/gtest.h>
 
 #include "megatron/base/log.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -14,10 +14,10 @@
 #include <thread>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/safetensors.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/checkpoint/support.h"
 
 namespace megatron::checkpoint {
@@ -137,8 +137,8 @@ TEST_F(DamagedCheckpoint, DeepNestingIsRefusedBeforeItExhaustsTheStack) {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
   write_file(iteration / "manifest.json",
              R"({"format":"megatron-cpp checkpoint","version":1,"xxh3":"0000000000000000","body":)" + deep + "}");
-  EXPECT_THAT(load_error(folder.path()), HasSubstr("manifest.json: must be a whole checkpoint manifest.\n  got:  JSON "
-                                                   "nested deeper than 16 levels"));
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("manifest.json: must be a whole checkpoint manifest.\n"
+                                                   "  got:  values nested deeper than 16 levels"));
   const std::string header = R"({"w":)" + deep + "}";
   const ReadAt read = [&](std::uint64_t offset, std::span<std::byte> into) {
     const std::uint64_t length = header.size();

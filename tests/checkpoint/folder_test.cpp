@@ -1,4 +1,4 @@
-#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/files/folder.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -14,11 +14,11 @@
 #include <optional>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/folder_lock.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/folder_lock.h"
 #include "megatron/checkpoint/reshard.h"
-#include "megatron/checkpoint/saver.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/checkpoint/save/saver.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/checkpoint/support.h"
 
 namespace megatron::checkpoint {

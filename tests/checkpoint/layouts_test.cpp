@@ -8,9 +8,9 @@
 #include <set>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/read_plan.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/slices/read_plan.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/checkpoint/support.h"
 
 namespace megatron::checkpoint {

@@ -1,4 +1,4 @@
-#include "megatron/checkpoint/manifest.h"
+#include "megatron/checkpoint/files/manifest.h"
 
 #include <gmock/gmock.h>
 #include <xxhash.h>
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/save_plan.h"
+#include "megatron/checkpoint/slices/save_plan.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -59,7 +59,7 @@ TEST(Manifest, RefusesWhatIsNotWholeNamingItself) {
   flipped[flipped.find("\"56\"") + 1] = '4';
   const std::string body = "/body/tensors/w/slices/1";
   const std::vector<std::pair<std::string, std::string>> damaged = {
-      {"", "not JSON at byte 1"},
+      {"", "not JSON at byte 0"},
       {"{}", "no manifest"},
       {manifest_text(example()).substr(0, 60), "not JSON at byte"},
       {flipped, "does not match its checksum"},
@@ -91,7 +91,7 @@ TEST(Manifest, ThatNamesAKeyTwiceIsRefused) {
   for (const std::string key : {R"("w":)", R"("version":)", R"("size":)", R"("consumed_samples":)"}) {
     std::string twice = text;
     twice.insert(text.find(key), key + "1,");
-    EXPECT_THAT(error_of(twice), HasSubstr("names " + key.substr(0, key.size() - 1) + " twice in one object"));
+    EXPECT_THAT(error_of(twice), HasSubstr("the key " + key.substr(0, key.size() - 1) + " twice in one object"));
     EXPECT_THROW(parse_manifest(twice, "file"), Damage);
   }
 }

@@ -1,4 +1,4 @@
-#include "megatron/checkpoint/placement.h"
+#include "megatron/checkpoint/slices/placement.h"
 
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ TEST(RangeOfATensor, HoldsItsElementsInTheirOrder) {
   }
 }
 
-plan::ParameterSpec spec(Shape shape, int split_dim, std::vector<plan::Piece> pieces) {
+plan::ParameterSpec spec(Shape shape, int split_dim, std::vector<plan::ShardSlice> pieces) {
   plan::ParameterSpec result;
   result.name = "w";
   result.shape = std::move(shape);
@@ -74,7 +74,7 @@ plan::ParameterSpec spec(Shape shape, int split_dim, std::vector<plan::Piece> pi
 std::vector<std::int64_t> numbers_of_slice(const plan::ParameterSpec& of) {
   const Shape local = of.local_shape();
   std::vector<std::int64_t> indices;  // along split_dim
-  for (const plan::Piece& piece : of.pieces)
+  for (const plan::ShardSlice& piece : of.pieces)
     for (std::int64_t i = 0; i < piece.length; ++i) indices.push_back(piece.offset + i);
   std::vector<std::int64_t> numbers;
   for (std::int64_t k = 0; k < product(local); ++k) {

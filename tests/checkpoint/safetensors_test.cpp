@@ -1,11 +1,11 @@
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/checkpoint/files/safetensors.h"
 
 #include <gmock/gmock.h>
 
 #include <cstring>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::checkpoint {
@@ -106,7 +106,7 @@ TEST(Safetensors, RefusesDamagedHeadersNamingFileAndByte) {
       {file_of(R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
                R"("v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
                2),
-       "names \"v\" twice"},
+       "the key \"v\" twice"},
   };
   for (const auto& [file, message] : damaged) {
     EXPECT_THAT(error_of(file), HasSubstr(message)) << file;

@@ -1,4 +1,4 @@
-#include "megatron/checkpoint/saver.h"
+#include "megatron/checkpoint/save/saver.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/checkpoint/support.h"
 
 namespace megatron::checkpoint {

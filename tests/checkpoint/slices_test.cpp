@@ -1,4 +1,4 @@
-#include "megatron/checkpoint/slices.h"
+#include "megatron/checkpoint/slices/slices.h"
 
 #include <gtest/gtest.h>
 

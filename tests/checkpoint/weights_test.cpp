@@ -12,11 +12,11 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/difference.h"
-#include "megatron/checkpoint/folder.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/reshard.h"
-#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 #include "tests/checkpoint/support.h"
 
 namespace megatron::checkpoint {
@@ -26,8 +26,8 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-plan::GptShape small_shape() {
-  plan::GptShape shape;
+plan::ModelShape small_shape() {
+  plan::ModelShape shape;
   shape.num_layers = 1;
   shape.hidden = 12;
   shape.num_heads = 3;
@@ -38,13 +38,13 @@ plan::GptShape small_shape() {
   return shape;
 }
 
-parallel::ParameterStore store_of(const plan::GptShape& shape, int tp, int tp_rank, at::ScalarType dtype,
+parallel::ParameterStore store_of(const plan::ModelShape& shape, int tp, int tp_rank, at::ScalarType dtype,
                                   std::uint64_t seed) {
-  const auto specs = plan::gpt_parameters(shape, tp, tp_rank);
+  const auto specs = plan::model_parameters(shape, tp, tp_rank);
   return {specs, plan::buffer_layout(specs, 0), dtype, at::kCPU, seed, parallel::ParameterStore::Gradients::None};
 }
 
-std::vector<ShardedTensor> tensors_of(const parallel::ParameterStore& store, const plan::GptShape& shape) {
+std::vector<ShardedTensor> tensors_of(const parallel::ParameterStore& store, const plan::ModelShape& shape) {
   std::vector<ShardedTensor> tensors;
   for (const auto& parameter : store.all())
     for (const ShardedTensor& tensor :
@@ -55,7 +55,7 @@ std::vector<ShardedTensor> tensors_of(const parallel::ParameterStore& store, con
 
 class Weights : public testing::Test {
  protected:
-  const plan::GptShape shape = small_shape();
+  const plan::ModelShape shape = small_shape();
   const TemporaryFolder folder;
   const parallel::ParameterStore drawn = store_of(shape, 1, 0, at::kFloat, 1);
 };
@@ -120,7 +120,7 @@ TEST_F(Weights, OfOtherNamesAreAnErrorThatListsThemOrAReport) {
 
 TEST_F(Weights, OfAnotherShapeAreAnErrorEvenWhereNamesMayDiffer) {
   save(folder.path(), 5, tensors_of(drawn, shape), {}, {});
-  plan::GptShape wider = shape;
+  plan::ModelShape wider = shape;
   wider.ffn_hidden = 36;
   const auto loaded = store_of(wider, 1, 0, at::kFloat, 2);
   try {

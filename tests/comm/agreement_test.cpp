@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "contract.h"
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 
 namespace megatron::comm {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/rendezvous.h"
+#include "megatron/comm/processes/rendezvous.h"
 
 namespace megatron::comm {
 

@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 
 // Each collective stands in a small network whose dense form, in doubles, gives the outputs and the gradients.
 namespace megatron::comm {

@@ -13,9 +13,9 @@
 #include <numeric>
 #include <random>
 
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/launch.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/processes/launch.h"
+#include "megatron/comm/threads/local_backend.h"
 
 namespace megatron::comm::contract {
 namespace {

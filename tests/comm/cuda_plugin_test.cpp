@@ -5,7 +5,7 @@
 
 #include "as_rank.h"
 #include "megatron/base/error.h"
-#include "megatron/comm/launch.h"
+#include "megatron/comm/processes/launch.h"
 
 namespace megatron::comm {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 TEST(GpuPlugin, SaysThatThereIsNoGpu) {
   if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_THAT([] { load_cuda_plugin(); }, testing::ThrowsMessage<ConfigError>(testing::HasSubstr("--device cpu")));
-  Place place;
+  LaunchedRank place;
   place.world_size = 2;
   EXPECT_THROW(join_nccl(place, std::chrono::seconds(1)), ConfigError);
 }

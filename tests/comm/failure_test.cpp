@@ -22,9 +22,9 @@
 #include "as_rank.h"
 #include "contract.h"
 #include "megatron/comm/cuda_plugin.h"
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/launch.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/processes/launch.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "staging_backend.h"
 #include "tests/testing/large_stacks.h"
 #include "tests/testing/temporary_folder.h"
@@ -346,7 +346,7 @@ TEST(Launch, SaysThatAProgramCannotBeRun) { EXPECT_THROW(launch_processes(2, {"/
 
 TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
   const StoreServer store;
-  Place place;
+  LaunchedRank place;
   place.world_size = 3;
   place.rank = 1;
   place.port = store.port();
@@ -376,7 +376,7 @@ int run_contract(const Group& world) {
 
 /// The last rank over NCCL dies; the others write what they were told to their file.
 int run_nccl_failure(const std::string& folder, const Environment& environment) {
-  const Place place = *place_from(environment);
+  const LaunchedRank place = *place_from(environment);
   const Group world(std::make_shared<StagingBackend>(join_nccl(place, kTimeout).backend()));
   const at::Tensor t = at::ones({1000});
   world.all_reduce(t);
@@ -391,7 +391,7 @@ int run_nccl_failure(const std::string& folder, const Environment& environment) 
 
 /// Rank 2 goes the way `how` says; the others write what they were told to their file.
 int run_failure(const std::string& how, const std::string& folder, const Environment& environment) {
-  const Place place = *place_from(environment);
+  const LaunchedRank place = *place_from(environment);
   const Group world = join_gloo(place, timeout_of(how));
   const at::Tensor t = at::ones({1000});
   world.all_reduce(t);

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 
 namespace megatron::comm {
 namespace {

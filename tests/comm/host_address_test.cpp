@@ -1,4 +1,4 @@
-#include "megatron/comm/host_address.h"
+#include "megatron/comm/processes/host_address.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

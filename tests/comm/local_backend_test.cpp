@@ -1,4 +1,4 @@
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_world.h"
+#include "megatron/comm/threads/local_world.h"
 
 namespace megatron::comm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "as_rank.h"
 #include "contract.h"
-#include "megatron/comm/gloo_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
 
 // The tests' main: `--as-rank NAME …` makes this program one rank that a test has launched.
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/comm/rendezvous.h"
+#include "megatron/comm/processes/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,15 +21,15 @@ TEST(Rendezvous, NoLauncherMeansNoPlace) {
 }
 
 TEST(Rendezvous, ReadsTorchrun) {
-  const Place p = *place_from({{"RANK", "5"},
-                               {"WORLD_SIZE", "8"},
-                               {"LOCAL_RANK", "1"},
-                               {"LOCAL_WORLD_SIZE", "4"},
-                               {"MASTER_ADDR", "node7"},
-                               {"MASTER_PORT", "1234"},
-                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                               {"TORCHELASTIC_RESTART_COUNT", "2"},
-                               {"GLOO_SOCKET_IFNAME", "eth1"}});
+  const LaunchedRank p = *place_from({{"RANK", "5"},
+                                      {"WORLD_SIZE", "8"},
+                                      {"LOCAL_RANK", "1"},
+                                      {"LOCAL_WORLD_SIZE", "4"},
+                                      {"MASTER_ADDR", "node7"},
+                                      {"MASTER_PORT", "1234"},
+                                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                      {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                      {"GLOO_SOCKET_IFNAME", "eth1"}});
   EXPECT_EQ(p.rank, 5);
   EXPECT_EQ(p.world_size, 8);
   EXPECT_EQ(p.local_rank, 1);
@@ -48,7 +48,7 @@ TEST(Rendezvous, ReadsOpenMpiAndPicksAPortByJob) {
                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                         {"OMPI_MCA_ess_base_jobid", "1234567"}};
-  const Place p = *place_from(job);
+  const LaunchedRank p = *place_from(job);
   EXPECT_EQ(p.rank, 1);
   EXPECT_EQ(p.address, "127.0.0.1");
   EXPECT_EQ(p.port, 20000 + 1234567 % 20000);
@@ -84,7 +84,7 @@ TEST(Rendezvous, ReadsTheSecretOrItsFileUnderEveryLauncher) {
         Environment{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}}) {
     job["MEGATRON_RUN_SECRET"] = "open sesame";
     job["MEGATRON_RUN_SECRET_FILE"] = "/a/file";
-    const Place place = *place_from(job);
+    const LaunchedRank place = *place_from(job);
     EXPECT_EQ(place.secret, "open sesame");
     EXPECT_EQ(place.secret_file, "/a/file");
     EXPECT_EQ(environment_of(place).at("MEGATRON_RUN_SECRET"), "open sesame");
@@ -92,7 +92,7 @@ TEST(Rendezvous, ReadsTheSecretOrItsFileUnderEveryLauncher) {
 }
 
 TEST(Rendezvous, ReadsPmi) {
-  const Place p =
+  const LaunchedRank p =
       *place_from({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "4"}, {"MPI_LOCALRANKID", "2"}});
   EXPECT_EQ(p.rank, 2);
   EXPECT_EQ(p.world_size, 4);
@@ -101,13 +101,13 @@ TEST(Rendezvous, ReadsPmi) {
 }
 
 TEST(Rendezvous, ReadsSlurmAndMeetsOnItsFirstHost) {
-  const Place p = *place_from({{"SLURM_PROCID", "5"},
-                               {"SLURM_NTASKS", "7"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_NODEID", "1"},
-                               {"SLURM_JOB_ID", "40123"},
-                               {"SLURM_JOB_NODELIST", "gpu[07-08],big1"},
-                               {"SLURM_TASKS_PER_NODE", "3(x2),1"}});
+  const LaunchedRank p = *place_from({{"SLURM_PROCID", "5"},
+                                      {"SLURM_NTASKS", "7"},
+                                      {"SLURM_LOCALID", "1"},
+                                      {"SLURM_NODEID", "1"},
+                                      {"SLURM_JOB_ID", "40123"},
+                                      {"SLURM_JOB_NODELIST", "gpu[07-08],big1"},
+                                      {"SLURM_TASKS_PER_NODE", "3(x2),1"}});
   EXPECT_EQ(p.rank, 5);
   EXPECT_EQ(p.world_size, 7);
   EXPECT_EQ(p.local_size, 3);
@@ -116,13 +116,13 @@ TEST(Rendezvous, ReadsSlurmAndMeetsOnItsFirstHost) {
 }
 
 TEST(Rendezvous, GivesItsOwnRanksWhatItReads) {
-  Place place;
+  LaunchedRank place;
   place.rank = 3;
   place.world_size = place.local_size = 4;
   place.local_rank = 3;
   place.port = 555;
   place.store_is_kept = true;
-  const Place read = *place_from(environment_of(place));
+  const LaunchedRank read = *place_from(environment_of(place));
   EXPECT_EQ(read.rank, 3);
   EXPECT_EQ(read.local_size, 4);
   EXPECT_EQ(read.port, 555);

@@ -1,4 +1,4 @@
-#include "megatron/comm/run_key.h"
+#include "megatron/comm/processes/run_key.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <sys/socket.h>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/gloo_address.h"
 #include "megatron/comm/group.h"
+#include "megatron/comm/processes/gloo_address.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::comm {
@@ -65,7 +65,7 @@ TEST(RunSecret, ComesFromTheEnvironmentOrAFileOfTheUserAlone) {
   const TemporaryFolder folder;
   const std::string path = folder.path() / "secret";
   std::ofstream(path) << "a secret that is long enough\n";
-  Place place;
+  LaunchedRank place;
   place.secret_file = path;
   for (const mode_t mode : {0644U, 0640U, 0602U}) {
     chmod(path.c_str(), mode);
@@ -85,7 +85,7 @@ TEST(RunSecret, ComesFromTheEnvironmentOrAFileOfTheUserAlone) {
 }
 
 TEST(RunSecret, IsNeededWhereOtherHostsReachTheStore) {
-  Place place;
+  LaunchedRank place;
   place.port = 29500;
   for (const char* address : {"127.0.0.1", "localhost", "127.3.2.1", "::1"}) {
     place.address = address;

@@ -13,9 +13,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/c10d_run_store.h"
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/run_key.h"
+#include "megatron/comm/processes/c10d_run_store.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/processes/run_key.h"
 
 // Whoever reaches the port of a run's store, and is no rank of it.
 namespace megatron::comm {
@@ -27,8 +27,8 @@ using testing::HasSubstr;
 
 constexpr seconds kTimeout{20};
 
-Place place_of(int rank, int size, int port, const std::string& secret) {
-  Place place;
+LaunchedRank place_of(int rank, int size, int port, const std::string& secret) {
+  LaunchedRank place;
   place.rank = rank;
   place.world_size = size;
   place.port = port;
@@ -97,7 +97,7 @@ TEST(Stranger, CannotEndARunByWritingIntoItsStore) {
 
 TEST(Stranger, IsNotTakenForARank) {
   const StoreServer store;
-  const Place place = place_of(0, 2, store.port(), random_secret());
+  const LaunchedRank place = place_of(0, 2, store.port(), random_secret());
   auto rank = std::async(std::launch::async, [&] {
     try {
       join_gloo(place, seconds(2));
@@ -168,7 +168,7 @@ TEST(Stranger, OfAnotherHostDoesNotReachTheStoreOfALocalRun) {
   const std::set<std::string> loopback{"0100007F"};
   const StoreServer store;
   EXPECT_EQ(listening_on(store.port()), loopback);
-  Place place = place_of(0, 2, free_port(), "");
+  LaunchedRank place = place_of(0, 2, free_port(), "");
   place.store_is_kept = false;
   const auto kept = connect_store(place, kTimeout);
   EXPECT_EQ(listening_on(place.port), loopback);

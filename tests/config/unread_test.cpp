@@ -1,4 +1,4 @@
-#include "megatron/config/unread.h"
+#include "megatron/config/unused_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

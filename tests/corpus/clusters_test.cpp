@@ -1,4 +1,4 @@
-#include "megatron/corpus/clusters.h"
+#include "megatron/corpus/dedup/clusters.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/corpus/dedup.h"
+#include "megatron/corpus/dedup/dedup.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "megatron/data/byte_stream.h"
+#include "megatron/data/files/byte_stream.h"
 #include "tests/corpus/support.h"
 
 namespace megatron::corpus {
@@ -229,7 +229,7 @@ TEST_F(DedupTest, KeepsLinesByteForByteInTheirOrder) {
 TEST_F(DedupTest, KeepsTheLongestWhereThatIsAsked) {
   DedupOptions wanted =
       options(json_line("a b c d") + json_line("unique") + json_line("A, b, c - d!") + json_line("a.b.c...d..."));
-  wanted.keep = Keep::Longest;
+  wanted.keep = KeptDocument::Longest;
   deduplicate(wanted);
   EXPECT_THAT(output(), ElementsAre(R"({"text": "unique"})", R"({"text": "A, b, c - d!"})"));
   EXPECT_THAT(kept(4), ElementsAre(2, 1, 2, 2));

@@ -1,12 +1,12 @@
-#include "megatron/corpus/filter.h"
+#include "megatron/corpus/filter/filter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "megatron/corpus/blocklist.h"
-#include "megatron/corpus/language.h"
+#include "megatron/corpus/filter/blocklist.h"
+#include "megatron/corpus/filter/language.h"
 #include "tests/corpus/support.h"
 
 namespace megatron::corpus {

@@ -1,4 +1,4 @@
-#include "megatron/corpus/minhash.h"
+#include "megatron/corpus/dedup/minhash.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/base/outputs.h"
+#include "megatron/base/files/outputs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <functional>
 
-#include "megatron/corpus/dedup.h"
-#include "megatron/corpus/filter.h"
-#include "megatron/corpus/overlap.h"
+#include "megatron/corpus/dedup/dedup.h"
+#include "megatron/corpus/filter/filter.h"
+#include "megatron/corpus/overlap/overlap.h"
 #include "tests/corpus/support.h"
 
 namespace megatron::corpus {

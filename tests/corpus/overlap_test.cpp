@@ -1,4 +1,4 @@
-#include "megatron/corpus/overlap.h"
+#include "megatron/corpus/overlap/overlap.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "megatron/corpus/ngram_table.h"
+#include "megatron/corpus/overlap/ngram_table.h"
 #include "tests/corpus/support.h"
 
 namespace megatron::corpus {

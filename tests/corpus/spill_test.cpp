@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "megatron/corpus/shingle_sets.h"
+#include "megatron/corpus/dedup/shingle_sets.h"
 #include "tests/corpus/support.h"
 
 namespace megatron::corpus {

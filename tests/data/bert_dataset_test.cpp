@@ -1,11 +1,11 @@
-#include "megatron/data/bert_dataset.h"
+#include "megatron/data/samples/bert_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "megatron/data/preprocess.h"
+#include "megatron/data/preprocess/preprocess.h"
 #include "tests/data/masked_golden.h"
 #include "tests/data/sentence_pair.h"
 

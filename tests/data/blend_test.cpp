@@ -1,4 +1,4 @@
-#include "megatron/data/blend.h"
+#include "megatron/data/index/blend.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "megatron/data/blended_dataset.h"
-#include "megatron/data/gpt_dataset.h"
+#include "megatron/data/samples/blended_dataset.h"
+#include "megatron/data/samples/gpt_dataset.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -96,7 +96,8 @@ TEST(Blend, IsReadFromFilesOfWordsAndOfJson) {
   EXPECT_THAT(blends[0]->weights.value(), ElementsAre(0.3, 0.7));
   EXPECT_THAT(blends[1].value().prefixes, ElementsAre("C"));
   EXPECT_FALSE(blends[2]);
-  for (const char* wrong : {"", "[]", "{\"train\": 1}", "{\"trian\": [\"A\"]}", "{\"train\": [[]]}", "{"}) {
+  for (const char* wrong : {"", "[]", "{\"train\": 1}", "{\"trian\": [\"A\"]}", "{\"train\": [[]]}", "{",
+                            R"({"train": ["A"], "train": ["B"]})"}) {
     write_bytes(folder / "splits", wrong);
     EXPECT_THROW(read_split_blends_file(folder / "splits"), ConfigError) << wrong;
   }

@@ -1,4 +1,4 @@
-#include "megatron/data/fill_in_middle.h"
+#include "megatron/data/samples/fill_in_middle.h"
 
 #include <gtest/gtest.h>
 

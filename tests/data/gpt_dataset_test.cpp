@@ -1,4 +1,4 @@
-#include "megatron/data/gpt_dataset.h"
+#include "megatron/data/samples/gpt_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -221,8 +221,8 @@ TEST(GptIndexPlan, RefusesNumbersThatOverflow) {
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = -1}, 10), ConfigError);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = 1}, 0), ConfigError);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .num_samples = INT64_MAX / 4}, 10), ConfigError);
-  EXPECT_THROW(plan_gpt_index({.seq_length = kLongestSample + 1}, 10), ConfigError);
-  EXPECT_EQ(plan_gpt_index({.seq_length = kLongestSample, .num_samples = 1}, 10).samples, 1);
+  EXPECT_THROW(plan_gpt_index({.seq_length = kMaxSample + 1}, 10), ConfigError);
+  EXPECT_EQ(plan_gpt_index({.seq_length = kMaxSample, .num_samples = 1}, 10).samples, 1);
   EXPECT_THROW(plan_gpt_index({.seq_length = 8, .seed = std::uint64_t{1} << 32}, 10), ConfigError);
 }
 

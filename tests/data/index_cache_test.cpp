@@ -1,4 +1,4 @@
-#include "megatron/data/index_cache.h"
+#include "megatron/data/index/index_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <atomic>
 #include <thread>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {

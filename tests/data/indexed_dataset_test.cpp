@@ -1,4 +1,4 @@
-#include "megatron/data/indexed_dataset.h"
+#include "megatron/data/files/indexed_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "megatron/base/error.h"
-#include "megatron/data/pair_summary.h"
+#include "megatron/data/files/pair_summary.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {

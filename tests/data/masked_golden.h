@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "megatron/data/masking.h"
-#include "megatron/data/npy.h"
-#include "megatron/data/sentence_samples.h"
+#include "megatron/data/files/npy.h"
+#include "megatron/data/samples/masking.h"
+#include "megatron/data/samples/sentence_samples.h"
 #include "tests/data/support.h"
 
 // Samples of BERT and T5 by megatron-core: a few in samples/, all in golden/megatron (tests/golden/README.md).

@@ -1,4 +1,4 @@
-#include "megatron/data/masking.h"
+#include "megatron/data/samples/masking.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/data/masking_vocabulary.h"
+#include "megatron/data/samples/masking_vocabulary.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/text/vocabulary.h"
 #include "tests/data/masked_golden.h"
 #include "tests/data/sentence_pair.h"

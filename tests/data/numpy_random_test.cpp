@@ -1,4 +1,4 @@
-#include "megatron/data/numpy_random.h"
+#include "megatron/data/index/numpy_random.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/data/packed_dataset.h"
+#include "megatron/data/samples/packed_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ TEST(PackedDataset, PutsEachPieceWhereTheLeastRoomIsLeft) {
       std::multiset<std::int64_t> packed;
       for (std::int64_t i = 0; i < data.size(); ++i) {
         std::int64_t filled = 0;
-        for (const Piece& piece : data.pieces_of(i)) filled += piece.size;
+        for (const SequenceSlice& piece : data.pieces_of(i)) filled += piece.size;
         packed.insert(filled);
       }
       EXPECT_EQ(packed, brute_force(pieces, seq_length)) << seed << ", " << seq_length;
@@ -135,7 +135,7 @@ TEST(PackedDataset, RepeatsAllDocumentsInAnotherOrderUntilThereAreEnoughSamples)
   ASSERT_EQ(data.size(), 3 * of_one);
   std::array<std::vector<std::int64_t>, 3> passes;
   for (std::int64_t i = 0; i < data.size(); ++i)
-    for (const Piece& piece : data.pieces_of(i))
+    for (const SequenceSlice& piece : data.pieces_of(i))
       passes[static_cast<std::size_t>(i / of_one)].push_back(1000 * piece.sequence + piece.first);
   EXPECT_NE(passes[0], passes[1]);
   for (auto& pass : passes) std::ranges::sort(pass);

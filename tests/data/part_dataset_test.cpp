@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "megatron/data/blended_dataset.h"
 #include "megatron/data/run_blends.h"
+#include "megatron/data/samples/blended_dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/data/support.h"
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "megatron/data/indexed_dataset.h"
-#include "megatron/data/preprocess.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/preprocess/preprocess.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {

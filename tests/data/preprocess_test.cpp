@@ -1,4 +1,4 @@
-#include "megatron/data/preprocess.h"
+#include "megatron/data/preprocess/preprocess.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-#include "megatron/data/indexed_dataset.h"
+#include "megatron/data/files/indexed_dataset.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/text/vocabulary.h"
 #include "tests/data/byte_tokenizer.h"

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/data/indexed_dataset.h"
-#include "megatron/data/masking_vocabulary.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/samples/masking_vocabulary.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {

@@ -1,4 +1,4 @@
-#include "megatron/data/sentence_samples.h"
+#include "megatron/data/samples/sentence_samples.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

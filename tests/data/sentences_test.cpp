@@ -1,4 +1,4 @@
-#include "megatron/data/sentences.h"
+#include "megatron/data/preprocess/sentences.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "megatron/data/sft.h"
+#include "megatron/data/samples/sft.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "megatron/data/t5_dataset.h"
+#include "megatron/data/samples/t5_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

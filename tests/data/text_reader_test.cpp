@@ -1,4 +1,4 @@
-#include "megatron/data/text_reader.h"
+#include "megatron/data/files/text_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

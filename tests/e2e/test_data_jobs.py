@@ -155,7 +155,7 @@ class DataJobs(unittest.TestCase):
                  "--output-prefix", self.path / "piped"]
         report = json.loads(run(*words, "--json", stdin=lines))
         self.assertEqual((report["blank_lines"], report["empty_documents"]), (2, 1))
-        self.assertIn("2 blank lines passed over; 1 documents without a token", run(*words, stdin=lines))
+        self.assertIn("2 blank lines skipped; 1 documents without a token", run(*words, stdin=lines))
 
     def test_a_folder_is_no_input(self):
         self.train()

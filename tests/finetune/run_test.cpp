@@ -10,17 +10,17 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/philox.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/results.h"
 #include "megatron/finetune/seed_run.h"
 #include "megatron/finetune/weights.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/batch_plan.h"
-#include "megatron/tasks/metrics.h"
+#include "megatron/plan/steps/batch_plan.h"
+#include "megatron/tasks/scores/metrics.h"
 #include "tests/testing/temporary_folder.h"
 
 // Runs of a task, and that no layout of ranks shows in them.

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/model/task_head.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 
 // The head of a task against plain ATen operators on top of the dense model, differentiated by autograd.
 namespace megatron::model {
 namespace {
 
-using megatron::testing::DenseGpt;
+using megatron::testing::DenseModel;
 using megatron::testing::make_store;
 using megatron::testing::random_batch;
 using megatron::testing::random_weights;
@@ -29,10 +29,11 @@ struct Case {
   plan::Head head;
 };
 
-GptOptions options_of(const Case& c) {
-  GptOptions options = small();
+TransformerOptions options_of(const Case& c) {
+  TransformerOptions options = small();
   if (c.bert) {
-    options.shape.architecture = plan::Architecture::Bert;
+    options.shape.causal = false;
+    options.shape.masked_lm_head = options.shape.pooled_tasks = true;
     options.shape.token_types = 2;
   }
   options.shape.tied_output = false;
@@ -53,8 +54,8 @@ Batch batch_of(plan::Head head) {
 }
 
 /// The mean of both ends of a span, the sum over samples.
-at::Tensor dense_loss(const GptOptions& options, const Tensors& w, const Batch& batch) {
-  const auto x = DenseGpt(options, w).states(batch, true);  // [b, s, h]
+at::Tensor dense_loss(const TransformerOptions& options, const Tensors& w, const Batch& batch) {
+  const auto x = DenseModel(options, w).states(batch, true);  // [b, s, h]
   const auto dense = [&](const at::Tensor& in, const std::string& name) {
     const auto out = at::matmul(in, w.at(name + ".weight").t());
     return w.contains(name + ".bias") ? out + w.at(name + ".bias") : out;  // a GPT's head has none
@@ -76,9 +77,9 @@ at::Tensor dense_loss(const GptOptions& options, const Tensors& w, const Batch& 
   }
   std::vector<at::Tensor> rows;
   for (std::int64_t i = 0; i < x.size(0); ++i)
-    rows.push_back(options.shape.is_bert() ? x[i][0] : x[i][batch.key_lengths_b[i].item<std::int64_t>() - 1]);
+    rows.push_back(options.shape.pooled_tasks ? x[i][0] : x[i][batch.key_lengths_b[i].item<std::int64_t>() - 1]);
   auto state = at::stack(rows);
-  if (options.shape.is_bert()) state = at::tanh(dense(state, "pooler.dense"));
+  if (options.shape.pooled_tasks) state = at::tanh(dense(state, "pooler.dense"));
   const kernels::Dropout dropout{.p = options.hidden_dropout,
                                  .key = stream_key(options.seed, "dropout/task head"),
                                  .sample_ids = batch.sample_ids};
@@ -95,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TaskHeads,
                          [](const auto& kind) { return kind.param.name; });
 
 TEST_P(TaskHeads, LossAndEveryGradientMatchTheDenseModel) {
-  const GptOptions whole = options_of(GetParam());
+  const TransformerOptions whole = options_of(GetParam());
   const Batch batch = batch_of(GetParam().head);
   const auto weights = random_weights(whole.shape, 9);
   const auto loss = dense_loss(whole, weights, batch);
@@ -104,11 +105,11 @@ TEST_P(TaskHeads, LossAndEveryGradientMatchTheDenseModel) {
   for (const int t : {1, 2}) {
     for (const bool split : {false, true}) {
       comm::run_ranks(t, [&](comm::Group tp) {
-        GptOptions options = whole;
+        TransformerOptions options = whole;
         options.sequence_parallel = split;
         const auto store = make_store(options.shape, t, tp.rank(), weights);
         store.gradients().fill_(std::numeric_limits<double>::quiet_NaN());
-        const Gpt gpt(options, store, tp);
+        const TransformerStage gpt(options, store, tp);
         const auto got = gpt.loss(batch, true);
         EXPECT_NEAR_TENSOR(got.sum, loss, 1e-12);
         EXPECT_EQ(got.count, counted);
@@ -126,14 +127,14 @@ TEST_P(TaskHeads, LossAndEveryGradientMatchTheDenseModel) {
 }
 
 TEST_P(TaskHeads, GradientScaleScalesGradientsAlone) {
-  const GptOptions options = options_of(GetParam());
+  const TransformerOptions options = options_of(GetParam());
   const Batch batch = batch_of(GetParam().head);
   const auto weights = random_weights(options.shape, 9);
   std::vector<at::Tensor> gradients;
   std::vector<double> sums;
   for (const double scale : {1.0, 4.0}) {
     const auto store = make_store(options.shape, 1, 0, weights);
-    const auto loss = Gpt(options, store, comm::Group()).loss({}, batch, true, scale);
+    const auto loss = TransformerStage(options, store, comm::Group()).loss({}, batch, true, scale);
     loss.sum.backward();
     sums.push_back(loss.sum.item<double>());
     gradients.push_back(store.get(options.shape.stack() + "layers.0.mlp.linear_fc1.weight")->grad.clone());
@@ -143,9 +144,9 @@ TEST_P(TaskHeads, GradientScaleScalesGradientsAlone) {
 }
 
 TEST(TaskHead, EvaluationGivesLogitsOfEachSample) {
-  const GptOptions options = options_of({"", true, plan::Head::Span});
+  const TransformerOptions options = options_of({"", true, plan::Head::Span});
   const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 9));
-  const Gpt gpt(options, store, comm::Group());
+  const TransformerStage gpt(options, store, comm::Group());
   const auto logits = gpt.loss(batch_of(plan::Head::Span), false).task_logits;
   ASSERT_EQ(logits.sizes(), at::IntArrayRef({4, 8, 2}));
   EXPECT_TRUE(logits[1].slice(0, 0, 5).isfinite().all().item<bool>());

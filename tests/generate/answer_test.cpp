@@ -14,12 +14,12 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/weights.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/interchange/hf_config.h"
-#include "megatron/interchange/hugging_face.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/rules.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::generate {
@@ -40,7 +40,7 @@ const std::vector<Layout> kLayouts = {
 using Fill = std::function<void(const parallel::ParameterStore& store)>;
 
 /// Runs `body` on the ranks of a layout.
-void on_ranks(const Layout& layout, const model::GptOptions& options, const testing::Tensors& weights,
+void on_ranks(const Layout& layout, const model::TransformerOptions& options, const testing::Tensors& weights,
               at::ScalarType type, const Fill& fill, const std::function<void(const StagedT5&)>& body) {
   const auto parts = plan::parts_of_layers(layout.stages);
   const auto pipeline = static_cast<int>(parts.size());
@@ -57,7 +57,7 @@ at::Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong); }
 
 TEST(StagedT5, WritesTokenByTokenWhatTheWholeModelSays) {
   for (const auto& [name, options] : testing::variants(4)) {
-    if (!options.shape.is_t5()) continue;
+    if (!options.shape.encoder_decoder()) continue;
     SCOPED_TRACE(name);
     const auto weights = testing::random_weights(options.shape, 9);
     auto generator = at::detail::createCPUGenerator(5);
@@ -66,7 +66,7 @@ TEST(StagedT5, WritesTokenByTokenWhatTheWholeModelSays) {
     batch.decoder_tokens_bs = at::randint(0, 10, {3, 35}, generator, at::kLong);
     batch.key_lengths_b = at::arange(4, 7, at::kInt);
     const auto store = testing::make_store(options.shape, 1, 0, weights);
-    const model::Gpt gpt(options, store, {});
+    const model::TransformerStage gpt(options, store, {});
     const auto whole = gpt.logits(batch);
     // Of the first and the last text two answers each go on, with other tokens than the texts' own.
     model::Batch doubled;
@@ -174,7 +174,7 @@ TEST(Answers, AreThoseOfTransformersInEveryLayoutAlsoOneByOne) {
     checkpoint::load_weights(*interchange::open_hugging_face(folder), store, run.shape);
   };
   for (const Layout& layout : kLayouts) {
-    on_ranks(layout, model::gpt_options(run.config, run.shape), {}, at::kFloat, fill, [&](const StagedT5& t5) {
+    on_ranks(layout, model::transformer_options(run.config, run.shape), {}, at::kFloat, fill, [&](const StagedT5& t5) {
       for (const Search& wanted : searches())
         expect_found(answers(t5, texts, {.beams = wanted.options, .start = 0}), wanted);
       const Search wanted = searches()[4];
@@ -184,7 +184,7 @@ TEST(Answers, AreThoseOfTransformersInEveryLayoutAlsoOneByOne) {
 }
 
 /// A text of the whole model drawn token by token, each from the logits of all before it.
-Ids drawn(const model::Gpt& gpt, const Ids& text, const AnswerOptions& options, std::int64_t copy) {
+Ids drawn(const model::TransformerStage& gpt, const Ids& text, const AnswerOptions& options, std::int64_t copy) {
   const Draws draws(options.seed, text, copy);
   Ids tokens = {options.start};
   while (std::ssize(tokens) <= options.beams.max_new_tokens) {
@@ -207,11 +207,11 @@ TEST(Answers, ThatAreDrawnAreThoseOfTheWholeModelInEveryLayout) {
                         .seed = 7,
                         .start = 2};
   for (const auto& [name, model_options] : testing::variants(4)) {
-    if (!model_options.shape.is_t5()) continue;
+    if (!model_options.shape.encoder_decoder()) continue;
     SCOPED_TRACE(name);
     const auto weights = testing::random_weights(model_options.shape, 9);
     const auto store = testing::make_store(model_options.shape, 1, 0, weights);
-    const model::Gpt gpt(model_options, store, {});
+    const model::TransformerStage gpt(model_options, store, {});
     const std::vector<Ids> expected = {drawn(gpt, texts[0], options, 0), drawn(gpt, texts[1], options, 0),
                                        drawn(gpt, texts[2], options, 1)};
     EXPECT_NE(expected[0], expected[2]);

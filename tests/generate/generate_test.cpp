@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/model/gpt.h"
-#include "tests/generate/small_gpt.h"
-#include "tests/testing/dense_gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/transformer_stage.h"
+#include "tests/generate/small_model.h"
+#include "tests/testing/dense_model.h"
 
 namespace megatron::generate {
 namespace {
@@ -15,14 +15,14 @@ using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using Texts = std::vector<std::vector<std::int64_t>>;
 
-const model::GptOptions kOptions = small_gpt();
+const model::TransformerOptions kOptions = small_model();
 
 Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const OnToken& on_token = {}) {
   const auto weights = random_weights(kOptions.shape, 4);
   Texts result;
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(kOptions.shape, t, tp.rank(), weights);
-    const StagedGpt gpt(model::CachedGpt(kOptions, store, tp));
+    const StagedModel gpt(model::CachedGpt(kOptions, store, tp));
     auto texts = generate(gpt, prompts, options, tp.rank() == 0 ? on_token : OnToken());
     if (tp.rank() == 0) result = std::move(texts);
   });
@@ -33,7 +33,7 @@ Texts run(const Texts& prompts, const GenerateOptions& options, int t = 1, const
 std::vector<std::int64_t> one_by_one(std::vector<std::int64_t> text, const GenerateOptions& options) {
   const Draws draws(options.seed, text, 0);
   const auto store = make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4));
-  const model::Gpt gpt(kOptions, store, {});
+  const model::TransformerStage gpt(kOptions, store, {});
   std::vector<std::int64_t> added;
   while (static_cast<std::int64_t>(added.size()) < options.max_new_tokens && text.size() < 12) {
     model::Batch batch;
@@ -115,7 +115,7 @@ TEST(Generate, SaysWhereLogitsAreNotFinite) {
   auto weights = random_weights(kOptions.shape, 4);
   weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");
   const auto store = make_store(kOptions.shape, 1, 0, weights);
-  const StagedGpt gpt(model::CachedGpt(kOptions, store, {}));
+  const StagedModel gpt(model::CachedGpt(kOptions, store, {}));
   for (const double temperature : {0.0, 1.0})
     EXPECT_THAT(
         [&] {
@@ -141,7 +141,7 @@ TEST(Generate, GivesTheSameThroughAPipeline) {
   comm::run_ranks(2, [&](comm::Group pp) {
     const auto store = make_store(kOptions.shape, 1, 0, weights);
     const auto part = plan::parts_of_layers({1, 1})[static_cast<std::size_t>(pp.rank())];
-    const StagedGpt gpt(model::CachedGpt(kOptions, part, store, {}), pp, at::TensorOptions(at::kDouble));
+    const StagedModel gpt(model::CachedGpt(kOptions, part, store, {}), pp, at::TensorOptions(at::kDouble));
     EXPECT_EQ(generate(gpt, kPrompts, options), alone) << "stage " << pp.rank();
   });
 }

@@ -7,7 +7,7 @@
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/options.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/testing/dense_model.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::generate {
@@ -18,7 +18,7 @@ using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using megatron::testing::slice_of;
 
-plan::GptShape shape_of(std::int64_t padded_vocab) {
+plan::ModelShape shape_of(std::int64_t padded_vocab) {
   return {.num_layers = 1,
           .hidden = 8,
           .num_heads = 4,

@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/generate/load.h"
 #include "megatron/interchange/weights.h"
-#include "megatron/model/gpt.h"
 #include "megatron/model/options.h"
-#include "megatron/plan/buffer_layout.h"
+#include "megatron/model/transformer_stage.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/rules.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/tensors.h"
@@ -31,11 +31,12 @@ class Loaded {
     config.model = interchange::model_config_of(folder);
     config.data.seq_length = config.model.max_position_embeddings;
     const auto run = plan::resolve(config);
-    const auto specs = plan::gpt_parameters(run.shape, 1, 0);
+    const auto specs = plan::model_parameters(run.shape, 1, 0);
     store_ = std::make_unique<parallel::ParameterStore>(specs, plan::buffer_layout(specs, 0), at::kFloat, at::kCPU, 0,
                                                         parallel::ParameterStore::Gradients::None);
     load_weights(folder, *store_, run.shape);
-    gpt_ = std::make_unique<model::Gpt>(model::gpt_options(run.config, run.shape), *store_, comm::Group());
+    gpt_ = std::make_unique<model::TransformerStage>(model::transformer_options(run.config, run.shape), *store_,
+                                                     comm::Group());
   }
   at::Tensor logits(const at::Tensor& ids) const {
     model::Batch batch;
@@ -45,7 +46,7 @@ class Loaded {
 
  private:
   std::unique_ptr<parallel::ParameterStore> store_;
-  std::unique_ptr<model::Gpt> gpt_;
+  std::unique_ptr<model::TransformerStage> gpt_;
 };
 
 TEST(OtherFolders, TheirLogitsAreThoseOfTransformers) {

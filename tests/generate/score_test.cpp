@@ -5,15 +5,15 @@
 #include <random>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/parallel/context.h"
-#include "tests/generate/small_gpt.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/generate/small_model.h"
+#include "tests/testing/dense_model.h"
 
 namespace megatron::generate {
 namespace {
 
-using megatron::testing::DenseGpt;
+using megatron::testing::DenseModel;
 using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using tasks::Window;
@@ -27,18 +27,18 @@ std::vector<std::int64_t> random_ids(std::size_t count) {
 }
 
 /// Two layers as GPT-2 has them, or as Llama has, of whose vocabulary the last of four ranks has nothing.
-std::vector<model::GptOptions> models() {
-  auto llama = small_gpt();
+std::vector<model::TransformerOptions> models() {
+  auto llama = small_model();
   llama.shape.rms_norm = llama.shape.gated = true;
   llama.shape.learned_positions = llama.shape.linear_bias = llama.shape.tied_output = false;
   llama.rope.rotary_dim = 4;
   llama.activation = kernels::Activation::Silu;
   llama.shape.vocab = 22;
-  return {small_gpt(), llama};
+  return {small_model(), llama};
 }
 
 /// Each window alone, every position's logits, in plain float64.
-std::vector<WindowScore> brute_force(const DenseGpt& model, const std::vector<std::int64_t>& ids,
+std::vector<WindowScore> brute_force(const DenseModel& model, const std::vector<std::int64_t>& ids,
                                      const std::vector<Window>& windows) {
   std::vector<WindowScore> scores;
   for (const Window& window : windows) {
@@ -59,7 +59,7 @@ std::vector<WindowScore> brute_force(const DenseGpt& model, const std::vector<st
 }
 
 /// Moved by a stride, and then some of other sizes, among which the model foresees what is scored.
-std::vector<Window> some_windows(const DenseGpt& model, std::vector<std::int64_t>& ids) {
+std::vector<Window> some_windows(const DenseModel& model, std::vector<std::int64_t>& ids) {
   auto cut = tasks::windows(29, 8, 3);
   for (const Window& window : {Window{0, 12, 11}, Window{3, 2, 4}, Window{5, 7, 9}}) cut.push_back(window);
   model::Batch batch;
@@ -82,7 +82,7 @@ struct Layout {
 };
 
 /// What the first rank gets; all ranks must get the same.
-std::vector<WindowScore> scores_in(const Layout& layout, const model::GptOptions& options,
+std::vector<WindowScore> scores_in(const Layout& layout, const model::TransformerOptions& options,
                                    const megatron::testing::Tensors& weights, const std::vector<std::int64_t>& ids,
                                    const std::vector<Window>& cut, std::int64_t batch) {
   std::vector<std::vector<WindowScore>> got(static_cast<std::size_t>(layout.tp * layout.pp * layout.dp));
@@ -109,7 +109,7 @@ std::vector<WindowScore> scores_in(const Layout& layout, const model::GptOptions
 TEST(ScoreWindows, GivesWhatEachWindowAloneHasInEveryLayoutAndBatch) {
   for (const auto& options : models()) {
     const auto weights = random_weights(options.shape, 4);
-    const DenseGpt dense(options, weights);
+    const DenseModel dense(options, weights);
     auto ids = random_ids(29);
     const auto cut = some_windows(dense, ids);
     const auto expected = brute_force(dense, ids, cut);
@@ -149,7 +149,7 @@ TEST(ScoreWindows, DoNotDependOnHowStagesDivideTheLayers) {
 }
 
 TEST(ScoreWindows, RefuseTokensAndPositionsThatTheModelHasNot) {
-  const auto options = small_gpt();
+  const auto options = small_model();
   const auto store = make_store(options.shape, 1, 0);
   const model::ScoringGpt gpt(options, plan::whole_model(2), store, {});
   const auto score = [&](const std::vector<std::int64_t>& ids) {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::generate {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapping.h"
 #include "tests/interchange/support.h"
 
@@ -49,7 +50,7 @@ class Weights final : public checkpoint::WeightSource {
 /// One layer of two heads of 16, which share a key and value; every matrix has rows of one block of Q8_0.
 FolderConfig small_llama() {
   FolderConfig config;
-  config.family = Family::Llama;
+  config.family = &hf_family("llama");
   config::ModelConfig& model = config.model;
   model.num_layers = 1;
   model.hidden_size = model.ffn_hidden_size = 32;
@@ -69,7 +70,7 @@ FolderConfig small_llama() {
 /// Zeros, but that each row of linear_qkv holds its number, from 100 on.
 Weights weights_of(const FolderConfig& config) {
   Weights weights;
-  for (const auto& [name, tensor] : llama_mapping(shape_of(config.model))) {
+  for (const auto& [name, tensor] : config.family->written_table(shape_of(config.model), {})) {
     at::Tensor values = at::zeros(tensor.shape);
     if (name.find("linear_qkv") != std::string::npos)
       for (std::int64_t row = 0; row < tensor.shape[0]; ++row) values[row].fill_(100 + row);
@@ -256,7 +257,7 @@ TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
     EXPECT_FALSE(fs::exists(path));
   };
   FolderConfig gpt2 = small_llama(), gelu = gpt2, classes = gpt2, qwen = gpt2;
-  gpt2.family = Family::Gpt2;
+  gpt2.family = &hf_family("gpt2");
   refused(gpt2, {"Llama, Mistral or Qwen2", "fix:"});
   gelu.model.activation = "gelu";
   refused(gelu, {"silu", "activation gelu"});
@@ -265,6 +266,11 @@ TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
   qwen.model.add_qkv_bias = true;
   qwen.model.rope_scaling_factor = 8;
   refused(qwen, {"rope_scaling_factor 8"});
+  FolderConfig window = small_llama(), normed = small_llama();
+  window.model.sliding_window = 4;
+  refused(window, {"sliding_window 4"});
+  normed.model.qk_layernorm = true;
+  refused(normed, {"qk_layernorm true"});
 
   const fs::path bert = place_.path() / "bert";
   fs::create_directory(bert);

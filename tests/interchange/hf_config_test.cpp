@@ -1,7 +1,8 @@
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 
 #include <nlohmann/json.hpp>
 
+#include "megatron/interchange/hugging_face/hf_family.h"
 #include "tests/interchange/support.h"
 
 namespace megatron::interchange {
@@ -189,6 +190,9 @@ TEST(HuggingFaceConfig, RefusesWhatIsNoJsonObject) {
     expect_refused([&] { parse_config(text, "config.json"); }, {"config.json"});
   expect_refused([] { parse_config("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", "config.json"); },
                  {"nested"});
+  expect_refused(
+      [] { parse_config(R"({"model_type": "llama", "rope_scaling": {"factor": 8, "factor": 2}})", "config.json"); },
+      {"config.json", "the key \"factor\" twice"});
 }
 
 TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
@@ -202,7 +206,7 @@ TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
   for (const json& object : {gpt2(), llama(), scaled, qwen2, biased, t5()}) {
     FolderConfig first = parse_config(object.dump(), "first");
     const FolderConfig again = parse_config(config_json(first, "float32"), "again");
-    EXPECT_EQ(again.family, family_of(first.model));
+    EXPECT_EQ(again.family, &family_of(first.model));
     // What a folder leaves open is written out.
     first.model.num_query_groups = again.model.num_query_groups;
     first.model.kv_channels = again.model.kv_channels;
@@ -224,7 +228,7 @@ TEST(HuggingFaceConfig, ReadsT5) {
   EXPECT_EQ(model.activation, "gelu_tanh");  // what transformers makes of gated-gelu
   EXPECT_TRUE(model.gated_linear_unit && model.untie_embeddings_and_output_weights);
   EXPECT_EQ(model.relative_attention_num_buckets, 32);
-  const plan::GptShape shape = shape_of(model);
+  const plan::ModelShape shape = shape_of(model);
   EXPECT_EQ(shape.num_layers, 5);
   EXPECT_EQ(shape.encoder_layers, 2);
   EXPECT_EQ(shape.query_rows(), 96);
@@ -303,7 +307,7 @@ TEST(HuggingFaceConfig, ReadsTheClassesOfGpts) {
     EXPECT_EQ(folder.model.head, "classes") << name;
     EXPECT_EQ(folder.labels, (std::vector<std::string>{"no", "maybe", "yes"})) << name;
     EXPECT_EQ(shape_of(folder.model).head_rows(), 3) << name;
-    EXPECT_EQ(family_of(folder.model), folder.family) << name;
+    EXPECT_EQ(&family_of(folder.model), folder.family) << name;
     const json written = json::parse(config_json(folder, "float32"));
     EXPECT_EQ(written["architectures"], json({name}));
     EXPECT_EQ(written["id2label"], object["id2label"]) << name;

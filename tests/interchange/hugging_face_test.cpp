@@ -1,4 +1,4 @@
-#include "megatron/interchange/hugging_face.h"
+#include "megatron/interchange/hugging_face/hugging_face.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
 

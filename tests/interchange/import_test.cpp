@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/checkpoint/checkpoint.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/manifest.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/manifest.h"
 #include "megatron/checkpoint/model_state.h"
-#include "megatron/interchange/companions.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"

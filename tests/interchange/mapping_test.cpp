@@ -4,19 +4,22 @@
 
 #include <numeric>
 
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "tests/model/random_layers.h"
+
 namespace megatron::interchange {
 namespace {
 
-const plan::GptShape kGpt2 = {.num_layers = 2,
-                              .hidden = 8,
-                              .num_heads = 4,
-                              .ffn_hidden = 12,
-                              .vocab = 11,
-                              .padded_vocab = 11,
-                              .max_positions = 6};
+const plan::ModelShape kGpt2 = {.num_layers = 2,
+                                .hidden = 8,
+                                .num_heads = 4,
+                                .ffn_hidden = 12,
+                                .vocab = 11,
+                                .padded_vocab = 11,
+                                .max_positions = 6};
 
-plan::GptShape llama() {
-  plan::GptShape shape = kGpt2;
+plan::ModelShape llama() {
+  plan::ModelShape shape = kGpt2;
   shape.num_groups = 2;
   shape.head_size = 3;
   shape.rms_norm = shape.gated = shape.attention.add_qkv_bias = true;
@@ -24,14 +27,13 @@ plan::GptShape llama() {
   return shape;
 }
 
-plan::GptShape t5(bool second) {
-  plan::GptShape shape = llama();
+plan::ModelShape t5(bool second) {
+  plan::ModelShape shape = llama();
   shape.num_groups = 0;
   shape.num_layers = 5;
   shape.attention.add_qkv_bias = false;
   shape.gated = second;
   shape.tied_output = !second;
-  shape.architecture = plan::Architecture::T5;
   shape.encoder_layers = 2;
   shape.position_buckets = 8;
   shape.position_max_distance = 10;
@@ -39,9 +41,10 @@ plan::GptShape t5(bool second) {
 }
 
 /// A BERT with the head of a task.
-plan::GptShape bert(plan::Head head) {
-  plan::GptShape shape = kGpt2;
-  shape.architecture = plan::Architecture::Bert;
+plan::ModelShape bert(plan::Head head) {
+  plan::ModelShape shape = kGpt2;
+  shape.causal = false;
+  shape.masked_lm_head = shape.pooled_tasks = shape.residual_after_norm = true;
   shape.token_types = 2;
   shape.tied_output = false;
   shape.task_head = head;
@@ -49,24 +52,38 @@ plan::GptShape bert(plan::Head head) {
   return shape;
 }
 
+plan::ModelShape pretrained_bert() {
+  plan::ModelShape shape = bert(plan::Head::Tokens);
+  shape.tied_output = shape.sentence_head = true;
+  return shape;
+}
+
 /// A GPT that tells classes apart.
-plan::GptShape with_classes(plan::GptShape shape) {
+plan::ModelShape with_classes(plan::ModelShape shape) {
   shape.tied_output = false;
   shape.task_head = plan::Head::Classes;
   shape.num_classes = 3;
   return shape;
 }
 
-Mapping table_of(const plan::GptShape& shape) {
-  return bert_mapping(shape,
-                      {.pooler = shape.task_head != plan::Head::Span, .token_head = false, .sentence_head = false});
+/// Of weights with all the parts that the family can have.
+Mapping table_of(const char* family, const plan::ModelShape& shape) {
+  return hf_family(family).written_table(shape, [](const std::string&) { return true; });
+}
+
+/// With the head of a task alone.
+Mapping task_table(const plan::ModelShape& shape) {
+  return hf_family("bert").written_table(shape, [&](const std::string& name) {
+    return name == "pooler.dense.weight" && shape.task_head != plan::Head::Span;
+  });
 }
 
 std::vector<Mapping> all_tables() {
-  std::vector<Mapping> tables = {gpt2_mapping(kGpt2), llama_mapping(llama()), bert_mapping(kGpt2, {}),
-                                 t5_mapping(t5(false)), t5_mapping(t5(true))};
+  std::vector<Mapping> tables = {table_of("gpt2", kGpt2), table_of("llama", llama()),
+                                 table_of("bert", pretrained_bert()), table_of("t5", t5(false)),
+                                 table_of("t5", t5(true))};
   for (const plan::Head head : {plan::Head::Classes, plan::Head::Options, plan::Head::Span})
-    tables.push_back(table_of(bert(head)));
+    tables.push_back(task_table(bert(head)));
   return tables;
 }
 
@@ -78,7 +95,7 @@ std::int64_t elements(const std::vector<std::int64_t>& shape) {
 std::vector<int> coverage(const MappedTensor& tensor) {
   std::vector<int> counts(static_cast<std::size_t>(elements(tensor.shape)), 0);
   const std::int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
-  for (const Piece& piece : tensor.pieces)
+  for (const MappedSlice& piece : tensor.pieces)
     for (std::int64_t row = 0; row < piece.shape[0]; ++row)
       for (std::int64_t column = 0; column < (piece.shape.size() > 1 ? piece.shape[1] : 1); ++column)
         ++counts.at(
@@ -99,10 +116,10 @@ TEST(Mapping, TwiceInvertedIsItself) {
     ASSERT_EQ(again.size(), table.size());
     for (const auto& [name, tensor] : table) {
       EXPECT_EQ(again.at(name).shape, tensor.shape) << name;
-      std::map<std::vector<std::int64_t>, Piece> pieces;  // by place: the order may differ
-      for (const Piece& piece : again.at(name).pieces) pieces[piece.to] = piece;
+      std::map<std::vector<std::int64_t>, MappedSlice> pieces;  // by place: the order may differ
+      for (const MappedSlice& piece : again.at(name).pieces) pieces[piece.to] = piece;
       ASSERT_EQ(pieces.size(), tensor.pieces.size());
-      for (const Piece& piece : tensor.pieces) {
+      for (const MappedSlice& piece : tensor.pieces) {
         EXPECT_EQ(pieces.at(piece.to).source, piece.source);
         EXPECT_EQ(pieces.at(piece.to).from, piece.from);
         EXPECT_EQ(pieces.at(piece.to).shape, piece.shape);
@@ -112,16 +129,16 @@ TEST(Mapping, TwiceInvertedIsItself) {
 }
 
 TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
-  for (const auto& [shape, table] : {std::pair{kGpt2, gpt2_mapping(kGpt2)},
-                                     {llama(), llama_mapping(llama())},
-                                     {with_classes(kGpt2), gpt2_mapping(with_classes(kGpt2))},
-                                     {with_classes(llama()), llama_mapping(with_classes(llama()))},
-                                     {t5(false), t5_mapping(t5(false))},
-                                     {t5(true), t5_mapping(t5(true))},
-                                     {bert(plan::Head::Classes), table_of(bert(plan::Head::Classes))},
-                                     {bert(plan::Head::Options), table_of(bert(plan::Head::Options))},
-                                     {bert(plan::Head::Span), table_of(bert(plan::Head::Span))}}) {
-    const auto specs = plan::gpt_parameters(shape, 1, 0);
+  for (const auto& [shape, table] : {std::pair{kGpt2, table_of("gpt2", kGpt2)},
+                                     {llama(), table_of("llama", llama())},
+                                     {with_classes(kGpt2), table_of("gpt2", with_classes(kGpt2))},
+                                     {with_classes(llama()), table_of("llama", with_classes(llama()))},
+                                     {t5(false), table_of("t5", t5(false))},
+                                     {t5(true), table_of("t5", t5(true))},
+                                     {bert(plan::Head::Classes), task_table(bert(plan::Head::Classes))},
+                                     {bert(plan::Head::Options), task_table(bert(plan::Head::Options))},
+                                     {bert(plan::Head::Span), task_table(bert(plan::Head::Span))}}) {
+    const auto specs = plan::model_parameters(shape, 1, 0);
     EXPECT_EQ(specs.size(), table.size());
     for (const auto& spec : specs) {
       ASSERT_TRUE(table.contains(spec.name)) << spec.name;
@@ -130,8 +147,29 @@ TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
   }
 }
 
+TEST(Mapping, FollowsLayersThatDiffer) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    plan::ModelShape shape = llama();
+    shape.layers = megatron::testing::random_layers(seed, shape);
+    for (plan::LayerSpec& layer : shape.layers) {
+      layer.rms_norm = true;
+      std::get<plan::Mlp>(layer.branches.back().inner).gated = true;
+    }
+    const Mapping table = table_of("llama", shape), theirs = inverted(table);
+    const auto specs = plan::model_parameters(shape, 1, 0);
+    EXPECT_EQ(specs.size(), table.size());
+    for (const auto& spec : specs) {
+      ASSERT_TRUE(table.contains(spec.name)) << spec.name;
+      EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
+    }
+    for (const Mapping& each : {table, theirs})
+      for (const auto& [name, tensor] : each)
+        for (const int count : coverage(tensor)) ASSERT_EQ(count, 1) << name;
+  }
+}
+
 TEST(Mapping, RowsOfAGroupAreItsQueriesThenItsKeyThenItsValue) {
-  const auto table = llama_mapping(llama());
+  const auto table = table_of("llama", llama());
   const auto& pieces = table.at("decoder.layers.1.self_attention.linear_qkv.weight").pieces;
   ASSERT_EQ(pieces.size(), 6u);
   EXPECT_EQ(pieces[3].source, "model.layers.1.self_attn.q_proj.weight");

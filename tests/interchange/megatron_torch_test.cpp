@@ -1,4 +1,4 @@
-#include "megatron/interchange/megatron_torch.h"
+#include "megatron/interchange/megatron_lm/megatron_torch.h"
 
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"

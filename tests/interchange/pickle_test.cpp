@@ -1,6 +1,6 @@
-#include "megatron/interchange/pickle.h"
+#include "megatron/interchange/megatron_lm/pickle.h"
 
-#include "megatron/interchange/torch_file.h"
+#include "megatron/interchange/megatron_lm/torch_file.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
 

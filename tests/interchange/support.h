@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/checkpoint/weights.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"

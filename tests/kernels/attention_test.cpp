@@ -16,7 +16,7 @@
 #include <cmath>
 #include <vector>
 
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"

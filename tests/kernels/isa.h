@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::kernels {

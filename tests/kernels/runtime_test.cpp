@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/cores.h"
 #include "megatron/kernels/cpu/allocator.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/matmul.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/kernels/cpu/tile_multiply.h"
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/cpu/products/tile_multiply.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/tile_matmul.h"
 #include "tests/kernels/compare.h"

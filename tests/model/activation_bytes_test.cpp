@@ -4,11 +4,11 @@
 #include <atomic>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/plan/counts.h"
-#include "megatron/plan/memory.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
 #include "tests/model/random_layers.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 
 // What the plan says that a stage keeps for its backward pass, against the bytes that it really keeps.
 namespace megatron::model {
@@ -103,8 +103,8 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   return config;
 }
 
-GptOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
-  GptOptions options;
+TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
+  TransformerOptions options;
   options.shape = {.num_layers = 3,
                    .hidden = 64,
                    .num_heads = 4,
@@ -119,16 +119,18 @@ GptOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
     options.activation = kernels::Activation::Silu;
     options.rope.rotary_dim = 16;
   }
-  if (kind.bert) options.shape.architecture = plan::Architecture::Bert;
+  options.shape.causal = !kind.bert;
+  options.shape.masked_lm_head = options.shape.pooled_tasks = kind.bert;
   if (kind.t5) {
-    options.shape.architecture = plan::Architecture::T5;
+    options.shape.attention_scale = 1;
+    options.shape.inner_dropout = true;
     options.shape.num_layers = 5;
     options.shape.encoder_layers = 1;
     options.shape.position_buckets = 8;
     options.shape.position_max_distance = 6;
     options.shape.linear_bias = options.shape.learned_positions = false;
   }
-  options.residual_after_norm = kind.bert;
+  options.shape.residual_after_norm = kind.bert;
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sp;
   const auto named = [&](const std::string& module) {
@@ -151,12 +153,12 @@ struct Kept {
 };
 
 /// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
-Kept measure(const GptOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part) {
-  const bool sp = options.sequence_parallel, t5 = options.shape.is_t5();
+Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part) {
+  const bool sp = options.sequence_parallel, t5 = options.shape.encoder_decoder();
   Kept kept;
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
-    const Gpt gpt(options, part, store, tp);
+    const TransformerStage gpt(options, part, store, tp);
     const auto batch = random_batch(10, 2, 32, at::kFloat);
     const std::int64_t rows = (t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
     store.gradient_queue().defer(true);
@@ -232,7 +234,7 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
     SCOPED_TRACE(concat("seed ", seed));
     const Mode& mode = kModes[seed % std::size(kModes)];
     const Kind kind{"gpt", false, seed % 3 == 0 ? at::kBFloat16 : at::kFloat};
-    GptOptions options = options_of(kind, mode, sp);
+    TransformerOptions options = options_of(kind, mode, sp);
     options.shape.layers =
         megatron::testing::random_layers(seed, options.shape, {.head_sizes = {8, 16, 24}, .widths = {64, 128, 208}});
     const auto config = config_of(kind, mode, t, sp);

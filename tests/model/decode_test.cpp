@@ -1,4 +1,4 @@
-#include "megatron/model/decode.h"
+#include "megatron/model/decoding/decode.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/kernels/isa.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 
 namespace megatron::model {
 namespace {
@@ -25,7 +25,7 @@ TEST(CachedGpt, GivesTheLogitsOfTheWholeSequenceHoweverTheTokensCome) {
   for (const int t : {1, 2})
     comm::run_ranks(t, [&](comm::Group tp) {
       const auto store = make_store(options.shape, t, tp.rank(), weights);
-      const auto whole = Gpt(options, store, tp).logits(batch);
+      const auto whole = TransformerStage(options, store, tp).logits(batch);
       const CachedGpt gpt(options, store, tp);
       auto cache = gpt.make_cache(2, 7);
       std::int64_t seen = 0;
@@ -62,7 +62,7 @@ TEST(CachedGpt, GoesThroughStagesOfAnySplit) {
   const auto options = small();
   const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
   const auto batch = random_batch(10);
-  const auto whole = Gpt(options, store, {}).logits(batch);
+  const auto whole = TransformerStage(options, store, {}).logits(batch);
   const std::int64_t n = options.shape.num_layers;
   for (const std::vector<std::int64_t>& layers : {std::vector<std::int64_t>{1, n - 1}, {0, n}, {n, 0}, {0, n, 0}}) {
     std::vector<CachedGpt> stages;
@@ -84,7 +84,7 @@ TEST(CachedGpt, GoesThroughStagesOfAnySplit) {
 TEST(CachedGpt, SequencesOfDifferentLengthsShareACacheAndLeaveItAlone) {
   const auto options = small();
   const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
-  const Gpt gpt(options, store, {});
+  const TransformerStage gpt(options, store, {});
   const auto batch = random_batch(10);
   // Sample 1 has only its last four tokens.
   Batch shorter;
@@ -119,10 +119,11 @@ std::vector<at::Tensor> continued(const CachedGpt& gpt, const at::Tensor& tokens
 
 TEST(CachedGpt, OneTokenGoesThroughBuffersWithTheBitsOfTokensThatComeTogether) {
   auto models = megatron::testing::variants();
-  std::erase_if(models, [](const auto& model) { return model.second.shape.architecture != plan::Architecture::Gpt; });
+  std::erase_if(models,
+                [](const auto& model) { return !model.second.shape.causal || model.second.shape.encoder_decoder(); });
   models.emplace_back("gpt2", small());
   models.emplace_back("original order", small());
-  models.back().second.residual_after_norm = true;
+  models.back().second.shape.residual_after_norm = true;
   const auto tokens = random_batch(10).tokens_bs;
   for (const std::string& set : kernels::vector_instruction_sets()) {
     kernels::force_instruction_set(set);

@@ -2,9 +2,9 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include "megatron/model/decode.h"
-#include "megatron/model/gpt.h"
-#include "tests/testing/dense_gpt.h"
+#include "megatron/model/decoding/decode.h"
+#include "megatron/model/transformer_stage.h"
+#include "tests/testing/dense_model.h"
 #include "tests/testing/folders.h"
 
 // Folders as Hugging Face transformers computes them, their weights renamed and rearranged here.
@@ -30,7 +30,7 @@ at::Tensor padded(const at::Tensor& rows, std::int64_t count) {
 }
 
 /// Rows of heads -> rows a group: its queries, key, value.
-at::Tensor by_group(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const plan::GptShape& shape) {
+at::Tensor by_group(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const plan::ModelShape& shape) {
   const std::int64_t g = shape.groups(), d = shape.head();
   const auto of_groups = [&](const at::Tensor& rows) { return rows.reshape({g, -1, d, rows.numel() / rows.size(0)}); };
   auto sizes = q.sizes().vec();
@@ -38,8 +38,8 @@ at::Tensor by_group(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return at::cat({of_groups(q), of_groups(k), of_groups(v)}, 1).reshape(sizes);
 }
 
-GptOptions tiny_gpt2() {
-  GptOptions options;
+TransformerOptions tiny_gpt2() {
+  TransformerOptions options;
   options.shape = {.num_layers = 2,
                    .hidden = 64,
                    .num_heads = 4,
@@ -51,7 +51,7 @@ GptOptions tiny_gpt2() {
 }
 
 /// Their matrices are transposed (Conv1D), and q, k, v are blocks of rows one after the other.
-Sources gpt2_sources(const plan::GptShape& shape) {
+Sources gpt2_sources(const plan::ModelShape& shape) {
   const auto pad = [rows = shape.padded_vocab](const auto& theirs) { return padded(theirs[0], rows); };
   const auto transposed = [](const auto& theirs) { return theirs[0].t().contiguous(); };
   const auto qkv = [shape](const auto& theirs) {
@@ -80,8 +80,8 @@ Sources gpt2_sources(const plan::GptShape& shape) {
   return sources;
 }
 
-GptOptions tiny_llama() {
-  GptOptions options;
+TransformerOptions tiny_llama() {
+  TransformerOptions options;
   options.shape = {.num_layers = 2,
                    .hidden = 64,
                    .num_heads = 4,
@@ -100,7 +100,7 @@ GptOptions tiny_llama() {
   return options;
 }
 
-Sources llama_sources(const plan::GptShape& shape) {
+Sources llama_sources(const plan::ModelShape& shape) {
   const auto pad = [rows = shape.padded_vocab](const auto& theirs) { return padded(theirs[0], rows); };
   const auto qkv = [shape](const auto& theirs) { return by_group(theirs[0], theirs[1], theirs[2], shape); };
   const auto stacked = [](const auto& theirs) { return at::cat({theirs[0], theirs[1]}); };
@@ -154,9 +154,10 @@ double squared_norm(const nlohmann::json& norms, const std::vector<std::string>&
 }
 
 /// Logits, loss, every gradient that the folder has in full, and the norms of all.
-void expect_results(const Golden& golden, const GptOptions& options, const Sources& sources, int compared_in_full) {
+void expect_results(const Golden& golden, const TransformerOptions& options, const Sources& sources,
+                    int compared_in_full) {
   const auto store = make_store(options.shape, 1, 0, golden.arranged(sources), at::kFloat);
-  const Gpt gpt(options, store, {});
+  const TransformerStage gpt(options, store, {});
   // Their labels are the ids; they shift them inside: the logits of position i are for id i + 1.
   const auto ids = golden.expected.at("input.input_ids"), labels = golden.expected.at("input.labels");
   Batch batch;
@@ -188,7 +189,7 @@ void expect_results(const Golden& golden, const GptOptions& options, const Sourc
   EXPECT_EQ(compared_in_full, 0);
 }
 
-void expect_greedy_text(const Golden& golden, const GptOptions& options, const Sources& sources) {
+void expect_greedy_text(const Golden& golden, const TransformerOptions& options, const Sources& sources) {
   const auto store = make_store(options.shape, 1, 0, golden.arranged(sources), at::kFloat);
   const auto& greedy = golden.report["greedy"];
   auto input = at::tensor(greedy["prompt_ids"].get<std::vector<std::int64_t>>(), at::kLong).unsqueeze(0);

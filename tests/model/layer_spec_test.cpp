@@ -5,41 +5,42 @@
 #include <random>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/model/decode.h"
-#include "megatron/plan/counts.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/decoding/decode.h"
+#include "megatron/plan/cost/counts.h"
 #include "tests/model/random_layers.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 
 // Everything that follows from a layer's description, for layers drawn at random: what is allocated, what is computed
 // in training on every layout, and what the ways of going on from a cache give.
 namespace megatron::model {
 namespace {
 
-using megatron::testing::DenseGpt;
+using megatron::testing::DenseModel;
 using megatron::testing::make_store;
 using megatron::testing::random_batch;
 using megatron::testing::random_layers;
 using megatron::testing::random_weights;
 using megatron::testing::slice_of;
 using megatron::testing::small;
-using megatron::testing::StagedGpt;
+using megatron::testing::StagedModel;
 
 constexpr std::uint64_t kSpecs = 200;
 
-GptOptions random_model(std::uint64_t seed) {
+TransformerOptions random_model(std::uint64_t seed) {
   std::mt19937_64 random(1000 + seed);
   const auto flip = [&] { return random() % 2 == 1; };
-  GptOptions options = small(3);
+  TransformerOptions options = small(3);
   options.shape.learned_positions = flip();
   options.shape.tied_output = flip();
-  options.residual_after_norm = random() % 4 == 0;
+  options.shape.residual_after_norm = random() % 4 == 0;
   options.hidden_dropout = options.attention_dropout = 0.1;
   if (flip()) options.rope = {.rotary_dim = 2, .base = 100, .interleaved = flip()};
   constexpr kernels::Activation kForms[] = {kernels::Activation::GeluTanh, kernels::Activation::GeluErf,
                                             kernels::Activation::Silu, kernels::Activation::Relu};
   options.activation = kForms[random() % std::size(kForms)];
   options.shape.layers = random_layers(seed, options.shape);
+  for (plan::LayerSpec& layer : options.shape.layers) layer.residual_after_norm = options.shape.residual_after_norm;
   options.shape.rms_norm = options.shape.layers.front().rms_norm;
   return options;
 }
@@ -71,8 +72,8 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
 }
 
 TEST_F(RandomLayers, HaveTheParametersThatAreCounted) {
-  for_each_spec([](const GptOptions& options, std::uint64_t) {
-    const plan::GptShape& shape = options.shape;
+  for_each_spec([](const TransformerOptions& options, std::uint64_t) {
+    const plan::ModelShape& shape = options.shape;
     std::int64_t expected = shape.padded_vocab * shape.hidden * (shape.tied_output ? 1 : 2) +
                             (shape.learned_positions ? shape.max_positions * shape.hidden : 0) +
                             (shape.rms_norm ? 1 : 2) * shape.hidden;
@@ -86,16 +87,16 @@ TEST_F(RandomLayers, HaveTheParametersThatAreCounted) {
 }
 
 TEST_F(RandomLayers, TrainAsTheDenseModelDoesInEveryLayout) {
-  for_each_spec([](GptOptions options, std::uint64_t seed) {
+  for_each_spec([](TransformerOptions options, std::uint64_t seed) {
     const auto batch = random_batch(10, 2, 8);
     const auto weights = random_weights(options.shape, seed);
-    const auto loss = DenseGpt(options, weights).loss_sum(batch, true);
+    const auto loss = DenseModel(options, weights).loss_sum(batch, true);
     loss.backward();
     const int t = seed % 2 == 0 ? 1 : 2;
     options.sequence_parallel = seed % 4 == 3;
     const auto parts = seed % 3 == 0 ? plan::parts_of_layers({1, 2}) : plan::parts_of_layers({3});
     comm::run_ranks(t, [&](const comm::Group& tp) {
-      const StagedGpt staged(options, parts, tp, weights);
+      const StagedModel staged(options, parts, tp, weights);
       EXPECT_NEAR_TENSOR(staged.step(batch).sum, loss, 1e-12);
       if (parts.size() > 1) return;  // which share the embedding's gradient
       for (const auto& p : staged.stores.front().all()) {
@@ -109,7 +110,7 @@ TEST_F(RandomLayers, TrainAsTheDenseModelDoesInEveryLayout) {
 }
 
 TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
-  for_each_spec([](const GptOptions& options, std::uint64_t seed) {
+  for_each_spec([](const TransformerOptions& options, std::uint64_t seed) {
     const auto weights = random_weights(options.shape, seed);
     const auto tokens = random_batch(10).tokens_bs;
     const auto dtype = at::kFloat;  // of which one token goes from buffer to buffer
@@ -118,7 +119,7 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
       const auto store = make_store(options.shape, t, tp.rank(), weights, dtype);
       Batch batch;
       batch.tokens_bs = tokens;
-      const auto whole = Gpt(options, store, tp).logits(batch);
+      const auto whole = TransformerStage(options, store, tp).logits(batch);
       const CachedGpt cached(options, store, tp);
       for (const std::int64_t step : {1, 3}) {
         auto cache = cached.make_cache(2, 7);

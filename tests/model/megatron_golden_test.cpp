@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "megatron/comm/local_backend.h"
-#include "megatron/model/gpt.h"
-#include "tests/testing/dense_gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/transformer_stage.h"
+#include "tests/testing/dense_model.h"
 #include "tests/testing/folders.h"
 
 // Megatron-Core's own results on CPU in float32: what our names, layouts and formulas have to mean.
@@ -17,7 +17,7 @@ using megatron::testing::Tensors;
 constexpr double kTolerance = 1e-5;  // the reference's own distance from float64 is 1e-6 to 2e-6
 
 struct Golden {
-  GptOptions options;
+  TransformerOptions options;
   Batch batch;
   Tensors weights, outputs, gradients;
 };
@@ -64,7 +64,7 @@ TEST_P(MegatronCore, LogitsLossesAndGradientsAreItsOwn) {
   const double tokens = golden.batch.loss_mask_bs.sum().item<double>();
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(golden.options.shape, tp.size(), tp.rank(), golden.weights, at::kFloat);
-    const Gpt gpt(golden.options, store, tp);
+    const TransformerStage gpt(golden.options, store, tp);
     EXPECT_NEAR_TENSOR(gpt.logits(golden.batch), golden.outputs.at("logits"), kTolerance);
     const auto loss = gpt.loss(golden.batch, true);
     EXPECT_EQ(loss.count, tokens);
@@ -89,7 +89,7 @@ TEST_P(MegatronCore, TheLossOfEachTokenIsItsOwn) {
   comm::run_ranks(t, [&](comm::Group tp) {
     auto batch = golden.batch;  // each rank's own
     const auto store = make_store(golden.options.shape, tp.size(), tp.rank(), golden.weights, at::kFloat);
-    const Gpt gpt(golden.options, store, tp);
+    const TransformerStage gpt(golden.options, store, tp);
     for (std::int64_t i = 0; i < expected.numel(); i += 3) {
       batch.loss_mask_bs = at::zeros_like(expected);
       batch.loss_mask_bs.view({-1})[i] = 1;

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::testing {
 
@@ -14,7 +14,7 @@ struct LayerSizes {
 
 /// Layers drawn for a model of `shape`, each with sizes and kinds of its own, that one or two tensor-parallel ranks can
 /// share.
-inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan::GptShape& shape,
+inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan::ModelShape& shape,
                                                   const LayerSizes& sizes = {}) {
   std::mt19937_64 random(seed);
   const auto one_of = [&](const std::vector<std::int64_t>& values) { return values[random() % values.size()]; };

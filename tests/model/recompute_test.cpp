@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_backend.h"
-#include "tests/model/small_gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "tests/model/small_model.h"
 
 namespace megatron::model {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::small;
-using megatron::testing::StagedGpt;
+using megatron::testing::StagedModel;
 using megatron::testing::variants;
 using Layers = Recompute::Layers;
 
@@ -27,11 +27,11 @@ std::vector<Recompute> all_modes() {
 }
 
 /// Gradients of two microbatches through two stages, in one tensor.
-at::Tensor gradients(const GptOptions& options, const comm::Group& tp, at::ScalarType dtype,
+at::Tensor gradients(const TransformerOptions& options, const comm::Group& tp, at::ScalarType dtype,
                      const megatron::testing::Tensors& weights, bool defer) {
   const plan::StagePart first{.first_layer = 0, .num_layers = 3, .embedding = true, .output = false};
   const plan::StagePart last{.first_layer = 3, .num_layers = 1, .embedding = false, .output = true};
-  const StagedGpt gpt(options, {first, last}, tp, weights, dtype);
+  const StagedModel gpt(options, {first, last}, tp, weights, dtype);
   for (const std::int64_t b : {2, 1}) {
     for (const auto& store : gpt.stores) store.gradient_queue().defer(defer);
     gpt.step(random_batch(10, b, 6, dtype));
@@ -40,7 +40,7 @@ at::Tensor gradients(const GptOptions& options, const comm::Group& tp, at::Scala
   return at::cat({gpt.stores[0].gradients(), gpt.stores[1].gradients()});
 }
 
-void expect_equal_bits(GptOptions options, int t, at::ScalarType dtype, bool sequence_parallel) {
+void expect_equal_bits(TransformerOptions options, int t, at::ScalarType dtype, bool sequence_parallel) {
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sequence_parallel;
   const auto weights = random_weights(options.shape, 9);
@@ -109,7 +109,7 @@ TEST(Recomputed, DoesNotSumTheEndOfAGroupOverRanksAgain) {
     std::int64_t calls = 0;
     comm::run_ranks(2, [&](comm::Group world) {
       const auto tp = comm::CountingBackend::wrap(world);
-      StagedGpt(options, {plan::whole_model(4)}, tp, weights).step(batch);
+      StagedModel(options, {plan::whole_model(4)}, tp, weights).step(batch);
       if (world.rank() == 0) calls = comm::CountingBackend::of(tp).count("all_reduce").calls;
     });
     return calls;

@@ -3,22 +3,22 @@
 #include <limits>
 
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/model/gpt.h"
-#include "tests/model/small_gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/transformer_stage.h"
+#include "tests/model/small_model.h"
 
 // The whole model with sequence parallelism: equal to the dense model in doubles, with dropout 0.1.
 namespace megatron::model {
 namespace {
 
-using megatron::testing::DenseGpt;
+using megatron::testing::DenseModel;
 using megatron::testing::make_store;
 using megatron::testing::random_weights;
 using megatron::testing::slice_of;
 
 constexpr std::int64_t kPositions = 8;
 
-GptOptions split_options(std::int64_t num_layers = 2) {
+TransformerOptions split_options(std::int64_t num_layers = 2) {
   auto options = megatron::testing::small(num_layers);
   options.shape.max_positions = 11;
   options.hidden_dropout = options.attention_dropout = 0.1;
@@ -37,16 +37,16 @@ Batch two_samples() {
 }
 
 /// Loss and gradients on `t` ranks against the dense model's; `defer`: weight gradients are put off.
-void expect_dense(const GptOptions& options, int t, bool defer = false) {
+void expect_dense(const TransformerOptions& options, int t, bool defer = false) {
   const auto batch = two_samples();
   const auto weights = random_weights(options.shape, 9);
-  const auto loss = DenseGpt(options, weights).loss_sum(batch, true);
+  const auto loss = DenseModel(options, weights).loss_sum(batch, true);
   loss.backward();
   comm::run_ranks(t, [&](const comm::Group& tp) {
     const auto store = make_store(options.shape, t, tp.rank(), weights);
     store.gradients().fill_(std::numeric_limits<double>::quiet_NaN());
     store.gradient_queue().defer(defer);
-    const Gpt gpt(options, store, tp);
+    const TransformerStage gpt(options, store, tp);
     const auto got = gpt.loss(batch, true);
     EXPECT_NEAR_TENSOR(got.sum, loss, 1e-12);
     got.sum.backward();
@@ -94,10 +94,10 @@ TEST_P(SequenceParallelGpt, WhatIsComputedAgainIsTheSame) {
 TEST_P(SequenceParallelGpt, LogitsAreThoseOfEveryPosition) {
   const auto options = split_options();
   const auto weights = random_weights(options.shape, 9);
-  const auto expected = DenseGpt(options, weights).logits(two_samples(), false);
+  const auto expected = DenseModel(options, weights).logits(two_samples(), false);
   comm::run_ranks(GetParam(), [&](const comm::Group& tp) {
     const auto store = make_store(options.shape, tp.size(), tp.rank(), weights);
-    EXPECT_NEAR_TENSOR(Gpt(options, store, tp).logits(two_samples()), expected, 1e-12);
+    EXPECT_NEAR_TENSOR(TransformerStage(options, store, tp).logits(two_samples()), expected, 1e-12);
   });
 }
 
@@ -106,7 +106,7 @@ std::int64_t calls(const comm::Group& tp, std::int64_t num_layers, const std::st
   const auto options = split_options(num_layers);
   const auto store = make_store(options.shape, tp.size(), tp.rank());
   const auto counted = comm::CountingBackend::wrap(tp);
-  Gpt(options, store, counted).loss(two_samples(), true).sum.backward();
+  TransformerStage(options, store, counted).loss(two_samples(), true).sum.backward();
   return comm::CountingBackend::of(counted).count(operation).calls;
 }
 

@@ -1,8 +1,8 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include "megatron/comm/local_backend.h"
-#include "tests/model/small_gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "tests/model/small_model.h"
 
 namespace megatron::model {
 namespace {
@@ -10,12 +10,12 @@ namespace {
 using megatron::testing::random_batch;
 using megatron::testing::random_weights;
 using megatron::testing::small;
-using megatron::testing::StagedGpt;
+using megatron::testing::StagedModel;
 using megatron::testing::Tensors;
 using megatron::testing::variants;
 using plan::StagePart;
 
-GptOptions with_dropout(std::int64_t num_layers) {
+TransformerOptions with_dropout(std::int64_t num_layers) {
   auto options = small(num_layers);
   options.hidden_dropout = options.attention_dropout = 0.1;
   return options;
@@ -42,14 +42,14 @@ INSTANTIATE_TEST_SUITE_P(Tp, Stages, ::testing::Values(1, 2));
 
 /// Each split's loss and gradients against the whole model's, bit for bit. `tied_error`: of the tied embedding, whose
 /// two contributions are added in another order.
-void expect_bits_of_the_whole(const GptOptions& options, int t, at::ScalarType dtype, double tied_error) {
+void expect_bits_of_the_whole(const TransformerOptions& options, int t, at::ScalarType dtype, double tied_error) {
   const auto weights = random_weights(options.shape, 9);
   const auto batch = random_batch(10, 2, 6, dtype);
   comm::run_ranks(t, [&](comm::Group tp) {
-    const StagedGpt whole(options, split({3}), tp, weights, dtype);
+    const StagedModel whole(options, split({3}), tp, weights, dtype);
     const auto loss = whole.step(batch);
     for (const auto& parts : kSplits) {
-      const StagedGpt staged(options, parts, tp, weights, dtype);
+      const StagedModel staged(options, parts, tp, weights, dtype);
       const auto got = staged.step(batch);
       EXPECT_EQ(got.sum.item<double>(), loss.sum.item<double>());
       EXPECT_EQ(got.count, loss.count);
@@ -92,7 +92,7 @@ TEST_P(Stages, OfOtherKindsOfLayersGiveTheBitsOfTheWholeModelHoweverItIsSplit) {
 TEST(Stage, LetsGoOfItsOutputAndOfItsGraphOnceItHasGoneBackward) {
   const auto options = with_dropout(2);
   const auto parts = split({1, 1}, true);
-  const StagedGpt staged(options, parts, {}, random_weights(options.shape, 9));
+  const StagedModel staged(options, parts, {}, random_weights(options.shape, 9));
   at::Tensor x;
   for (const std::size_t k : {0U, 1U}) {
     parallel::GraphLeaf leaf(k == 0 ? at::zeros({0}) : at::ones({7, 2, 16}, at::kDouble));
@@ -112,7 +112,7 @@ TEST(Stage, DeferredWeightGradientsHaveTheBitsOfThoseComputedAtOnce) {
   const auto weights = random_weights(options.shape, 9);
   for (const int t : {1, 2})
     comm::run_ranks(t, [&](comm::Group tp) {
-      const StagedGpt at_once(options, split({2}), tp, weights), deferred(options, split({2}), tp, weights);
+      const StagedModel at_once(options, split({2}), tp, weights), deferred(options, split({2}), tp, weights);
       const auto& store = deferred.stores[0];
       std::vector<std::vector<parallel::GradientQueue::Work>> microbatches;
       store.gradients().fill_(std::numeric_limits<double>::quiet_NaN());
@@ -138,7 +138,7 @@ TEST(Stage, DeferredWeightGradientsHaveTheBitsOfThoseComputedAtOnce) {
 
 TEST(Stage, TakesAnInputUnlessItIsTheFirstAndGivesALossIfItIsTheLast) {
   const auto options = with_dropout(2);
-  const StagedGpt staged(options, split({1, 1}), {}, random_weights(options.shape, 9));
+  const StagedModel staged(options, split({1, 1}), {}, random_weights(options.shape, 9));
   const auto batch = random_batch(10);
   const auto x = at::ones({7, 2, 16}, at::kDouble);
   EXPECT_THROW(staged.stages[0].forward(x, batch, true), std::logic_error);

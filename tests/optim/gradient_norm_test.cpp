@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/optim/gradient_norm.h"
 #include "tests/optim/hand_made_store.h"
 #include "tests/testing/tensors.h"

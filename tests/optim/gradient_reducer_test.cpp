@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/parameter_gatherer.h"
 #include "tests/optim/hand_made_store.h"

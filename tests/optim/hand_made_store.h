@@ -8,7 +8,7 @@
 #include "megatron/comm/group.h"
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 
 namespace megatron::optim::testing {
 

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "megatron/optim/optimizer.h"
-#include "megatron/plan/matrices.h"
+#include "megatron/plan/parameters/matrices.h"
 
 namespace megatron::optim {
 namespace {
@@ -43,7 +43,7 @@ at::Tensor orthogonalized(const at::Tensor& matrix) {
 void follow_the_paper(const std::vector<std::int64_t>& shape) {
   const auto all = specs(shape);
   const parallel::ParameterStore store(all, plan::buffer_layout(all, 0), at::kDouble, at::kCPU, 7);
-  const plan::GptShape model{.num_layers = 1, .hidden = 8, .num_heads = 2, .ffn_hidden = 8};
+  const plan::ModelShape model{.num_layers = 1, .hidden = 8, .num_heads = 2, .ffn_hidden = 8};
   Optimizer optimizer(store, plan::shards(store.layout(), 1, 0), {.name = "muon", .muon_momentum = kMomentum},
                       {.weight_decay = kDecay, .matrices = {{}, plan::matrices_of(all[1], model)}});
   const auto& matrix = *store.all()[1];
@@ -73,7 +73,7 @@ TEST(Muon, KeepsOneNumberOfAMatrixAndTwoOfTheRest) {
 }
 
 TEST(Matrices, OfAFusedTensorTakeTurns) {
-  const plan::GptShape shape{
+  const plan::ModelShape shape{
       .num_layers = 1, .hidden = 8, .num_heads = 4, .ffn_hidden = 6, .num_groups = 2, .gated = true};
   const auto of = [&](const char* name, std::int64_t rows) {
     return plan::matrices_of({.name = std::string("decoder.layers.0.") + name, .shape = {rows, 8}, .depth = 1}, shape);

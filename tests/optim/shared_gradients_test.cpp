@@ -13,7 +13,7 @@
 #include <string>
 
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/optim/gradient_norm.h"
 #include "tests/optim/hand_made_store.h"
 #include "tests/testing/tensors.h"

@@ -3,7 +3,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 
 namespace megatron::parallel {
 namespace {

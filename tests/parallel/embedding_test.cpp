@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::parallel {

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::parallel {

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::parallel {

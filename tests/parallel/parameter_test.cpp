@@ -8,16 +8,16 @@
 namespace megatron::parallel {
 namespace {
 
-const plan::GptShape kShape{.num_layers = 2,
-                            .hidden = 8,
-                            .num_heads = 4,
-                            .ffn_hidden = 16,
-                            .vocab = 30,
-                            .padded_vocab = 32,
-                            .max_positions = 6};
+const plan::ModelShape kShape{.num_layers = 2,
+                              .hidden = 8,
+                              .num_heads = 4,
+                              .ffn_hidden = 16,
+                              .vocab = 30,
+                              .padded_vocab = 32,
+                              .max_positions = 6};
 
 ParameterStore make(int t, int k, std::uint64_t seed = 5) {
-  const auto specs = plan::gpt_parameters(kShape, t, k);
+  const auto specs = plan::model_parameters(kShape, t, k);
   return ParameterStore(specs, plan::buffer_layout(specs, 100), at::kDouble, at::kCPU, seed);
 }
 
@@ -60,7 +60,7 @@ TEST(ParameterStore, ParametersAndGradientsAreViewsOfTheBuffers) {
 }
 
 TEST(ParameterStore, HoldsTheSameValuesAndNoGradientsForAModelThatOnlyComputesForward) {
-  const auto specs = plan::gpt_parameters(kShape, 1, 0);
+  const auto specs = plan::model_parameters(kShape, 1, 0);
   const ParameterStore bare(specs, plan::buffer_layout(specs, 100), at::kDouble, at::kCPU, 5,
                             ParameterStore::Gradients::None);
   EXPECT_TRUE(at::equal(bare.values(), make(1, 0).values()));
@@ -100,7 +100,7 @@ TEST(Parameter, TellsWhoWatchesOfEachContributionAndBeforeTheFirst) {
 
 /// Two data-parallel ranks; each bucket holds one parameter or two.
 ParameterStore pooled(int rank) {
-  const auto specs = plan::gpt_parameters(kShape, 1, 0);
+  const auto specs = plan::model_parameters(kShape, 1, 0);
   auto layout = plan::buffer_layout(specs, 100, plan::sharded_padding(2));
   PooledGradients gradients{plan::gradient_pool(layout, specs, {.overlap = false}), plan::shards(layout, 2, rank)};
   return ParameterStore(specs, std::move(layout), at::kDouble, at::kCPU, 5, ParameterStore::Gradients::Hold,

@@ -13,7 +13,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/parallel/embedding.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/output_layer.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"

@@ -4,8 +4,8 @@
 #include <future>
 #include <stdexcept>
 
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/pipeline/toy.h"
 
 namespace megatron::pipeline {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/schedule/simulate.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/pipeline/toy.h"

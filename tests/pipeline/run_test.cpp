@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "megatron/comm/counting_backend.h"
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/pipeline/toy.h"
 
 namespace megatron::pipeline {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/plan/batch_plan.h"
-#include "megatron/plan/batch_schedule.h"
+#include "megatron/plan/steps/batch_plan.h"
+#include "megatron/plan/steps/batch_schedule.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {

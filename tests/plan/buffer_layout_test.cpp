@@ -1,4 +1,4 @@
-#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 
 #include <gtest/gtest.h>
 

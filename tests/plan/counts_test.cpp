@@ -1,11 +1,11 @@
-#include "megatron/plan/counts.h"
+#include "megatron/plan/cost/counts.h"
 
 #include <gtest/gtest.h>
 
 namespace megatron::plan {
 namespace {
 
-GptShape gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t padded_vocab = 51200) {
+ModelShape gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t padded_vocab = 51200) {
   return {.num_layers = layers,
           .hidden = hidden,
           .num_heads = heads,
@@ -29,7 +29,7 @@ TEST(ParameterCount, OfGpt2SmallIsItsPublishedSize) {
 }
 
 TEST(ParameterCount, CountsAnUntiedOutputLayer) {
-  GptShape shape = gpt(12, 768, 12, 50257);
+  ModelShape shape = gpt(12, 768, 12, 50257);
   const std::int64_t tied = parameter_count(shape);
   shape.tied_output = false;
   EXPECT_EQ(parameter_count(shape) - tied, 50257 * 768);
@@ -46,7 +46,7 @@ TEST(TrainingFlops, CountsEachMatrixProductOfAStep) {
 
 TEST(TrainingFlops, CountsWhatGroupsOfQueriesAndGatedUnitsMultiply) {
   // Megatron-LM's formula with q = 576, kv = 192 and three matrices of the MLP, those of SmolLM2-135M.
-  GptShape shape = gpt(30, 576, 9, 49152);
+  ModelShape shape = gpt(30, 576, 9, 49152);
   shape.ffn_hidden = 1536;
   shape.num_groups = 3;
   shape.gated = true;
@@ -58,9 +58,8 @@ TEST(TrainingFlops, CountsWhatGroupsOfQueriesAndGatedUnitsMultiply) {
 }
 
 TEST(TrainingFlops, OfAT5CountWhatItsDecoderSeesOfTheEncoder) {
-  GptShape shape{.num_layers = 5, .hidden = 8, .num_heads = 2, .ffn_hidden = 16, .vocab = 10, .padded_vocab = 12};
+  ModelShape shape{.num_layers = 5, .hidden = 8, .num_heads = 2, .ffn_hidden = 16, .vocab = 10, .padded_vocab = 12};
   shape.head_size = 3;
-  shape.architecture = Architecture::T5;
   shape.encoder_layers = 2;
   const double s = 20, d = 12, h = 8, rows = 6, f = 16, b = 3;  // lengths; rows of the heads together
   const double encoder = s * h * (3 * rows + rows + 2 * f) + 2 * s * s * rows;

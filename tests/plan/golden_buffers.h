@@ -1,7 +1,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include "megatron/plan/buffer_layout.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {

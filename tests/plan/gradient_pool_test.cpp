@@ -1,4 +1,4 @@
-#include "megatron/plan/gradient_pool.h"
+#include "megatron/plan/parameters/gradient_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <set>
 
 #include "megatron/config/options.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/parameters/rank_buffers.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/plan/rank_buffers.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::plan {
@@ -110,7 +110,7 @@ TEST(RankGradientPool, IsThereWithTheStrategyAndSeveralDataParallelRanksAlone) {
     config.parallel.world_size = dp;
     config.optimizer.data_parallel_sharding_strategy = strategy;
     const ResolvedRun run = resolve(config);
-    const auto specs = gpt_parameters(run.shape, 1, 0);
+    const auto specs = model_parameters(run.shape, 1, 0);
     const auto pool = rank_gradient_pool(run, specs, rank_layout(run, specs));
     return pool ? pool->size : 0;
   };
@@ -157,7 +157,7 @@ TEST(RankGradientPool, TakesTheBucketSizeThatIsGivenWithAndWithoutOverlap) {
     for (const std::int64_t size : {2'000'000, 20'000'000}) {
       config.optimizer.bucket_size = size;
       const ResolvedRun run = resolve(config);
-      const BufferLayout layout = rank_layout(run, gpt_parameters(run.shape, 1, 0));
+      const BufferLayout layout = rank_layout(run, model_parameters(run.shape, 1, 0));
       ASSERT_GT(layout.buckets.size(), 3u);
       for (std::size_t b = 0; b + 1 < layout.buckets.size(); ++b)
         EXPECT_GE(layout.buckets[b].end - layout.buckets[b].begin, size) << b;
@@ -186,7 +186,7 @@ TEST(RankGradientPool, IsLeftOutByDefaultAndWarnedOfWhereItSavesNothing) {
 /// Goes through a rank's program and asks, whenever a bucket's first gradient is written, that no other one that is
 /// being written overlaps it. Of schedules that compute backward in one.
 void expect_apart(const ResolvedRun& run, int pp_rank) {
-  const auto specs = gpt_parameters(run.shape, 1, 0, parts_of_rank(run.parts, run.placement, pp_rank));
+  const auto specs = model_parameters(run.shape, 1, 0, parts_of_rank(run.parts, run.placement, pp_rank));
   const BufferLayout layout = rank_layout(run, specs);
   const auto pool = rank_gradient_pool(run, specs, layout);
   ASSERT_TRUE(pool);

@@ -1,4 +1,4 @@
-#include "megatron/plan/learning_rate.h"
+#include "megatron/plan/steps/learning_rate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "megatron/plan/memory_fit.h"
+#include "megatron/plan/cost/memory_fit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "megatron/base/error.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {

@@ -1,10 +1,10 @@
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/memory.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 
-#include "megatron/plan/counts.h"
+#include "megatron/plan/cost/counts.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
@@ -41,7 +41,7 @@ TEST(MemoryPlan, SplitsStateOverTensorParallelRanks) {
 
   const ResolvedRun split = with([](auto& c) { c.parallel.tp = 2; });
   std::int64_t replicated = 0, sum = 0;
-  for (const ParameterSpec& spec : gpt_parameters(split.shape, 2, 0))
+  for (const ParameterSpec& spec : model_parameters(split.shape, 2, 0))
     if (spec.replicated()) replicated += 4 * spec.size();
   for (int rank = 0; rank < 2; ++rank) sum += memory_of(split, rank).parameters;
   EXPECT_EQ(sum, one.parameters + replicated);
@@ -206,7 +206,7 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
     return split_costs(run.config, run.shape, 4);
   };
   const SplitCosts plain = costs([](auto&) {});
-  const GptShape shape = with([](auto&) {}).shape;
+  const ModelShape shape = with([](auto&) {}).shape;
   const LayerFlops flops = layer_flops(shape.layer(0), {.sequences = 1, .length = 128});
   EXPECT_NEAR(plain.layer * 1e12, 3 * (flops.matrices + flops.attention), 1);
   EXPECT_NEAR(plain.output * 1e12, 3 * output_flops(shape, 128), 1);

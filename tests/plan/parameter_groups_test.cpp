@@ -1,4 +1,4 @@
-#include "megatron/plan/parameter_groups.h"
+#include "megatron/plan/parameters/parameter_groups.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace megatron::plan {
 namespace {
 
-GptShape small_shape() {
+ModelShape small_shape() {
   return {.num_layers = 2,
           .hidden = 32,
           .num_heads = 4,
@@ -23,14 +23,14 @@ GptShape small_shape() {
           .max_positions = 32};
 }
 
-TEST(GptParameters, HaveTheNamesAndShapesOfMegatronCore) {
+TEST(ModelParameters, HaveTheNamesAndShapesOfMegatronCore) {
   std::map<std::string, std::vector<std::int64_t>> ours;
-  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 1, 0)) ours[spec.name] = spec.shape;
+  for (const ParameterSpec& spec : model_parameters(small_shape(), 1, 0)) ours[spec.name] = spec.shape;
   const auto expected = golden("gpt2_parameters.json")["parameters"].get<decltype(ours)>();
   EXPECT_EQ(ours, expected);
 }
 
-GptShape bert_shape() {
+ModelShape bert_shape() {
   return {.num_layers = 2,
           .hidden = 32,
           .num_heads = 4,
@@ -38,25 +38,26 @@ GptShape bert_shape() {
           .vocab = 160,
           .padded_vocab = 160,
           .max_positions = 32,
-          .architecture = Architecture::Bert,
+          .causal = false,
           .token_types = 2,
-          .sentence_head = true};
+          .sentence_head = true,
+          .masked_lm_head = true};
 }
 
 TEST(BertParameters, HaveTheNamesAndShapesOfMegatronCore) {
   std::map<std::string, std::vector<std::int64_t>> ours;
-  for (const ParameterSpec& spec : gpt_parameters(bert_shape(), 1, 0)) ours[spec.name] = spec.shape;
+  for (const ParameterSpec& spec : model_parameters(bert_shape(), 1, 0)) ours[spec.name] = spec.shape;
   EXPECT_EQ(ours, golden("bert_parameters.json")["parameters"].get<decltype(ours)>());
 }
 
 TEST(BertParameters, OfTheHeadsSayWhoHasWhichPartOfTheGradient) {
   std::map<std::string, ParameterSpec> of;
-  for (const ParameterSpec& spec : gpt_parameters(bert_shape(), 2, 1)) of[spec.name] = spec;
+  for (const ParameterSpec& spec : model_parameters(bert_shape(), 2, 1)) of[spec.name] = spec;
   for (const char* name : {"pooler.dense.weight", "pooler.dense.bias", "binary_head.weight", "binary_head.bias"})
     EXPECT_TRUE(of.at(name).replicated() && !of.at(name).sequence_partial) << name;  // each rank has all of it
   for (const char* name : {"lm_head.dense.weight", "lm_head.dense.bias", "lm_head.layer_norm.weight"})
     EXPECT_TRUE(of.at(name).replicated() && of.at(name).sequence_partial) << name;
-  EXPECT_EQ(of.at("output_layer.bias").pieces, (std::vector<Piece>{{.offset = 80, .length = 80}}));
+  EXPECT_EQ(of.at("output_layer.bias").pieces, (std::vector<ShardSlice>{{.offset = 80, .length = 80}}));
   EXPECT_TRUE(of.at("output_layer.bias").in_forward);
   for (const char* name : {"pooler.dense.weight", "lm_head.dense.weight", "output_layer.bias"})
     EXPECT_EQ(of.at(name).depth, 3) << name;
@@ -64,7 +65,7 @@ TEST(BertParameters, OfTheHeadsSayWhoHasWhichPartOfTheGradient) {
 }
 
 /// Two layers a stack.
-GptShape t5_shape() {
+ModelShape t5_shape() {
   return {.num_layers = 4,
           .hidden = 16,
           .num_heads = 4,
@@ -75,7 +76,6 @@ GptShape t5_shape() {
           .rms_norm = true,
           .linear_bias = false,
           .learned_positions = false,
-          .architecture = Architecture::T5,
           .encoder_layers = 2,
           .position_buckets = 8,
           .position_max_distance = 6};
@@ -86,14 +86,14 @@ const ParameterSpec& named(const std::vector<ParameterSpec>& specs, const std::s
 }
 
 TEST(T5Parameters, AreTwoStacksWithCrossAttentionInTheSecondAndATableOfBiasesEach) {
-  const auto specs = gpt_parameters(t5_shape(), 2, 1);
+  const auto specs = model_parameters(t5_shape(), 2, 1);
   EXPECT_EQ(specs.size(), 1u + 2 + 2 * 6 + 1 + 2 * 10 + 1);
   const std::string q = "decoder.layers.1.cross_attention.linear_q.weight",
                     kv = "decoder.layers.1.cross_attention.linear_kv.weight";
   EXPECT_EQ(named(specs, q).shape, (std::vector<std::int64_t>{12, 16}));
   EXPECT_EQ(named(specs, kv).shape, (std::vector<std::int64_t>{24, 16}));
-  EXPECT_EQ(named(specs, kv).pieces, (std::vector<Piece>{{.offset = 12, .length = 12}}));
-  const ParameterSpec& table = named(specs, GptShape::position_table(true));
+  EXPECT_EQ(named(specs, kv).pieces, (std::vector<ShardSlice>{{.offset = 12, .length = 12}}));
+  const ParameterSpec& table = named(specs, ModelShape::position_table(true));
   EXPECT_EQ(table.shape, (std::vector<std::int64_t>{8, 4}));
   EXPECT_EQ(table.local_shape(), (std::vector<std::int64_t>{8, 2}));
   EXPECT_EQ(table.gradient_uses, 2);  // one a layer
@@ -109,7 +109,7 @@ TEST(T5Parameters, OfAPipelineHaveTheirCopiesWhereTheyAreUsed) {
   EXPECT_EQ(copies[1].pipeline_ranks, (std::vector<int>{0, 1}));
   EXPECT_EQ(copies[2].pipeline_ranks, (std::vector<int>{2, 3}));
   for (int rank = 0; rank < 4; ++rank) {
-    const auto specs = gpt_parameters(t5_shape(), 1, 0, {parts[static_cast<std::size_t>(rank)]});
+    const auto specs = model_parameters(t5_shape(), 1, 0, {parts[static_cast<std::size_t>(rank)]});
     for (const SharedCopies& shared : copies) {
       const auto found = std::find_if(specs.begin(), specs.end(), [&](const auto& s) { return s.name == shared.name; });
       const bool holds = std::ranges::find(shared.pipeline_ranks, rank) != shared.pipeline_ranks.end();
@@ -125,12 +125,12 @@ TEST(T5Parameters, OfAPipelineHaveTheirCopiesWhereTheyAreUsed) {
   EXPECT_TRUE(shared_copies(t5_shape(), {whole_model(4)}, schedule::Placement()).empty());
 }
 
-TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
+TEST(ModelParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
   for (const int tp : {1, 2, 4}) {
-    const auto whole = gpt_parameters(small_shape(), 1, 0);
+    const auto whole = model_parameters(small_shape(), 1, 0);
     std::vector<std::int64_t> covered(whole.size(), 0);
     for (int rank = 0; rank < tp; ++rank) {
-      const auto specs = gpt_parameters(small_shape(), tp, rank);
+      const auto specs = model_parameters(small_shape(), tp, rank);
       ASSERT_EQ(specs.size(), whole.size());
       for (std::size_t i = 0; i < specs.size(); ++i) {
         EXPECT_EQ(specs[i].name, whole[i].name);
@@ -152,17 +152,17 @@ TEST(GptParameters, SplitEveryMatrixIntoSlicesThatCoverItOnce) {
   }
 }
 
-GptShape llama_shape() {
-  GptShape shape = small_shape();  // four heads of 8
+ModelShape llama_shape() {
+  ModelShape shape = small_shape();  // four heads of 8
   shape.num_groups = 2;
   shape.rms_norm = shape.gated = true;
   shape.linear_bias = shape.learned_positions = shape.tied_output = false;
   return shape;
 }
 
-TEST(GptParameters, OfALlamaHaveTheNamesAndShapesOfMegatronCore) {
+TEST(ModelParameters, OfALlamaHaveTheNamesAndShapesOfMegatronCore) {
   std::map<std::string, std::vector<std::int64_t>> ours;
-  for (const ParameterSpec& spec : gpt_parameters(llama_shape(), 1, 0)) ours[spec.name] = spec.shape;
+  for (const ParameterSpec& spec : model_parameters(llama_shape(), 1, 0)) ours[spec.name] = spec.shape;
   decltype(ours) expected{{"embedding.word_embeddings.weight", {256, 32}},
                           {"decoder.final_layernorm.weight", {32}},
                           {"output_layer.weight", {256, 32}}};
@@ -174,35 +174,36 @@ TEST(GptParameters, OfALlamaHaveTheNamesAndShapesOfMegatronCore) {
     expected[layer + "mlp.linear_fc2.weight"] = {32, 128};
   }
   EXPECT_EQ(ours, expected);
-  GptShape shape = llama_shape();
+  ModelShape shape = llama_shape();
   shape.attention.add_qkv_bias = true;
   std::size_t biases = 0;
-  for (const ParameterSpec& spec : gpt_parameters(shape, 1, 0)) biases += spec.name.ends_with("linear_qkv.bias");
+  for (const ParameterSpec& spec : model_parameters(shape, 1, 0)) biases += spec.name.ends_with("linear_qkv.bias");
   EXPECT_EQ(biases, 2u);
-  EXPECT_EQ(gpt_parameters(shape, 1, 0).size(), expected.size() + 2);
+  EXPECT_EQ(model_parameters(shape, 1, 0).size(), expected.size() + 2);
 }
 
-std::vector<Piece> pieces_of(const GptShape& shape, int tp, int rank, const std::string& name) {
-  for (const ParameterSpec& spec : gpt_parameters(shape, tp, rank))
+std::vector<ShardSlice> pieces_of(const ModelShape& shape, int tp, int rank, const std::string& name) {
+  for (const ParameterSpec& spec : model_parameters(shape, tp, rank))
     if (spec.name == "decoder.layers.1." + name) return spec.pieces;
   return {};
 }
 
-TEST(GptParameters, OfAGatedUnitGiveEachRankAPartOfBothHalves) {
+TEST(ModelParameters, OfAGatedUnitGiveEachRankAPartOfBothHalves) {
   const std::string fc1 = "mlp.linear_fc1.weight";
-  EXPECT_EQ(pieces_of(llama_shape(), 1, 0, fc1), (std::vector<Piece>{{.offset = 0, .length = 256}}));
+  EXPECT_EQ(pieces_of(llama_shape(), 1, 0, fc1), (std::vector<ShardSlice>{{.offset = 0, .length = 256}}));
   EXPECT_EQ(pieces_of(llama_shape(), 2, 1, fc1),
-            (std::vector<Piece>{{.offset = 64, .length = 64}, {.offset = 192, .length = 64}}));
+            (std::vector<ShardSlice>{{.offset = 64, .length = 64}, {.offset = 192, .length = 64}}));
 }
 
-TEST(GptParameters, OfGroupedQueriesAreWholeGroupsOrQueriesWithCopiesOfTheirKeyAndValue) {
+TEST(ModelParameters, OfGroupedQueriesAreWholeGroupsOrQueriesWithCopiesOfTheirKeyAndValue) {
   // Rows a group: two queries of 8, key, value.
   const std::string qkv = "self_attention.linear_qkv.weight";
   const auto pieces = [&](int tp, int rank) { return pieces_of(llama_shape(), tp, rank, qkv); };
-  EXPECT_EQ(pieces(1, 0), (std::vector<Piece>{{.offset = 0, .length = 64}}));
-  EXPECT_EQ(pieces(2, 1), (std::vector<Piece>{{.offset = 32, .length = 32}}));
+  EXPECT_EQ(pieces(1, 0), (std::vector<ShardSlice>{{.offset = 0, .length = 64}}));
+  EXPECT_EQ(pieces(2, 1), (std::vector<ShardSlice>{{.offset = 32, .length = 32}}));
   const auto four = [](std::int64_t query, std::int64_t key, int copy) {
-    return std::vector<Piece>{{.offset = query, .length = 8}, {.offset = key, .length = 16, .copies = 2, .copy = copy}};
+    return std::vector<ShardSlice>{{.offset = query, .length = 8},
+                                   {.offset = key, .length = 16, .copies = 2, .copy = copy}};
   };
   EXPECT_EQ(pieces(4, 0), four(0, 16, 0));
   EXPECT_EQ(pieces(4, 1), four(8, 16, 1));
@@ -210,17 +211,17 @@ TEST(GptParameters, OfGroupedQueriesAreWholeGroupsOrQueriesWithCopiesOfTheirKeyA
   EXPECT_EQ(pieces(4, 3), four(40, 48, 1));
 }
 
-TEST(GptParameters, CountEachElementOnceHoweverManyCopiesThereAre) {
-  for (const GptShape& shape : {llama_shape(), small_shape()})
+TEST(ModelParameters, CountEachElementOnceHoweverManyCopiesThereAre) {
+  for (const ModelShape& shape : {llama_shape(), small_shape()})
     for (const int tp : {1, 2, 4}) {
       std::map<std::string, std::vector<int>> counted, held;
       for (int rank = 0; rank < tp; ++rank)
-        for (const ParameterSpec& spec : gpt_parameters(shape, tp, rank)) {
+        for (const ParameterSpec& spec : model_parameters(shape, tp, rank)) {
           if (spec.replicated()) continue;
           const auto size = static_cast<std::size_t>(spec.shape[static_cast<std::size_t>(spec.split_dim)]);
           counted[spec.name].resize(size);
           held[spec.name].resize(size);
-          for (const Piece& piece : spec.pieces)
+          for (const ShardSlice& piece : spec.pieces)
             for (std::int64_t i = piece.offset; i < piece.offset + piece.length; ++i) {
               counted[spec.name].at(static_cast<std::size_t>(i)) += piece.copy == 0;
               held[spec.name].at(static_cast<std::size_t>(i)) += 1;
@@ -235,16 +236,16 @@ TEST(GptParameters, CountEachElementOnceHoweverManyCopiesThereAre) {
     }
 }
 
-TEST(GptParameters, OfNineHeadsInThreeGroupsFitOneThreeAndNineRanksAndSaySo) {
-  GptShape shape = llama_shape();
+TEST(ModelParameters, OfNineHeadsInThreeGroupsFitOneThreeAndNineRanksAndSaySo) {
+  ModelShape shape = llama_shape();
   shape.hidden = 576;
   shape.num_heads = 9;
   shape.num_groups = 3;
   shape.ffn_hidden = 128 * 9;
   shape.padded_vocab = 256 * 9;
-  for (const int tp : {1, 3, 9}) EXPECT_NO_THROW(gpt_parameters(shape, tp, 0)) << tp;
+  for (const int tp : {1, 3, 9}) EXPECT_NO_THROW(model_parameters(shape, tp, 0)) << tp;
   try {
-    gpt_parameters(shape, 2, 0);
+    model_parameters(shape, 2, 0);
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
     const std::string text = error.what();
@@ -254,13 +255,13 @@ TEST(GptParameters, OfNineHeadsInThreeGroupsFitOneThreeAndNineRanksAndSaySo) {
   }
   shape.num_heads = 12;  // six ranks would share groups of four heads by two, which three groups allow; four would not
   shape.hidden = 12 * 8;
-  EXPECT_NO_THROW(gpt_parameters(shape, 6, 0));
-  EXPECT_THROW(gpt_parameters(shape, 4, 0), ConfigError);
+  EXPECT_NO_THROW(model_parameters(shape, 6, 0));
+  EXPECT_THROW(model_parameters(shape, 4, 0), ConfigError);
 }
 
-TEST(GptParameters, AreSplitAsMegatronSplitsThem) {
+TEST(ModelParameters, AreSplitAsMegatronSplitsThem) {
   std::map<std::string, int> split;
-  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 2, 1)) split[spec.name] = spec.split_dim;
+  for (const ParameterSpec& spec : model_parameters(small_shape(), 2, 1)) split[spec.name] = spec.split_dim;
   const std::string layer = "decoder.layers.1.";
   EXPECT_EQ(split.at("embedding.word_embeddings.weight"), 0);
   EXPECT_EQ(split.at("embedding.position_embeddings.weight"), -1);
@@ -275,13 +276,13 @@ TEST(GptParameters, AreSplitAsMegatronSplitsThem) {
   for (const char* norm : {"input_layernorm", "pre_mlp_layernorm"}) EXPECT_EQ(split.at(layer + norm + ".weight"), -1);
 }
 
-TEST(GptParameters, DecayMatricesAlone) {
-  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 2, 0))
+TEST(ModelParameters, DecayMatricesAlone) {
+  for (const ParameterSpec& spec : model_parameters(small_shape(), 2, 0))
     EXPECT_EQ(spec.weight_decay, spec.shape.size() == 2) << spec.name;
 }
 
-TEST(GptParameters, StartSmallerWhereTheyEndAResidualBranch) {
-  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 1, 0)) {
+TEST(ModelParameters, StartSmallerWhereTheyEndAResidualBranch) {
+  for (const ParameterSpec& spec : model_parameters(small_shape(), 1, 0)) {
     const bool ends_branch = spec.name.ends_with("linear_proj.weight") || spec.name.ends_with("linear_fc2.weight");
     if (spec.init == Init::Normal) {
       EXPECT_DOUBLE_EQ(spec.init_std, ends_branch ? 0.02 / std::sqrt(4.0) : 0.02) << spec.name;
@@ -291,11 +292,11 @@ TEST(GptParameters, StartSmallerWhereTheyEndAResidualBranch) {
   }
 }
 
-TEST(GptParameters, ShareTheEmbeddingWithTheOutputUnlessUntied) {
-  GptShape shape = small_shape();
-  EXPECT_EQ(gpt_parameters(shape, 1, 0).front().gradient_uses, 2);
+TEST(ModelParameters, ShareTheEmbeddingWithTheOutputUnlessUntied) {
+  ModelShape shape = small_shape();
+  EXPECT_EQ(model_parameters(shape, 1, 0).front().gradient_uses, 2);
   shape.tied_output = false;
-  const auto specs = gpt_parameters(shape, 1, 0);
+  const auto specs = model_parameters(shape, 1, 0);
   EXPECT_EQ(specs.front().gradient_uses, 1);
   EXPECT_EQ(specs.back().name, "output_layer.weight");
   EXPECT_EQ(specs.back().shape, (std::vector<std::int64_t>{256, 32}));
@@ -309,7 +310,7 @@ void for_all_layouts(F&& check) {
     for (const int tp : {1, 2, 4})
       for (int pp = 1; pp <= 8; ++pp)
         for (int vpp = 1; vpp <= (pp == 1 ? 1 : 4); ++vpp) {
-          GptShape shape = small_shape();
+          ModelShape shape = small_shape();
           shape.tied_output = tied;
           shape.num_layers = 2 * pp * vpp + 1;
           std::vector<std::int64_t> layers(static_cast<std::size_t>(pp * vpp), 2);
@@ -320,19 +321,19 @@ void for_all_layouts(F&& check) {
         }
 }
 
-TEST(GptParameters, OfAllRanksAreTheModelOnceButForATiedCopyOnAnotherRank) {
+TEST(ModelParameters, OfAllRanksAreTheModelOnceButForATiedCopyOnAnotherRank) {
   int layouts = 0;
-  for_all_layouts([&](const GptShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
+  for_all_layouts([&](const ModelShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
     std::map<std::string, std::int64_t> held, counted;  // elements over one model replica
     for (int pp_rank = 0; pp_rank < placement.num_ranks(); ++pp_rank)
       for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
-        for (const auto& spec : gpt_parameters(shape, tp, tp_rank, parts_of_rank(parts, placement, pp_rank))) {
+        for (const auto& spec : model_parameters(shape, tp, tp_rank, parts_of_rank(parts, placement, pp_rank))) {
           ASSERT_EQ(placement.rank_of(spec.stage), pp_rank);
           held[spec.name] += spec.local_size();
           if (!spec.shared_copy) counted[spec.name] += spec.local_size();
         }
     const bool apart = placement.rank_of(0) != placement.rank_of(placement.num_stages() - 1);
-    const auto whole = gpt_parameters(shape, 1, 0);
+    const auto whole = model_parameters(shape, 1, 0);
     ASSERT_EQ(held.size(), whole.size());
     for (const ParameterSpec& spec : whole) {
       const bool replicated = spec.name.ends_with("position_embeddings.weight") || spec.name.ends_with("norm.weight") ||
@@ -348,12 +349,12 @@ TEST(GptParameters, OfAllRanksAreTheModelOnceButForATiedCopyOnAnotherRank) {
   EXPECT_EQ(layouts, 2 * 3 * (1 + 7 * 5));
 }
 
-TEST(GptParameters, OfARankAreThoseOfItsStagesInModelOrder) {
-  for_all_layouts([](const GptShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
+TEST(ModelParameters, OfARankAreThoseOfItsStagesInModelOrder) {
+  for_all_layouts([](const ModelShape& shape, const auto& parts, const schedule::Placement& placement, int tp) {
     for (int pp_rank = 0; pp_rank < placement.num_ranks(); ++pp_rank) {
       const auto held = parts_of_rank(parts, placement, pp_rank);
       int stage = 0;
-      for (const ParameterSpec& spec : gpt_parameters(shape, tp, 0, held)) {
+      for (const ParameterSpec& spec : model_parameters(shape, tp, 0, held)) {
         ASSERT_GE(spec.stage, stage);
         stage = spec.stage;
         const StagePart& part = parts[static_cast<std::size_t>(stage)];
@@ -366,11 +367,11 @@ TEST(GptParameters, OfARankAreThoseOfItsStagesInModelOrder) {
   });
 }
 
-TEST(GptParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
-  const GptShape shape = small_shape();
+TEST(ModelParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
+  const ModelShape shape = small_shape();
   const auto uses = [&](const std::vector<StagePart>& parts) {
     std::vector<std::pair<int, bool>> found;  // uses, and whether it is a copy
-    for (const ParameterSpec& spec : gpt_parameters(shape, 1, 0, parts))
+    for (const ParameterSpec& spec : model_parameters(shape, 1, 0, parts))
       if (spec.name == "embedding.word_embeddings.weight") found.emplace_back(spec.gradient_uses, spec.shared_copy);
     return found;
   };
@@ -382,14 +383,14 @@ TEST(GptParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
   EXPECT_EQ(uses({parts[0], parts[2]}), (Uses{{2, false}}));
 }
 
-TEST(GptParameters, AreAppliedToPartsOfTheSequenceWhereReplicated) {
-  for (const ParameterSpec& spec : gpt_parameters(small_shape(), 2, 0))
+TEST(ModelParameters, AreAppliedToPartsOfTheSequenceWhereReplicated) {
+  for (const ParameterSpec& spec : model_parameters(small_shape(), 2, 0))
     EXPECT_EQ(spec.sequence_partial, spec.split_dim < 0) << spec.name;
 }
 
-TEST(GptParameters, RefuseSizesThatDoNotDivide) {
-  EXPECT_THROW(gpt_parameters(small_shape(), 3, 0), ConfigError);
-  EXPECT_THROW(gpt_parameters(small_shape(), 8, 0), ConfigError);  // 4 heads
+TEST(ModelParameters, RefuseSizesThatDoNotDivide) {
+  EXPECT_THROW(model_parameters(small_shape(), 3, 0), ConfigError);
+  EXPECT_THROW(model_parameters(small_shape(), 8, 0), ConfigError);  // 4 heads
 }
 
 TEST(PadVocab, IsTheSameForEveryTpThatDividesIt) {

@@ -11,7 +11,8 @@
 #include <map>
 
 #include "megatron/base/error.h"
-#include "megatron/plan/memory.h"
+#include "megatron/base/files/file.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/schedule/passes.h"
 #include "megatron/schedule/text.h"
 #include "megatron/schedule/validate.h"
@@ -37,7 +38,10 @@ RunConfig two_ranks() {
 ResolvedRun run_of(const std::function<void(RunConfig&)>& change) {
   RunConfig config = two_ranks();
   change(config);
-  return resolve(config);
+  Facts facts;
+  if (const std::string& path = config.parallel.pp_schedule; std::filesystem::exists(path))
+    facts.schedule_file = read_file(path);
+  return resolve(config, facts);
 }
 
 std::string error_of(const std::function<void(RunConfig&)>& change) {
@@ -207,16 +211,15 @@ TEST(PipelineProgram, SaysTheNearestNameOfASchedule) {
   EXPECT_THAT(error("mine"), HasSubstr("is one of: auto, " + schedule::schedule_names() + "; or a file"));
 }
 
-TEST(PipelineProgram, ComesFromAFileOfAnyName) {
-  const auto before = std::filesystem::current_path();
-  const TemporaryFolder folder;
-  std::filesystem::current_path(folder.path());
-  std::ofstream("mine") << schedule::to_text(
-      schedule::generate("gpipe", {.num_ranks = 2, .num_chunks = 1, .num_microbatches = 6}));
-  const bool is_read = run_of([](auto& c) { c.parallel.pp_schedule = "mine"; }).schedule_file.has_value();
-  std::filesystem::remove("mine");
-  std::filesystem::current_path(before);
-  EXPECT_TRUE(is_read);
+TEST(PipelineProgram, ComesFromAFileWhereNoScheduleIsSoCalled) {
+  const auto resolved = [](const char* name) {
+    RunConfig config = two_ranks();
+    config.parallel.pp_schedule = name;
+    return resolve(config, {.schedule_file = schedule::to_text(schedule::generate("gpipe", {2, 1, 6}))});
+  };
+  EXPECT_TRUE(resolved("mine").schedule_file.has_value());
+  EXPECT_FALSE(resolved("1f1b").schedule_file.has_value()) << "a fix that is tried names another schedule";
+  EXPECT_FALSE(resolved("").schedule_file.has_value());
 }
 
 TEST(PipelineProgram, IsCalledNoneWhereThereIsNoPipeline) {

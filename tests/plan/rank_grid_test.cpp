@@ -1,4 +1,4 @@
-#include "megatron/plan/rank_grid.h"
+#include "megatron/plan/ranks/rank_grid.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

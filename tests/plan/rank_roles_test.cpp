@@ -1,4 +1,4 @@
-#include "megatron/plan/rank_roles.h"
+#include "megatron/plan/ranks/rank_roles.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
-#include "megatron/plan/counts.h"
+#include "megatron/plan/cost/counts.h"
 #include "megatron/plan/rules.h"
 #include "tests/testing/folders.h"
 

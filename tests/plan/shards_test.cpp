@@ -1,4 +1,4 @@
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/shards.h"
 
 #include <gtest/gtest.h>
 
@@ -105,11 +105,11 @@ std::vector<std::int64_t> numbers_of(const ParameterSpec& spec) {
   std::int64_t outer = 1, inner = 1;
   for (std::size_t d = 0; d < dim; ++d) outer *= spec.shape[d];
   for (std::size_t d = dim + 1; d < spec.shape.size(); ++d) inner *= spec.shape[d];
-  const std::vector<Piece> pieces =
-      spec.pieces.empty() ? std::vector<Piece>{{.offset = 0, .length = spec.shape[dim]}} : spec.pieces;
+  const std::vector<ShardSlice> pieces =
+      spec.pieces.empty() ? std::vector<ShardSlice>{{.offset = 0, .length = spec.shape[dim]}} : spec.pieces;
   std::vector<std::int64_t> numbers;
   for (std::int64_t o = 0; o < outer; ++o)
-    for (const Piece& piece : pieces)
+    for (const ShardSlice& piece : pieces)
       for (std::int64_t r = piece.offset; r < piece.offset + piece.length; ++r)
         for (std::int64_t i = 0; i < inner; ++i) numbers.push_back((o * spec.shape[dim] + r) * inner + i);
   return numbers;

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "megatron/base/error.h"
-#include "megatron/schedule/draw.h"
+#include "megatron/schedule/pictures/draw.h"
 #include "tests/schedule/pictures.h"
 
 namespace megatron::schedule {

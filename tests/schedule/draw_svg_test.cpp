@@ -5,7 +5,7 @@
 #include <map>
 #include <regex>
 
-#include "megatron/schedule/draw.h"
+#include "megatron/schedule/pictures/draw.h"
 #include "tests/schedule/pictures.h"
 
 namespace megatron::schedule {

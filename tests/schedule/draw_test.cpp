@@ -1,4 +1,4 @@
-#include "megatron/schedule/draw.h"
+#include "megatron/schedule/pictures/draw.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

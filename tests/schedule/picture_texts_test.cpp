@@ -3,9 +3,9 @@
 #include <filesystem>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/schedule/draw.h"
+#include "megatron/base/files/file.h"
 #include "megatron/schedule/generate.h"
+#include "megatron/schedule/pictures/draw.h"
 #include "tests/schedule/pictures.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/svg_texts.h"

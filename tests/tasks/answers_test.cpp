@@ -1,4 +1,4 @@
-#include "megatron/tasks/answers.h"
+#include "megatron/tasks/scores/answers.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/base/file.h"
-#include "megatron/tasks/squad_scores.h"
+#include "megatron/base/files/file.h"
+#include "megatron/tasks/scores/squad_scores.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::tasks {

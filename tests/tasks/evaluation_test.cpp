@@ -5,12 +5,12 @@
 #include <random>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/tasks/choice.h"
-#include "megatron/tasks/eval_scores.h"
+#include "megatron/base/files/file.h"
 #include "megatron/tasks/eval_texts.h"
-#include "megatron/tasks/lambada.h"
-#include "megatron/tasks/wikitext.h"
+#include "megatron/tasks/published/choice.h"
+#include "megatron/tasks/published/lambada.h"
+#include "megatron/tasks/published/wikitext.h"
+#include "megatron/tasks/scores/eval_scores.h"
 #include "megatron/tasks/windows.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "megatron/tasks/glue_examples.h"
-#include "megatron/tasks/metrics.h"
 #include "megatron/tasks/pair_rows.h"
-#include "megatron/tasks/prediction_files.h"
-#include "megatron/tasks/race_examples.h"
-#include "megatron/tasks/seeds.h"
+#include "megatron/tasks/published/glue_examples.h"
+#include "megatron/tasks/published/race_examples.h"
+#include "megatron/tasks/scores/metrics.h"
+#include "megatron/tasks/scores/prediction_files.h"
+#include "megatron/tasks/scores/seeds.h"
 #include "tests/tasks/support.h"
 #include "tests/testing/temporary_folder.h"
 

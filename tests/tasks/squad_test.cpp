@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "megatron/base/file.h"
-#include "megatron/tasks/prediction_files.h"
-#include "megatron/tasks/span_decoding.h"
-#include "megatron/tasks/squad_examples.h"
+#include "megatron/base/files/file.h"
+#include "megatron/tasks/published/squad_examples.h"
+#include "megatron/tasks/scores/prediction_files.h"
+#include "megatron/tasks/scores/span_decoding.h"
+#include "megatron/tasks/scores/squad_scores.h"
 #include "megatron/tasks/squad_features.h"
-#include "megatron/tasks/squad_scores.h"
 #include "tests/tasks/support.h"
 #include "tests/testing/folders.h"
 

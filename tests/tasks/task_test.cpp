@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "megatron/base/file.h"
-#include "megatron/tasks/prediction_files.h"
-#include "megatron/tasks/squad_scores.h"
+#include "megatron/base/files/file.h"
+#include "megatron/tasks/scores/prediction_files.h"
+#include "megatron/tasks/scores/squad_scores.h"
 #include "tests/tasks/support.h"
 #include "tests/testing/temporary_folder.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 

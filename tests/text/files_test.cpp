@@ -378,7 +378,7 @@ TEST_F(TokenizerFiles, NamesTheByteOfASyntaxErrorAndADoubledKey) {
   EXPECT_THAT([] { parse_tokenizer_json("{\"version\": }", "FILE"); },
               ThrowsMessage<ConfigError>(AllOf(HasSubstr("FILE: must be JSON"), HasSubstr("at byte 12"))));
   EXPECT_THAT([] { parse_tokenizer_json("{\"version\": null, \"version\": null}", "FILE"); },
-              ThrowsMessage<ConfigError>(HasSubstr("twice \"version\"")));
+              ThrowsMessage<ConfigError>(HasSubstr("the key \"version\" twice")));
 }
 
 TEST_F(TokenizerFiles, ReadsAnArrayOfManyObjectsInOnePass) {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::text {

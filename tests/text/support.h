@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/text/tokenizer.h"
 #include "tests/testing/folders.h"
 

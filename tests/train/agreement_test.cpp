@@ -1,4 +1,4 @@
-#include "megatron/train/agreement.h"
+#include "megatron/train/resume/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/data/indexed_dataset.h"
+#include "megatron/base/files/file.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/data/files/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/trainer.h"

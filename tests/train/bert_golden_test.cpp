@@ -4,15 +4,15 @@
 #include <cstdlib>
 #include <set>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/checkpoint/weights.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/interchange/hugging_face.h"
-#include "megatron/interchange/mapping.h"
-#include "megatron/model/gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/plan/rules.h"
-#include "tests/testing/dense_gpt.h"
+#include "tests/testing/dense_model.h"
 #include "tests/testing/folders.h"
 
 // BERTs of two other programs in float32: Megatron-Core's, which normalizes before each branch, and transformers',
@@ -38,7 +38,7 @@ struct Losses {
   double lm = 0, sop = 0, tokens = 0;
 };
 
-Losses go_backward(const model::Gpt& bert, const model::Batch& batch) {
+Losses go_backward(const model::TransformerStage& bert, const model::Batch& batch) {
   const double tokens = batch.loss_mask_bs.sum().item<double>();
   const auto samples = static_cast<double>(batch.sentence_labels_b.numel());
   const auto loss = bert.loss({}, batch, true, 1, tokens / samples);
@@ -72,7 +72,7 @@ TEST_P(BertGolden, IsMegatronCoresBert) {
                 outputs = read_safetensors(folder / "outputs.safetensors"),
                 gradients = read_safetensors(folder / "grads.safetensors"),
                 weights = read_safetensors(folder / "weights.safetensors");
-  model::GptOptions options;
+  model::TransformerOptions options;
   options.shape = {.num_layers = 2,
                    .hidden = 32,
                    .num_heads = 4,
@@ -80,9 +80,10 @@ TEST_P(BertGolden, IsMegatronCoresBert) {
                    .vocab = 160,
                    .padded_vocab = 160,
                    .max_positions = 32,
-                   .architecture = plan::Architecture::Bert,
+                   .causal = false,
                    .token_types = 2,
-                   .sentence_head = true};
+                   .sentence_head = true,
+                   .masked_lm_head = true};
   options.sequence_parallel = GetParam().sp;
   comm::run_ranks(GetParam().tp, [&](const comm::Group& tp) {
     model::Batch batch;
@@ -93,7 +94,7 @@ TEST_P(BertGolden, IsMegatronCoresBert) {
     batch.key_lengths_b = data.at("padding_mask").sum(1).to(at::kInt);
     batch.sentence_labels_b = data.at("is_random");
     const auto store = testing::make_store(options.shape, tp.size(), tp.rank(), weights, at::kFloat);
-    const model::Gpt bert(options, store, tp);
+    const model::TransformerStage bert(options, store, tp);
     // What a padded token sees there is of no use: it sees all.
     const auto seen = data.at("padding_mask").unsqueeze(2).to(at::kFloat);
     expect_close(bert.logits(batch) * seen, outputs.at("logits") * seen, "logits");
@@ -111,7 +112,7 @@ TEST_P(BertGolden, IsMegatronCoresBert) {
 }
 
 /// Where one of their tensors lies in ours, and what it is there.
-at::Tensor piece_of(const at::Tensor& ours, const interchange::Piece& piece) {
+at::Tensor piece_of(const at::Tensor& ours, const interchange::MappedSlice& piece) {
   auto part = ours;
   for (std::size_t d = 0; d < piece.shape.size(); ++d)
     part = part.narrow(static_cast<std::int64_t>(d), piece.to[d], piece.shape[d]);
@@ -122,13 +123,13 @@ at::Tensor piece_of(const at::Tensor& ours, const interchange::Piece& piece) {
 struct Loaded {
   plan::ResolvedRun run;
   parallel::ParameterStore store;
-  model::Gpt bert;
+  model::TransformerStage bert;
 
   /// Sequences of `length` tokens.
   Loaded(const fs::path& folder, std::int64_t length, bool strict = true)
       : run(resolved(folder, length)),
         store(testing::make_store(run.shape, 1, 0, {}, at::kFloat)),
-        bert(model::gpt_options(run.config, run.shape), store, {}) {
+        bert(model::transformer_options(run.config, run.shape), store, {}) {
     checkpoint::load_weights(*interchange::open_hugging_face(folder), store, run.shape, strict);
   }
 
@@ -145,9 +146,9 @@ struct Loaded {
   }
   /// As it was computed there: without dropout.
   Losses losses(const model::Batch& batch) const {
-    auto options = model::gpt_options(run.config, run.shape);
+    auto options = model::transformer_options(run.config, run.shape);
     options.hidden_dropout = options.attention_dropout = 0;
-    return go_backward(model::Gpt(options, store, {}), batch);
+    return go_backward(model::TransformerStage(options, store, {}), batch);
   }
 };
 
@@ -179,15 +180,16 @@ TEST(BertGoldenFolder, IsTheBertOfTransformers) {
   const auto norms = nlohmann::json::parse(file)["grad_norm_by_parameter"];
   std::set<std::string> compared;
   std::size_t in_full = 0;
-  for (const auto& [name, tensor] : interchange::bert_mapping(run.shape, {})) {
+  const auto all = [](const std::string&) { return true; };
+  for (const auto& [name, tensor] : interchange::hf_family("bert").written_table(run.shape, all)) {
     const auto gradient = store.get(name)->grad / losses.tokens;
     std::map<std::string, double> squares;
-    for (const interchange::Piece& piece : tensor.pieces) {
+    for (const interchange::MappedSlice& piece : tensor.pieces) {
       const auto part = piece_of(gradient, piece);
       squares[piece.source] += std::pow(part.norm().item<double>(), 2);
       const auto whole = expected.find("grad." + piece.source);
       if (whole == expected.end()) continue;
-      interchange::Piece there = piece;
+      interchange::MappedSlice there = piece;
       there.to = piece.from;
       expect_close(part, piece_of(whole->second, there), piece.source);
       in_full += compared.contains("grad." + piece.source) ? 0 : 1;

@@ -9,9 +9,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/difference.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/run_state.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"

@@ -1,4 +1,4 @@
-#include "megatron/train/console.h"
+#include "megatron/train/log/console.h"
 
 #include <gtest/gtest.h>
 

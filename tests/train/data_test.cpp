@@ -7,9 +7,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/data/gpt_dataset.h"
-#include "megatron/data/indexed_dataset.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/samples/gpt_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/trainer.h"

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/memory.h"
-#include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/parameters/rank_buffers.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 
@@ -200,7 +200,8 @@ TEST(BucketsOfALayer, TrainBesideAPipelineRankThatHoldsWholeGradients) {
     const plan::ResolvedRun run = plan::resolve(config);
     pooled.clear();
     for (int pp_rank = 0; pp_rank < 2; ++pp_rank) {
-      const auto specs = plan::gpt_parameters(run.shape, 1, 0, plan::parts_of_rank(run.parts, run.placement, pp_rank));
+      const auto specs =
+          plan::model_parameters(run.shape, 1, 0, plan::parts_of_rank(run.parts, run.placement, pp_rank));
       pooled.push_back(plan::rank_gradient_pool(run, specs, plan::rank_layout(run, specs)).has_value());
     }
   };

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
 
@@ -14,7 +14,8 @@ namespace megatron::train {
 namespace {
 
 /// The model's own loss as ATen computes it from whole logits; with it what it collects: a scalar per microbatch.
-model::LossSum loss_of_aten(const model::Gpt& stage, at::Tensor x, const model::Batch& batch, bool training) {
+model::LossSum loss_of_aten(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                            bool training) {
   const auto log_p = stage.logits(std::move(x), batch, training).to(at::kDouble).log_softmax(-1);
   const auto mask = batch.loss_mask_bs.t().reshape(-1).to(at::kDouble);
   const auto each = at::nll_loss(log_p.reshape({-1, log_p.size(-1)}), batch.labels_bs.t().reshape(-1), {},
@@ -92,11 +93,12 @@ TEST(ForwardStep, CollectsOfEachMicrobatchOfAnEvaluationInOrderWhereTheLastStage
 TEST(ForwardStep, ThatReturnsNoScalarIsRefused) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
   Engine engine(run, {}, at::kCPU);
-  engine.pipeline.use({.loss =
-                           [](const model::Gpt& stage, at::Tensor x, const model::Batch& batch, bool training) {
-                             return model::LossSum{.sum = stage.logits(std::move(x), batch, training), .count = 1};
-                           },
-                       .collected = {}});
+  engine.pipeline.use(
+      {.loss =
+           [](const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch, bool training) {
+             return model::LossSum{.sum = stage.logits(std::move(x), batch, training), .count = 1};
+           },
+       .collected = {}});
   EXPECT_THROW(testing::take_step(run, engine, 0), std::logic_error);
 }
 

@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "megatron/base/file.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"

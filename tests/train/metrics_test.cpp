@@ -1,4 +1,4 @@
-#include "megatron/train/metrics.h"
+#include "megatron/train/log/metrics.h"
 
 #include <gtest/gtest.h>
 

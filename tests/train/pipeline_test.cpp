@@ -8,11 +8,11 @@
 #include <fstream>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/backward.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/schedule/draw.h"
+#include "megatron/schedule/pictures/draw.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
@@ -30,13 +30,13 @@ schedule::Costs measured_bytes(const plan::ResolvedRun& run, double message) {
   costs.weight_bytes.assign(run.parts.size(), 0);
   for (std::size_t k = 0; k < run.parts.size(); ++k) {
     const plan::StagePart& part = run.parts[k];
-    auto specs = plan::gpt_parameters(run.shape, 1, 0, {part});
+    auto specs = plan::model_parameters(run.shape, 1, 0, {part});
     auto layout = plan::buffer_layout(specs, 0);
     const parallel::ParameterStore store(std::move(specs), std::move(layout), at::kDouble, at::kCPU, 1);
-    model::GptOptions options;
+    model::TransformerOptions options;
     options.shape = run.shape;
     options.hidden_dropout = options.attention_dropout = 0.1;
-    const model::Gpt stage(options, part, store, {});
+    const model::TransformerStage stage(options, part, store, {});
     const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
     const pipeline::testing::CountAllocations counting(counter);
     const std::vector<std::int64_t> sample = {0};
@@ -79,9 +79,9 @@ TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
       const Engine engine(run, world, at::kCPU);
       struct Adapter final : pipeline::Stage {
         const plan::ResolvedRun& run;
-        const model::Gpt& model;
+        const model::TransformerStage& model;
         const plan::StagePart& part;
-        Adapter(const plan::ResolvedRun& r, const model::Gpt& m, const plan::StagePart& p)
+        Adapter(const plan::ResolvedRun& r, const model::TransformerStage& m, const plan::StagePart& p)
             : run(r), model(m), part(p) {}
         pipeline::Output forward(int microbatch, at::Tensor x) override {
           const std::vector<std::int64_t> sample = {microbatch};

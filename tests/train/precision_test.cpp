@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/train/pattern.h"
 #include "tests/train/tiny_run.h"

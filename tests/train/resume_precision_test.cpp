@@ -6,13 +6,13 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/train/resume.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/resume.h"
+#include "megatron/train/resume/run_state.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
@@ -111,12 +111,12 @@ void forget_the_optimizer(const fs::path& checkpoints) {
 }
 
 TEST_F(ResumePrecision, AnotherOptimizerBeginsWithNothingOfTheOneBefore) {
-  const std::string goes_on = ": weights, counters and learning rate go on, ";
+  const std::string goes_on = ": weights, counters and learning rate continue, ";
   const std::tuple<const char*, const char*, std::string> changes[] = {
-      {"adam", "lion", "adam's state is left out, and that of lion (exp_avg) begins anew at zero"},
-      {"lion", "adam", "lion's state is left out, and that of adam (exp_avg, exp_avg_sq) begins anew at zero"},
-      {"sgd", "adam", "sgd's state is left out, and that of adam (exp_avg, exp_avg_sq) begins anew at zero"},
-      {"lion", "sgd", "lion's state is left out, and that of sgd (momentum_buffer) begins anew at zero"}};
+      {"adam", "lion", "adam's state is left out, and that of lion (exp_avg) starts at zero"},
+      {"lion", "adam", "lion's state is left out, and that of adam (exp_avg, exp_avg_sq) starts at zero"},
+      {"sgd", "adam", "sgd's state is left out, and that of adam (exp_avg, exp_avg_sq) starts at zero"},
+      {"lion", "sgd", "lion's state is left out, and that of sgd (momentum_buffer) starts at zero"}};
   for (const bool named : {true, false})
     for (const auto& [before, now, rest] : changes) {
       auto options = config(concat(before, now, named), "fp32", 1, 2);
@@ -184,7 +184,7 @@ TEST_F(ResumePrecision, AMissingLossScaleIsSaid) {
   options.train.dtype = "fp16";
   const auto legs = train(options, 3);
   ASSERT_EQ(legs[0].messages.size(), 1u);
-  EXPECT_EQ(legs[0].messages[0], "warning: the loss scale begins anew at 1024: the checkpoint does not have one");
+  EXPECT_EQ(legs[0].messages[0], "warning: the loss scale is reset to 1024: the checkpoint does not have one");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "megatron/train/resume.h"
+#include "megatron/train/resume/resume.h"
 
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/manifest.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/manifest.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/testing/temporary_folder.h"
@@ -198,7 +198,7 @@ TEST_F(ResumeTest, WithNothingWholeTheRunDoesNotBeginAnew) {
   save_three(config(1, 2));
   for (const int number : {1, 2, 3}) flip_byte(iteration(number) / "rank_00000.safetensors", 5000);
   const auto begun = begin(config(1, 2));
-  EXPECT_THAT(begun.error, HasSubstr("a run goes on from a whole checkpoint of this version; none is."));
+  EXPECT_THAT(begun.error, HasSubstr("a run resumes from a whole checkpoint of this version; none is."));
   for (const int number : {1, 2, 3}) EXPECT_THAT(begun.error, HasSubstr(iteration(number).string()));
 }
 

@@ -1,4 +1,4 @@
-#include "megatron/train/run_folders.h"
+#include "megatron/train/resume/run_folders.h"
 
 #include <gtest/gtest.h>
 

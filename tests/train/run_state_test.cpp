@@ -1,4 +1,4 @@
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/run_state.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <filesystem>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/manifest.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/manifest.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"

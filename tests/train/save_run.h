@@ -4,7 +4,7 @@
 
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/train/engine.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/run_state.h"
 
 namespace megatron::train::testing {
 

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/interchange/hugging_face.h"
-#include "megatron/interchange/mapping.h"
-#include "megatron/model/gpt.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/plan/rules.h"
-#include "tests/model/small_gpt.h"
+#include "tests/model/small_model.h"
 #include "tests/testing/folders.h"
 
 // The T5 of transformers in float32, whole and cut into stages anywhere: its logits, loss and every gradient.
@@ -47,11 +47,11 @@ model::Batch batch_of(const Tensors& expected) {
   return batch;
 }
 
-model::GptOptions options_of(const fs::path& folder) {
+model::TransformerOptions options_of(const fs::path& folder) {
   config::RunConfig config;
   config.model = interchange::read_config(folder).model;
   const plan::ResolvedRun run = plan::resolve(config);
-  auto options = model::gpt_options(run.config, run.shape);
+  auto options = model::transformer_options(run.config, run.shape);
   options.hidden_dropout = options.attention_dropout = 0;
   return options;
 }
@@ -86,13 +86,13 @@ void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::st
 }
 
 /// Each gradient's norm, and those that are there in full.
-void expect_gradients(const Tensors& ours, const plan::GptShape& shape, const Tensors& expected) {
+void expect_gradients(const Tensors& ours, const plan::ModelShape& shape, const Tensors& expected) {
   std::ifstream file(golden_folder() / "expected.json");
   const auto norms = nlohmann::json::parse(file)["grad_norm_by_parameter"];
   std::map<std::string, double> squares;
   std::size_t in_full = 0;
-  for (const auto& [name, tensor] : interchange::t5_mapping(shape)) {
-    for (const interchange::Piece& piece : tensor.pieces) {
+  for (const auto& [name, tensor] : interchange::hf_family("t5").written_table(shape, {})) {
+    for (const interchange::MappedSlice& piece : tensor.pieces) {
       const auto part = box(ours.at(name), piece.to, piece.shape);
       squares[piece.source] += std::pow(part.norm().item<double>(), 2);
       const auto whole = expected.find("grad." + piece.source);
@@ -120,7 +120,7 @@ TEST_P(T5Golden, IsTheT5OfTransformers) {
   options.sequence_parallel = GetParam().sp;
   if (GetParam().recompute) options.recompute = {.layers = model::Recompute::Layers::Uniform, .num_layers = 3};
   comm::run_ranks(GetParam().tp, [&](const comm::Group& tp) {
-    const testing::StagedGpt staged(options, plan::parts_of_layers(GetParam().stages), tp, weights, at::kFloat);
+    const testing::StagedModel staged(options, plan::parts_of_layers(GetParam().stages), tp, weights, at::kFloat);
     if (staged.stages.size() == 1)
       expect_close(staged.stages.front().logits(batch), expected.at("output.logits"), "logits");
     const auto loss = staged.step(batch);

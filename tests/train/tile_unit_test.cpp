@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/local_backend.h"
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/memory.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/pattern.h"
 #include "tests/train/tiny_run.h"

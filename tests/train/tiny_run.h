@@ -1,8 +1,8 @@
 #pragma once
 #include <vector>
 
-#include "megatron/plan/batch_plan.h"
 #include "megatron/plan/rules.h"
+#include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 

@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/philox.h"
 #include "megatron/checkpoint/checkpoint.h"
-#include "megatron/comm/local_backend.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
-#include "megatron/data/indexed_dataset.h"
+#include "megatron/data/files/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/inputs.h"
@@ -53,7 +53,9 @@ class TrainerTest : public ::testing::Test {
 
   // Trains; every rank is asked to stop once `stop_after` steps have begun on the first.
   static Outcome run(const config::RunConfig& config, int stop_after = 1 << 30) {
-    const plan::ResolvedRun resolved = plan::resolve(config);
+    plan::Facts facts;
+    if (fs::exists(config.parallel.pp_schedule)) facts.schedule_file = read_file(config.parallel.pp_schedule);
+    const plan::ResolvedRun resolved = plan::resolve(config, facts);
     std::atomic<int> asked = 0;
     std::atomic<Outcome> outcome{};
     comm::run_ranks(resolved.grid.world_size(), [&](const comm::Group& world) {
@@ -283,7 +285,7 @@ TEST_F(TrainerTest, ARunThatWouldSaveOverACheckpointOfANewerVersionDoesNotBegin)
   }
   options.train.train_iters = 6;
   EXPECT_NE(refusal().find((checkpoints / "iter_0000006").string()), std::string::npos) << refusal();
-  EXPECT_NE(refusal().find("goes on from iteration 4"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("resumes from iteration 4"), std::string::npos) << refusal();
   options.checkpoint.load = (folder_ / "run").string();
   options.train.out = (folder_ / "another").string();
   EXPECT_EQ(refusal(), "no error") << "as its fix says";

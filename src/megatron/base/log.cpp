@@ -1,7 +1,7 @@
 #include "megatron/base/log.h"
 
-#include "megatron/base/printable.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/printable.h"
 
 namespace megatron {
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/format.h"
 
 namespace megatron {
 namespace {
@@ -21,16 +22,12 @@ std::string scaled(double value, const std::array<const char*, N>& units) {
     ++unit;
   }
   const int decimals = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-  std::array<char, 64> text;
-  std::snprintf(text.data(), text.size(), "%.*f%s%s", decimals, value, *units[unit] ? " " : "", units[unit]);
-  return text.data();
+  return fmt::format("{:.{}f}{}{}", value, decimals, *units[unit] ? " " : "", units[unit]);
 }
 
 std::string rate_text(double value, const std::string& unit) {
   if (unit == "bytes" || value >= 9.995) return unit == "bytes" ? human_bytes(value) : human_count(value);
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.2f", value);  // steps can take seconds each
-  return text.data();
+  return fmt::format("{:.2f}", value);  // steps can take seconds each
 }
 
 std::string amount(double value, const std::string& unit) {
@@ -51,13 +48,8 @@ std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "unknown";
   const auto total = static_cast<std::int64_t>(std::llround(seconds));
   if (total < 60) return concat(total, " s");
-  std::array<char, 64> text;
-  if (total < 3600)
-    std::snprintf(text.data(), text.size(), "%d:%02d", static_cast<int>(total / 60), static_cast<int>(total % 60));
-  else
-    std::snprintf(text.data(), text.size(), "%d:%02d:%02d", static_cast<int>(total / 3600),
-                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
-  return text.data();
+  if (total < 3600) return fmt::format("{}:{:02}", total / 60, total % 60);
+  return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
 std::string progress_line(const ProgressState& state) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/manifest.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/manifest.h"
 #include "megatron/comm/group.h"
 
 namespace megatron::checkpoint {

@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/placement.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/reader.h"
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/checkpoint/slices/placement.h"
 
 namespace megatron::checkpoint {
 namespace {

@@ -1,13 +1,13 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/checkpoint.h"
-#include "megatron/checkpoint/dtypes.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/read_plan.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/reader.h"
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/checkpoint/slices/read_plan.h"
 #include "megatron/kernels/matmul.h"
 
 namespace megatron::checkpoint {

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/placement.h"
+#include "megatron/base/text/json.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/slices/placement.h"
 #include "megatron/config/options.h"
 
 namespace megatron::checkpoint {
@@ -21,7 +22,7 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sha
 
 }  // namespace
 
-std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan::GptShape& shape) {
+std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan::ModelShape& shape) {
   std::vector<std::int64_t> result = spec.shape;
   const bool over_vocabulary =
       spec.name == "embedding.word_embeddings.weight" || spec.name.starts_with("output_layer.");
@@ -30,7 +31,7 @@ std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan
 }
 
 std::vector<ShardedTensor> model_range(const std::string& name, const plan::ParameterSpec& spec,
-                                       const plan::GptShape& shape, const at::Tensor& flat, std::int64_t begin) {
+                                       const plan::ModelShape& shape, const at::Tensor& flat, std::int64_t begin) {
   const std::vector<std::int64_t> global_shape = true_shape(spec, shape),
                                   strides = row_major_strides(spec.local_shape());
   std::vector<ShardedTensor> tensors;
@@ -44,7 +45,7 @@ std::vector<ShardedTensor> model_range(const std::string& name, const plan::Para
 }
 
 std::vector<ShardedTensor> model_tensor(const std::string& name, const plan::ParameterSpec& spec,
-                                        const plan::GptShape& shape, const at::Tensor& data) {
+                                        const plan::ModelShape& shape, const at::Tensor& data) {
   return model_range(name, spec, shape, data.view({-1}), 0);
 }
 
@@ -52,13 +53,13 @@ config::RunConfig saved_recipe(const std::filesystem::path& folder) {
   const auto found = find_checkpoint(folder);
   const auto metadata = read_manifest(found).metadata;
   const auto entry = metadata.find("recipe");
-  const auto recipe = entry == metadata.end() ? nlohmann::json() : nlohmann::json::parse(entry->second, nullptr, false);
-  if (!recipe.is_string())
+  const auto recipe = entry == metadata.end() ? std::nullopt : try_parse_json(entry->second);
+  if (!recipe || !recipe->is_string())
     throw ConfigError(rule_got_fix(concat("The checkpoint ", found.string(), " must hold the recipe of its run."),
                                    "none",
                                    "name a checkpoint that megatron train or megatron checkpoint import has written"));
   config::RunConfig config;
-  config::read_toml(config::fields_of(config), recipe.get<std::string>(), "the recipe in " + found.string());
+  config::read_toml(config::fields_of(config), recipe->get<std::string>(), "the recipe in " + found.string());
   return config;
 }
 

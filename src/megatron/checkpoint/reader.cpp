@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
-#include "megatron/checkpoint/dtypes.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/safetensors.h"
 
 namespace megatron::checkpoint {
 namespace {

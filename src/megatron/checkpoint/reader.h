@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
-#include "megatron/checkpoint/files.h"
-#include "megatron/checkpoint/manifest.h"
-#include "megatron/checkpoint/read_plan.h"
+#include "megatron/checkpoint/files/files.h"
+#include "megatron/checkpoint/files/manifest.h"
+#include "megatron/checkpoint/slices/read_plan.h"
 #include "megatron/checkpoint/weights.h"
 
 namespace megatron::checkpoint {

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/base/printable.h"
-#include "megatron/checkpoint/dtypes.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/folder_lock.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/folder_lock.h"
+#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/reader.h"
-#include "megatron/checkpoint/safetensors.h"
-#include "megatron/checkpoint/save_plan.h"
-#include "megatron/checkpoint/streamed.h"
+#include "megatron/checkpoint/save/streamed.h"
+#include "megatron/checkpoint/slices/save_plan.h"
 
 namespace megatron::checkpoint {
 namespace fs = std::filesystem;

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
-#include "megatron/checkpoint/folder.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/kernels/matmul.h"
@@ -16,9 +16,10 @@ namespace {
 constexpr const char* kOtherModel = "give the model the options that the weights were made with";
 
 /// The global shapes of a model's parameters, by name.
-std::map<std::string, std::vector<std::int64_t>> shapes_of(const plan::GptShape& shape) {
+std::map<std::string, std::vector<std::int64_t>> shapes_of(const plan::ModelShape& shape) {
   std::map<std::string, std::vector<std::int64_t>> shapes;
-  for (const plan::ParameterSpec& spec : plan::gpt_parameters(shape, 1, 0)) shapes[spec.name] = true_shape(spec, shape);
+  for (const plan::ParameterSpec& spec : plan::model_parameters(shape, 1, 0))
+    shapes[spec.name] = true_shape(spec, shape);
   return shapes;
 }
 
@@ -37,7 +38,7 @@ std::unique_ptr<WeightSource> open_checkpoint(const std::filesystem::path& folde
   return std::make_unique<Reader>(find_checkpoint(folder));
 }
 
-WeightReport compare_weights(const WeightSource& source, const plan::GptShape& shape, bool strict) {
+WeightReport compare_weights(const WeightSource& source, const plan::ModelShape& shape, bool strict) {
   const auto wanted = shapes_of(shape);
   WeightReport report;
   std::string errors;
@@ -57,9 +58,9 @@ WeightReport compare_weights(const WeightSource& source, const plan::GptShape& s
   if (strict && !report.empty()) {
     const std::vector<std::string> lines = report.lines();
     std::string got = lines[0];
-    constexpr std::size_t kMostListed = 20;
-    for (std::size_t k = 1; k < std::min(lines.size(), kMostListed); ++k) got += "\n        " + lines[k];
-    if (lines.size() > kMostListed) got += concat("\n        and ", lines.size() - kMostListed, " more");
+    constexpr std::size_t kMaxListed = 20;
+    for (std::size_t k = 1; k < std::min(lines.size(), kMaxListed); ++k) got += "\n        " + lines[k];
+    if (lines.size() > kMaxListed) got += concat("\n        and ", lines.size() - kMaxListed, " more");
     error(concat("The weights of ", source.name(), " must be those of the model."), got,
           concat(kOtherModel, ", or take what is there: --load-strict false"));
   }
@@ -68,7 +69,7 @@ WeightReport compare_weights(const WeightSource& source, const plan::GptShape& s
 }
 
 WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
-                          const plan::GptShape& shape, bool strict) {
+                          const plan::ModelShape& shape, bool strict) {
   WeightReport report = compare_weights(source, shape, strict);
   for (const auto& parameter : parameters.all()) {
     const plan::ParameterSpec& spec = parameter->spec;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "megatron/checkpoint/slices.h"
+#include "megatron/checkpoint/slices/slices.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::checkpoint {
 
@@ -48,11 +48,11 @@ struct WeightReport {
 
 /// Compares names and shapes; reads no weights. Throws ConfigError that lists the tensors whose shapes differ, and
 /// where `strict` also what is missing and unexpected.
-WeightReport compare_weights(const WeightSource& source, const plan::GptShape& shape, bool strict);
+WeightReport compare_weights(const WeightSource& source, const plan::ModelShape& shape, bool strict);
 
 /// Fills the parameters of this rank, split in any way, in any dtype, with the weights of `source`: those that it has;
 /// others stay as they are, as do rows that pad the vocabulary. Compares first, as compare_weights(). Not collective.
 WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
-                          const plan::GptShape& shape, bool strict = true);
+                          const plan::ModelShape& shape, bool strict = true);
 
 }  // namespace megatron::checkpoint

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/comm/first_rank.h"
 
 namespace megatron::comm {

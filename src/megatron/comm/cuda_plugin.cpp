@@ -53,9 +53,9 @@ void* cuda_plugin_entry(const char* name) {
   return entry;
 }
 
-Group join_nccl(const Place& place, std::chrono::milliseconds timeout) {
+Group join_nccl(const LaunchedRank& place, std::chrono::milliseconds timeout) {
   load_cuda_plugin();
-  using Make = Backend* (*)(const Place*, std::int64_t);
+  using Make = Backend* (*)(const LaunchedRank*, std::int64_t);
   const auto make = reinterpret_cast<Make>(cuda_plugin_entry("megatron_make_nccl_backend"));
   return Group(std::shared_ptr<Backend>(make(&place, timeout.count())));
 }

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "megatron/comm/group.h"
-#include "megatron/comm/rendezvous.h"
+#include "megatron/comm/processes/rendezvous.h"
 
 // Everything that needs CUDA lives in libmegatron_cuda.so, which is loaded here and linked nowhere.
 namespace megatron::comm {
@@ -28,6 +28,6 @@ void load_cuda_plugin();
 /// Joins the world that `place` describes over NCCL, on GPU place.local_rank: like join_gloo, with tensors on that GPU.
 /// wait() orders the current stream after the collective; it does not stop the host. A rank that is missing is found
 /// by a watching thread, which ends the communication; the next call on any group of this rank throws PeerError.
-Group join_nccl(const Place& place, std::chrono::milliseconds timeout);
+Group join_nccl(const LaunchedRank& place, std::chrono::milliseconds timeout);
 
 }  // namespace megatron::comm

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/c10d_run_store.h"
-#include "megatron/comm/c10d_store.h"
 #include "megatron/comm/cuda_plugin.h"
-#include "megatron/comm/unwinding.h"
+#include "megatron/comm/processes/c10d_run_store.h"
+#include "megatron/comm/processes/c10d_store.h"
+#include "megatron/comm/threads/unwinding.h"
 
 // Part of the CUDA plugin: NCCL behind our interface. See cuda_plugin.h.
 namespace megatron::comm {
@@ -31,7 +31,7 @@ using NcclGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 /// so somebody else must notice that one never ends.
 class NcclWorld {
  public:
-  NcclWorld(c10::intrusive_ptr<c10d::Store> store, const Place& place, milliseconds timeout)
+  NcclWorld(c10::intrusive_ptr<c10d::Store> store, const LaunchedRank& place, milliseconds timeout)
       : store_(std::move(store)),
         timeout_(timeout),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank)),
@@ -279,7 +279,7 @@ class NcclBackend final : public Backend {
 
 /// The plugin's entry for join_nccl(). The caller owns the result. Throws PeerError, std::runtime_error.
 extern "C" __attribute__((visibility("default"))) megatron::comm::Backend* megatron_make_nccl_backend(
-    const megatron::comm::Place* place, std::int64_t timeout_ms) {
+    const megatron::comm::LaunchedRank* place, std::int64_t timeout_ms) {
   using namespace megatron::comm;
   // c10d's own watchdog answers a late collective by ending the process, before anybody has said which rank is missing.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);

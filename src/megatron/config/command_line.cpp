@@ -3,9 +3,9 @@
 #include <set>
 #include <utility>
 
-#include "megatron/base/attempt.h"
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/megatron_flags.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"

@@ -16,7 +16,7 @@ inline constexpr const char* kTokenizerTypeHelp =
     "Megatron's name of the tokenizer's kind, such as GPT2BPETokenizer; empty: found out by itself. For NullTokenizer "
     "the tokenizer is how many numbers there are.";
 
-/// Fill-in-the-middle: data/fill_in_middle.h.
+/// Fill-in-the-middle: data/samples/fill_in_middle.h.
 struct FimConfig {
   double rate = 0.5;
   double spm_rate = 0.5;
@@ -103,7 +103,7 @@ struct DataConfig {
       "multiple-validation-sets", when("train.eval_interval"), OnlyInTraining());
     v("full_validation", full_validation, "Validate on all samples of one pass instead of train.eval_iters batches.",
       "full-validation", when("train.eval_interval"), OnlyInTraining());
-    v("packed", packed, "Samples of whole documents that do not see one another, best fit: data/pack.h.",
+    v("packed", packed, "Samples of whole documents that do not see one another, best fit: data/samples/pack.h.",
       Affects::Samples, OnlyInTraining());
     v("sft", sft,
       "Paths are JSONL files of conversations ({\"messages\": …}), written by the chat template of the tokenizer's "

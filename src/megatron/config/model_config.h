@@ -57,7 +57,12 @@ struct ModelConfig : AttentionVariant {
     v("architecture", architecture,
       "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
       "of two segments; t5: an encoder, and a decoder that writes what it sees there.",
-      Choices({"gpt", "bert", "t5"}), Common());
+      Choices({
+#define MEGATRON_MODEL(name) #name,
+#include "megatron/models/kinds.def"
+#undef MEGATRON_MODEL
+      }),
+      Common());
     v("num_layers", num_layers, "Transformer layers; t5: of the encoder.", "num-layers", Common());
     v("decoder_num_layers", decoder_num_layers, "t5: layers of the decoder; 0: as many as the encoder's.",
       "decoder-num-layers");

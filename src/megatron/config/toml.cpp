@@ -5,10 +5,10 @@
 #include <sstream>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/base/nearest.h"
-#include "megatron/base/printable.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/nearest.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/config/options.h"
 #include "megatron/config/renamed.h"
 #include "megatron/config/value.h"
@@ -16,9 +16,9 @@
 namespace megatron::config {
 namespace {
 
-constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+constexpr std::size_t kMaxFile = std::size_t{1} << 20;
 /// Each dot of a dotted key nests a table, and the parser's tables are destroyed recursively: this bounds the stack.
-constexpr std::ptrdiff_t kMostDots = 2048;
+constexpr std::ptrdiff_t kMaxDots = 2048;
 
 /// Sets Values from the nodes of a parsed document and gathers what is wrong with it.
 class TomlReader {
@@ -167,11 +167,10 @@ class TomlReader {
 };
 
 toml::table parse_toml(std::string_view text, const std::string& name) {
-  if (text.size() > kLargestFile || std::count(text.begin(), text.end(), '.') > kMostDots)
-    throw ConfigError(
-        rule_got_fix(concat(name, ": a recipe has at most ", kLargestFile, " bytes and ", kMostDots, " dots."),
-                     concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots"),
-                     "name a recipe: a TOML file as in configs/"));
+  if (text.size() > kMaxFile || std::count(text.begin(), text.end(), '.') > kMaxDots)
+    throw ConfigError(rule_got_fix(concat(name, ": a recipe has at most ", kMaxFile, " bytes and ", kMaxDots, " dots."),
+                                   concat(text.size(), " bytes, ", std::count(text.begin(), text.end(), '.'), " dots"),
+                                   "name a recipe: a TOML file as in configs/"));
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
@@ -192,13 +191,13 @@ void read_toml(const Fields& fields, std::string_view text, const std::string& n
 
 std::string set_from_toml_file(const Fields& fields, const std::string& path) {
   TomlReader reader(fields, path);
-  reader.read(parse_toml(read_file(path, kLargestFile), path), "");
+  reader.read(parse_toml(read_file(path, kMaxFile), path), "");
   reader.commit();
   return reader.errors();
 }
 
 void read_toml_file(const Fields& fields, const std::string& path) {
-  read_toml(fields, read_file(path, kLargestFile), path);
+  read_toml(fields, read_file(path, kMaxFile), path);
 }
 
 std::string to_toml(const Fields& fields) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 
 namespace megatron::corpus {
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/json.h"
 
 namespace megatron::corpus {
 namespace {
@@ -110,8 +111,8 @@ std::optional<std::string> string_value(std::string_view json) {
   if (json.size() < 2 || json.front() != '"' || json.back() != '"') return std::nullopt;
   const std::string_view inner = json.substr(1, json.size() - 2);
   if (inner.find('\\') == std::string_view::npos) return std::string(inner);
-  const auto parsed = nlohmann::json::parse(json, nullptr, false);
-  return parsed.is_string() ? std::optional(parsed.get<std::string>()) : std::nullopt;
+  const auto parsed = try_parse_json(json);
+  return parsed && parsed->is_string() ? std::optional(parsed->get<std::string>()) : std::nullopt;
 }
 
 std::string json_string(std::string_view text) {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/data/text_reader.h"
+#include "megatron/data/files/text_reader.h"
 
 // Records as they stand in their file: what these tools keep, they write byte for byte.
 namespace megatron::corpus {

@@ -93,14 +93,14 @@ void SortedValues::finish(std::vector<std::uint64_t>& scratch) {
 }
 
 SortedValues::Reader::Reader(const SortedValues& values) : values_(&values) {
-  for (const SortedValues::Run& run : values.runs_) {
+  for (const SortedValues::SortedRun& run : values.runs_) {
     runs_.push_back({run.offset, run.size, {}, 0});
     if (refill(runs_.back())) heap_.push_back(static_cast<std::uint32_t>(runs_.size() - 1));
   }
   for (std::size_t i = heap_.size(); i-- > 0;) sift(i);
 }
 
-bool SortedValues::Reader::refill(Run& run) {
+bool SortedValues::Reader::refill(SortedRun& run) {
   run.buffer.resize(static_cast<std::size_t>(std::min<std::uint64_t>(run.left, kReadValues)));
   run.next = 0;
   if (run.buffer.empty()) return false;
@@ -113,7 +113,7 @@ bool SortedValues::Reader::refill(Run& run) {
 /// Restores the heap below `at`. Values of different runs differ in their lower halves or are in the order of the runs.
 void SortedValues::Reader::sift(std::size_t at) {
   const auto key = [&](std::size_t i) {
-    const Run& run = runs_[heap_[i]];
+    const SortedRun& run = runs_[heap_[i]];
     return std::pair(run.buffer[run.next] >> 32, heap_[i]);
   };
   for (;;) {
@@ -133,7 +133,7 @@ bool SortedValues::Reader::next(std::uint64_t& value) {
     return true;
   }
   if (heap_.empty()) return false;
-  Run& run = runs_[heap_[0]];
+  SortedRun& run = runs_[heap_[0]];
   value = run.buffer[run.next++];
   if (run.next == run.buffer.size() && !refill(run)) {
     heap_[0] = heap_.back();

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 
 // What does not fit into memory: temporary files without a name, of which nothing is left however the program ends.
 namespace megatron::corpus {
@@ -56,22 +56,22 @@ class SortedValues {
     bool next(std::uint64_t& value);
 
    private:
-    struct Run {
+    struct SortedRun {
       std::uint64_t offset, left;  // of what is not in the buffer
       std::vector<std::uint64_t> buffer;
       std::size_t next = 0;
     };
-    bool refill(Run& run);
+    bool refill(SortedRun& run);
     void sift(std::size_t at);
 
     const SortedValues* values_;
     std::size_t position_ = 0;  // where nothing is spilled
-    std::vector<Run> runs_;
+    std::vector<SortedRun> runs_;
     std::vector<std::uint32_t> heap_;  // runs that are not at their end, the one with the least value first
   };
 
  private:
-  struct Run {
+  struct SortedRun {
     std::uint64_t offset, size;
   };
   void make_room();
@@ -81,7 +81,7 @@ class SortedValues {
   std::size_t most_;
   std::vector<std::uint64_t> values_;
   std::unique_ptr<SpillFile> file_;
-  std::vector<Run> runs_;
+  std::vector<SortedRun> runs_;
   std::int64_t spilled_ = 0;
 };
 

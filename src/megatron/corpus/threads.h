@@ -6,8 +6,8 @@
 #include <functional>
 #include <mutex>
 
-#include "megatron/base/parallel.h"
-#include "megatron/data/text_reader.h"
+#include "megatron/base/machine/parallel.h"
+#include "megatron/data/files/text_reader.h"
 
 // Work on many threads whose result does not depend on how many there are.
 namespace megatron::corpus {

@@ -5,9 +5,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
-#include "megatron/data/blended_dataset.h"
-#include "megatron/data/packed_dataset.h"
-#include "megatron/data/sft.h"
+#include "megatron/data/samples/blended_dataset.h"
+#include "megatron/data/samples/packed_dataset.h"
+#include "megatron/data/samples/sft.h"
 
 namespace megatron::data {
 namespace {

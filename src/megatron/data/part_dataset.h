@@ -5,12 +5,12 @@
 #include <string>
 
 #include "megatron/config/data_config.h"
-#include "megatron/data/bert_dataset.h"
 #include "megatron/data/dataset.h"
-#include "megatron/data/fill_in_middle.h"
-#include "megatron/data/gpt_dataset.h"
 #include "megatron/data/run_blends.h"
-#include "megatron/data/t5_dataset.h"
+#include "megatron/data/samples/bert_dataset.h"
+#include "megatron/data/samples/fill_in_middle.h"
+#include "megatron/data/samples/gpt_dataset.h"
+#include "megatron/data/samples/t5_dataset.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/text/tokenizer.h"
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "megatron/config/data_config.h"
-#include "megatron/data/blend.h"
+#include "megatron/data/index/blend.h"
 
 namespace megatron::data {
 

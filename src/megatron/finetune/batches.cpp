@@ -9,7 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
-#include "megatron/data/numpy_random.h"
+#include "megatron/data/index/numpy_random.h"
 #include "megatron/train/batches.h"
 
 namespace megatron::finetune {

@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/plan/rules.h"
 #include "megatron/tasks/task.h"
 

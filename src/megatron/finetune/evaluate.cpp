@@ -7,13 +7,13 @@
 #include <numeric>
 #include <span>
 
-#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
 
 namespace megatron::finetune {
 namespace {
 
-constexpr std::size_t kMostMicrobatches = 64;  // of one program, which holds their logits
+constexpr std::size_t kMaxMicrobatches = 64;  // of one program, which holds their logits
 
 /// The samples, the longest first.
 std::vector<std::int64_t> by_length(const tasks::Task& task) {
@@ -58,8 +58,8 @@ TaskLogits evaluate(train::Engine& engine, const plan::ResolvedRun& run, const T
   const auto logits = at::zeros({size, static_cast<std::int64_t>(task.width())}, at::kFloat);
   const bool speaks = context.tensor().rank() == 0;  // its tensor-parallel ranks have the same
   double loss = 0, count = 0;
-  for (std::size_t first = 0; first < microbatches.size(); first += kMostMicrobatches) {
-    const std::size_t here = std::min(kMostMicrobatches, microbatches.size() - first);
+  for (std::size_t first = 0; first < microbatches.size(); first += kMaxMicrobatches) {
+    const std::size_t here = std::min(kMaxMicrobatches, microbatches.size() - first);
     const auto result = engine.pipeline.evaluate(static_cast<int>(here), [&](std::size_t m) {
       const auto& items = microbatches[first + m];
       return train::on_device(batches.get(items, batches.row_length(items)), context.device());

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 
 namespace megatron::finetune {
 namespace {

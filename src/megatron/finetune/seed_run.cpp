@@ -9,19 +9,20 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/saver.h"
+#include "megatron/base/text/format.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/save/saver.h"
 #include "megatron/config/options.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/weights.h"
-#include "megatron/interchange/labels.h"
-#include "megatron/plan/counts.h"
+#include "megatron/interchange/hugging_face/labels.h"
+#include "megatron/plan/cost/counts.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
+#include "megatron/train/log/run_log.h"
 #include "megatron/train/prefetch.h"
-#include "megatron/train/resume.h"
-#include "megatron/train/run_log.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/resume.h"
+#include "megatron/train/resume/run_state.h"
 
 namespace megatron::finetune {
 namespace {
@@ -56,11 +57,8 @@ plan::ResolvedRun with_state(plan::ResolvedRun run) {
 
 std::string text_of(const std::vector<tasks::Metric>& metrics) {
   std::string text;
-  for (const tasks::Metric& metric : metrics) {
-    char digits[64];
-    std::snprintf(digits, sizeof digits, "%.2f", metric.value);
-    text += concat(text.empty() ? "" : ", ", metric.name, " ", digits);
-  }
+  for (const tasks::Metric& metric : metrics)
+    text += fmt::format("{}{} {:.2f}", text.empty() ? "" : ", ", metric.name, metric.value);
   return text;
 }
 

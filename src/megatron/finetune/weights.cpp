@@ -4,9 +4,9 @@
 #include <iterator>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/labels.h"
+#include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/weights.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/run_state.h"
 
 namespace megatron::finetune {
 namespace {
@@ -39,7 +39,7 @@ std::vector<std::string> check_weights(const std::filesystem::path& folder, cons
                      concat("missing: ", lost.empty() ? "none" : joined(lost),
                             "; without a place: ", misplaced.empty() ? "none" : joined(misplaced)),
                      "the model options that the weights were trained with, or none: --load brings them"));
-  if (!report.missing.empty()) messages.push_back("begin anew: " + joined(report.missing));
+  if (!report.missing.empty()) messages.push_back("initialized: " + joined(report.missing));
   if (!report.unexpected.empty()) messages.push_back("without a place here: " + joined(report.unexpected));
   return messages;
 }

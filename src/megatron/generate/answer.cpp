@@ -17,11 +17,11 @@ namespace {
 
 using Texts = std::vector<std::vector<std::int64_t>>;
 
-constexpr std::int64_t kMostTokens = 1 << 20;  // of a text
+constexpr std::int64_t kMaxTokens = 1 << 20;  // of a text
 
 /// The texts in their order, in groups that options.group_bytes hold.
 std::vector<std::vector<std::size_t>> groups_of(const Texts& texts, const AnswerOptions& options,
-                                                const plan::GptShape& shape) {
+                                                const plan::ModelShape& shape) {
   const std::int64_t layers = shape.num_layers - shape.encoder_layers, beams = options.beams.num_beams;
   const std::int64_t token_bytes = 2 * layers * shape.num_heads * shape.head() * std::int64_t{4};
   const std::int64_t logits_bytes = shape.padded_vocab * std::int64_t{4 + 8};
@@ -150,15 +150,15 @@ void check(const Texts& texts, std::int64_t vocab, const AnswerOptions& options)
                      concat("num-beams ", options.beams.num_beams, ", temperature ", options.sampling.temperature),
                      "--temperature 0"));
   for (std::size_t i = 0; i < texts.size(); ++i)
-    if (texts[i].empty() || std::ssize(texts[i]) > kMostTokens)
-      throw ConfigError(rule_got_fix(concat("a prompt must have 1 … ", kMostTokens, " tokens."),
+    if (texts[i].empty() || std::ssize(texts[i]) > kMaxTokens)
+      throw ConfigError(rule_got_fix(concat("a prompt must have 1 … ", kMaxTokens, " tokens."),
                                      concat(texts[i].size(), " in prompt ", i),
                                      texts[i].empty() ? "write something in it" : "a shorter prompt"));
 }
 
 std::vector<std::vector<Beam>> answers(const StagedT5& model, const Texts& texts, const AnswerOptions& options,
                                        const OnToken& on_token) {
-  const plan::GptShape& shape = model.options().shape;
+  const plan::ModelShape& shape = model.options().shape;
   check(texts, shape.vocab, options);
   std::vector<std::vector<Beam>> found(texts.size());
   const std::vector<Draws> draws = draws_of(texts, options.seed);

@@ -12,8 +12,8 @@
 namespace megatron::generate {
 namespace {
 
-constexpr std::int64_t kMostBeams = 1 << 10, kMostTokens = 1 << 20;
-constexpr double kMostPenalty = 20;
+constexpr std::int64_t kMaxBeams = 1 << 10, kMaxTokens = 1 << 20;
+constexpr double kMaxPenalty = 20;
 
 struct Candidate {
   double score;  ///< sum of logarithms
@@ -66,14 +66,13 @@ void check(const BeamOptions& options, std::int64_t vocab) {
   const auto rule = [&](bool holds, const std::string& what, const std::string& got, const std::string& fix) {
     if (!holds) wrong += concat(wrong.empty() ? "" : "\n", rule_got_fix(what, got, fix));
   };
-  rule(options.num_beams >= 1 && options.num_beams <= kMostBeams,
-       concat("num-beams must be from 1 to ", kMostBeams, "."), concat(options.num_beams),
-       "--num-beams 1 (the default)");
-  rule(options.max_new_tokens >= 1 && options.max_new_tokens <= kMostTokens,
-       concat("max-new-tokens must be from 1 to ", kMostTokens, "."), concat(options.max_new_tokens),
+  rule(options.num_beams >= 1 && options.num_beams <= kMaxBeams, concat("num-beams must be from 1 to ", kMaxBeams, "."),
+       concat(options.num_beams), "--num-beams 1 (the default)");
+  rule(options.max_new_tokens >= 1 && options.max_new_tokens <= kMaxTokens,
+       concat("max-new-tokens must be from 1 to ", kMaxTokens, "."), concat(options.max_new_tokens),
        "--max-new-tokens 64 (the default)");
-  rule(std::abs(options.length_penalty) <= kMostPenalty,
-       concat("length-penalty must be from -", kMostPenalty, " to ", kMostPenalty, "."), concat(options.length_penalty),
+  rule(std::abs(options.length_penalty) <= kMaxPenalty,
+       concat("length-penalty must be from -", kMaxPenalty, " to ", kMaxPenalty, "."), concat(options.length_penalty),
        "--length-penalty 1 (the default)");
   if (wrong.empty())
     rule(looked_at(options) <= vocab, "the tokens of the model must be as many as the continuations that are compared.",

@@ -14,7 +14,7 @@ enum class EarlyStopping : std::uint8_t {
 };
 
 struct BeamOptions {
-  std::int64_t num_beams = 1;  ///< texts that go on side by side; 1: always the likeliest token
+  std::int64_t num_beams = 1;  ///< beams kept at each step; 1: always the likeliest token
   std::int64_t max_new_tokens = 64;
   double length_penalty = 1;  ///< a text's score: the sum of its logarithms / (its tokens ^ length_penalty)
   EarlyStopping early_stopping = EarlyStopping::Likely;

@@ -32,16 +32,16 @@ struct Room {
 };
 
 /// Numbers that keys and values of one position take.
-std::int64_t numbers_of_row(const plan::GptShape& shape) {
+std::int64_t numbers_of_row(const plan::ModelShape& shape) {
   return 2 * shape.num_layers * shape.groups() * shape.head();
 }
 
 /// Bytes of the logits of one text, in float32 and float64.
-std::int64_t logits_bytes_of(const plan::GptShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
+std::int64_t logits_bytes_of(const plan::ModelShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
 
 /// The prompts that get any tokens, in their order, in groups that options.group_bytes hold.
 std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const GenerateOptions& options,
-                                                const plan::GptShape& shape) {
+                                                const plan::ModelShape& shape) {
   const std::int64_t row_bytes = numbers_of_row(shape) * std::int64_t{4}, logits_bytes = logits_bytes_of(shape);
   std::vector<std::vector<std::size_t>> groups;
   Room room;
@@ -65,8 +65,8 @@ std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const Ge
 class Batch {
  public:
   /// `rows`: at least one prompt. The references must outlive this.
-  Batch(const StagedGpt& model, const Prompts& prompts, const std::vector<Draws>& draws, std::vector<std::size_t> rows,
-        const GenerateOptions& options);
+  Batch(const StagedModel& model, const Prompts& prompts, const std::vector<Draws>& draws,
+        std::vector<std::size_t> rows, const GenerateOptions& options);
 
   bool empty() const { return rows_.empty(); }
   /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
@@ -79,7 +79,7 @@ class Batch {
   }
   at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
 
-  const StagedGpt& model_;
+  const StagedModel& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
   const std::vector<Draws>& draws_;  ///< of each prompt
@@ -89,7 +89,7 @@ class Batch {
   at::Tensor input_;  ///< [rows, s]: what the next step feeds
 };
 
-Batch::Batch(const StagedGpt& model, const Prompts& prompts, const std::vector<Draws>& draws,
+Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector<Draws>& draws,
              std::vector<std::size_t> rows, const GenerateOptions& options)
     : model_(model), prompts_(prompts), options_(options), draws_(draws), rows_(std::move(rows)) {
   Room room;
@@ -152,7 +152,7 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
   }
 }
 
-std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& options, const plan::GptShape& shape,
+std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& options, const plan::ModelShape& shape,
                                  std::int64_t element_bytes) {
   std::int64_t most = 0;
   for (const auto& group : groups_of(prompts, options, shape)) {
@@ -164,7 +164,7 @@ std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& 
   return most;
 }
 
-Prompts generate(const StagedGpt& model, const Prompts& prompts, const GenerateOptions& options,
+Prompts generate(const StagedModel& model, const Prompts& prompts, const GenerateOptions& options,
                  const OnToken& on_token) {
   check(prompts, model.options().shape.max_positions, options);
   Prompts texts(prompts.size());

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "megatron/generate/sampler.h"
-#include "megatron/generate/staged_gpt.h"
+#include "megatron/generate/staged_model.h"
 
 namespace megatron::generate {
 
@@ -24,7 +24,7 @@ void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t c
 /// Bytes that keys, values and logits of the group of prompts that takes most are given when it begins, on all ranks
 /// that hold the model together; `element_bytes`: of a key's number. 0 where no prompt gets a token.
 std::int64_t largest_group_bytes(const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options,
-                                 const plan::GptShape& shape, std::int64_t element_bytes);
+                                 const plan::ModelShape& shape, std::int64_t element_bytes);
 
 /// New tokens for each prompt, the ending one included. A text ends at one of `ends`, after max_new_tokens, or where
 /// the context (the model's positions) is full. Prompts of different lengths go through the model together (as many as
@@ -34,7 +34,7 @@ std::int64_t largest_group_bytes(const std::vector<std::vector<std::int64_t>>& p
 /// Collective over the ranks that hold the model: every one gets the same logits, draws the same tokens and
 /// returns the same. Throws ConfigError for an empty prompt, one longer than the context (naming both numbers) or
 /// options that do not hold; std::runtime_error naming the position where logits are not finite.
-std::vector<std::vector<std::int64_t>> generate(const StagedGpt& model,
+std::vector<std::vector<std::int64_t>> generate(const StagedModel& model,
                                                 const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options, const OnToken& on_token = {});
 

@@ -6,7 +6,7 @@
 namespace megatron::generate {
 
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
-                  const plan::GptShape& shape) {
+                  const plan::ModelShape& shape) {
   checkpoint::load_weights(*interchange::open_weights(folder), parameters, shape);
 }
 

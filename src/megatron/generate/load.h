@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::generate {
 
@@ -11,6 +11,6 @@ namespace megatron::generate {
 /// are: they take no part. Throws ConfigError for weights that
 /// are damaged or another model's.
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
-                  const plan::GptShape& shape);
+                  const plan::ModelShape& shape);
 
 }  // namespace megatron::generate

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
-#include "megatron/model/score.h"
-#include "megatron/tasks/eval_scores.h"
+#include "megatron/model/decoding/score.h"
+#include "megatron/tasks/scores/eval_scores.h"
 #include "megatron/tasks/windows.h"
 
 // How likely a model finds given tokens: the loss of a long text, the last word of a passage, the answers to a

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
-#include "megatron/model/t5_decode.h"
+#include "megatron/model/decoding/t5_decode.h"
 #include "megatron/plan/stages.h"
 
 namespace megatron::generate {
@@ -16,7 +16,7 @@ class StagedT5 {
   /// and device of activations.
   StagedT5(model::CachedT5 stage, const std::vector<plan::StagePart>& parts, comm::Group pp, at::TensorOptions tensor);
 
-  const model::GptOptions& options() const { return stage_.options(); }
+  const model::TransformerOptions& options() const { return stage_.options(); }
   at::TensorOptions tensor() const { return tensor_; }
 
   /// Reads texts: tokens [texts, s] int64 and how many of each count [texts] int32 (undefined: all), the same on every

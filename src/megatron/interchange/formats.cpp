@@ -5,7 +5,7 @@
 #include <ranges>
 
 #include "megatron/base/error.h"
-#include "megatron/base/place.h"
+#include "megatron/base/named_path.h"
 
 namespace megatron::interchange {
 

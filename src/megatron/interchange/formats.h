@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 
 namespace megatron::interchange {
 
@@ -26,7 +26,7 @@ struct ExportOptions {
 struct WeightFormat {
   const char* name;    ///< in --format: "huggingface"
   const char* holder;  ///< what holds such weights, for messages: "a Hugging Face folder (config.json, safetensors)"
-  const char* models;  ///< which models it holds, for --help: "GPT-2, Llama, …"; "" where import does not read it
+  std::string models;  ///< which models it holds, for --help: "GPT-2, Llama, …"; "" where import does not read it
 
   // Reading. All are null for a format that is only written. Each throws ConfigError that names file and field.
   bool (*detect)(const std::filesystem::path& folder) = nullptr;

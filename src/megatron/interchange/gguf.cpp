@@ -24,10 +24,11 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/base/files/file.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/json.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/tokenizer.h"
@@ -311,22 +312,23 @@ std::string architecture_of(const config::ModelConfig& model) {
 void check_model(const FolderConfig& config) {
   const config::ModelConfig& model = config.model;
   const bool scaled = model.rope_scaling_factor != 1;
-  if (config.family == Family::Llama && model.head == "tokens" && model.activation == "silu" &&
+  if (config.family == &hf_family("llama") && model.head == "tokens" && model.activation == "silu" &&
       !(scaled && architecture_of(model) == "qwen2") &&
       model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
     return;
   throw ConfigError(rule_got_fix(
       "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "
-      "alone), a gated silu unit.",
+      "alone), a gated silu unit, no qk_layernorm or sliding_window.",
       concat("architecture ", model.architecture, ", head ", model.head, ", normalization ", model.normalization,
              ", position_embedding_type ", model.position_embedding_type, ", rope_scaling_factor ",
-             model.rope_scaling_factor, ", activation ", model.activation, ", add_qkv_bias ", model.add_qkv_bias),
+             model.rope_scaling_factor, ", activation ", model.activation, ", add_qkv_bias ", model.add_qkv_bias,
+             ", qk_layernorm ", model.qk_layernorm, ", sliding_window ", model.sliding_window),
       kOtherFormat));
 }
 
 void add_network(Metadata& metadata, const FolderConfig& config, const std::string& name, Type type) {
   const config::ModelConfig& model = config.model;
-  const plan::GptShape shape = shape_of(model);
+  const plan::ModelShape shape = shape_of(model);
   const std::string architecture = architecture_of(model);
   const auto size = [&](const char* key, std::int64_t value) {
     metadata.add(architecture + "." + key, static_cast<std::uint32_t>(value));
@@ -498,7 +500,7 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
   check_model(config);
   if (fs::exists(path))
     throw ConfigError(rule_got_fix(concat(path.string(), ": must not exist."), "it is there", "name another --output"));
-  const MappedSource theirs = all_under(weights, inverted(llama_mapping(shape_of(config.model))));
+  const MappedSource theirs = all_under(weights, inverted(config.family->written_table(shape_of(config.model), {})));
   const Type type = type_of(options.dtype, weights);
   const std::vector<Tensor> tensors = tensors_of(theirs, config.model, type);
   Metadata metadata;

@@ -7,19 +7,20 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/checkpoint/dtypes.h"
-#include "megatron/checkpoint/folder.h"
-#include "megatron/checkpoint/folder_lock.h"
-#include "megatron/checkpoint/streamed.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/folder_lock.h"
+#include "megatron/checkpoint/save/streamed.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
-#include "megatron/data/masking_vocabulary.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/data/samples/masking_vocabulary.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/native.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/plan/model_kind.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -97,10 +98,11 @@ void check_is_gpt(const fs::path& folder, const std::string& job, bool or_t5) {
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
                                    concat(folder.string(), ", model.head ", model.head),
                                    "megatron eval with the name of the task it was fine-tuned for"));
-  if (model.architecture == "t5" && !or_t5)
+  const plan::ModelKind& kind = plan::model_kind(model.architecture);
+  if (kind.encoder_decoder && !or_t5)
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
                                    folder.string(), "--load a GPT's folder; a T5 answers by megatron generate"));
-  if (model.architecture == "bert")
+  if (!kind.causal && !kind.encoder_decoder)
     throw ConfigError(
         rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."), folder.string(),
                      "--load a GPT's folder; of a BERT that is fine-tuned, megatron eval mnli and the like"));

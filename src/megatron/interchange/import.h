@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {

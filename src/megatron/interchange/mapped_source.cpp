@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 
 namespace megatron::interchange {
 namespace {
@@ -31,7 +31,7 @@ void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, 
                        shape_text(*got), "correct the configuration in the folder"));
   }
   for (const auto& [name, tensor] : mapping)
-    for (const Piece& piece : tensor.pieces)
+    for (const MappedSlice& piece : tensor.pieces)
       if (const std::string& first = tensor.pieces.front().source; raw.dtype(piece.source) != raw.dtype(first))
         throw ConfigError(
             rule_got_fix(concat(raw.name(), ": the parts of \"", printable(name), "\" must have one dtype."),
@@ -65,7 +65,7 @@ void MappedSource::read(const std::string& tensor, const checkpoint::Box& box, c
   const MappedTensor& mapped = mapping_.at(tensor);
   if (!checkpoint::inside(box, mapped.shape))
     throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
-  for (const Piece& piece : mapped.pieces) {
+  for (const MappedSlice& piece : mapped.pieces) {
     if (!checkpoint::overlap({piece.to, piece.shape}, box)) continue;
     at::Tensor part = into;
     checkpoint::Box source;

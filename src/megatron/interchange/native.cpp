@@ -5,13 +5,16 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/folder.h"
+#include "megatron/base/text/json.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/run_config.h"
-#include "megatron/data/masking_vocabulary.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/data/samples/masking_vocabulary.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/labels.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/labels.h"
+#include "megatron/plan/model_kind.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -35,14 +38,14 @@ fs::path companions_of(const fs::path& folder) {
 }
 
 /// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text or,
-/// of a T5, those of its samples.
-TokenIds token_ids_beside(const fs::path& folder, bool t5) {
+/// of an encoder and a decoder, those of its samples.
+TokenIds token_ids_beside(const fs::path& folder, bool encoder_decoder) {
   const fs::path companions = companions_of(folder);
   if (companions.empty()) return {};
   TokenIds ids = read_token_ids(companions);
   if (!ids.empty()) return ids;
   const auto tokenizer = text::Tokenizer::load(companions);
-  if (t5 && tokenizer.token_to_id("<extra_id_0>")) {
+  if (encoder_decoder && tokenizer.token_to_id("<extra_id_0>")) {
     const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
     ids["pad_token_id"] = std::to_string(vocabulary.pad);
     ids["eos_token_id"] = std::to_string(vocabulary.end);
@@ -63,9 +66,8 @@ FolderConfig config_of(const fs::path& folder) {
   const auto source = checkpoint::open_checkpoint(folder);
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
-  config.family = family_of(config.model);
-  if (config.family == Family::Bert) config.token_types = config.model.num_tokentypes;
-  config.token_ids = token_ids_beside(folder, config.family == Family::T5);
+  config.family = &family_of(config.model);
+  config.token_ids = token_ids_beside(folder, plan::model_kind(config.model.architecture).encoder_decoder);
   return config;
 }
 
@@ -73,7 +75,7 @@ std::vector<std::string> labels_in(const fs::path& folder) {
   const auto metadata = checkpoint::read_manifest(checkpoint::find_checkpoint(folder)).metadata;
   const auto found = metadata.find(kLabels);
   if (found == metadata.end()) return {};
-  const json names = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  const json names = try_parse_json(found->second).value_or(json());
   std::vector<std::string> labels;
   for (const json& name : names.is_array() ? names : json::array({json()})) {
     if (!name.is_string())
@@ -89,10 +91,10 @@ std::optional<FolderConfig> imported_config(const fs::path& found) {
   const auto metadata = checkpoint::read_manifest(found).metadata;
   const auto saved = metadata.find(kConfigKey);
   if (saved == metadata.end()) return std::nullopt;
-  const auto text = nlohmann::json::parse(saved->second, nullptr, false);
-  if (!text.is_string())
+  const auto text = try_parse_json(saved->second);
+  if (!text || !text->is_string())
     throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
-  return parse_config(text.get<std::string>(), concat(found.string(), ": ", kConfigKey));
+  return parse_config(text->get<std::string>(), concat(found.string(), ": ", kConfigKey));
 }
 
 WeightFormat native_format() {

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 
 // Our own checkpoints as one of the formats (formats.h).
 namespace megatron::interchange {

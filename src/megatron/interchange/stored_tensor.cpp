@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "megatron/base/error.h"
-#include "megatron/checkpoint/safetensors.h"
+#include "megatron/checkpoint/files/safetensors.h"
 
 namespace megatron::interchange {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/checkpoint/slices.h"
+#include "megatron/checkpoint/slices/slices.h"
 
 namespace megatron::interchange {
 

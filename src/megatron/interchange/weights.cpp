@@ -1,15 +1,15 @@
 #include "megatron/interchange/weights.h"
 
-#include "megatron/base/attempt.h"
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 
 namespace megatron::interchange {
 namespace {
 
 constexpr const char* kCopyAnew =
-    "copy the folder anew, whole; docs/interchange.md says which models and files can be read";
+    "copy the whole folder again; docs/interchange.md says which models and files can be read";
 
 }  // namespace
 
@@ -32,7 +32,7 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
   const auto compare = [&](const char* option, const auto& a, const auto& b) {
     if (a != b) lines.push_back(concat("model.", option, ": ", a, ", and ", b, " in the folder"));
   };
-  const plan::GptShape shape = shape_of(model), their_shape = shape_of(theirs);
+  const plan::ModelShape shape = shape_of(model), their_shape = shape_of(theirs);
   compare("num_attention_heads", shape.num_heads, their_shape.num_heads);
   compare("num_query_groups", shape.groups(), their_shape.groups());
   compare("architecture", model.architecture, theirs.architecture);

@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstring>
 
-#include "megatron/kernels/cpu/attention.h"
-#include "megatron/kernels/cpu/element_of.h"
-#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/attention/attention.h"
+#include "megatron/kernels/cpu/elementwise/element_of.h"
+#include "megatron/kernels/cpu/elementwise/elementwise.h"
+#include "megatron/kernels/cpu/elementwise/rope.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/rope.h"
 
 namespace megatron::kernels {
 namespace {

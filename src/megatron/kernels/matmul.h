@@ -13,7 +13,7 @@ namespace megatron::kernels {
 /// first wants them, and again once the weight was written to. That is known by the tensor's version, which every
 /// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes an element for linear() and 2 for
 /// linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
-/// (cpu/tiles.h). One thread at a time.
+/// (cpu/products/tiles.h). One thread at a time.
 class PackedWeight {
  public:
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand

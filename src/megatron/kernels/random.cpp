@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/random.h"
+#include "megatron/kernels/cpu/random/random.h"
 
 namespace megatron::kernels {
 namespace {

@@ -11,7 +11,7 @@
 #include <atomic>
 #include <vector>
 
-#include "megatron/base/cores.h"
+#include "megatron/base/machine/cores.h"
 #include "megatron/kernels/cpu/allocator.h"
 #include "megatron/kernels/cpu/isa.h"
 #if defined(__SSE2__)

@@ -7,9 +7,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/isa.h"
-#include "megatron/kernels/cpu/matrix_of.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/tile_product.h"
+#include "megatron/kernels/cpu/products/matrix_of.h"
+#include "megatron/kernels/cpu/products/tile_product.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-// Matrix products on the matrix unit (cpu/tile_product.h), as matmul.cpp uses them.
+// Matrix products on the matrix unit (cpu/products/tile_product.h), as matmul.cpp uses them.
 namespace megatron::kernels {
 
 /// Whether the product of a and b is computed there: both bf16, or both float32 with precision "high" (runtime.h), on

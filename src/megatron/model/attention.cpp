@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "megatron/model/made_again.h"
+#include "megatron/model/recomputed_once.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::model {
@@ -22,8 +22,8 @@ namespace {
 using HeadsIn = std::function<Heads(const std::vector<at::Tensor>& tensors)>;
 
 /// Attention of the heads in `inputs` -> `shape`.
-Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
-                        const AttentionForm& form, const HeadsIn& heads_in) {
+Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
+                          const AttentionForm& form, const HeadsIn& heads_in) {
   std::vector<at::Tensor> kept;
   for (const at::Tensor& input : inputs) kept.push_back(input.detach());
   const auto attend = [kept, form, heads_in] {
@@ -36,11 +36,11 @@ Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector
   });
   std::function<kernels::AttentionOutput()> forward =
       [out = kernels::AttentionOutput{made.out.detach(), made.logsumexp}] { return out; };
-  parallel::Remake remake;
+  parallel::RecomputeFunction recompute_fn;
   if (form.again) {
-    const auto remade = std::make_shared<MadeAgain<kernels::AttentionOutput>>(attend);
+    const auto remade = std::make_shared<RecomputedOnce<kernels::AttentionOutput>>(attend);
     forward = [remade] { return remade->value(); };
-    remake = [remade, shape] { return remade->value().out.view(shape); };
+    recompute_fn = [remade, shape] { return remade->value().out.view(shape); };
   }
   auto backward = [kept, form, heads_in, forward = std::move(forward)](const Gradients& grads) -> Gradients {
     const auto out = forward();
@@ -55,7 +55,7 @@ Remakeable attention_of(const std::vector<at::Tensor>& inputs, const std::vector
     if (dbias.defined()) form.bias_gradient(dbias);
     return gradients;
   };
-  return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(remake)};
+  return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(recompute_fn)};
 }
 
 }  // namespace
@@ -80,14 +80,14 @@ void Rotary::rotate(const Heads& heads, bool inverse) const {
   if (table.cos.defined()) kernels::rotate_(heads.q_and_k, table, position_ids_bs, 0, inverse);
 }
 
-Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
+Recomputable self_attention(const at::Tensor& qkv, const AttentionForm& form) {
   const std::vector<std::int64_t> shape{qkv.size(0), qkv.size(1), qkv.size(2) - 2 * form.groups * form.head_size};
   return attention_of({qkv}, shape, form, [groups = form.groups, size = form.head_size](const auto& tensors) {
     return heads_of(tensors[0], groups, size);
   });
 }
 
-Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form) {
+Recomputable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form) {
   return attention_of({queries, keys_and_values}, queries.sizes().vec(), form,
                       [groups = form.groups, size = form.head_size](const auto& tensors) {
                         const at::Tensor &q = tensors[0], &kv = tensors[1];

@@ -47,11 +47,11 @@ struct AttentionForm {
 
 /// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
 /// rotated there, and their gradients written where they belong. Keeps qkv and the output.
-Remakeable self_attention(const at::Tensor& qkv, const AttentionForm& form);
+Recomputable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
 /// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows a group: its key, value. No rotary
 /// positions.
-Remakeable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
+Recomputable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
 
 /// Rows of the keys that `s` queries of each of `b` sequences are: s of them from `begin` on.
 struct QueryRows {

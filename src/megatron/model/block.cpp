@@ -65,10 +65,10 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
 }
 
 /// What a dropout leaves of a value.
-Remakeable dropped(Remakeable x, const kernels::Dropout& options) {
+Recomputable dropped(Recomputable x, const kernels::Dropout& options) {
   if (options.p == 0) return x;
   return {dropout(x.y, options),
-          [remake = std::move(x.remake), options] { return dropout(remake().detach(), options); }};
+          [recompute_fn = std::move(x.recompute_fn), options] { return dropout(recompute_fn().detach(), options); }};
 }
 
 /// The steps of a layer on all rows of a sequence, recorded for backward where autograd is on. Each tensor is let go of
@@ -76,33 +76,38 @@ Remakeable dropped(Remakeable x, const kernels::Dropout& options) {
 class RowSteps {
  public:
   RowSteps(const Block& block, Normed in, const Attend& attend, const Block::Sites& sites, parallel::Value value,
-           const Memory* memory)
-      : block_(block), stream_(std::move(in)), attend_(attend), sites_(sites), value_(value), memory_(memory) {}
+           const EncoderOutput* encoder_output)
+      : block_(block),
+        stream_(std::move(in)),
+        attend_(attend),
+        sites_(sites),
+        value_(value),
+        encoder_output_(encoder_output) {}
 
   void project(const ColumnParallelLinear& linear) {
-    if (block_.options().recompute_mlp) norm_again_ = stream_.remake;
-    x_ = linear.forward(stream_.y, std::move(stream_.remake));
+    if (block_.options().recompute_mlp) norm_again_ = stream_.recompute_fn;
+    x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn));
   }
   void normalize_heads(const BranchModules& branch) {
     x_ = normalized_heads(x_, branch.groups, branch.head_size, branch.head_norms);
   }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
-    const at::Tensor& states = memory_->states;
-    take(memory_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));
+    const at::Tensor& states = encoder_output_->states;
+    take(encoder_output_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));
   }
   void activate(const plan::Mlp& mlp, const BranchModules& branch) {
     const ColumnParallelLinear& fc1 = branch.in.front();
-    parallel::Remake again;
+    parallel::RecomputeFunction again;
     if (block_.options().recompute_mlp)
       again = [fc1, norm = std::exchange(norm_again_, nullptr)] { return fc1.forward(norm()); };
     const MlpActivation activation{.form = block_.options().activation, .gated = mlp.gated};
     take(dropped(bias_activation(x_, fc1.bias(), activation, again), sites_.mlp_inner));
-    if (block_.options().keep_activation) remake_ = nullptr;
+    if (block_.options().keep_activation) recompute_fn_ = nullptr;
   }
   void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
     const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
-    x_ = branch.out.forward(x_, std::move(remake_), value);
+    x_ = branch.out.forward(x_, std::move(recompute_fn_), value);
     at::Tensor carried = block_.residual_after_norm() ? stream_.y : stream_.residual;
     // Where attention gave the last rows alone, the others end here.
     const std::int64_t ended = carried.size(0) - x_.size(0);
@@ -115,9 +120,9 @@ class RowSteps {
   Normed take_stream() { return std::move(stream_); }
 
  private:
-  void take(Remakeable made) {
+  void take(Recomputable made) {
     x_ = std::move(made.y);
-    remake_ = std::move(made.remake);
+    recompute_fn_ = std::move(made.recompute_fn);
   }
 
   const Block& block_;
@@ -125,9 +130,9 @@ class RowSteps {
   const Attend& attend_;
   const Block::Sites& sites_;
   parallel::Value value_;
-  const Memory* memory_;
+  const EncoderOutput* encoder_output_;
   at::Tensor x_;
-  parallel::Remake remake_, norm_again_;
+  parallel::RecomputeFunction recompute_fn_, norm_again_;
 };
 
 }  // namespace
@@ -150,8 +155,8 @@ at::Tensor Block::cross_keys_and_values(const at::Tensor& states) const {
 }
 
 Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next, parallel::Value value,
-                      const Memory* memory) const {
-  RowSteps steps(*this, std::move(in), attend, dropout, value, memory);
+                      const EncoderOutput* encoder_output) const {
+  RowSteps steps(*this, std::move(in), attend, dropout, value, encoder_output);
   walk(*this, next, steps);
   return steps.take_stream();
 }

@@ -15,13 +15,13 @@ namespace megatron::model {
 
 /// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache; for all
 /// rows or, without gradients, for the last ones alone.
-using Attend = std::function<Remakeable(const at::Tensor& qkv)>;
+using Attend = std::function<Recomputable(const at::Tensor& qkv)>;
 
 /// What cross attention reads: the encoder's states [k, b, h] (with sequence_parallel this rank's part), and how it is
 /// computed from the projection of queries and that of keys and values.
-struct Memory {
+struct EncoderOutput {
   at::Tensor states;
-  std::function<Remakeable(const at::Tensor& q, const at::Tensor& kv)> attend;
+  std::function<Recomputable(const at::Tensor& q, const at::Tensor& kv)> attend;
 };
 
 /// A branch of a layer on its parameters.
@@ -61,8 +61,8 @@ class Block {
   const Options& options() const { return options_; }
   bool residual_after_norm() const { return residual_after_norm_; }
 
-  /// The projection of what cross attention reads, for who keeps it: then Memory::states may be undefined, and
-  /// Memory::attend gets no kv.
+  /// The projection of what cross attention reads, for who keeps it: then EncoderOutput::states may be undefined, and
+  /// EncoderOutput::attend gets no kv.
   at::Tensor cross_keys_and_values(const at::Tensor& states) const;
 
   struct Sites {
@@ -70,10 +70,10 @@ class Block {
     kernels::Dropout mlp_inner = {};             ///< on this rank's features
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
-  /// `value`: whether the stream after the block is read; where it is not, `next` is null. `memory`: of a block with
-  /// cross attention. An attention that gives the last rows alone leaves only these to go on.
+  /// `value`: whether the stream after the block is read; where it is not, `next` is null. `encoder_output`: of a block
+  /// with cross attention. An attention that gives the last rows alone leaves only these to go on.
   Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
-                 parallel::Value value = parallel::Value::Needed, const Memory* memory = nullptr) const;
+                 parallel::Value value = parallel::Value::Needed, const EncoderOutput* encoder_output = nullptr) const;
 
  private:
   std::vector<BranchModules> branches_;

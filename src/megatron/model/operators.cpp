@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "megatron/kernels/normalization.h"
-#include "megatron/model/made_again.h"
+#include "megatron/model/recomputed_once.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::model {
@@ -70,7 +70,7 @@ Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr
   return {dx, dsum};
 }
 
-parallel::Remake remake_norm(const at::Tensor& x, const Norm& norm) {
+parallel::RecomputeFunction recompute_norm(const at::Tensor& x, const Norm& norm) {
   return [x, norm] { return norm_forward(x, norm).y; };
 }
 
@@ -84,7 +84,7 @@ Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
   };
   const auto outputs =
       with_backward(inputs({x_sbh}, {&norm.weight, &norm.bias}), {x.detach(), out.y}, std::move(backward));
-  return {outputs[0], outputs[1], remake_norm(x, norm)};
+  return {outputs[0], outputs[1], recompute_norm(x, norm)};
 }
 
 at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<Norm>& norms) {
@@ -131,7 +131,7 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
   };
   const auto outputs = with_backward(inputs({x_sbh, residual_sbh}, {&bias, &norm.weight, &norm.bias}), {out.sum, out.y},
                                      std::move(backward));
-  return {outputs[0], outputs[1], remake_norm(sum, norm)};
+  return {outputs[0], outputs[1], recompute_norm(sum, norm)};
 }
 
 at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
@@ -146,8 +146,8 @@ at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& b
   return with_backward(inputs({x_sbh, residual_sbh}, {&bias}), sum, std::move(backward));
 }
 
-Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, const MlpActivation& activation,
-                           const parallel::Remake& x_again) {
+Recomputable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias,
+                             const MlpActivation& activation, const parallel::RecomputeFunction& x_again) {
   struct Made {
     at::Tensor u, y;  // x + bias, the activation of that
   };
@@ -159,11 +159,11 @@ Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr
   };
   const auto made = without_autograd([&] { return activate(x_sbf.detach()); });
   std::function<at::Tensor()> u = [kept = made.u] { return kept; };
-  parallel::Remake y = [kept = made.u, form = form, gated = gated] {
+  parallel::RecomputeFunction y = [kept = made.u, form = form, gated = gated] {
     return gated ? kernels::gated_activation(kept, form) : kernels::activation(kept, form);
   };
   if (x_again) {
-    const auto again = std::make_shared<MadeAgain<Made>>([=] { return activate(x_again()); });
+    const auto again = std::make_shared<RecomputedOnce<Made>>([=] { return activate(x_again()); });
     u = [again] { return std::move(again->value().u); };
     y = [again] { return std::move(again->value().y); };
   }

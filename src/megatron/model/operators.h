@@ -24,9 +24,9 @@ struct Norm {
 /// The residual stream and its norm, which go on together: so the gradient that flows past the norm is added inside the
 /// norm's backward pass, and the norm's value is made again from the stream where a weight gradient needs it.
 struct Normed {
-  at::Tensor residual;      ///< [s, b, h]
-  at::Tensor y;             ///< [s, b, h] norm of residual
-  parallel::Remake remake;  ///< y again
+  at::Tensor residual;                       ///< [s, b, h]
+  at::Tensor y;                              ///< [s, b, h] norm of residual
+  parallel::RecomputeFunction recompute_fn;  ///< y again
 };
 
 /// residual = x, y = norm(x).
@@ -48,9 +48,9 @@ at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& b
                         const kernels::Dropout& dropout, parallel::Value value = parallel::Value::Needed);
 
 /// A value and how to make it again, so that the layer that takes it next need not keep it.
-struct Remakeable {
+struct Recomputable {
   at::Tensor y;
-  parallel::Remake remake;  ///< y again; called at most once. Empty: keep y.
+  parallel::RecomputeFunction recompute_fn;  ///< y again; called at most once. Empty: keep y.
 };
 
 /// What an MLP does between its two products.
@@ -61,8 +61,8 @@ struct MlpActivation {
 
 /// y [s, b, f] = f(x + bias); x [s, b, f], gated [s, b, 2 f]. `bias` may be null. x's memory becomes x + bias, which is
 /// kept; `x_again`, where given, makes x again instead.
-Remakeable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, const MlpActivation& activation,
-                           const parallel::Remake& x_again = {});
+Recomputable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias,
+                             const MlpActivation& activation, const parallel::RecomputeFunction& x_again = {});
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);

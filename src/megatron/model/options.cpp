@@ -19,7 +19,7 @@ kernels::Activation activation_of(const std::string& name) {
   throw std::logic_error("an activation that the rules let through: " + name);
 }
 
-kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::GptShape& shape) {
+kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::ModelShape& shape) {
   if (model.position_embedding_type != "rope") return {};
   return {.rotary_dim = plan::rotary_features(shape.head(), model.rotary_percent),
           .base = model.rotary_base,
@@ -47,13 +47,12 @@ Recompute recompute_options(const config::TrainConfig& train) {
 
 }  // namespace
 
-GptOptions gpt_options(const config::RunConfig& config, const plan::GptShape& shape) {
+TransformerOptions transformer_options(const config::RunConfig& config, const plan::ModelShape& shape) {
   return {.shape = shape,
           .activation = activation_of(config.model.activation),
           .rope = rope_options(config.model, shape),
           .rope_positions = config.data.seq_length,
           .layernorm_epsilon = config.model.layernorm_epsilon,
-          .residual_after_norm = config.model.apply_residual_connection_post_layernorm,
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,
           .label_smoothing = config.train.label_smoothing,

@@ -18,13 +18,11 @@ constexpr const char* kTypeEmbedding = "embedding.tokentype_embeddings.weight";
 
 }  // namespace
 
-StageModules::StageModules(const GptOptions& options, const plan::StagePart& part,
+StageModules::StageModules(const TransformerOptions& options, const plan::StagePart& part,
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
     : max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
                                                                                : options.shape.max_positions),
-      output_scale_(options.shape.is_t5() && options.shape.tied_output
-                        ? 1 / std::sqrt(static_cast<double>(options.shape.hidden))
-                        : 1) {
+      output_scale_(options.shape.tied_output ? options.shape.output_scale : 1) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
   const at::Tensor& values = parameters.values();
@@ -47,13 +45,11 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
                              .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
                              .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
-    plan::LayerSpec layer = shape.layer(l);
-    layer.residual_after_norm = options.residual_after_norm;
-    blocks.emplace_back(parameters, layer, block, tp);
-    if (!shape.is_t5()) continue;
+    blocks.emplace_back(parameters, shape.layer(l), block, tp);
+    if (shape.position_buckets == 0) continue;
     auto& bias = shape.in_encoder(l) ? encoder_bias : decoder_bias;
     if (!bias)
-      bias.emplace(parameters.get(plan::GptShape::position_table(shape.in_encoder(l))), shape.in_encoder(l),
+      bias.emplace(parameters.get(plan::ModelShape::position_table(shape.in_encoder(l))), shape.in_encoder(l),
                    shape.position_max_distance);
     if (l + 1 == shape.encoder_layers)
       encoder_norm = norm_of(parameters, "encoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
@@ -64,14 +60,14 @@ StageModules::StageModules(const GptOptions& options, const plan::StagePart& par
     task_head.emplace(parameters, shape, tp, split);
     return;
   }
-  if (shape.is_bert())
+  if (shape.masked_lm_head)
     heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
   output.emplace(parameters.get(shape.tied_output ? kWordEmbedding : "output_layer.weight"), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
                                                         .label_smoothing = options.label_smoothing,
                                                         .chunk_tokens = options.loss_chunk_tokens,
                                                         .sequence_parallel = split},
-                 shape.is_bert() ? parameters.get("output_layer.bias") : nullptr);
+                 shape.masked_lm_head ? parameters.get("output_layer.bias") : nullptr);
 }
 
 at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb,

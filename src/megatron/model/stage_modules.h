@@ -8,9 +8,9 @@
 #include "megatron/kernels/rope.h"
 #include "megatron/model/bert_heads.h"
 #include "megatron/model/block.h"
-#include "megatron/model/gpt.h"
 #include "megatron/model/relative_bias.h"
 #include "megatron/model/task_head.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/embedding.h"
 #include "megatron/parallel/output_layer.h"
 
@@ -31,8 +31,8 @@ struct StageModules {
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
   std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
 
-  StageModules(const GptOptions& options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
-               const comm::Group& tp);
+  StageModules(const TransformerOptions& options, const plan::StagePart& part,
+               const parallel::ParameterStore& parameters, const comm::Group& tp);
 
   /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;

@@ -62,11 +62,11 @@ at::Tensor positions_of(const at::Tensor& targets_b2) { return targets_b2.t().re
 
 }  // namespace
 
-TaskHead::TaskHead(const parallel::ParameterStore& parameters, const plan::GptShape& shape, const comm::Group& tp,
+TaskHead::TaskHead(const parallel::ParameterStore& parameters, const plan::ModelShape& shape, const comm::Group& tp,
                    bool sequence_parallel)
     : kind_(shape.task_head),
-      first_token_(shape.is_bert()),
-      linear_(head_linear(parameters, shape.is_bert())),
+      first_token_(shape.pooled_tasks),
+      linear_(head_linear(parameters, shape.pooled_tasks)),
       sequence_(sequence_parallel ? tp : comm::Group()) {
   if (first_token_ && kind_ != plan::Head::Span) pooler_ = whole_linear(parameters, "pooler.dense");
 }

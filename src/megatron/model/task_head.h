@@ -7,7 +7,7 @@
 #include "megatron/kernels/dropout.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // s sequence, b microbatch, h hidden.
 namespace megatron::model {
@@ -26,7 +26,7 @@ namespace megatron::model {
 class TaskHead {
  public:
   /// Finds its parameters by name: task_head, pooler.dense.
-  TaskHead(const parallel::ParameterStore& parameters, const plan::GptShape& shape, const comm::Group& tp,
+  TaskHead(const parallel::ParameterStore& parameters, const plan::ModelShape& shape, const comm::Group& tp,
            bool sequence_parallel);
 
   /// `lengths_b`: Batch::key_lengths_b. `dropout`: of what classes and options are computed from. The same on every

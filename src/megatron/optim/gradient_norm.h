@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
 

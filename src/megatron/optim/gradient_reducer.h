@@ -4,7 +4,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
 
@@ -23,7 +23,7 @@ namespace megatron::optim {
 /// parameters' gradients. Then every rank starts the buckets in the same order (gradient_reducer.cpp says why).
 class GradientReducer {
  public:
-  /// `owned`: this rank's part of each bucket (plan/shards.h).
+  /// `owned`: this rank's part of each bucket (plan/parameters/shards.h).
   GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, const std::vector<plan::Shard>& owned,
                   bool overlap);
   /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.

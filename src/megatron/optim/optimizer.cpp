@@ -64,7 +64,7 @@ void Optimizer::add_runs(const plan::Shard& shard, const plan::ParameterRange& r
                                             ? plan::Multipliers{1, spec.weight_decay ? 1.0 : 0.0}
                                             : options_.multipliers.at(index);
   const auto matrix = std::ranges::find(matrices_, index, &Matrix::parameter);
-  std::vector<Run>& runs = matrix == matrices_.end() ? runs_ : matrix->runs;
+  std::vector<UniformRange>& runs = matrix == matrices_.end() ? runs_ : matrix->runs;
   /// Of the range's elements from number `begin` of the slice on.
   const auto state_of = [&](std::int64_t begin) {
     std::vector<std::pair<std::size_t, std::int64_t>> state;
@@ -101,7 +101,7 @@ at::Tensor Optimizer::weights_of(const plan::Range& world, std::int64_t own) con
                             : parameters_.values().narrow(0, world.begin, world.size());
 }
 
-UpdateRule::Views Optimizer::views_of(const Run& run) const {
+UpdateRule::Views Optimizer::views_of(const UniformRange& run) const {
   const auto size = run.world.size();
   UpdateRule::Views views{
       .weight = weights_of(run.world, run.own),
@@ -112,7 +112,7 @@ UpdateRule::Views Optimizer::views_of(const Run& run) const {
   return views;
 }
 
-kernels::Update Optimizer::update_of(const Run& run, double learning_rate, double grad_scale) const {
+kernels::Update Optimizer::update_of(const UniformRange& run, double learning_rate, double grad_scale) const {
   return {.learning_rate = learning_rate * run.multipliers.learning_rate,
           .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
           .grad_scale = grad_scale,
@@ -124,7 +124,7 @@ kernels::Update Optimizer::update_of(const Run& run, double learning_rate, doubl
 
 void Optimizer::step(double learning_rate, double grad_scale) {
   ++steps_;
-  for (const Run& run : runs_) rule_->apply(views_of(run), update_of(run, learning_rate, grad_scale));
+  for (const UniformRange& run : runs_) rule_->apply(views_of(run), update_of(run, learning_rate, grad_scale));
   for (const Matrix& matrix : matrices_) step_matrix(matrix, learning_rate, grad_scale);
 }
 
@@ -133,14 +133,14 @@ at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) c
   const auto type = masters_.defined() ? at::kFloat : parameters_.values().scalar_type();
   const at::TensorOptions options = parameters_.values().options().dtype(type);
   const at::Tensor slice = at::zeros({spec.local_size()}, options);
-  for (const Run& run : matrix.runs)
+  for (const UniformRange& run : matrix.runs)
     slice.narrow(0, run.in_slice, run.world.size())
         .copy_(rule_->direction(views_of(run), update_of(run, 0, grad_scale)));
   options_.owners.all_reduce(slice);  // others have zeros where this rank has numbers: exact in any order
   if (spec.pieces.empty()) return slice.view(spec.shape);
   at::Tensor whole = at::zeros(spec.shape, options);
   std::int64_t begin = 0;
-  for (const plan::Piece& piece : spec.pieces) {
+  for (const plan::ShardSlice& piece : spec.pieces) {
     if (piece.copy == 0)
       whole.narrow(spec.split_dim, piece.offset, piece.length)
           .copy_(slice.view(spec.local_shape()).narrow(spec.split_dim, begin, piece.length));
@@ -164,10 +164,10 @@ void Optimizer::step_matrix(const Matrix& matrix, double learning_rate, double g
     }
   }
   std::vector<at::Tensor> pieces;
-  for (const plan::Piece& piece : spec.pieces)
+  for (const plan::ShardSlice& piece : spec.pieces)
     pieces.push_back(change.narrow(spec.split_dim, piece.offset, piece.length));
   const at::Tensor slice = (pieces.empty() ? change : at::cat(pieces, spec.split_dim)).contiguous().view({-1});
-  for (const Run& run : matrix.runs) {
+  for (const UniformRange& run : matrix.runs) {
     const UpdateRule::Views views = views_of(run);
     kernels::Update update = update_of(run, learning_rate, 1);
     update.decoupled = true;  // a change that is no gradient has no decay added to it
@@ -177,8 +177,8 @@ void Optimizer::step_matrix(const Matrix& matrix, double learning_rate, double g
 
 bool Optimizer::round_masters() {
   if (!options_.stochastic_rounding || !masters_.defined() || steps_ == 0) return false;
-  const auto round = [&](const std::vector<Run>& runs) {
-    for (const Run& run : runs)
+  const auto round = [&](const std::vector<UniformRange>& runs) {
+    for (const UniformRange& run : runs)
       kernels::round_(parameters_.values().narrow(0, run.world.begin, run.world.size()),
                       masters_.narrow(0, run.own, run.world.size()),
                       {.step = steps_, .stochastic_rounding = true, .numbers = run.numbers});

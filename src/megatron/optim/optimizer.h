@@ -10,9 +10,9 @@
 #include "megatron/optim/state_slice.h"
 #include "megatron/optim/update_rule.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/matrices.h"
-#include "megatron/plan/parameter_groups.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/matrices.h"
+#include "megatron/plan/parameters/parameter_groups.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
 
@@ -37,7 +37,7 @@ struct OptimizerOptions {
 /// must outlive it.
 class Optimizer {
  public:
-  /// `owned`: this rank's part of each bucket (plan/shards.h).
+  /// `owned`: this rank's part of each bucket (plan/parameters/shards.h).
   Optimizer(const parallel::ParameterStore& parameters, std::vector<plan::Shard> owned,
             const config::OptimizerConfig& optimizer, OptimizerOptions options);
 
@@ -62,7 +62,7 @@ class Optimizer {
 
  private:
   /// Neighbours with the same multipliers, in one shard. Padding between them holds zeros, which stay zeros.
-  struct Run {
+  struct UniformRange {
     plan::Range world;  // in the store's buffers
     std::int64_t own;   // where it begins in masters and state
     plan::Multipliers multipliers;
@@ -74,7 +74,7 @@ class Optimizer {
   /// A matrix of a layer, and the owned parts of this rank's slice of it.
   struct Matrix {
     std::size_t parameter;
-    std::vector<Run> runs;
+    std::vector<UniformRange> runs;
   };
   /// Where a parameter's owned range begins in a kind of state.
   struct Kept {
@@ -85,8 +85,8 @@ class Optimizer {
   void keep_state(const plan::Shard& shard, const plan::ParameterRange& range, const config::OptimizerInfo& info,
                   const config::OptimizerConfig& optimizer);
   void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
-  UpdateRule::Views views_of(const Run& run) const;
-  kernels::Update update_of(const Run& run, double learning_rate, double grad_scale) const;
+  UpdateRule::Views views_of(const UniformRange& run) const;
+  kernels::Update update_of(const UniformRange& run, double learning_rate, double grad_scale) const;
   void step_matrix(const Matrix& matrix, double learning_rate, double grad_scale) const;
   at::Tensor whole_direction(const Matrix& matrix, double grad_scale) const;
   at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
@@ -97,7 +97,7 @@ class Optimizer {
   std::vector<std::string> kinds_;
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
-  std::vector<Run> runs_;
+  std::vector<UniformRange> runs_;
   std::vector<Matrix> matrices_;  ///< in the order of the store: every rank of a group has the same
   bool uniform_ = true;           ///< every element has the same kinds of state
   std::vector<Kept> kept_;

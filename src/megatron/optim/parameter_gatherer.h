@@ -3,7 +3,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
 

@@ -52,7 +52,7 @@ comm::Group holders_group(const comm::Group& pp, const std::vector<int>& holders
 comm::Group copies_group(const parallel::ParameterStore& parameters, const comm::Group& tp) {
   int copies = 1;
   for (const auto& parameter : parameters.all())
-    for (const plan::Piece& piece : parameter->spec.pieces) copies = std::max(copies, piece.copies);
+    for (const plan::ShardSlice& piece : parameter->spec.pieces) copies = std::max(copies, piece.copies);
   if (copies == 1) return {};
   std::vector<std::vector<int>> partition(static_cast<std::size_t>(tp.size() / copies));
   for (int rank = 0; rank < tp.size(); ++rank) partition[static_cast<std::size_t>(rank / copies)].push_back(rank);

@@ -3,7 +3,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/parallel/parameter.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
 
@@ -18,7 +18,7 @@ struct SharedParameter {
 /// on every other. Collective over `pp`.
 comm::Group holders_group(const comm::Group& pp, const std::vector<int>& holders);
 
-/// The ranks of `tp` that hold the same pieces of split parameters (plan::Piece::copies): `copies` neighbours. The
+/// The ranks of `tp` that hold the same pieces of split parameters (plan::ShardSlice::copies): `copies` neighbours. The
 /// group of one where no parameter of the store has copies. Collective over `tp`.
 comm::Group copies_group(const parallel::ParameterStore& parameters, const comm::Group& tp);
 

@@ -4,13 +4,13 @@
 #include <string>
 
 #include "megatron/comm/group.h"
-#include "megatron/plan/rank_roles.h"
+#include "megatron/plan/ranks/rank_roles.h"
 
 namespace megatron::parallel {
 
-/// Where this rank stands and whom it may talk to, by what for (plan/rank_roles.h): a group's rank() and size() say the
-/// rank's place and share. Built once, immutable, passed down by const reference to builders; a module stores only the
-/// group it talks to. There is no global instance.
+/// Where this rank stands and whom it may talk to, by what for (plan/ranks/rank_roles.h): a group's rank() and size()
+/// say the rank's place and share. Built once, immutable, passed down by const reference to builders; a module stores
+/// only the group it talks to. There is no global instance.
 class ParallelContext {
  public:
   /// Collective over `world`: every rank calls it with the same grid.

@@ -45,12 +45,13 @@ class Gathering {
 /// The backward pass of one layer for one microbatch.
 class LinearBackward {
  public:
-  LinearBackward(const at::Tensor& x, ParameterPtr weight, ParameterPtr bias, Links links, Remake remake)
+  LinearBackward(const at::Tensor& x, ParameterPtr weight, ParameterPtr bias, Links links,
+                 RecomputeFunction recompute_fn)
       : weight_(std::move(weight)),
         bias_(std::move(bias)),
         links_(std::move(links)),
-        kept_(remake ? at::Tensor() : x.detach()),
-        remake_(std::move(remake)),
+        kept_(recompute_fn ? at::Tensor() : x.detach()),
+        recompute_fn_(std::move(recompute_fn)),
         needs_dx_(x.requires_grad()) {}
 
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
@@ -78,7 +79,7 @@ class LinearBackward {
   }
 
  private:
-  at::Tensor input() const { return remake_ ? remake_() : kept_; }
+  at::Tensor input() const { return recompute_fn_ ? recompute_fn_() : kept_; }
 
   /// Starts the sum of `dx_whole` over ranks: in place or, split along the sequence, into a new `dx`.
   comm::WorkHandle reduce(const at::Tensor& dx_whole, at::Tensor& dx) const {
@@ -103,7 +104,7 @@ class LinearBackward {
   ParameterPtr weight_, bias_;
   Links links_;
   at::Tensor kept_;
-  Remake remake_;
+  RecomputeFunction recompute_fn_;
   bool needs_dx_;
 };
 
@@ -118,10 +119,10 @@ at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const Parame
 
 /// Tells autograd that y is the layer's value for x.
 at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const ParameterPtr& weight,
-                                const ParameterPtr& bias, const Links& links, Remake remake) {
+                                const ParameterPtr& bias, const Links& links, RecomputeFunction recompute_fn) {
   std::vector<at::Tensor> inputs{x, weight->value};
   if (bias) inputs.push_back(bias->value);
-  return with_backward(inputs, y, LinearBackward(x, weight, bias, links, std::move(remake)));
+  return with_backward(inputs, y, LinearBackward(x, weight, bias, links, std::move(recompute_fn)));
 }
 
 }  // namespace
@@ -129,12 +130,12 @@ at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const 
 ColumnParallelLinear::ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options)
     : weight_(std::move(weight)), bias_(std::move(bias)), tp_(std::move(tp)), options_(options) {}
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, Remake remake) const {
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
   auto y = without_autograd([&] { return product(x, weight_, bias, links); });
-  y = with_linear_backward(x, y, weight_, bias, links, std::move(remake));
+  y = with_linear_backward(x, y, weight_, bias, links, std::move(recompute_fn));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
 }
 
@@ -144,7 +145,7 @@ RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, com
     throw std::invalid_argument("RowParallelLinear: with sequence_parallel the input is split by features already");
 }
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x, Remake remake, Value value) const {
+at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn, Value value) const {
   const auto part = options_.input_is_parallel ? x : comm::scatter_to_group(x, tp_, -1).contiguous();
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
@@ -156,7 +157,7 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x, Remake remake, Value 
     shape.back() = weight_->value.size(0);
     return at::empty(shape, part.options());
   });
-  return with_linear_backward(part, y, weight_, bias, links, std::move(remake));
+  return with_linear_backward(part, y, weight_, bias, links, std::move(recompute_fn));
 }
 
 }  // namespace megatron::parallel

@@ -22,7 +22,7 @@ namespace megatron::parallel {
 /// Makes a layer's input again for its weight gradient, so that it need not be kept: GELU of the input before it, a
 /// norm of the residual stream. Must give what `forward` got (with sequence_parallel the rank's part, which is then
 /// gathered). Empty: the input is kept.
-using Remake = std::function<at::Tensor()>;
+using RecomputeFunction = std::function<at::Tensor()>;
 
 /// Whether a layer's value is read. Where it is only gone backward through (the last layer of what is computed again),
 /// it is memory of the value's shape: nothing is computed and nothing sent.
@@ -49,7 +49,7 @@ class ColumnParallelLinear {
   };
 
   ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false, false});
-  at::Tensor forward(const at::Tensor& x, Remake remake = {}) const;
+  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
@@ -80,7 +80,7 @@ class RowParallelLinear {
   };
 
   RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
-  at::Tensor forward(const at::Tensor& x, Remake remake = {}, Value value = Value::Needed) const;
+  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, Value value = Value::Needed) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 

@@ -27,7 +27,7 @@ void initialize(const at::Tensor& value, const plan::ParameterSpec& spec, std::u
   const std::uint64_t key = stream_key(seed, spec.name);
   if (spec.replicated()) kernels::fill_normal_(value, key, spec.init_std, spec.shape, -1, 0);
   std::int64_t begin = 0;
-  for (const plan::Piece& piece : spec.pieces) {
+  for (const plan::ShardSlice& piece : spec.pieces) {
     const auto part = value.narrow(spec.split_dim, begin, piece.length);
     kernels::fill_normal_(part, key, spec.init_std, spec.shape, spec.split_dim, piece.offset);
     begin += piece.length;

@@ -11,10 +11,10 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/kernels/matmul.h"
-#include "megatron/plan/buffer_layout.h"
-#include "megatron/plan/gradient_pool.h"
-#include "megatron/plan/parameters.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/plan/parameters/gradient_pool.h"
+#include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/parameters/shards.h"
 
 namespace megatron::parallel {
 

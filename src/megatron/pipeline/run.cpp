@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/comm/rank_threads.h"
+#include "megatron/comm/threads/rank_threads.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::pipeline {

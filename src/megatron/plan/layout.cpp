@@ -8,7 +8,7 @@
 namespace megatron::plan {
 namespace {
 
-constexpr std::size_t kLongestText = 1 << 16, kMostSymbols = 1 << 16, kDeepest = 32;
+constexpr std::size_t kMaxText = 1 << 16, kMaxSymbols = 1 << 16, kDeepest = 32;
 
 class LayoutParser {
  public:
@@ -16,7 +16,7 @@ class LayoutParser {
 
   /// The letters and bars that the text stands for.
   std::string unrolled() {
-    if (text_.size() > kLongestText) fail("it must have at most 65536 characters");
+    if (text_.size() > kMaxText) fail("it must have at most 65536 characters");
     std::string symbols = sequence(0);
     if (peek() != '\0') fail("')' without '('");
     return symbols;
@@ -51,7 +51,7 @@ class LayoutParser {
       }
       ++at_;
       const std::size_t times = repetition();
-      if (times > kMostSymbols || item.size() * times > kMostSymbols - symbols.size())
+      if (times > kMaxSymbols || item.size() * times > kMaxSymbols - symbols.size())
         fail("it stands for more than 65536 letters");
       for (std::size_t k = 0; k < times; ++k) symbols += item;
     }
@@ -64,7 +64,7 @@ class LayoutParser {
     peek();
     std::size_t number = 0, digits = 0;
     for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_, ++digits)
-      number = std::min(kMostSymbols + 1, number * 10 + static_cast<std::size_t>(text_[at_] - '0'));
+      number = std::min(kMaxSymbols + 1, number * 10 + static_cast<std::size_t>(text_[at_] - '0'));
     if (digits == 0 || number == 0) fail("'*' needs a number of at least 1");
     return number;
   }

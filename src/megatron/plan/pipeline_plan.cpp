@@ -1,11 +1,9 @@
 #include "megatron/plan/pipeline_plan.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/schedule/passes.h"
 #include "megatron/schedule/text.h"
 #include "megatron/schedule/validate.h"
@@ -16,14 +14,10 @@ namespace {
 using schedule::Kind;
 using schedule::Program;
 
-Program read_program(const ResolvedRun& run) {
-  constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;
+/// The program that the file of parallel.pp_schedule says.
+Program program_of(const ResolvedRun& run, const std::string& text) {
   const std::string& path = run.config.parallel.pp_schedule;
-  const MappedFile file(path);
-  if (file.size() > kLargestFile)
-    throw ConfigError(rule_got_fix("a schedule file has at most 256 MiB.", concat(path, ": ", file.size(), " bytes"),
-                                   "name a file that megatron plan --draw schedule.txt has written"));
-  Program program = schedule::parse_program(std::string(file.text()), path);
+  Program program = schedule::parse_program(text, path);
   if (program.forward_only)
     throw ConfigError(rule_got_fix(
         "a schedule file must have the backward of every microbatch.",
@@ -62,20 +56,20 @@ Program lowered(const ResolvedRun& run, Program program) {
 /// Makes the program of every batch that the run will have, the smallest first, as long as that takes no time: what
 /// generators make is valid for any number of microbatches, a file is for one.
 void check_programs(const ResolvedRun& run) {
-  constexpr std::int64_t kMostPairs = 1 << 16;  // of stage and microbatch
+  constexpr std::int64_t kMaxPairs = 1 << 16;  // of stage and microbatch
   const auto num_stages = static_cast<std::int64_t>(run.parts.size());
   const std::int64_t unit = run.config.train.micro_batch_size * run.grid.sample_shares();
   std::int64_t pairs = 0;
   for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k) {
     const std::int64_t microbatches = run.batch_schedule.size(k) / unit;
     pairs += num_stages * microbatches;
-    if (pairs > kMostPairs) break;
+    if (pairs > kMaxPairs) break;
     pipeline_program(run, microbatches);
   }
 }
 
 /// The model in `chunks` stages a rank; nothing where its layers do not divide so.
-std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, const GptShape& shape, int chunks) {
+std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, const ModelShape& shape, int chunks) {
   config::ParallelConfig parallel = config.parallel;
   parallel.vpp = chunks;
   try {
@@ -165,10 +159,14 @@ schedule::Shape pipeline_shape(const ResolvedRun& run, std::int64_t num_microbat
           .microbatch_group = run.config.parallel.microbatch_group_size};
 }
 
-void resolve_schedule(ResolvedRun& run) {
+bool is_from_file(const std::string& pp_schedule, const std::optional<std::string>& file) {
+  return file && !pp_schedule.empty() && !schedule::is_name(pp_schedule);
+}
+
+void resolve_schedule(ResolvedRun& run, const std::optional<std::string>& file) {
   const schedule::Shape shape = pipeline_shape(run, run.microbatches_per_step);
-  if (is_schedule_file(run.config.parallel.pp_schedule)) {
-    run.schedule_file = read_program(run);
+  if (is_from_file(run.config.parallel.pp_schedule, file)) {
+    run.schedule_file = program_of(run, *file);
     run.placement = run.schedule_file->placement;
   } else if (run.schedule_name == schedule::kAuto) {
     choose_schedule(run);

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "megatron/plan/rules.h"
@@ -7,12 +8,15 @@
 // The program that the ranks of a pipeline execute. With one rank it is accumulation: the runtime knows nothing else.
 namespace megatron::plan {
 
-/// The schedule that parallel.pp_schedule names, for a pipeline of run.parts. Reads a file where it names one and
-/// validates it. Where it is auto, simulates at the full batch what suits parallel.vpp stages a rank and, where that is
+/// Whether parallel.pp_schedule stands for `file`, what a schedule file says, and not for a schedule's name.
+bool is_from_file(const std::string& pp_schedule, const std::optional<std::string>& file);
+
+/// The schedule that parallel.pp_schedule names, for a pipeline of run.parts; that of `file` where it names one, which
+/// is validated. Where it is auto, simulates at the full batch what suits parallel.vpp stages a rank and, where that is
 /// 1 and the layers divide, what suits two; the same options always give the same choice. Sets run.parts,
 /// run.schedule_name, run.schedule_file and run.placement. Throws ConfigError where the schedule does not suit the run:
 /// stages a rank, ranks, stages, microbatches or parallel.pp_memory_limit.
-void resolve_schedule(ResolvedRun& run);
+void resolve_schedule(ResolvedRun& run, const std::optional<std::string>& file);
 
 /// What to call the run's schedule: its name, its file, or "none" for a single stage, which accumulates.
 std::string schedule_text(const ResolvedRun& run);

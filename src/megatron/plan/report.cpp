@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "megatron/plan/batch_plan.h"
-#include "megatron/plan/buffer_layout.h"
-#include "megatron/plan/counts.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/plan/rank_buffers.h"
-#include "megatron/plan/rank_roles.h"
-#include "megatron/plan/shards.h"
+#include "megatron/plan/ranks/rank_roles.h"
+#include "megatron/plan/steps/batch_plan.h"
 
 namespace megatron::plan {
 namespace {
@@ -20,7 +20,7 @@ using nlohmann::json;
 /// The ranks that hold the word embedding or an output layer, by pipeline.
 std::vector<std::vector<int>> embedding_groups(const ResolvedRun& run) {
   for (const SharedCopies& copies : shared_copies(run.shape, run.parts, run.placement)) {
-    if (!run.shape.is_t5() || !copies.name.starts_with("embedding.")) continue;
+    if (!run.shape.encoder_decoder() || !copies.name.starts_with("embedding.")) continue;
     std::vector<std::vector<int>> groups = run.grid.groups({Axis::Pp});
     for (std::vector<int>& ranks : groups) {
       std::vector<int> holders;
@@ -50,7 +50,7 @@ json parameters_of(const ResolvedRun& run) {
   const int tp = run.grid.size(Axis::Tp);
   json all = json::array();
   for (int tp_rank = 0; tp_rank < tp; ++tp_rank) {
-    const std::vector<ParameterSpec> specs = gpt_parameters(run.shape, tp, tp_rank, run.parts);
+    const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, run.parts);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
       if (tp_rank == 0)
@@ -62,7 +62,7 @@ json parameters_of(const ResolvedRun& run) {
                        {"weight_decay", spec.weight_decay}});
       if (spec.replicated()) continue;
       json ranges = json::array();
-      for (const Piece& piece : spec.pieces) ranges.push_back({piece.offset, piece.offset + piece.length});
+      for (const ShardSlice& piece : spec.pieces) ranges.push_back({piece.offset, piece.offset + piece.length});
       all[i]["slices"].push_back(std::move(ranges));
     }
   }
@@ -71,10 +71,10 @@ json parameters_of(const ResolvedRun& run) {
 
 /// Of each data-parallel rank, at most 64: its part of each bucket, and of which parameters that is what.
 json shards_of(const BufferLayout& layout, int num_ranks, const auto& name_of) {
-  constexpr int kMostListed = 64;
+  constexpr int kMaxListed = 64;
   const auto range = [](const Range& r) { return json{r.begin, r.end}; };
   json ranks = json::array();
-  for (int rank = 0; rank < std::min(num_ranks, kMostListed); ++rank) {
+  for (int rank = 0; rank < std::min(num_ranks, kMaxListed); ++rank) {
     json own = json::array();
     for (const Shard& shard : shards(layout, num_ranks, rank)) {
       json parts = json::array();
@@ -93,7 +93,7 @@ json shards_of(const BufferLayout& layout, int num_ranks, const auto& name_of) {
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
   const auto specs =
-      gpt_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+      model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
   const BufferLayout layout = rank_layout(run, specs);
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();
@@ -117,11 +117,11 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
 
 /// Sample numbers of the first step: samples[dp rank][microbatch].
 json first_step_of(const ResolvedRun& run) {
-  constexpr std::int64_t kMostListed = 1 << 16;
+  constexpr std::int64_t kMaxListed = 1 << 16;
   const int dp = run.grid.sample_shares();
   const std::int64_t micro_batch = run.config.train.micro_batch_size, unit = micro_batch * dp;
   const std::int64_t batch = run.batch_schedule.global_batch(0);
-  const std::int64_t listed = std::min(batch / unit, std::max<std::int64_t>(1, kMostListed / unit));
+  const std::int64_t listed = std::min(batch / unit, std::max<std::int64_t>(1, kMaxListed / unit));
   json samples = json::array();
   for (int dp_rank = 0; dp_rank < dp; ++dp_rank)
     samples.push_back(batch_plan(0, listed * unit, micro_batch, dp, dp_rank).microbatches);
@@ -156,8 +156,8 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::
 /// elements, four hidden widths in the MLP, a key for each head. null for others.
 json layer_activations_of(const ResolvedRun& run) {
   const config::RunConfig& config = run.config;
-  const GptShape& shape = run.shape;
-  if (element_bytes(config) != 2 || shape.gated || shape.is_t5() || shape.ffn_hidden != 4 * shape.hidden ||
+  const ModelShape& shape = run.shape;
+  if (element_bytes(config) != 2 || shape.gated || shape.encoder_decoder() || shape.ffn_hidden != 4 * shape.hidden ||
       shape.groups() != shape.num_heads || shape.query_rows() != shape.hidden || config.train.recompute == "full")
     return nullptr;
   const bool selective = config.train.recompute == "selective";
@@ -175,7 +175,7 @@ json stages_of(const ResolvedRun& run) {
   for (const StagePart& part : run.parts) {
     const int pp_rank = run.placement.rank_of(part.stage);
     std::int64_t parameters = 0;
-    for (const ParameterSpec& spec : gpt_parameters(run.shape, 1, 0, {part})) parameters += spec.size();
+    for (const ParameterSpec& spec : model_parameters(run.shape, 1, 0, {part})) parameters += spec.size();
     json ranks = json::array();
     for (int rank = 0; rank < run.grid.world_size(); ++rank)
       if (run.grid.coord_of(rank)[static_cast<std::size_t>(Axis::Pp)] == pp_rank) ranks.push_back(rank);

@@ -53,7 +53,7 @@ std::string numbers(const json& list) {
 }
 
 std::string model_text(const ResolvedRun& run, const json& all) {
-  const GptShape& shape = run.shape;
+  const ModelShape& shape = run.shape;
   return "model\n" +
          row("parameters", concat(human_count(all["parameters"]), " (", all["parameters"].get<std::int64_t>(), ")")) +
          row("shape", concat(shape.num_layers, " layers, width ", shape.hidden, ", ", shape.num_heads, " heads, MLP ",

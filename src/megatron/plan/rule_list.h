@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
@@ -15,12 +15,11 @@
 namespace megatron::plan {
 
 // Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
-inline constexpr std::int64_t kMostLayers = 1 << 12, kLargestWidth = 1 << 16, kLargestFfn = 1 << 18,
-                              kLargestVocab = 1 << 24;
-inline constexpr std::int64_t kMostMicrobatchesAhead = 4096, kMostPositions = 1 << 22, kMostMicrobatchTokens = 1 << 28,
-                              kLargestBatch = 1 << 30;
-inline constexpr int kMostStages = 1 << 10, kMostGroup = 1 << 20;
-inline constexpr std::int64_t kMostSteps = 1'000'000'000, kMostSamples = std::int64_t{1} << 48;
+inline constexpr std::int64_t kMaxLayers = 1 << 12, kMaxWidth = 1 << 16, kMaxFfn = 1 << 18, kMaxVocab = 1 << 24;
+inline constexpr std::int64_t kMaxMicrobatchesAhead = 4096, kMaxPositions = 1 << 22, kMaxMicrobatchTokens = 1 << 28,
+                              kMaxBatch = 1 << 30;
+inline constexpr int kMaxStages = 1 << 10, kMaxGroup = 1 << 20;
+inline constexpr std::int64_t kMaxSteps = 1'000'000'000, kMaxSamples = std::int64_t{1} << 48;
 
 /// Gathers violations, so that the user sees all of them at once.
 class Rules {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -10,35 +9,36 @@
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
+#include "megatron/data/index/split.h"
 #include "megatron/data/run_blends.h"
-#include "megatron/data/split.h"
-#include "megatron/plan/counts.h"
-#include "megatron/plan/heads.h"
-#include "megatron/plan/memory.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/mend.h"
-#include "megatron/plan/parameter_groups.h"
+#include "megatron/plan/model_kind.h"
+#include "megatron/plan/parameters/parameter_groups.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/ranks/heads.h"
 #include "megatron/plan/rule_list.h"
 
 namespace megatron::plan {
 namespace {
 
-constexpr int kMostRanks = 1 << 15;
+constexpr int kMaxRanks = 1 << 15;
 const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
 
 void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   rules.choices("parallel", parallel);
-  rules.range("parallel.world_size", parallel.world_size, 0, kMostRanks);
-  rules.range("parallel.tp", parallel.tp, 1, kMostRanks);
-  rules.range("parallel.dp", parallel.dp, 0, kMostRanks);
-  rules.range("parallel.pp", parallel.pp, 1, kMostStages);
-  rules.range("parallel.vpp", parallel.vpp, 1, kMostStages);
-  rules.range("parallel.pipeline_split_rank", parallel.pipeline_split_rank, 0, kMostStages);
-  rules.range<std::int64_t>("parallel.layers_per_virtual_stage", parallel.layers_per_virtual_stage, 0, kMostLayers);
-  rules.range<std::int64_t>("parallel.first_stage_layers", parallel.first_stage_layers, 0, kMostLayers);
-  rules.range<std::int64_t>("parallel.last_stage_layers", parallel.last_stage_layers, 0, kMostLayers);
+  rules.range("parallel.world_size", parallel.world_size, 0, kMaxRanks);
+  rules.range("parallel.tp", parallel.tp, 1, kMaxRanks);
+  rules.range("parallel.dp", parallel.dp, 0, kMaxRanks);
+  rules.range("parallel.pp", parallel.pp, 1, kMaxStages);
+  rules.range("parallel.vpp", parallel.vpp, 1, kMaxStages);
+  rules.range("parallel.pipeline_split_rank", parallel.pipeline_split_rank, 0, kMaxStages);
+  rules.range<std::int64_t>("parallel.layers_per_virtual_stage", parallel.layers_per_virtual_stage, 0, kMaxLayers);
+  rules.range<std::int64_t>("parallel.first_stage_layers", parallel.first_stage_layers, 0, kMaxLayers);
+  rules.range<std::int64_t>("parallel.last_stage_layers", parallel.last_stage_layers, 0, kMaxLayers);
   rules.at_least("parallel.pp_memory_limit", parallel.pp_memory_limit, 0);
-  rules.range("parallel.microbatch_group_size", parallel.microbatch_group_size, 0, kMostGroup);
+  rules.range("parallel.microbatch_group_size", parallel.microbatch_group_size, 0, kMaxGroup);
   rules.range("parallel.threads_per_rank", parallel.threads_per_rank, 0, 1 << 12);
   rules.range("parallel.timeout_s", parallel.timeout_s, 1e-3, 1e7);
   rules.require(parallel.backend != "nccl" || parallel.device == "cuda",
@@ -80,9 +80,9 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "--split 969,30,1");
-  rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMostPositions);
-  rules.range<std::int64_t>("data.decoder_seq_length", data.decoder_seq_length, 0, kMostPositions);
-  rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMostMicrobatchesAhead);
+  rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMaxPositions);
+  rules.range<std::int64_t>("data.decoder_seq_length", data.decoder_seq_length, 0, kMaxPositions);
+  rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMaxMicrobatchesAhead);
   rules.range("data.mask_prob", data.mask_prob, 0.0, 1.0);
   rules.range("data.short_seq_prob", data.short_seq_prob, 0.0, 1.0);
   const bool whole = data.packed || data.sft;
@@ -127,8 +127,8 @@ void check_precision(const config::OptimizerConfig& optimizer, const std::string
                 "optimizer.initial_loss_scale must be optimizer.min_loss_scale or above.",
                 concat(optimizer.initial_loss_scale, " and ", optimizer.min_loss_scale),
                 "--optimizer.min_loss_scale 1 (the default)");
-  rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMostSteps);
-  rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMostSteps);
+  rules.range<std::int64_t>("optimizer.loss_scale_window", optimizer.loss_scale_window, 1, kMaxSteps);
+  rules.range<std::int64_t>("optimizer.hysteresis", optimizer.hysteresis, 1, kMaxSteps);
 }
 
 void check_sharding(const config::OptimizerConfig& optimizer, Rules& rules) {
@@ -186,38 +186,38 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   up_to_peak("schedule.min_lr", schedule.min_lr);
   up_to_peak("schedule.lr_warmup_init", schedule.lr_warmup_init);
   rules.choices("schedule", schedule);
-  rules.range<std::int64_t>("schedule.lr_decay_samples", schedule.lr_decay_samples, 0, kMostSamples);
-  rules.range<std::int64_t>("schedule.lr_warmup_samples", schedule.lr_warmup_samples, 0, kMostSamples);
+  rules.range<std::int64_t>("schedule.lr_decay_samples", schedule.lr_decay_samples, 0, kMaxSamples);
+  rules.range<std::int64_t>("schedule.lr_warmup_samples", schedule.lr_warmup_samples, 0, kMaxSamples);
   rules.range("schedule.lr_warmup_fraction", schedule.lr_warmup_fraction, 0.0, 1.0);
-  rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMostSamples);
+  rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMaxSamples);
   rules.require(schedule.lr_decay_style != "WSD" || schedule.lr_wsd_decay_samples > 0,
                 "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0", "");
   if (!schedule.rampup_batch_size.empty())
     rules.require(
-        schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMostSamples,
-        concat("schedule.rampup_batch_size must be start,increment,samples, with at most ", kMostSamples, " samples."),
+        schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMaxSamples,
+        concat("schedule.rampup_batch_size must be start,increment,samples, with at most ", kMaxSamples, " samples."),
         concat(schedule.rampup_batch_size.size(), " numbers"), "leave --rampup-batch-size out");
 }
 
 void check_train(const config::TrainConfig& train, const config::DataConfig& data, Rules& rules) {
   rules.choices("train", train);
   rules.option("train.out", !train.out.empty(), "must name the run's folder.", "nothing");
-  rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMostSteps);
-  rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kLargestBatch);
-  rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kLargestBatch);
+  rules.range<std::int64_t>("train.train_iters", train.train_iters, 0, kMaxSteps);
+  rules.range<std::int64_t>("train.micro_batch_size", train.micro_batch_size, 1, kMaxBatch);
+  rules.range<std::int64_t>("train.global_batch_size", train.global_batch_size, 0, kMaxBatch);
   const std::int64_t longest = std::max(data.seq_length, data.decoder_seq_length);
-  rules.require(train.micro_batch_size <= kMostMicrobatchTokens / std::max<std::int64_t>(1, longest),
-                concat("train.micro_batch_size x data.seq_length must be at most ", kMostMicrobatchTokens, "."),
+  rules.require(train.micro_batch_size <= kMaxMicrobatchTokens / std::max<std::int64_t>(1, longest),
+                concat("train.micro_batch_size x data.seq_length must be at most ", kMaxMicrobatchTokens, "."),
                 concat(train.micro_batch_size, " x ", longest), "--micro-batch-size 1, or shorter samples");
-  rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMostSteps);
-  rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMostSteps);
+  rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMaxSteps);
+  rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMaxSteps);
   rules.require(train.seed < std::uint64_t{1} << 32,
                 "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed),
                 concat("--train.seed ", train.seed % (std::uint64_t{1} << 32)));
   rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
                "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
-  rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMostLayers);
+  rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMaxLayers);
   rules.require(train.matmul_precision != "high" || train.dtype == "fp32",
                 "train.matmul_precision = high is for train.dtype = fp32.", concat("train.dtype = ", train.dtype),
                 "--train.matmul_precision highest");
@@ -245,18 +245,18 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
 
 /// The next number from `size` on that `unit` divides.
 std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
-  return (std::clamp<std::int64_t>(size, 1, kLargestVocab) + unit - 1) / unit * unit;
+  return (std::clamp<std::int64_t>(size, 1, kMaxVocab) + unit - 1) / unit * unit;
 }
 
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
 void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
   config::ModelConfig& model = config.model;
-  if (model.ffn_hidden_size == 0 && model.hidden_size <= kLargestWidth) {
+  if (model.ffn_hidden_size == 0 && model.hidden_size <= kMaxWidth) {
     const std::int64_t width = std::max<std::int64_t>(model.hidden_size, 1);
     model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(width * 8 / 3 / 64, 1) * 64 : 4 * width;
   }
-  if (model.architecture == "t5" && config.data.decoder_seq_length == 0)
-    config.data.decoder_seq_length = std::max<std::int64_t>(config.data.seq_length / 4, 3);
+  const ModelKind& kind = model_kind(model.architecture);
+  if (kind.resolve != nullptr) kind.resolve(config);
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
   if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
   rules.require(model.max_position_embeddings >= config.data.seq_length,
@@ -275,22 +275,22 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
       "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
       concat(config.data.seq_length, " tokens, tp ", tp),
       concat("--seq-length ", next_multiple(config.data.seq_length, tp)));
-  rules.require(!by_sequence || model.architecture != "t5" || config.data.decoder_seq_length % tp == 0,
+  rules.require(!by_sequence || !kind.encoder_decoder || config.data.decoder_seq_length % tp == 0,
                 "data.decoder_seq_length must divide by parallel.tp where parallel.sp or "
                 "train.distribute_saved_activations is on.",
                 concat(config.data.decoder_seq_length, " tokens, tp ", tp),
                 concat("--data.decoder_seq_length ", next_multiple(config.data.decoder_seq_length, tp)));
-  rules.require(model.architecture == "t5" || config.data.decoder_seq_length == 0,
+  rules.require(kind.encoder_decoder || config.data.decoder_seq_length == 0,
                 "data.decoder_seq_length needs model.architecture t5.", concat(config.data.decoder_seq_length),
                 "--data.decoder_seq_length 0 (the default)");
-  rules.require(model.architecture == "t5" || config.parallel.pipeline_split_rank == 0,
+  rules.require(kind.encoder_decoder || config.parallel.pipeline_split_rank == 0,
                 "parallel.pipeline_split_rank needs model.architecture t5.",
                 concat(config.parallel.pipeline_split_rank), "--parallel.pipeline_split_rank 0 (the default)");
-  rules.require(model.architecture != "t5" || !config.parallel.variable_seq_lengths,
+  rules.require(!kind.encoder_decoder || !config.parallel.variable_seq_lengths,
                 "model.architecture t5 sends messages of the lengths that the options say.",
                 "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
   const std::int64_t heads = model.num_attention_heads, groups = model.num_query_groups;
-  if (heads >= 1 && heads <= kLargestWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
+  if (heads >= 1 && heads <= kMaxWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
     rules.attempt([&] {
       std::int64_t also = 0;
       for (const std::int64_t split : {model.ffn_hidden_size, by_sequence ? config.data.seq_length : 0,
@@ -306,7 +306,7 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
 RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   const int world = facts.launched_world_size > 0 ? facts.launched_world_size : std::max(1, parallel.world_size);
   const std::int64_t model = std::int64_t{parallel.tp} * parallel.pp;
-  if (world > kMostRanks || parallel.tp > kMostRanks || parallel.pp > kMostStages || parallel.dp > kMostRanks ||
+  if (world > kMaxRanks || parallel.tp > kMaxRanks || parallel.pp > kMaxStages || parallel.dp > kMaxRanks ||
       parallel.dp < 0)
     return {};  // said already
   const int dp = parallel.dp > 0 ? parallel.dp : static_cast<int>(std::max<std::int64_t>(1, world / model));
@@ -354,10 +354,11 @@ void check_pipeline_options(const config::ParallelConfig& parallel, Rules& rules
       "--parallel.variable_seq_lengths false (the default), or --pp 2");
 }
 
-/// Of a T5 those of both stacks.
+/// Of all stacks.
 std::int64_t total_layers(const config::ModelConfig& model) {
-  if (model.architecture != "t5") return model.num_layers;
-  return model.num_layers + (model.decoder_num_layers > 0 ? model.decoder_num_layers : model.num_layers);
+  ModelShape shape{.num_layers = model.num_layers};
+  if (const auto describe = model_kind(model.architecture).describe; describe != nullptr) describe(model, shape);
+  return shape.num_layers;
 }
 
 /// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
@@ -367,23 +368,22 @@ struct Pipeline {
   std::string schedule = schedule::default_schedule(1).name;  // or "auto"
 };
 
-Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
+Pipeline resolve_pipeline(const config::RunConfig& config, const Facts& facts, Rules& rules) {
   Pipeline pipeline;
   const config::ParallelConfig& parallel = config.parallel;
   const auto in_range = [](std::int64_t value, std::int64_t low, std::int64_t high) {
     return value >= low && value <= high;
   };
-  if (!in_range(parallel.pp, 1, kMostStages) || !in_range(parallel.vpp, 1, kMostStages) ||
-      !in_range(parallel.layers_per_virtual_stage, 0, kMostLayers) ||
-      !in_range(parallel.first_stage_layers, 0, kMostLayers) || !in_range(parallel.last_stage_layers, 0, kMostLayers) ||
-      !in_range(config.model.num_layers, 1, kMostLayers) ||
-      !in_range(config.model.decoder_num_layers, 0, kMostLayers) ||
-      !in_range(parallel.microbatch_group_size, 0, kMostGroup))
+  if (!in_range(parallel.pp, 1, kMaxStages) || !in_range(parallel.vpp, 1, kMaxStages) ||
+      !in_range(parallel.layers_per_virtual_stage, 0, kMaxLayers) ||
+      !in_range(parallel.first_stage_layers, 0, kMaxLayers) || !in_range(parallel.last_stage_layers, 0, kMaxLayers) ||
+      !in_range(config.model.num_layers, 1, kMaxLayers) || !in_range(config.model.decoder_num_layers, 0, kMaxLayers) ||
+      !in_range(parallel.microbatch_group_size, 0, kMaxGroup))
     return pipeline;  // said already
   SplitCosts costs;
   if (rules.hold())
     costs = split_costs(
-        config, gpt_shape(config),
+        config, model_shape(config),
         static_cast<int>(std::min<std::int64_t>(std::int64_t{parallel.pp} * parallel.vpp, total_layers(config.model))));
   rules.attempt([&] {
     const std::int64_t layers = total_layers(config.model);
@@ -394,7 +394,7 @@ Pipeline resolve_pipeline(const config::RunConfig& config, Rules& rules) {
     const schedule::ScheduleInfo* info = &schedule::default_schedule(chunks);
     pipeline.schedule = info->name;
     pipeline.placement = schedule::Placement::looped(parallel.pp, chunks);
-    if (is_schedule_file(parallel.pp_schedule)) return;
+    if (is_from_file(parallel.pp_schedule, facts.schedule_file)) return;
     const bool is_auto = parallel.pp_schedule == schedule::kAuto;  // resolve_schedule() chooses
     if (!is_auto && !parallel.pp_schedule.empty()) info = &schedule::schedule_named(parallel.pp_schedule);
     pipeline.schedule = is_auto ? schedule::kAuto : info->name;
@@ -425,7 +425,7 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
           .decay = lr_decay_of(schedule.lr_decay_style),
           .wsd_samples = schedule.lr_wsd_decay_samples,
           .wsd_decay = wsd_decay_of(schedule.lr_wsd_decay_style)};
-  if (rate.warmup_samples == 0 && rate.decay_samples <= kMostSamples && schedule.lr_warmup_fraction <= 1)
+  if (rate.warmup_samples == 0 && rate.decay_samples <= kMaxSamples && schedule.lr_warmup_fraction <= 1)
     rate.warmup_samples =
         static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
   const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;
@@ -444,7 +444,7 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
 /// A resumed run keeps its global batch in any layout, as its learning rate and samples do; its micro batch may follow.
 void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& rules) {
   config::TrainConfig& train = config.train;
-  if (batch <= 0 || dp < 1 || train.micro_batch_size < 1 || train.micro_batch_size > kLargestBatch) return;
+  if (batch <= 0 || dp < 1 || train.micro_batch_size < 1 || train.micro_batch_size > kMaxBatch) return;
   if (train.global_batch_size != 0 && train.global_batch_size != batch) return;  // another is asked for
   train.global_batch_size = batch;
   if (batch % dp != 0) {
@@ -470,11 +470,11 @@ void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& ru
 Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
   Samples samples;
   config::TrainConfig& train = config.train;
-  if (train.micro_batch_size < 1 || train.micro_batch_size > kLargestBatch) return samples;
+  if (train.micro_batch_size < 1 || train.micro_batch_size > kMaxBatch) return samples;
   const std::int64_t unit = train.micro_batch_size * dp;
   if (train.global_batch_size == 0) train.global_batch_size = unit;
   rules.attempt([&] { samples.batches.emplace(train.global_batch_size, unit, config.schedule.rampup_batch_size); });
-  if (!samples.batches || train.train_iters < 0 || train.train_iters > kMostSteps) return samples;
+  if (!samples.batches || train.train_iters < 0 || train.train_iters > kMaxSteps) return samples;
   samples.total = samples.batches->samples_of(train.train_iters);
   rules.attempt([&] { resolve_learning_rate(config.schedule, samples, rules); });
   return samples;
@@ -482,46 +482,33 @@ Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
 
 }  // namespace
 
-bool is_schedule_file(const std::string& pp_schedule) {
-  if (pp_schedule.find_first_of("./") != std::string::npos) return true;
-  std::error_code error;  // what cannot be looked at is no file
-  return !pp_schedule.empty() && !schedule::is_name(pp_schedule) &&
-         std::filesystem::is_regular_file(pp_schedule, error);
-}
-
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
   return static_cast<std::int64_t>(static_cast<double>(head_size) * rotary_percent);
 }
 
-GptShape gpt_shape(const config::ModelConfig& model, int tp) {
-  const bool bert = model.architecture == "bert", t5 = model.architecture == "t5";
+ModelShape model_shape(const config::ModelConfig& model, int tp) {
   const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());
-  return {.num_layers = total_layers(model),
-          .hidden = model.hidden_size,
-          .num_heads = model.num_attention_heads,
-          .ffn_hidden = model.ffn_hidden_size,
-          .vocab = model.vocab_size,
-          .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, tp),
-          .max_positions = model.max_position_embeddings,
-          .tied_output = head == Head::Tokens && !model.untie_embeddings_and_output_weights,
-          .init_std = model.init_method_std,
-          .num_groups = model.num_query_groups,
-          .head_size = model.kv_channels,
-          .rms_norm = model.normalization == "RMSNorm",
-          .gated = model.gated_linear_unit,
-          .linear_bias = model.add_bias_linear,
-          .attention = model,
-          .learned_positions = model.position_embedding_type == "learned_absolute",
-          .architecture = bert ? Architecture::Bert
-                          : t5 ? Architecture::T5
-                               : Architecture::Gpt,
-          .token_types = bert ? model.num_tokentypes : 0,
-          .sentence_head = bert && head == Head::Tokens && model.bert_binary_head,
-          .task_head = head,
-          .num_classes = model.num_classes,
-          .encoder_layers = t5 ? model.num_layers : 0,
-          .position_buckets = t5 ? model.relative_attention_num_buckets : 0,
-          .position_max_distance = t5 ? model.relative_attention_max_distance : 0};
+  ModelShape shape{.num_layers = model.num_layers,
+                   .hidden = model.hidden_size,
+                   .num_heads = model.num_attention_heads,
+                   .ffn_hidden = model.ffn_hidden_size,
+                   .vocab = model.vocab_size,
+                   .padded_vocab = pad_vocab(model.vocab_size, model.make_vocab_size_divisible_by, tp),
+                   .max_positions = model.max_position_embeddings,
+                   .tied_output = head == Head::Tokens && !model.untie_embeddings_and_output_weights,
+                   .init_std = model.init_method_std,
+                   .num_groups = model.num_query_groups,
+                   .head_size = model.kv_channels,
+                   .rms_norm = model.normalization == "RMSNorm",
+                   .gated = model.gated_linear_unit,
+                   .linear_bias = model.add_bias_linear,
+                   .attention = model,
+                   .residual_after_norm = model.apply_residual_connection_post_layernorm,
+                   .learned_positions = model.position_embedding_type == "learned_absolute",
+                   .task_head = head,
+                   .num_classes = model.num_classes};
+  if (const auto describe = model_kind(model.architecture).describe; describe != nullptr) describe(model, shape);
+  return shape;
 }
 
 namespace {
@@ -530,7 +517,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   Rules rules;
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
-  check_data(config.data, config.model.architecture != "gpt", facts, rules);
+  check_data(config.data, model_kind(config.model.architecture).reads_sentences, facts, rules);
   check_fim(config.fim, rules);
   check_optimizer(config.optimizer, rules);
   check_precision(config.optimizer, config.train.dtype, rules);
@@ -545,12 +532,12 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   }
   resolve_recomputation(config.train, rules);
   check_pipeline_options(config.parallel, rules);
-  Pipeline pipeline = resolve_pipeline(config, rules);
+  Pipeline pipeline = resolve_pipeline(config, facts, rules);
   const Samples samples = resolve_samples(config, grid.sample_shares(), rules);
   rules.finish();
-  const GptShape shape = gpt_shape(config);
+  const ModelShape shape = model_shape(config);
   if (!config.optimizer.lr_mult.empty() || !config.optimizer.wd_mult.empty())
-    check_patterns(config.optimizer, gpt_parameters(shape, /*tp=*/1, /*tp_rank=*/0));
+    check_patterns(config.optimizer, model_parameters(shape, /*tp=*/1, /*tp_rank=*/0));
   ResolvedRun run{.config = std::move(config),
                   .grid = grid,
                   .shape = shape,
@@ -563,7 +550,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
                   .train_samples = samples.total};
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;
-  resolve_schedule(run);
+  resolve_schedule(run, facts.schedule_file);
   return run;
 }
 

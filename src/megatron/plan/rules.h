@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "megatron/config/run_config.h"
-#include "megatron/plan/batch_schedule.h"
-#include "megatron/plan/learning_rate.h"
-#include "megatron/plan/parameters.h"
-#include "megatron/plan/rank_grid.h"
+#include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/ranks/rank_grid.h"
 #include "megatron/plan/stages.h"
+#include "megatron/plan/steps/batch_schedule.h"
+#include "megatron/plan/steps/learning_rate.h"
 #include "megatron/schedule/generate.h"
 
 namespace megatron::plan {
@@ -22,6 +22,8 @@ struct Facts {
   std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
   bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
   std::int64_t resumed_batch = 0;    ///< train.global_batch_size of the run that is resumed
+  /// What the file says that parallel.pp_schedule names, where that is no schedule's name (run/recipe.h reads it).
+  std::optional<std::string> schedule_file = {};
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
   /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.
   std::map<std::string, std::string> flags = {};
@@ -38,7 +40,7 @@ struct ResolvedRun {
   /// saved recipe runs in any world.
   config::RunConfig config;
   RankGrid grid;
-  GptShape shape;
+  ModelShape shape;
   std::vector<StagePart> parts;                                    ///< the model's pipeline stages, in order
   schedule::Placement placement;                                   ///< which pipeline rank holds which stage
   std::string schedule_name = schedule::default_schedule(1).name;  ///< of the table (schedule/table.h); never "auto"
@@ -58,14 +60,11 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
 /// nothing is wrong.
 std::string broken_rules(const config::RunConfig& config, const Facts& facts = {});
 
-/// Whether parallel.pp_schedule names a file: it has a '.' or a '/', or is no schedule's name and a file is so called.
-bool is_schedule_file(const std::string& pp_schedule);
-
 /// Features of each head that rotary positions rotate.
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
 
 /// The sizes of the model that resolved options describe, on `tp` tensor-parallel ranks.
-GptShape gpt_shape(const config::ModelConfig& model, int tp);
-inline GptShape gpt_shape(const config::RunConfig& config) { return gpt_shape(config.model, config.parallel.tp); }
+ModelShape model_shape(const config::ModelConfig& model, int tp);
+inline ModelShape model_shape(const config::RunConfig& config) { return model_shape(config.model, config.parallel.tp); }
 
 }  // namespace megatron::plan

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "megatron/base/attempt.h"
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/schedule/table.h"
 

@@ -4,7 +4,7 @@
 
 namespace megatron::run {
 
-void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, plan::Holding holding,
+void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides) {
   if (run.config.parallel.device == "cuda" || (place && place->local_rank != 0)) return;
   const auto machine = machine_memory();

@@ -12,23 +12,23 @@
 #include <fstream>
 #include <iterator>
 
-#include "megatron/base/cores.h"
 #include "megatron/base/error.h"
-#include "megatron/base/out_of_memory.h"
-#include "megatron/base/parallel.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/machine/out_of_memory.h"
+#include "megatron/base/machine/parallel.h"
 #include "megatron/base/stack_frames.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/comm/cuda_plugin.h"
-#include "megatron/comm/gloo_backend.h"
-#include "megatron/comm/launch.h"
-#include "megatron/comm/local_backend.h"
-#include "megatron/comm/run_key.h"
+#include "megatron/comm/processes/gloo_backend.h"
+#include "megatron/comm/processes/launch.h"
+#include "megatron/comm/processes/run_key.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/cuda.h"
 #include "megatron/run/exit_codes.h"
-#include "megatron/train/agreement.h"
+#include "megatron/train/resume/agreement.h"
 
 namespace megatron::run {
 namespace {
@@ -128,7 +128,7 @@ int run_threads(const plan::ResolvedRun& run, const RankWork& work) {
   return exit_code;
 }
 
-int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankWork& work) {
+int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, const RankWork& work) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
   const c10::DeviceGuard guard(device);
@@ -184,13 +184,13 @@ int run_job_of_ranks(const std::function<int()>& job) {
   }
 }
 
-bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
+bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const bool wanted = parallel.launch == "processes" || (parallel.launch == "auto" && parallel.device == "cuda");
   return !place && wanted && run.grid.world_size() > 1;
 }
 
-void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>& place) {
+void check_start(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place) {
   const config::ParallelConfig& parallel = run.config.parallel;
   if (place && place->world_size > 1) comm::secret_of(*place);
   if (parallel.device != "cuda") return;
@@ -203,7 +203,7 @@ void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>&
   parallel::load_cuda();
 }
 
-int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, const RankBody& body,
                  const comm::Facts& facts) {
   const RankWork work{body, facts};
   const config::ParallelConfig& parallel = run.config.parallel;

@@ -6,7 +6,7 @@
 
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
-#include "megatron/comm/rendezvous.h"
+#include "megatron/comm/processes/rendezvous.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
 
@@ -24,11 +24,11 @@ int run_job_of_ranks(const std::function<int()>& job);
 using RankBody = std::function<int(comm::Group world, at::Device device)>;
 
 /// Whether this process only starts the ranks, which are processes of their own.
-bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
+bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 /// Throws ConfigError where this machine, or the way in which ranks start, does not allow parallel.device cuda, and
 /// where ranks of several hosts have no secret (comm::secret_of).
-void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>& place);
+void check_start(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 /// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of; of ranks that are
 /// processes of their own kWrong where nothing was begun, else kFailed where one failed. `place`: what a launcher has
@@ -36,7 +36,7 @@ void check_start(const plan::ResolvedRun& run, const std::optional<comm::Place>&
 /// it was started with. Before `body`, the ranks compare their recipes (train::recipe_facts) and then `facts`, what
 /// else they must have in common. Throws comm::AgreedError, and what the first failing rank threw, with the rank's name
 /// before it, and what check_start() throws.
-int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Place>& place, const RankBody& body,
+int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, const RankBody& body,
                  const comm::Facts& facts = {});
 
 }  // namespace megatron::run

@@ -3,10 +3,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "megatron/base/attempt.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/base/collected_errors.h"
+#include "megatron/base/files/file.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/schedule/table.h"
 
 namespace megatron::run {
+
+std::optional<std::string> read_schedule_file(const std::string& pp_schedule) {
+  constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 28;
+  std::error_code error;  // what cannot be looked at is no file
+  if (pp_schedule.empty() || schedule::is_name(pp_schedule) ||
+      (pp_schedule.find_first_of("./") == std::string::npos && !std::filesystem::is_regular_file(pp_schedule, error)))
+    return std::nullopt;
+  return read_file(pp_schedule, kMaxFile);
+}
 
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Facts facts) {
   std::optional<text::Tokenizer> tokenizer;
@@ -17,7 +28,10 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Fa
                  tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
                  facts.tokenizer_vocab = tokenizer->vocab_size();
                },
-               [&] { run = plan::resolve(config, facts); }});
+               [&] {
+                 facts.schedule_file = read_schedule_file(config.parallel.pp_schedule);
+                 run = plan::resolve(config, facts);
+               }});
   return {std::move(*run), std::move(tokenizer)};
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
@@ -8,12 +9,17 @@
 
 namespace megatron::run {
 
+/// What the file says that parallel.pp_schedule names; nothing where it names none: it has a '.' or a '/', or is no
+/// schedule's name and a file is so called. Throws ConfigError where it cannot be read or has more than 256 MiB.
+std::optional<std::string> read_schedule_file(const std::string& pp_schedule);
+
 struct RunAndTokenizer {
   plan::ResolvedRun run;
   std::optional<text::Tokenizer> tokenizer;  ///< nothing where data.tokenizer names none
 };
 
-/// Loads the recipe's tokenizer and resolves the recipe with its size. What is wrong with either is one ConfigError.
+/// Loads the recipe's tokenizer and the file of its schedule, and resolves the recipe with them. What is wrong with
+/// either is one ConfigError.
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Facts facts);
 
 /// A run's folder `out` keeps what makes text of its model's tokens, as `data.tokenizer` may change or go. A model that

@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::run {

@@ -5,13 +5,13 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/generate/load.h"
-#include "megatron/interchange/companions.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hf_config.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
@@ -19,13 +19,13 @@
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/tokenizer.h"
-#include "megatron/train/agreement.h"
 #include "megatron/train/engine.h"
+#include "megatron/train/resume/agreement.h"
 
 namespace megatron::run {
 namespace {
 
-constexpr int kMostRanks = 1 << 15;
+constexpr int kMaxRanks = 1 << 15;
 
 /// What a folder says of its model, weights left out.
 struct Described {
@@ -35,11 +35,11 @@ struct Described {
 };
 
 /// What is wrong with the number of ranks, "" where nothing is. `dp_is_open`: dp is what the ranks leave.
-std::string ranks_error(const config::ParallelConfig& parallel, const std::optional<comm::Place>& place,
+std::string ranks_error(const config::ParallelConfig& parallel, const std::optional<comm::LaunchedRank>& place,
                         bool dp_is_open, const char* job) {
   const std::int64_t ranks = std::int64_t{parallel.tp} * parallel.pp * parallel.dp;
-  if (ranks > kMostRanks)
-    return rule_got_fix(concat(job, ": there must be at most ", kMostRanks, " ranks."), concat(ranks), "--tp 1 --pp 1");
+  if (ranks > kMaxRanks)
+    return rule_got_fix(concat(job, ": there must be at most ", kMaxRanks, " ranks."), concat(ranks), "--tp 1 --pp 1");
   if (parallel.world_size == ranks) return "";
   const std::string rule = dp_is_open         ? " must be a multiple of tp x pp."
                            : parallel.dp == 1 ? " must be tp x pp: all ranks compute one copy of the model."
@@ -58,8 +58,8 @@ void check(const ModelFlags& flags, const char* job) {
     throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
   for (const auto& [name, size, least] :
        {std::tuple{"tp", flags.tp, 1}, {"pp", flags.pp, 1}, {"dp", flags.dp, 0}, {"world-size", flags.world_size, 0}})
-    if (size < least || size > kMostRanks)
-      throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMostRanks, "."),
+    if (size < least || size > kMaxRanks)
+      throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMaxRanks, "."),
                                      concat(size), concat("--", name, " ", least)));
 }
 
@@ -184,7 +184,7 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   const plan::ResolvedRun& run = model.run;
   parallel::ParallelContext context(run.grid, world, device);
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
-  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
+  auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
   for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read: drawing them would be in vain
   auto layout = plan::buffer_layout(specs, 0);
   parallel::ParameterStore parameters = taking_memory_for("the model's weights", [&] {
@@ -192,7 +192,7 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
                                     parallel::ParameterStore::Gradients::None);
   });
   generate::load_weights(model.folder, parameters, run.shape);
-  model::GptOptions options = model::gpt_options(run.config, run.shape);
+  model::TransformerOptions options = model::transformer_options(run.config, run.shape);
   options.rope_positions = std::min(positions, run.shape.max_positions);
   return {std::move(context), parts.at(0), std::move(parameters), options};
 }

@@ -8,7 +8,7 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/rules.h"
@@ -76,7 +76,7 @@ struct RankModel {
   parallel::ParallelContext context;
   plan::StagePart part;
   parallel::ParameterStore parameters;
-  model::GptOptions options;
+  model::TransformerOptions options;
 
   at::TensorOptions tensor() const { return parameters.values().options(); }
 };

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/comm/agreement.h"
-#include "megatron/interchange/companions.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/exit_codes.h"
@@ -18,7 +18,7 @@
 #include "megatron/run/stop.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
-#include "megatron/train/run_folders.h"
+#include "megatron/train/resume/run_folders.h"
 
 namespace megatron::run {
 namespace {

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "megatron/comm/rendezvous.h"
+#include "megatron/comm/processes/rendezvous.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
@@ -16,7 +16,7 @@ namespace megatron::run {
 struct TrainingJob {
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
-  std::optional<comm::Place> place;  ///< nothing: no launcher has started this process
+  std::optional<comm::LaunchedRank> place;  ///< nothing: no launcher has started this process
 };
 
 /// Resolves `config` for training and loads its tokenizer: where data.tokenizer names none, the one that lies with the

@@ -117,7 +117,7 @@ class CommonOrder {
   void meet(Meeting& m) {
     const std::size_t sender = rank_of(messages_.send(m.message)), receiver = rank_of(messages_.recv(m.message));
     const int needed_at = needed_at_[static_cast<std::size_t>(m.message)];
-    for (int from = m.sender_position, to = m.receiver_position, steps = 0; to <= needed_at && steps < kMostSteps;
+    for (int from = m.sender_position, to = m.receiver_position, steps = 0; to <= needed_at && steps < kMaxSteps;
          ++steps) {
       const std::int64_t both = std::max({m.time, end_before(sender, from), end_before(receiver, to)});
       const std::int64_t sender_until = begin_of(sender, from), receiver_until = begin_of(receiver, to);
@@ -130,7 +130,7 @@ class CommonOrder {
     in_step_ = false;
   }
 
-  static constexpr int kMostSteps = 64;  // over computations: no program takes time by the square of its length
+  static constexpr int kMaxSteps = 64;  // over computations: no program takes time by the square of its length
 
   const Program& program_;
   const Messages messages_;

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
+#include "megatron/base/text/nearest.h"
 
 namespace megatron::schedule {
 
@@ -49,7 +49,7 @@ constexpr std::array kSchedules = {
                  .title = "ZB-H1",
                  .splits_backward = true,
                  .generator = zero_bubble_h1,
-                 .text = "Backward is split: the gradient of the input goes on at once, the gradients of weights "
+                 .text = "Backward is split: the gradient of the input is sent at once, the gradients of weights "
                          "(hatched) fill what would be idle time. A third of 1F1B's bubble at 1F1B's peak of "
                          "activations.",
                  .source = "Qi et al. 2023, Zero bubble pipeline parallelism"},

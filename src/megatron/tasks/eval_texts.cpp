@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 
 namespace megatron::tasks {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/data/masking_vocabulary.h"
+#include "megatron/data/samples/masking_vocabulary.h"
 
 namespace megatron::tasks {
 

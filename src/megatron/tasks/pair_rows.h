@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "megatron/tasks/glue_examples.h"
-#include "megatron/tasks/race_examples.h"
+#include "megatron/tasks/published/glue_examples.h"
+#include "megatron/tasks/published/race_examples.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::tasks {

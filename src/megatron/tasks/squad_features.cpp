@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "megatron/base/error.h"
-#include "megatron/base/parallel.h"
+#include "megatron/base/machine/parallel.h"
 
 namespace megatron::tasks {
 namespace {
 
-constexpr std::size_t kMostWindows = std::size_t{1} << 26;
+constexpr std::size_t kMaxWindows = std::size_t{1} << 26;
 
 void check(const SquadFeatureOptions& options) {
   if (options.doc_stride < 1)
@@ -81,7 +81,7 @@ void SquadFeatures::cut_windows() {
     const std::size_t step = std::min(static_cast<std::size_t>(options_.doc_stride), room);  // so that none is left out
     for (std::size_t first = 0;; first += step) {
       const std::size_t count = std::min(room, tokens - first);
-      if (windows_.size() >= kMostWindows)
+      if (windows_.size() >= kMaxWindows)
         throw ConfigError(
             rule_got_fix("contexts may have at most 2^26 windows in all.", "more", "raise the document stride"));
       windows_.push_back(
@@ -101,7 +101,7 @@ std::size_t SquadFeatures::context_of(std::size_t window) const {
   return static_cast<std::size_t>(examples_->questions[static_cast<std::size_t>(windows_[window].question)].context);
 }
 
-std::span<const SquadFeatures::Place> SquadFeatures::places(std::size_t context) const {
+std::span<const SquadFeatures::TextSpan> SquadFeatures::places(std::size_t context) const {
   return std::span(places_).subspan(context_begins_[context], context_begins_[context + 1] - context_begins_[context]);
 }
 
@@ -135,8 +135,8 @@ SpanTarget SquadFeatures::target(std::size_t window, const SquadAnswer& answer) 
   const auto all = places(context_of(window));
   const std::size_t answer_end = answer.begin + answer.text.size();
   const auto first =
-      std::partition_point(all.begin(), all.end(), [&](const Place& p) { return p.end <= answer.begin; });
-  const auto last = std::partition_point(first, all.end(), [&](const Place& p) { return p.begin < answer_end; });
+      std::partition_point(all.begin(), all.end(), [&](const TextSpan& p) { return p.end <= answer.begin; });
+  const auto last = std::partition_point(first, all.end(), [&](const TextSpan& p) { return p.begin < answer_end; });
   if (first == last) return {};  // of characters that are in no token
   const SquadWindow& at = windows_[window];
   const auto start = static_cast<std::int32_t>(first - all.begin()) - at.first;

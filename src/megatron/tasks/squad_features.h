@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "megatron/tasks/pair_rows.h"
-#include "megatron/tasks/squad_examples.h"
+#include "megatron/tasks/published/squad_examples.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::tasks {
@@ -69,7 +69,7 @@ class SquadFeatures {
   std::string_view answer_text(std::size_t window, std::int32_t start, std::int32_t end) const;
 
  private:
-  struct Place {
+  struct TextSpan {
     std::uint32_t begin = 0, end = 0;  // bytes of the context
   };
   void encode_contexts(const text::Tokenizer& tokenizer, int threads);
@@ -77,13 +77,13 @@ class SquadFeatures {
   void cut_windows();
   std::span<const std::int32_t> question_ids(std::size_t question) const;
   std::size_t context_of(std::size_t window) const;
-  std::span<const Place> places(std::size_t context) const;
+  std::span<const TextSpan> places(std::size_t context) const;
 
   const SquadExamples* examples_;
   SquadFeatureOptions options_;
   BertFrame frame_;
   std::vector<std::int32_t> context_ids_, question_ids_;
-  std::vector<Place> places_;  // of context_ids_
+  std::vector<TextSpan> places_;  // of context_ids_
   std::vector<std::size_t> context_begins_{0}, question_begins_{0};
   std::vector<SquadWindow> windows_;
   std::vector<std::size_t> window_begins_;  // of the questions, and the end

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/tasks/metrics.h"
 #include "megatron/tasks/pair_rows.h"
-#include "megatron/tasks/prediction_files.h"
-#include "megatron/tasks/span_decoding.h"
+#include "megatron/tasks/scores/metrics.h"
+#include "megatron/tasks/scores/prediction_files.h"
+#include "megatron/tasks/scores/span_decoding.h"
+#include "megatron/tasks/scores/squad_scores.h"
 #include "megatron/tasks/squad_features.h"
-#include "megatron/tasks/squad_scores.h"
 
 namespace megatron::tasks {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tasks/metrics.h"
+#include "megatron/tasks/scores/metrics.h"
 #include "megatron/text/tokenizer.h"
 
 // A fine-tuning task as training sees it: samples of one or more rows, a target each, and what logits come to.

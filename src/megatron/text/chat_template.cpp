@@ -6,16 +6,16 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/chat/methods.h"
 #include "megatron/text/files/token_spellings.h"
 
 namespace megatron::text {
 namespace {
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{16} << 20;
-constexpr std::size_t kLongestTemplate = 256 << 10;  // published ones have up to 20 kilobytes
+constexpr std::uint64_t kMaxFile = std::uint64_t{16} << 20;
+constexpr std::size_t kMaxTemplate = 256 << 10;  // published ones have up to 20 kilobytes
 
 /// The tokens of tokenizer_config.json: a text each, or an object with `content`.
 ChatTemplate::Tokens tokens_of(const nlohmann::json& config) {
@@ -51,9 +51,9 @@ std::size_t answer_size(std::string_view text, std::string_view content) {
 }
 
 Jinja parsed(const std::string& jinja, const std::string& name) {
-  if (jinja.size() > kLongestTemplate)
-    throw ConfigError(rule_got_fix(concat(name, ": a chat template has at most ", kLongestTemplate, " bytes."),
-                                   concat(jinja.size())));
+  if (jinja.size() > kMaxTemplate)
+    throw ConfigError(
+        rule_got_fix(concat(name, ": a chat template has at most ", kMaxTemplate, " bytes."), concat(jinja.size())));
   try {
     return Jinja(jinja);
   } catch (const ConfigError& error) {
@@ -66,11 +66,10 @@ Jinja parsed(const std::string& jinja, const std::string& name) {
 ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
   const auto config_file = folder / "tokenizer_config.json", jinja_file = folder / "chat_template.jinja";
   nlohmann::json config = nlohmann::json::object();
-  if (std::filesystem::exists(config_file))
-    config = parse_json(read_file(config_file, kLargestFile), config_file.string());
+  if (std::filesystem::exists(config_file)) config = parse_json(read_file(config_file, kMaxFile), config_file.string());
   std::string jinja;
   if (std::filesystem::exists(jinja_file))
-    jinja = read_file(jinja_file, kLargestFile);
+    jinja = read_file(jinja_file, kMaxFile);
   else if (config.is_object())
     jinja = template_of(config);
   if (!config.is_object() || jinja.empty())

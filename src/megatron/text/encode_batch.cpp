@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "megatron/base/parallel.h"
+#include "megatron/base/machine/parallel.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::text {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_classes.h"
-#include "megatron/text/files/pipeline_forms.h"
+#include "megatron/text/files/hugging_face/pipeline_forms.h"
 #include "megatron/text/models/piece_cache.h"
 #include "megatron/text/models/tokenizer_model.h"
 #include "megatron/text/normalize/bert_text.h"

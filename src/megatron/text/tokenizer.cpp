@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "megatron/base/attempt.h"
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/text/decode/decode.h"
 #include "megatron/text/files/tokenizer_files.h"
@@ -31,7 +31,7 @@ Framed framed(const std::vector<Template::Item>& items, std::span<const std::int
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path, std::string_view type) {
-  return with_fix("name another tokenizer, or copy the files of this one anew, whole",
+  return with_fix("name another tokenizer, or copy all files of this one again",
                   [&] { return Tokenizer(read_vocabulary(path, type)); });
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "megatron/data/dataset.h"
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 
 namespace megatron::train {
 

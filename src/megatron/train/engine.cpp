@@ -2,14 +2,15 @@
 
 #include <algorithm>
 
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/model/options.h"
-#include "megatron/plan/batch_plan.h"
-#include "megatron/plan/counts.h"
-#include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/rank_buffers.h"
 #include "megatron/plan/stages.h"
-#include "megatron/train/agreement.h"
+#include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
+#include "megatron/train/model_samples.h"
+#include "megatron/train/resume/agreement.h"
 
 namespace megatron::train {
 namespace {
@@ -22,8 +23,8 @@ comm::Group of_one_recipe(const plan::ResolvedRun& run, comm::Group world) {
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
-  auto specs = plan::gpt_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(),
-                                    plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()));
+  auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(),
+                                      plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()));
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
@@ -35,11 +36,11 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
           std::move(pooled)};
 }
 
-std::vector<model::Gpt> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                                    const parallel::ParameterStore& parameters) {
-  std::vector<model::Gpt> stages;
+std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
+                                                 const parallel::ParameterStore& parameters) {
+  std::vector<model::TransformerStage> stages;
   for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()))
-    stages.emplace_back(model::gpt_options(run.config, run.shape), part, parameters, context.tensor());
+    stages.emplace_back(model::transformer_options(run.config, run.shape), part, parameters, context.tensor());
   return stages;
 }
 
@@ -137,7 +138,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
             .microbatch_tokens = run.config.train.micro_batch_size *
-                                 (run.shape.is_t5()             ? run.config.data.decoder_seq_length
+                                 (run.shape.encoder_decoder()   ? run.config.data.decoder_seq_length
                                   : run.shape.predicts_tokens() ? run.config.data.seq_length
                                                                 : 1) *
                                  run.grid.sample_shares(),
@@ -152,14 +153,7 @@ StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int
   return engine.step(
       static_cast<int>(samples.size()),
       [&](std::size_t m) {
-        const std::int64_t length = run.config.data.seq_length;
-        if (run.shape.is_t5())
-          return synthetic_t5_batch(samples[m], length, run.config.data.decoder_seq_length, run.shape.vocab, train.seed,
-                                    loss_type(run.config), engine.context.device());
-        return run.shape.is_bert()
-                   ? synthetic_bert_batch(samples[m], length, run.shape.vocab, train.seed, loss_type(run.config),
-                                          engine.context.device())
-                   : synthetic_batch(samples[m], length, run.shape.vocab, train.seed, engine.context.device());
+        return model_samples(run.config.model.architecture).synthetic(run, samples[m], engine.context.device());
       },
       learning_rate);
 }

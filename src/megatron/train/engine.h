@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
@@ -29,8 +29,8 @@ struct Engine {
 
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
-  std::vector<model::Gpt> stages;  ///< of this pipeline rank, in the placement's order
-  std::vector<plan::Shard> owned;  ///< what this rank updates of each bucket: all, or its share
+  std::vector<model::TransformerStage> stages;  ///< of this pipeline rank, in the placement's order
+  std::vector<plan::Shard> owned;               ///< what this rank updates of each bucket: all, or its share
   optim::GradientReducer reducer;
   optim::SharedGradients shared;
   optim::GradientNorm norm;

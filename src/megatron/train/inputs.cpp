@@ -5,20 +5,21 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
-#include "megatron/base/place.h"
-#include "megatron/base/printable.h"
-#include "megatron/checkpoint/folder.h"
+#include "megatron/base/named_path.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/options.h"
-#include "megatron/config/unread.h"
+#include "megatron/config/unused_options.h"
 #include "megatron/config/value.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
-#include "megatron/plan/parameters.h"
+#include "megatron/plan/parameters/parameters.h"
 #include "megatron/train/batches.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/model_samples.h"
+#include "megatron/train/resume/run_state.h"
 
 namespace megatron::train {
 namespace {
@@ -45,7 +46,7 @@ class Values {
   config::Fields fields_;  // points into config_
 };
 
-// Tokens that are stored as ~id take no part in the loss (data/sft.h).
+// Tokens that are stored as ~id take no part in the loss (data/samples/sft.h).
 void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool marks) {
   data.verify();
   std::int64_t left = kTokensLookedAt;
@@ -76,8 +77,8 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
     if (newer > from && newer <= last && (newer == last || (interval > 0 && newer % interval == 0)))
       throw ConfigError(rule_got_fix(
           "A run must not save where a checkpoint of a newer version is.",
-          concat(save_folder(config) / checkpoint::iteration_name(newer), "; the run goes on from iteration ", from),
-          "go on with the newer megatron that wrote it; or name other folders: --train.out, --checkpoint.save, "
+          concat(save_folder(config) / checkpoint::iteration_name(newer), "; the run resumes from iteration ", from),
+          "resume with the newer megatron that wrote it; or name other folders: --train.out, --checkpoint.save, "
           "--checkpoint.load"));
 }
 
@@ -91,7 +92,7 @@ void check_load_strict(const config::CheckpointConfig& options) {
       "checkpoint.load_strict false is for runs that take the weights alone: checkpoint.finetune, or another program's "
       "folder.",
       load.empty() ? "checkpoint.finetune false and no checkpoint.load"
-                   : concat("checkpoint.finetune false and --load ", load, ", a run to go on with"),
+                   : concat("checkpoint.finetune false and --load ", load, ", a run to resume"),
       load.empty() ? "--load FOLDER --finetune, or leave --load-strict out"
                    : "--finetune, or leave --load-strict out"));
 }
@@ -116,7 +117,7 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
         "(config.json) or one of Megatron-LM's checkpoints.",
         place_text(folder),
         concat(near.empty() ? "" : near + "; or ",
-               "leave --load out: a run goes on from its own checkpoints anyway; or give --save the same folder, to "
+               "leave --load out: a run resumes from its own checkpoints anyway; or give --save the same folder, to "
                "begin there")));
   }
   interchange::format_of(folder);  // says what it has looked for where nothing of it is there
@@ -142,7 +143,7 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
 
 SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
-  if (config.data.sft || config.data.fim_data || config.model.architecture != "gpt")
+  if (config.data.sft || config.data.fim_data || model_samples(config.model.architecture).needs_tokenizer)
     tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
@@ -181,18 +182,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)
     spec.index.num_samples = validations * samples_of_a_validation(config);
-  if (run.shape.is_bert()) {
-    spec.bert.emplace();
-    spec.bert->source.short_probability = config.data.short_seq_prob;
-    spec.bert->sentence_order = run.shape.sentence_head;
-    spec.bert->masking.probability = config.data.mask_prob;
-  }
-  if (run.shape.is_t5()) {
-    spec.t5.emplace();
-    spec.t5->source.short_probability = config.data.short_seq_prob;
-    spec.t5->decoder_seq_length = config.data.decoder_seq_length;
-    spec.t5->masking.probability = config.data.mask_prob;
-  }
+  if (const auto specify = model_samples(config.model.architecture).specify; specify != nullptr) specify(run, spec);
   if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
   if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};
   std::vector<data::PartSpec> sets;
@@ -268,7 +258,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
                      wanted[path], fix_of_difference(path, saved, wanted)));
   }
-  const auto specs = plan::gpt_parameters(run.shape, 1, 0);
+  const auto specs = plan::model_parameters(run.shape, 1, 0);
   for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
     if (!name.starts_with("optimizer.") &&
         std::none_of(specs.begin(), specs.end(), [&n = name](const auto& spec) { return spec.name == n; }))
@@ -302,7 +292,8 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   check_load_strict(run.config.checkpoint);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
   if (begins_where_it_saves(run.config) && say)
-    say(concat("note: ", run.config.checkpoint.load, " has no checkpoint yet: the run begins anew and saves there"));
+    say(concat("note: ", run.config.checkpoint.load,
+               " has no checkpoint yet: the run starts from scratch and saves there"));
 }
 
 }  // namespace megatron::train

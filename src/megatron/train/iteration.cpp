@@ -6,7 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
-#include "megatron/plan/batch_plan.h"
+#include "megatron/plan/steps/batch_plan.h"
 
 namespace megatron::train {
 

@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "megatron/checkpoint/saver.h"
+#include "megatron/checkpoint/save/saver.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
+#include "megatron/train/log/run_log.h"
 #include "megatron/train/prefetch.h"
-#include "megatron/train/run_log.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/run_state.h"
 
 // What every run does from its start to its end, whatever it learns.
 namespace megatron::train {

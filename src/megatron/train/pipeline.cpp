@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/plan/memory.h"
+#include "megatron/base/files/file.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
-#include "megatron/schedule/draw.h"
+#include "megatron/schedule/pictures/draw.h"
 
 namespace megatron::train {
 namespace {
@@ -47,7 +47,7 @@ std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t se
 // The same by stage, of a T5: from where the decoder has begun, the encoder's states and the decoder's stream.
 std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) {
   std::vector<std::vector<std::int64_t>> shapes;
-  if (!run.shape.is_t5()) return shapes;
+  if (!run.shape.encoder_decoder()) return shapes;
   const config::DataConfig& data = run.config.data;
   for (const plan::StagePart& part : run.parts) {
     const bool both = part.first_layer + part.num_layers > run.shape.encoder_layers;
@@ -57,10 +57,10 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
   return shapes;
 }
 
-class GptStage final : public pipeline::Stage {
+class PipelineStage final : public pipeline::Stage {
  public:
-  GptStage(const model::Gpt& model, const plan::ResolvedRun& run, const plan::StagePart& part, Microbatches& batches,
-           bool training, const LossScale& scale, const ForwardStep& step)
+  PipelineStage(const model::TransformerStage& model, const plan::ResolvedRun& run, const plan::StagePart& part,
+                Microbatches& batches, bool training, const LossScale& scale, const ForwardStep& step)
       : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale), step_(step) {}
 
   pipeline::Output forward(int microbatch, at::Tensor x) override {
@@ -103,7 +103,7 @@ class GptStage final : public pipeline::Stage {
     return loss;
   }
 
-  const model::Gpt& model_;
+  const model::TransformerStage& model_;
   const plan::ResolvedRun& run_;
   const plan::StagePart& part_;
   Microbatches& batches_;
@@ -134,7 +134,7 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
 }  // namespace
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                   const parallel::ParameterStore& parameters, const std::vector<model::Gpt>& stages,
+                   const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
                    optim::GradientReducer& reducer)
     : run_(run),
       context_(context),
@@ -148,7 +148,7 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
                              const LossScale& scale) {
   const int rank = context_.pipeline().rank();
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
-  std::vector<GptStage> stages;
+  std::vector<PipelineStage> stages;
   std::vector<pipeline::Stage*> pointers;
   stages.reserve(stages_.size());
   for (std::size_t k = 0; k < stages_.size(); ++k) {
@@ -164,7 +164,7 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
     hooks.observe = std::ref(recorder_);
   }
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
-  for (GptStage& stage : stages) stage.add_to(result);
+  for (PipelineStage& stage : stages) stage.add_to(result);
   return result;
 }
 

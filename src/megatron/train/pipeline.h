@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/parallel/context.h"
 #include "megatron/pipeline/link.h"
@@ -26,7 +26,9 @@ struct ForwardStep {
   /// `training`, and what it is a sum over (the step divides by it once, over the whole global batch).
   /// The batch has a mask. LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp.
   /// Empty: the model's own loss.
-  std::function<model::LossSum(const model::Gpt& stage, at::Tensor x, const model::Batch& batch, bool training)> loss;
+  std::function<model::LossSum(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                               bool training)>
+      loss;
   /// Called after each validation where this rank holds the last stage and is the first of tp, with the non_loss of its
   /// microbatches, in order: Megatron-LM's process_non_loss_data_func.
   std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
@@ -45,7 +47,8 @@ struct PassResult : pipeline::Result {
 /// What the losses of an execution are multiplied by.
 struct LossScale {
   double gradients = 1;  ///< where they begin
-  double sentences = 0;  ///< the sentence head's loss, in the loss sum and in the gradients (model::Gpt::loss)
+  double sentences =
+      0;  ///< the sentence head's loss, in the loss sum and in the gradients (model::TransformerStage::loss)
 };
 
 /// Takes the microbatches of a step, or of an evaluation, through the stages of the model: executes the plan's programs
@@ -55,7 +58,7 @@ class Pipeline {
   /// `stages`: of this rank, in the order of run.placement. Keeps references to all; they must outlive it. Collective
   /// over the pipeline.
   Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-           const parallel::ParameterStore& parameters, const std::vector<model::Gpt>& stages,
+           const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
            optim::GradientReducer& reducer);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -85,7 +88,7 @@ class Pipeline {
   const plan::ResolvedRun& run_;
   const parallel::ParallelContext& context_;
   const parallel::ParameterStore& parameters_;
-  const std::vector<model::Gpt>& stages_;
+  const std::vector<model::TransformerStage>& stages_;
   optim::GradientReducer& reducer_;
   const bool measures_;
   ForwardStep forward_step_;

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "megatron/model/gpt.h"
+#include "megatron/model/transformer_stage.h"
 
 namespace megatron::train {
 

@@ -138,11 +138,11 @@ double Evaluation::perplexity() const { return std::exp(std::min(20.0, token_los
 Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context, std::size_t num_microbatches,
                     const MicrobatchSource& microbatch, bool stop) {
   // A validation may have any number of microbatches; a program of a few fills the pipeline as well.
-  constexpr std::size_t kMostAtOnce = 256;
+  constexpr std::size_t kMaxAtOnce = 256;
   double sum = 0, count = 0, sentence_sum = 0, sentences = 0;
   std::vector<at::Tensor> non_loss;
-  for (std::size_t first = 0; first < num_microbatches; first += kMostAtOnce) {
-    const auto here = static_cast<int>(std::min(kMostAtOnce, num_microbatches - first));
+  for (std::size_t first = 0; first < num_microbatches; first += kMaxAtOnce) {
+    const auto here = static_cast<int>(std::min(kMaxAtOnce, num_microbatches - first));
     auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
     sum += sum_of(result);
     count += result.count;

@@ -6,25 +6,25 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/log.h"
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/progress.h"
-#include "megatron/checkpoint/saver.h"
+#include "megatron/checkpoint/save/saver.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
-#include "megatron/plan/counts.h"
-#include "megatron/plan/rank_buffers.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/rank_buffers.h"
 #include "megatron/schedule/text.h"
-#include "megatron/train/agreement.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
+#include "megatron/train/log/run_log.h"
 #include "megatron/train/prefetch.h"
-#include "megatron/train/resume.h"
-#include "megatron/train/run_log.h"
-#include "megatron/train/run_state.h"
+#include "megatron/train/resume/agreement.h"
+#include "megatron/train/resume/resume.h"
+#include "megatron/train/resume/run_state.h"
 
 namespace megatron::train {
 namespace {
@@ -81,10 +81,10 @@ std::string recipe_of(const plan::ResolvedRun& run) {
 }
 
 // One rank's run. The collectives of its members are named at their calls.
-class Run {
+class TrainingRun {
  public:
-  Run(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
-      const StopRequested& stop_requested, const ForwardStep& forward_step)
+  TrainingRun(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
+              const StopRequested& stop_requested, const ForwardStep& forward_step)
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
@@ -152,7 +152,7 @@ class Run {
     const std::string text = schedule::to_text(*run_.schedule_file);
     if (start_.from && fs::exists(copy) && read_file(copy) != text)
       start_.messages.push_back("warning: parallel.pp_schedule is no longer the schedule that " + copy.string() +
-                                " had: the run goes on with the new one");
+                                " had: the run continues with the new one");
     write_file(copy, text);
   }
 
@@ -236,7 +236,7 @@ Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world,
               const ForwardStep& forward_step) {
   require_equal_runs(run, world);
   if (prepare) prepare();
-  return Run(run, eod, world, device, stop_requested, forward_step).go();
+  return TrainingRun(run, eod, world, device, stop_requested, forward_step).go();
 }
 
 }  // namespace megatron::train

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <bit>
 
-#include "megatron/base/out_of_memory.h"
+#include "megatron/base/machine/out_of_memory.h"
 
 namespace megatron::kernels::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kSmallest = 64, kLargestSmall = 4096, kSlab = std::size_t{64} << 10;
+constexpr std::size_t kSmallest = 64, kMaxSmall = 4096, kSlab = std::size_t{64} << 10;
 constexpr std::size_t kSmallestRest = 4096;  // a free rest below this stays with its block
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
@@ -57,7 +57,7 @@ void* HugePageHeap::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const std::lock_guard lock(mutex_);
   void* data = nullptr;
-  if (bytes <= kLargestSmall) {
+  if (bytes <= kMaxSmall) {
     data = allocate_small(static_cast<std::size_t>(std::bit_width((std::max(bytes, kSmallest) - 1) / kSmallest)));
   } else {
     data = allocate_block(round_up(bytes, kAlignment) + sizeof(Block))->data();

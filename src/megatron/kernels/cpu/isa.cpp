@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::kernels {

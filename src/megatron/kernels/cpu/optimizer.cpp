@@ -8,9 +8,9 @@
 #include <cmath>
 #include <limits>
 
-#include "megatron/kernels/cpu/half-inl.h"
+#include "megatron/kernels/cpu/elementwise/vector_body.h"
+#include "megatron/kernels/cpu/products/half-inl.h"
 #include "megatron/kernels/cpu/update.h"
-#include "megatron/kernels/cpu/vector_body.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {

@@ -1,5 +1,4 @@
 #pragma once
-#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -8,9 +7,8 @@ namespace megatron::text {
 // Models that fall back to bytes have a token for each, spelled <0x00> … <0xFF>.
 
 inline std::string byte_token(unsigned char byte) {
-  char text[8];
-  std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
-  return text;
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  return {'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'};
 }
 
 /// The byte that a token stands for, or -1. Digits above 9 may be small letters.

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_ranges.h"
 
 namespace megatron::text {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/chat/methods.h"
 #include "megatron/text/chat/operations.h"
 

@@ -39,7 +39,7 @@ class ExpressionReader {
   }
 
   std::string name() {
-    if (at_end() || tokens_[at_].kind != Token::Kind::Name) refuse_jinja(line(), "a tag that lacks a name");
+    if (at_end() || tokens_[at_].kind != Token::Kind::Name) refuse_jinja(line(), "a tag without a name");
     return tokens_[at_++].text;
   }
 
@@ -279,7 +279,7 @@ class ExpressionReader {
   }
 
   Expression primary() {
-    if (at_end()) refuse_jinja(line(), "a tag that lacks a value");
+    if (at_end()) refuse_jinja(line(), "a tag without a value");
     Expression result = made(Expression::Kind::Literal);
     if (take("(")) {
       if (take(")")) return made(Expression::Kind::Tuple);

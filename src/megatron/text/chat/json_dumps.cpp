@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 
 namespace megatron::text {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 
 namespace megatron::text {
 namespace {

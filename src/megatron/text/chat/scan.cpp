@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/chat/methods.h"
 
 namespace megatron::text {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/chat/methods.h"
 

@@ -7,7 +7,7 @@
 #include "megatron/base/error.h"
 #include "megatron/text/characters/byte_spelling.h"
 #include "megatron/text/characters/unicode_classes.h"
-#include "megatron/text/files/pipeline_forms.h"
+#include "megatron/text/files/hugging_face/pipeline_forms.h"
 
 namespace megatron::text {
 namespace {

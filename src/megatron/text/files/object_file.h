@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "megatron/base/file.h"
-#include "megatron/text/files/json_component.h"
+#include "megatron/base/files/file.h"
+#include "megatron/text/files/hugging_face/json_component.h"
 #include "megatron/text/files/token_spellings.h"
 
 namespace megatron::text {

@@ -10,8 +10,8 @@ namespace {
 /// Every way to join two tokens to a third, the tokens in the order of their ranks. Throws ConfigError where there are
 /// more than any published vocabulary has by far: a file can have as many as the square of its tokens.
 void add_merges(Vocabulary& vocabulary, const std::string& name) {
-  constexpr std::size_t kMostJoins = 64;                     // a token; published vocabularies have 3 to 6
-  constexpr std::size_t kMostHashed = std::size_t{1} << 31;  // bytes, 100 times those of 200,000 tokens
+  constexpr std::size_t kMaxJoins = 64;                     // a token; published vocabularies have 3 to 6
+  constexpr std::size_t kMaxHashed = std::size_t{1} << 31;  // bytes, 100 times those of 200,000 tokens
   const auto& tokens = vocabulary.tokens;
   std::unordered_map<std::string_view, std::int32_t> ids;
   ids.reserve(tokens.size());
@@ -23,8 +23,8 @@ void add_merges(Vocabulary& vocabulary, const std::string& name) {
   std::size_t hashed = 0;
   for (const std::string_view token : tokens) {
     hashed += token.size() * token.size();
-    check("the squares of the tokens' bytes must sum up to", hashed, kMostHashed);
-    check("the ways to join two tokens to a third must be", vocabulary.merges.size(), kMostJoins * tokens.size());
+    check("the squares of the tokens' bytes must sum up to", hashed, kMaxHashed);
+    check("the ways to join two tokens to a third must be", vocabulary.merges.size(), kMaxJoins * tokens.size());
     for (std::size_t cut = 1; cut < token.size(); ++cut) {
       const auto left = ids.find(token.substr(0, cut));
       if (left == ids.end()) continue;

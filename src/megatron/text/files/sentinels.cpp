@@ -9,7 +9,7 @@
 namespace megatron::text {
 namespace {
 
-constexpr std::int32_t kUsualSentinels = 100, kMostSentinels = 100000;
+constexpr std::int32_t kUsualSentinels = 100, kMaxSentinels = 100000;
 
 std::int32_t sentinels_beside(const std::filesystem::path& folder) {
   const ObjectFile config(folder, "tokenizer_config.json");
@@ -17,7 +17,7 @@ std::int32_t sentinels_beside(const std::filesystem::path& folder) {
   if (!config.root.has("extra_ids"))
     return config.text("tokenizer_class").starts_with("T5Tokenizer") ? kUsualSentinels : 0;
   const std::int32_t count = config.root.number("extra_ids");
-  if (count > kMostSentinels) config.root.refuse(concat(".extra_ids must be at most ", kMostSentinels), concat(count));
+  if (count > kMaxSentinels) config.root.refuse(concat(".extra_ids must be at most ", kMaxSentinels), concat(count));
   return count;
 }
 

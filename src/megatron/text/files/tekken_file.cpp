@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/files/base64.h"
-#include "megatron/text/files/json_component.h"
+#include "megatron/text/files/hugging_face/json_component.h"
 #include "megatron/text/files/ranks.h"
 
 namespace megatron::text {
 namespace {
 
-constexpr std::int32_t kMostSpecials = 65536;
+constexpr std::int32_t kMaxSpecials = 65536;
 
 /// The special tokens of files that list none, which those of version 7 and before may.
 constexpr const char* kEarlySpecials[] = {"<unk>",
@@ -86,8 +86,8 @@ Vocabulary parse_tekken(const nlohmann::json& file, const std::string& name, Sou
   const Component config = root.at("config");
   config.know({"pattern", "num_vocab_tokens", "default_vocab_size", "default_num_special_tokens", "version"});
   const std::int32_t size = config.number("default_vocab_size"), count = config.number("default_num_special_tokens");
-  if (count > kMostSpecials)
-    config.refuse(concat(".default_num_special_tokens must be at most ", kMostSpecials), concat(count));
+  if (count > kMaxSpecials)
+    config.refuse(concat(".default_num_special_tokens must be at most ", kMaxSpecials), concat(count));
   const std::int64_t ranks = std::int64_t{size} - count;
   if (ranks < 256 || ranks > static_cast<std::int64_t>(root.array_size("vocab")))
     config.refuse(

@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/base64.h"
 #include "megatron/text/files/ranks.h"

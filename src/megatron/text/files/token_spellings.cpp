@@ -1,12 +1,11 @@
 #include "megatron/text/files/token_spellings.h"
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/json_faults.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {
@@ -14,18 +13,12 @@ namespace megatron::text {
 using nlohmann::json;
 
 json parse_json(std::string_view text, const std::string& name) {
-  if (const auto twice = json_faults(text, std::numeric_limits<std::size_t>::max()).key_twice)
-    throw ConfigError(rule_got_fix(name + ": no key may come twice in one object", "twice " + shortened(*twice)));
   try {
-    return json::parse(text);
-  } catch (const json::parse_error& error) {
-    const std::string_view what = error.what();
-    const std::size_t detail = what.find("] ");
-    throw ConfigError(rule_got_fix(
-        name + ": must be JSON", concat("at byte ", error.byte == 0 ? 0 : error.byte - 1, ": ",
-                                        printable(detail == std::string_view::npos ? what : what.substr(detail + 2)))));
-  } catch (const json::exception& error) {
-    throw ConfigError(rule_got_fix(name + ": must be JSON", printable(error.what())));
+    return megatron::parse_json(text);
+  } catch (const JsonError& error) {
+    throw ConfigError(rule_got_fix(name + ": must be JSON", error.detail.empty()
+                                                                ? error.what()
+                                                                : concat("at byte ", error.byte, ": ", error.detail)));
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace megatron::text {
 
-/// Parses JSON, refusing a key that comes twice in one object. Throws ConfigError with `name` and the byte offset.
+/// parse_json() (base/text/json.h) whose fault is a ConfigError with `name`.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 
 /// `value` for an error message, cut after 60 bytes.

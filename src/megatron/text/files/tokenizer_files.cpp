@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "megatron/base/error.h"
-#include "megatron/base/file.h"
-#include "megatron/text/files/beside.h"
+#include "megatron/base/files/file.h"
+#include "megatron/text/files/hugging_face/tokenizer_config.h"
 #include "megatron/text/files/object_file.h"
 #include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/files/sentinels.h"

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/base/nearest.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/nearest.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
-#include "megatron/text/files/pipeline_forms.h"
+#include "megatron/text/files/hugging_face/pipeline_forms.h"
 
 namespace megatron::text {
 namespace {

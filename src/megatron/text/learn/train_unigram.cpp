@@ -14,7 +14,7 @@ namespace {
 
 // The library sums what its threads found: another number of them gives another model in the last digits.
 constexpr const char* kThreads = "8";
-constexpr std::size_t kLongestLine = 4000;  // the library leaves longer ones than 4192 out
+constexpr std::size_t kMaxLine = 4000;  // the library leaves longer ones than 4192 out
 
 /// The lines of the documents, one by one, as the library asks for them.
 class Lines : public sentencepiece::SentenceIterator {
@@ -53,9 +53,9 @@ class Lines : public sentencepiece::SentenceIterator {
 
   void take_line() {
     std::size_t end = std::min(document_.find_first_of(std::string_view("\n\0", 2), at_), document_.size());
-    if (end - at_ > kLongestLine) {
-      const std::size_t blank = document_.rfind(' ', at_ + kLongestLine);
-      end = blank != std::string::npos && blank > at_ ? blank : at_ + kLongestLine;
+    if (end - at_ > kMaxLine) {
+      const std::size_t blank = document_.rfind(' ', at_ + kMaxLine);
+      end = blank != std::string::npos && blank > at_ ? blank : at_ + kMaxLine;
       while (end > at_ + 1 && (static_cast<unsigned char>(document_[end]) & 0xC0) == 0x80) --end;
     }
     line_.assign(document_, at_, end - at_);

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/normalize/bert_text.h"

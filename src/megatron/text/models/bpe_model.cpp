@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {

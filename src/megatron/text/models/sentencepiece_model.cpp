@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/character_bpe.h"
@@ -43,7 +43,7 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     return {ranks_[static_cast<std::size_t>(id)], id};
   };
   Known alone;
-  const auto put_whole = [&](Part part) {
+  const auto put_whole = [&](TokenSpan part) {
     if (part.id < 0) {  // nothing was merged to it
       const std::string_view piece = text.substr(part.begin, part.end - part.begin);
       if (alone.piece != piece) {
@@ -56,13 +56,13 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     if (halves == unused.end()) put(part);
     return halves == unused.end() ? 0 : halves->second;
   };
-  std::vector<Part> open;  // what may have to be cut again, the first last
+  std::vector<TokenSpan> open;  // what may have to be cut again, the first last
   const auto finish = [&] {
     if (symbols.size() > 1) merge_symbols(symbols, room, ranks_.size(), pair);
     for (const Symbol& symbol : symbols) {
       open.push_back({symbol.begin, symbol.end, symbol.id});
       while (!open.empty()) {
-        const Part part = open.back();
+        const TokenSpan part = open.back();
         open.pop_back();
         const std::uint32_t left = put_whole(part);
         if (left == 0) continue;
@@ -76,7 +76,7 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     const std::size_t user = user_symbols_.longest(text.substr(at)).first;
     const DecodedChar c = decode_utf8(text.data() + at, text.data() + text.size());
     end = at + (user > 0 ? user : static_cast<std::size_t>(std::max(c.length, 1)));
-    const Part part{static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(end)};
+    const TokenSpan part{static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(end)};
     // What nothing is merged with parts the symbols before it from those behind it.
     if (user == 0 && merging_.has(c.code_point)) {
       symbols.push_back({.begin = part.begin, .end = part.end});
@@ -96,17 +96,19 @@ class SentencePieceEncoder : public TextEncoder {
 
   void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) override {
     bool after_unknown = false;
-    const auto put = [&](const SentencePieceModel::Part& part) { model_.write(piece, part, after_unknown, ids, ends); };
+    const auto put = [&](const SentencePieceModel::TokenSpan& part) {
+      model_.write(piece, part, after_unknown, ids, ends);
+    };
     if (!model_.vocabulary().sentence_piece->unigram) return model_.merge(piece, symbols_, room_, put);
     parts_.clear();
     model_.unigram(piece, ways_, parts_);
-    for (const SentencePieceModel::Part& part : parts_) put(part);
+    for (const SentencePieceModel::TokenSpan& part : parts_) put(part);
   }
 
  private:
   const SentencePieceModel& model_;
   BestWays ways_;
-  std::vector<SentencePieceModel::Part> parts_;
+  std::vector<SentencePieceModel::TokenSpan> parts_;
   std::vector<Symbol> symbols_;
   MergeRoom room_;
 };
@@ -185,7 +187,7 @@ std::int32_t SentencePieceModel::usable(std::string_view piece) const {
   return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found->second : -1;
 }
 
-void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vector<Part>& parts) const {
+void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vector<TokenSpan>& parts) const {
   constexpr float kPenalty = 10;
   const float unknown_score = lowest_ - kPenalty;
   check_mergeable(text);
@@ -208,7 +210,7 @@ void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vec
   std::reverse(parts.begin(), parts.end());
 }
 
-void SentencePieceModel::write(std::string_view text, const Part& part, bool& after_unknown,
+void SentencePieceModel::write(std::string_view text, const TokenSpan& part, bool& after_unknown,
                                std::vector<std::int32_t>& ids, std::vector<std::size_t>* ends) const {
   const bool is_unknown = part.id == unknown_;
   if (is_unknown && options().byte_fallback) {

@@ -20,17 +20,17 @@ class SentencePieceModel : public TokenizerModel {
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
   /// A part of a text and its token: bytes [begin, end).
-  struct Part {
+  struct TokenSpan {
     std::uint32_t begin = 0, end = 0;
     std::int32_t id = -1;
   };
-  void unigram(std::string_view text, BestWays& ways, std::vector<Part>& parts) const;
-  /// Calls `put(Part)` for each part in order; `symbols`, empty, and `room` to work in.
+  void unigram(std::string_view text, BestWays& ways, std::vector<TokenSpan>& parts) const;
+  /// Calls `put(TokenSpan)` for each part in order; `symbols`, empty, and `room` to work in.
   template <class Put>
   void merge(std::string_view text, std::vector<Symbol>& symbols, MergeRoom& room, const Put& put) const;
   /// Appends the ids of one part, an unknown one as bytes or with those before it: `after_unknown` says of the part
   /// before that it was such a one.
-  void write(std::string_view text, const Part& part, bool& after_unknown, std::vector<std::int32_t>& ids,
+  void write(std::string_view text, const TokenSpan& part, bool& after_unknown, std::vector<std::int32_t>& ids,
              std::vector<std::size_t>* ends) const;
 
  private:

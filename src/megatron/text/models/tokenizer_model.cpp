@@ -2,16 +2,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/decode/decode.h"
-#include "megatron/text/files/pipeline_forms.h"
-#include "megatron/text/files/pipeline_json.h"
+#include "megatron/text/files/hugging_face/pipeline_forms.h"
+#include "megatron/text/files/hugging_face/pipeline_json.h"
 #include "megatron/text/models/bpe_model.h"
 #include "megatron/text/models/character_bpe.h"
 #include "megatron/text/models/sentencepiece_model.h"
@@ -116,9 +116,7 @@ void TokenizerModel::compute_fingerprint(const char* kind) {
                static_cast<std::uint8_t>(pieces->types[id]));
   }
   if (const auto& words = vocabulary_.word_level) hash.add(concat("words ", words->unknown.value_or("")));
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash.value()));
-  fingerprint_ = concat(kind, "-", vocabulary_.tokens.size(), "-", digits);
+  fingerprint_ = fmt::format("{}-{}-{:016x}", kind, vocabulary_.tokens.size(), hash.value());
 }
 
 std::int32_t TokenizerModel::made_by_merge(std::size_t i, std::string_view continues) const {

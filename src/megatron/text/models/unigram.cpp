@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/character_bpe.h"

@@ -1,7 +1,7 @@
 #include "megatron/text/models/word_level.h"
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 
 namespace megatron::text {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/models/piece_cache.h"
 #include "megatron/text/normalize/bert_text.h"

@@ -36,7 +36,7 @@ Charsmap::Match Charsmap::find(std::string_view text, bool first) const {
   Match match;
   if (trie_.empty()) return match;
   std::size_t node = offset_of(trie_[0]);
-  text = text.substr(0, kLongestKey);
+  text = text.substr(0, kMaxKey);
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     node ^= byte;

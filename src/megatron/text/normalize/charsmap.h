@@ -17,7 +17,7 @@ class Charsmap {
 
   /// Bytes of the longest key that is looked for; those of published maps have a tenth of it. In a damaged trie a key
   /// may have no end, and each byte of a text may begin one.
-  static constexpr std::size_t kLongestKey = 256;
+  static constexpr std::size_t kMaxKey = 256;
 
   bool empty() const { return trie_.empty(); }
 

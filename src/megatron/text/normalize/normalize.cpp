@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/bert_tables.h"
 #include "megatron/text/characters/normal_forms.h"
 #include "megatron/text/characters/unicode_classes.h"

@@ -50,7 +50,7 @@ SentencePieceText::SentencePieceText(const normalizer::SentencePiece& options, c
   for (const std::string& symbol : options_.user_symbols) user_symbols_.add(symbol, 0);
 }
 
-SentencePieceText::Part SentencePieceText::next(std::string_view text) const {
+SentencePieceText::MappedText SentencePieceText::next(std::string_view text) const {
   if (const std::size_t size = user_symbols_.longest(text).first; size > 0) return {size, text.substr(0, size)};
   if (const Charsmap::Match match = map_.longest(text); match.size > 0) return {match.size, match.replacement};
   const std::size_t size = size_of(character_at(text));
@@ -74,7 +74,7 @@ void SentencePieceText::apply(AlignedText& text) const {
   const std::string_view space = options_.escape_spaces ? kSpaceMark : " ";
   std::size_t at = 0;
   if (options_.remove_extra_spaces)
-    for (Part part; at < old.size() && (part = next(old.substr(at))).text == " ";) at += part.size;
+    for (MappedText part; at < old.size() && (part = next(old.substr(at))).text == " ";) at += part.size;
   const bool dummy = options_.add_dummy_prefix && at < old.size();
   if (dummy && !options_.space_is_suffix) result.append_over(text, at, at, space);
   bool after_space = options_.remove_extra_spaces;
@@ -85,7 +85,7 @@ void SentencePieceText::apply(AlignedText& text) const {
       after_space = false;
       continue;
     }
-    const Part part = next(old.substr(at));
+    const MappedText part = next(old.substr(at));
     std::string_view put = part.text;
     while (after_space && put.starts_with(' ')) put.remove_prefix(1);
     if (!put.empty()) after_space = options_.remove_extra_spaces && put.ends_with(' ');

@@ -17,11 +17,11 @@ class SentencePieceText {
   void apply(AlignedText& text) const;
 
  private:
-  struct Part {
+  struct MappedText {
     std::size_t size = 0;  ///< bytes taken
     std::string_view text;
   };
-  Part next(std::string_view text) const;
+  MappedText next(std::string_view text) const;
   std::size_t plain_end(std::string_view text, std::size_t at) const;
 
   normalizer::SentencePiece options_;

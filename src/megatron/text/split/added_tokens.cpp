@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/bert_tables.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/split/regex_alphabet.h"

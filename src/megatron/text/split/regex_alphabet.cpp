@@ -6,14 +6,15 @@
 #include <map>
 #include <utility>
 
-#include "megatron/base/utf8.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_ranges.h"
 
 namespace megatron::text {
 namespace {
 
 constexpr std::uint32_t kEnd = 0x110000;
-constexpr std::size_t kMostSets = 256;
+constexpr std::size_t kMaxSets = 256;
 
 /// Code points first … last, in order and apart.
 using Set = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
@@ -89,7 +90,7 @@ class Reader {
   void put(Set set) {
     const auto [found, is_new] = index_.emplace(std::move(set), sets_.size());
     if (is_new) sets_.push_back(found->first);
-    ok_ = ok_ && sets_.size() <= kMostSets;
+    ok_ = ok_ && sets_.size() <= kMaxSets;
     parts_.emplace_back(std::exchange(kept_, {}), found->second);
   }
 
@@ -242,15 +243,14 @@ bool number_kinds(const std::vector<Set>& sets, std::vector<std::uint8_t>& kinds
 
 /// A set of bytes.
 void append_set(std::string& out, const std::array<bool, 256>& members) {
-  char text[16];
   out += '[';
   if (std::find(members.begin(), members.end(), true) == members.end()) out += "^\\x00-\\xff";  // none
   for (unsigned first = 0; first < members.size(); ++first) {
     if (!members[first]) continue;
     unsigned last = first;
     while (last + 1 < members.size() && members[last + 1]) ++last;
-    std::snprintf(text, sizeof text, first == last ? "\\x%02x" : "\\x%02x-\\x%02x", first, last);
-    out += text;
+    out += fmt::format("\\x{:02x}", first);
+    if (last > first) out += fmt::format("-\\x{:02x}", last);
     first = last;
   }
   out += ']';

@@ -1,12 +1,12 @@
 // What one library calls \p{L}, \s or (?m) is not what another does: an expression is read once, its classes are
 // written out as the code points of Unicode 16, and what would mean something else is refused.
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/base/printable.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/text/characters/bert_tables.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/category_ranges.h"
@@ -57,16 +57,12 @@ std::string items(Ranges ranges) {
     return a.last - a.first > b.last - b.first;
   });
   std::string out;
-  char text[40];
   for (CodePointRange range : ranges) {
     if (range.first >= 0xD800 && range.first < 0xE000) range.first = 0xE000;  // no text has surrogates
     if (range.last >= 0xD800 && range.last < 0xE000) range.last = 0xD7FF;
     if (range.first > range.last) continue;
-    if (range.first == range.last)
-      std::snprintf(text, sizeof text, "\\x{%x}", range.first);
-    else
-      std::snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", range.first, range.last);
-    out += text;
+    out += fmt::format("\\x{{{:x}}}", range.first);
+    if (range.last > range.first) out += fmt::format("-\\x{{{:x}}}", range.last);
   }
   return out;
 }

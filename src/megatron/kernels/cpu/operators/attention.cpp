@@ -8,9 +8,9 @@
 #include <stdexcept>
 
 #include "megatron/base/philox.h"
-#include "megatron/kernels/cpu/attention.h"
-#include "megatron/kernels/cpu/attention_tiles.h"
-#include "megatron/kernels/cpu/element_of.h"
+#include "megatron/kernels/cpu/attention/attention.h"
+#include "megatron/kernels/cpu/attention/attention_tiles.h"
+#include "megatron/kernels/cpu/elementwise/element_of.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"

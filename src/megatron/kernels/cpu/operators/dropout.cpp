@@ -8,7 +8,7 @@
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/random.h"
+#include "megatron/kernels/cpu/random/random.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/elementwise/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"

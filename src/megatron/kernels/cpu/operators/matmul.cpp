@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
-#include "megatron/kernels/cpu/matrix_of.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/tiles.h"
+#include "megatron/kernels/cpu/products/matrix_of.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "megatron/base/philox.h"
-#include "megatron/kernels/cpu/elementwise.h"
+#include "megatron/kernels/cpu/elementwise/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/random.h"
+#include "megatron/kernels/cpu/random/random.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {

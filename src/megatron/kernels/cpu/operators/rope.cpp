@@ -9,11 +9,11 @@
 #include <numbers>
 #include <stdexcept>
 
-#include "megatron/kernels/cpu/element_of.h"
+#include "megatron/kernels/cpu/elementwise/element_of.h"
+#include "megatron/kernels/cpu/elementwise/rope.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
-#include "megatron/kernels/cpu/rope.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {

@@ -1,0 +1,41 @@
+#include "app/bench/bench.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "megatron/base/error.h"
+
+namespace megatron::app {
+
+int bench(const Args& args) {
+  return dispatch("megatron bench",
+                  {{"step", "Training steps on synthetic data: tokens/s, parts, share of the bound.", bench_step},
+                   {"pipeline", "Pipeline schedules: measured, simulated, compared.", bench_pipeline},
+                   {"scaling", "The paper's scaling study: predicted for clusters, measured in small.", bench_scaling},
+                   {"checkpoint", "Saving and loading against the disk; what a save costs training.", bench_checkpoint},
+                   {"generate", "Generation with a trained model: tokens/s, share of the bound.", bench_generate},
+                   {"comm", "All-reduce between ranks.", bench_comm},
+                   {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
+                   {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
+                  args);
+}
+
+std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {
+  namespace fs = std::filesystem;
+  const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
+  const fs::path sources = program.parent_path().parent_path(), installed = sources / "share/megatron";
+  for (const fs::path& path : {fs::path(name), file, sources / file, installed / file})
+    if (fs::is_regular_file(path)) return path.string();
+  throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."),
+                                 concat(name, ", which is neither here nor in ", (sources / folder).string(),
+                                        " nor in ", (installed / folder).string()),
+                                 concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace megatron::app

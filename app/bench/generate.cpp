@@ -1,0 +1,159 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "app/bench/bench.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/generate/sampler.h"
+#include "megatron/generate/staged_model.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/trained_model.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron bench generate --load DIR [OPTION]…\n\n"
+    "Tokens/s of greedy writing, one token after the other, and of reading a prompt, with the model in DIR. The bound "
+    "is\n"
+    "how often a second this machine could read the weights from memory: each token needs all of them once.";
+
+struct Options : run::ModelFlags {
+  std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
+  bool json = false;
+
+  void visit(auto& v) {
+    run::ModelFlags::visit(v);
+    v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");
+    v("new_tokens", new_tokens, "Tokens to generate.");
+    v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");
+    v("repeats", repeats, "Timed rounds; the median counts.");
+    v("json", json, "Print one JSON object on stdout.");
+  }
+};
+
+/// Bytes a second at which the rank's threads read memory: the best of a few sums over 512 MB and of as many products
+/// with a vector, which ask for lines ahead.
+double read_bandwidth() {
+  constexpr std::int64_t kRows = 1 << 18, kColumns = 512;
+  const auto data = at::ones({kRows, kColumns}, at::kFloat), x = at::ones({1, kColumns}, at::kFloat);
+  const auto y = at::empty({1, kRows}, at::kFloat);
+  double best = 0;
+  for (int i = 0; i < 10; ++i) {
+    const Stopwatch watch;
+    if (i % 2 == 0)
+      data.sum().item<float>();
+    else
+      kernels::few_rows_linear(y, x, data, {});
+    best = std::max(best, static_cast<double>(data.nbytes()) / watch.seconds());
+  }
+  return best;
+}
+
+/// The likeliest token of logits [1, vocab], drawn as generate() does, as the next input [1, 1].
+at::Tensor greedy(const at::Tensor& logits) {
+  const auto row = logits.to(at::kCPU, at::kDouble).contiguous();
+  const std::span<const double> all(row.const_data_ptr<double>(), static_cast<std::size_t>(row.numel()));
+  generate::require_finite(all, 0);
+  return at::full({1, 1}, generate::sample(all, {.temperature = 0}, 0), at::kLong).to(logits.device());
+}
+
+struct Figures {
+  std::vector<double> decode_s, prefill_s;  ///< of each repeat
+  double load_s = 0, weight_bytes = 0, bandwidth = 0;
+};
+
+Figures measure(const Options& options, const run::TrainedModel& trained, const comm::Group& world, at::Device device) {
+  Figures figures;
+  const Stopwatch loading;
+  const run::RankModel rank = run::load_rank(trained, world, device, trained.run.shape.max_positions);
+  figures.load_s = loading.seconds();
+  for (const auto& parameter : rank.parameters.all())
+    if (parameter->spec.name != "embedding.position_embeddings.weight")
+      figures.weight_bytes += static_cast<double>(parameter->value.nbytes());
+  const generate::StagedModel model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
+                                    rank.context.pipeline(), rank.tensor());
+  const std::int64_t longest = std::max(options.prefill_tokens, options.prompt_tokens);
+  auto tokens = at::randint(trained.run.shape.vocab, {1, longest}, at::kLong).to(device);
+  world.broadcast(tokens, 0);
+  for (std::int64_t i = 0; i <= options.repeats; ++i) {  // the first is not counted
+    auto prompt = model.make_cache(1, options.prefill_tokens);
+    Stopwatch watch;
+    model.forward(tokens.narrow(1, 0, options.prefill_tokens), prompt);
+    if (i > 0) figures.prefill_s.push_back(watch.seconds());
+
+    auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
+    auto next = greedy(model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache));
+    watch = Stopwatch();
+    for (std::int64_t k = 0; k < options.new_tokens; ++k) next = greedy(model.forward(next, cache));
+    if (i > 0) figures.decode_s.push_back(watch.seconds());
+  }
+  if (device.is_cpu() && world.size() == 1) figures.bandwidth = read_bandwidth();
+  return figures;
+}
+
+void report(const Options& options, const run::TrainedModel& trained, const Figures& figures) {
+  const double tokens_per_s = static_cast<double>(options.new_tokens) / median(figures.decode_s);
+  nlohmann::ordered_json fields{
+      {"tokens_per_s", tokens_per_s},
+      {"token_ms", 1e3 / tokens_per_s},
+      {"prefill_tokens_per_s", static_cast<double>(options.prefill_tokens) / median(figures.prefill_s)},
+      {"prefill_ms", 1e3 * median(figures.prefill_s)},
+      {"load_s", figures.load_s},
+      {"weight_bytes", static_cast<std::int64_t>(figures.weight_bytes)}};
+  if (figures.bandwidth > 0) {
+    fields["read_bytes_per_s"] = figures.bandwidth;
+    fields["bound_tokens_per_s"] = figures.bandwidth / figures.weight_bytes;
+    fields["bound_fraction"] = tokens_per_s * figures.weight_bytes / figures.bandwidth;
+  }
+  fields["dtype"] = trained.run.config.train.dtype;
+  fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
+                                                   : std::max(1, usable_cores() / trained.run.grid.world_size());
+  fields["instruction_set"] = kernels::instruction_set();
+  if (options.json) return print_json(fields);
+  for (const auto& [name, value] : fields.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+}
+
+}  // namespace
+
+int bench_generate(const Args& args) {
+  Options options;
+  const auto rest = config::parse_command_line(options, args, kUsage);
+  if (!rest.empty())
+    throw ConfigError(
+        rule_got_fix("bench generate takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
+  const run::TrainedModel trained = run::open_trained_model(options, "bench generate");
+  const std::int64_t context = trained.run.shape.max_positions;
+  for (const auto& [flag, value] : {std::pair<const char*, std::int64_t>{"--prompt-tokens", options.prompt_tokens},
+                                    {"--new-tokens", options.new_tokens},
+                                    {"--prefill-tokens", options.prefill_tokens},
+                                    {"--repeats", options.repeats}})
+    if (value < 1)
+      throw ConfigError(
+          rule_got_fix(concat("bench generate: ", flag, " must be 1 or above."), concat(value), concat(flag, " 1")));
+  if (options.prompt_tokens + options.new_tokens > context || options.prefill_tokens > context)
+    throw ConfigError(rule_got_fix(concat("bench generate: texts must fit into the model's context of ", context, "."),
+                                   concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens)),
+                                   "--prompt-tokens 1 --new-tokens 1 --prefill-tokens 1, or what fits"));
+  kernels::install_caching_allocator();
+  return run::run_on_ranks(trained.run, comm::place_from(run::environment()),
+                           [&](const comm::Group& world, at::Device device) {
+                             const Figures figures = measure(options, trained, world, device);
+                             if (world.rank() == 0) report(options, trained, figures);
+                             return kDone;
+                           });
+}
+
+}  // namespace megatron::app

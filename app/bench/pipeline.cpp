@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "app/bench/bench.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/config/options.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
+#include "megatron/train/engine.h"
+
+// How near real pipeline runs come to their prediction: first runs whose operations are timed, a simulation of each
+// schedule with these times, and only then the runs that it is compared with; each schedule in turn, with the same
+// weights and samples.
+namespace megatron::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using schedule::Timeline;
+
+constexpr const char* kUsage =
+    "megatron bench pipeline RECIPE.toml [--schedules 1f1b zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
+    "Predicts the time of each schedule's step on this machine and then measures it: the mean times of each stage's\n"
+    "operations in a first set of runs, on synthetic data, go into a simulation, whose result is printed before the\n"
+    "runs start that it is compared with. Compares the schedules with the first of them.";
+
+struct PipelineOptions {
+  config::RunConfig run;
+  std::vector<std::string> schedules = {"1f1b", "zb-h1"};
+  std::int64_t steps = 6, warmup = 2, rounds = 3;
+  bool as_json = false;
+  void visit(auto& v) {
+    v("schedules", schedules,
+      "Schedules to run (" + schedule::schedule_names() + ", auto, or files), the first to compare the others with.",
+      config::Common());
+    v("steps", steps, "Steps per schedule in each round.", config::Common());
+    v("warmup", warmup, "Warm-up steps before them.", config::Common());
+    v("rounds", rounds, "Rounds over all schedules, so that a busy machine slows each of them.", config::Common());
+    v("json", as_json, "Print one JSON object on stdout.", config::Common());
+    run.visit(v);
+  }
+};
+
+template <class Of>
+double median_of(const std::vector<Timeline>& steps, const Of& of) {
+  std::vector<double> values;
+  for (const Timeline& step : steps) values.push_back(of(step));
+  return median(values);
+}
+
+std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOptions& options, comm::Group world,
+                              at::Device device) {
+  train::Engine engine(run, std::move(world), device);
+  std::vector<Timeline> timelines;
+  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    train::synthetic_step(engine, run, i, 1e-4);
+    if (!engine.pipeline.measures()) continue;
+    auto timeline = engine.pipeline.timeline();
+    if (i >= options.warmup) timelines.push_back(std::move(*timeline));
+  }
+  return timelines;
+}
+
+/// Appends the steps of each run to `steps`, round after round; the first rank alone. Every rank of `world` calls it.
+void run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOptions& options, const comm::Group& world,
+                at::Device device, std::vector<std::vector<Timeline>>& steps) {
+  for (std::int64_t round = 0; round < options.rounds; ++round)
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      auto measured = measure(runs[i], options, world, device);
+      if (world.rank() == 0) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
+    }
+}
+
+std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::LaunchedRank>& place) {
+  constexpr std::int64_t kMax = 1'000'000;
+  if (options.steps < 1 || options.steps > kMax || options.warmup < 0 || options.warmup > kMax || options.rounds < 1 ||
+      options.schedules.empty())
+    throw ConfigError(rule_got_fix(
+        "--steps and --rounds must be at least 1, --warmup 0, steps at most 1000000, and --schedules name one.",
+        concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ", options.schedules.size(), " schedules"),
+        "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
+  std::vector<plan::ResolvedRun> runs;
+  for (const std::string& name : options.schedules) {
+    if (!schedule::is_name(name) && !run::read_schedule_file(name))
+      throw ConfigError(rule_got_fix("--schedules must name pipeline schedules, or files of them.", "'" + name + "'",
+                                     "--schedules 1f1b zb-h1 (the default)"));
+    const auto complete = [&](config::RunConfig& config) {
+      config.parallel.pp_schedule = name;
+      for (const schedule::ScheduleInfo& info : schedule::schedules())
+        if (name == info.name && info.min_chunks == info.max_chunks) config.parallel.vpp = info.min_chunks;
+      config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
+      config.train.train_iters = options.warmup + options.steps;
+    };
+    config::RunConfig config = options.run;
+    complete(config);
+    const plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .complete = complete};
+    runs.push_back(run::resolve_with_tokenizer(config, facts).run);
+  }
+  return runs;
+}
+
+/// The mean of each operation's cost over all steps.
+schedule::Costs costs_of(const std::vector<Timeline>& steps, const plan::ResolvedRun& run) {
+  Timeline all = steps.front();
+  for (std::size_t i = 1; i < steps.size(); ++i)
+    for (std::size_t rank = 0; rank < all.ranks.size(); ++rank)
+      all.ranks[rank].insert(all.ranks[rank].end(), steps[i].ranks[rank].begin(), steps[i].ranks[rank].end());
+  return schedule::measured_costs(all, plan::stage_costs(run.config, run.shape, run.parts));
+}
+
+double simulated_s(const schedule::Program& program, const schedule::Costs& costs) {
+  return schedule::simulate(program, costs).makespan;
+}
+
+schedule::Program program_of(const plan::ResolvedRun& run) {
+  return plan::pipeline_program(run, run.microbatches_per_step);
+}
+
+/// What is said of a schedule before it is measured.
+struct Prediction {
+  schedule::Costs costs;  ///< mean times of operations in runs of their own
+  schedule::Timeline simulated;
+};
+
+Prediction predict(const plan::ResolvedRun& run, const std::vector<Timeline>& timed) {
+  schedule::Costs costs = costs_of(timed, run);
+  schedule::Timeline simulated = schedule::simulate(program_of(run), costs);
+  return {std::move(costs), std::move(simulated)};
+}
+
+/// Whole lines as soon as they are known; on stderr where stdout is for JSON.
+void print_predictions(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
+                       std::FILE* out) {
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    std::fprintf(out, "predicted %s: %.4g ms a step, bubble %.1f %%\n", runs[i].config.parallel.pp_schedule.c_str(),
+                 1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble);
+  std::fflush(out);
+}
+
+Json report_of(const plan::ResolvedRun& run, const Prediction& prediction, const std::vector<Timeline>& steps) {
+  const double measured_ms = 1e3 * median_of(steps, [](const Timeline& step) { return step.makespan; });
+  const double predicted_ms = 1e3 * prediction.simulated.makespan;
+  const auto ms = [](std::vector<double> seconds) {
+    for (double& s : seconds) s *= 1e3;
+    return seconds;
+  };
+  return {{"schedule", run.config.parallel.pp_schedule},
+          {"predicted_ms", predicted_ms},
+          {"measured_ms", measured_ms},
+          {"measured_over_predicted", measured_ms / predicted_ms},
+          {"bubble_predicted", prediction.simulated.bubble},
+          {"bubble_measured", median_of(steps, [](const Timeline& step) { return step.bubble; })},
+          {"peak_activations", prediction.simulated.peak_live},
+          {"forward_ms", ms(prediction.costs.forward)},
+          {"backward_input_ms", ms(prediction.costs.backward_input)},
+          {"backward_weight_ms", ms(prediction.costs.backward_weight)}};
+}
+
+/// How much faster schedule `i` is than the first, and what the simulator made of both with the costs of `i`, which
+/// alone may tell the halves of a backward apart.
+Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
+                const std::vector<std::vector<Timeline>>& steps, std::size_t i) {
+  const auto measured_s = [&](std::size_t k) {
+    return median_of(steps[k], [](const Timeline& step) { return step.makespan; });
+  };
+  const schedule::Costs& costs = predictions[i].costs;
+  const double predicted = 1 - simulated_s(program_of(runs[i]), costs) / simulated_s(program_of(runs[0]), costs);
+  const double measured = 1 - measured_s(i) / measured_s(0);
+  return {{"schedule", runs[i].config.parallel.pp_schedule},
+          {"against", runs[0].config.parallel.pp_schedule},
+          {"time_saved_predicted", predicted},
+          {"time_saved_measured", measured},
+          {"measured_over_predicted", predicted > 0 ? Json(measured / predicted) : Json()}};
+}
+
+void print_table(const Json& json) {
+  for (const char* list : {"schedules", "comparisons"})
+    for (const Json& entry : json[list]) {
+      for (const auto& [name, value] : entry.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+      std::printf("\n");
+    }
+}
+
+}  // namespace
+
+int bench_pipeline(const Args& args) {
+  PipelineOptions options;
+  const auto place = comm::place_from(run::environment());
+  std::vector<plan::ResolvedRun> runs;
+  config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
+  for (const plan::ResolvedRun& run : runs) run::check_memory(run, place, plan::Holding::Training);
+  kernels::install_caching_allocator();
+  std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());  // of the first rank alone
+  std::vector<Prediction> predictions;
+  // The ranks meet once: all schedules have the same number of them.
+  const int code = run::run_on_ranks(runs[0], place, [&](const comm::Group& world, at::Device device) {
+    run_rounds(runs, options, world, device, timed);
+    if (world.rank() == 0) {
+      for (std::size_t i = 0; i < runs.size(); ++i) predictions.push_back(predict(runs[i], timed[i]));
+      print_predictions(runs, predictions, options.as_json ? stderr : stdout);
+    }
+    run_rounds(runs, options, world, device, steps);
+    return kDone;
+  });
+  if (code != kDone || predictions.empty()) return code;  // another process reports
+  Json json{{"ranks", runs[0].grid.world_size()}, {"microbatches", runs[0].microbatches_per_step}};
+  json["schedules"] = json["comparisons"] = Json::array();
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    json["schedules"].push_back(report_of(runs[i], predictions[i], steps[i]));
+  for (std::size_t i = 1; i < runs.size(); ++i)
+    if (runs[i].parts == runs[0].parts) json["comparisons"].push_back(comparison(runs, predictions, steps, i));
+  if (options.as_json)
+    print_json(json);
+  else
+    print_table(json);
+  return kDone;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,388 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/bench/bench.h"
+#include "app/bench/timed_steps.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/parallel/output_layer.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/log/run_log.h"
+
+namespace megatron::app {
+namespace {
+
+// Waits until the device has done what it was given.
+void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
+
+}  // namespace
+
+TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std::int64_t warmup, std::int64_t steps,
+                       const std::function<void(std::int64_t)>& after) {
+  TimedSteps timed;
+  for (std::int64_t i = 0; i < warmup + steps; ++i) {
+    const Stopwatch watch;
+    const auto result = train::synthetic_step(engine, run, i, 1e-4);
+    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step goes on
+    const double step_s = watch.seconds();
+    timed.loss = result.loss;
+    if (after) after(i);
+    if (i < warmup) continue;
+    timed.step_s.push_back(step_s);
+    timed.forward_s.push_back(result.times.forward_s);
+    timed.backward_s.push_back(result.times.backward_s);
+    timed.reduce_s.push_back(result.times.reduce_s);
+    timed.optimizer_s.push_back(result.times.optimizer_s);
+  }
+  return timed;
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string model = "gpt2_124m";
+  std::int64_t micro_batch_size = 1, microbatches = 1, seq_length = 1024;
+  std::int64_t steps = 5, warmup = 2;
+  double dropout = 0;
+  int world_size = 1, tp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
+  bool sp = false;
+  std::string schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
+  std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto",
+              matmul_precision = "highest";
+  std::int64_t loss_chunk_tokens = 1024;
+  bool recompute_gelu = true;
+  bool json = false;
+  config::OptimizerConfig optimizer;
+
+  void visit(auto& v) {
+    v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.", config::Common());
+    v("micro_batch_size", micro_batch_size, "Samples per rank and microbatch.", config::Common());
+    v("microbatches", microbatches, "Microbatches per step and data-parallel rank.", config::Common());
+    v("seq_length", seq_length, "Tokens per sample.", config::Common());
+    v("steps", steps, "Timed steps.", config::Common());
+    v("warmup", warmup, "Warm-up steps before them.", config::Common());
+    v("dropout", dropout, "Hidden and attention dropout.");
+    v("world_size", world_size, "Ranks.", config::Common());
+    v("tp", tp, "Tensor-parallel size.", config::Common());
+    v("pp", pp, "Pipeline-parallel size.", config::Common());
+    v("vpp", vpp, "Pipeline stages per pipeline rank.");
+    v("sp", sp, "Sequence parallelism.");
+    v("schedule", schedule, "Pipeline schedule, as parallel.pp_schedule.");
+    v("pp_communication", pp_communication, "Messages between pipeline stages.",
+      config::Choices({"unbatched", "batched", "overlapped"}));
+    v("pp_layout", pp_layout, "Layers by stage, as parallel.pp_layout.");
+    v("recompute", recompute, "Activations to recompute in the backward pass.",
+      config::Choices({"none", "selective", "full"}));
+    v("trace", trace, "JSON file for the measured timeline of the last step.");
+    v("dp", dp, "Data-parallel size; 0: derived.");
+    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.");
+    v("launch", launch, "How ranks are started.", config::Choices({"auto", "threads", "processes"}));
+    v("backend", backend, "Transport of messages between ranks.", config::Choices({"auto", "local", "gloo", "nccl"}));
+    v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
+    v("dtype", dtype, "Data type of parameters and activations.", config::Common(),
+      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
+    v("kernels", kernels, "Instruction set of the kernels; auto: the best that this machine has.",
+      config::Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+    v("matmul_precision", matmul_precision, "float32 matrix products; high needs AMX.", "matmul-precision",
+      config::Choices({"highest", "high"}));
+    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once.");
+    v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass.");
+    v("json", json, "Print one JSON object on stdout.", config::Common());
+    v("optimizer", optimizer, "The recipe's section.");
+  }
+};
+
+plan::ResolvedRun resolve(const Options& options, const std::optional<comm::LaunchedRank>& place) {
+  config::RunConfig config;
+  config::load_toml(config, config_file(options.model, "configs", "--model"));
+  config.model.hidden_dropout = config.model.attention_dropout = options.dropout;
+  config.model.max_position_embeddings = std::max(config.model.max_position_embeddings, options.seq_length);
+  config.data.seq_length = options.seq_length;
+  config.optimizer = options.optimizer;
+  config.parallel.world_size = place ? 0 : options.world_size;
+  config.parallel.tp = options.tp;
+  config.parallel.pp = options.pp;
+  config.parallel.vpp = options.vpp;
+  config.parallel.sp = options.sp;
+  config.parallel.pp_schedule = options.schedule;
+  config.parallel.pp_communication = options.pp_communication;
+  config.parallel.pp_layout = options.pp_layout;
+  config.parallel.dp = options.dp;
+  config.parallel.threads_per_rank = options.threads_per_rank;
+  config.parallel.launch = options.launch;
+  config.parallel.backend = options.backend;
+  config.parallel.device = options.device;
+  config.schedule.rampup_batch_size.clear();
+  config.schedule.lr_warmup_samples = 0;
+  config.train.micro_batch_size = options.micro_batch_size;
+  const auto complete = [&](config::RunConfig& changed) {
+    const config::ParallelConfig& parallel = changed.parallel;
+    const int world = place ? place->world_size : parallel.world_size;
+    const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, world / std::max(1, parallel.tp * parallel.pp));
+    changed.train.global_batch_size = changed.train.micro_batch_size * options.microbatches * dp;
+  };
+  complete(config);
+  config.train.train_iters = options.warmup + options.steps;
+  config.train.dtype = options.dtype;
+  config.train.kernels = options.kernels;
+  config.train.matmul_precision = options.matmul_precision;
+  config.train.loss_chunk_tokens = options.loss_chunk_tokens;
+  config.train.recompute_gelu = options.recompute_gelu;
+  config.train.recompute = options.recompute;
+  config.log.trace = options.trace;
+  if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
+  constexpr std::int64_t kMaxMicrobatches = 1 << 16;
+  if (options.microbatches < 1 || options.microbatches > kMaxMicrobatches)
+    throw ConfigError(rule_got_fix(concat("--microbatches must be from 1 to ", kMaxMicrobatches, "."),
+                                   concat(options.microbatches), "--microbatches 1 (the default)"));
+  if (options.steps < 1 || options.warmup < 0)
+    throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
+                                   concat(options.steps, " and ", options.warmup), "--steps 1 --warmup 0"));
+  std::map<std::string, std::string> flags = {{"optimizer.", ""},
+                                              {"train.micro_batch_size", "micro-batch-size"},
+                                              {"data.seq_length", "seq-length"},
+                                              {"log.trace", "trace"},
+                                              {"parallel.pp_schedule", "schedule"}};
+  for (const char* name : {"world_size", "tp", "pp", "vpp", "sp", "pp_communication", "pp_layout", "dp",
+                           "threads_per_rank", "launch", "backend", "device"})
+    flags.emplace(concat("parallel.", name), config::normalized(name));
+  for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu", "recompute"})
+    flags.emplace(concat("train.", name), config::normalized(name));
+  return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0,
+                                .schedule_file = run::read_schedule_file(options.schedule),
+                                .flags = std::move(flags),
+                                .complete = complete});
+}
+
+// Since this process was started, the loading of libraries included: field 22 of /proc/self/stat against the uptime.
+double seconds_since_start() {
+  std::ifstream stat_file("/proc/self/stat"), uptime_file("/proc/uptime");
+  const std::string stat((std::istreambuf_iterator<char>(stat_file)), {});
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));  // the name in parentheses may hold spaces
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  double uptime_s = 0;
+  uptime_file >> uptime_s;
+  return uptime_s - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// Minor page faults of this process so far.
+std::int64_t page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+// The best rate of a square matrix product, libtorch's or our own, on all cores that the ranks use, or on one GPU, in
+// 1e9 operations a second.
+double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
+  kernels::configure_thread(threads);
+  constexpr std::int64_t kSize = 2048;
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  const auto a = at::ones({kSize, kSize}, options), b = at::ones({kSize, kSize}, options);
+  auto c = at::empty({kSize, kSize}, options);
+  kernels::PackedWeight packed;
+  double best_s = 1e9;
+  for (int run = 0; run < 24; ++run) {
+    const Stopwatch watch;
+    if (run % 2 == 0)
+      at::mm_out(c, a, b);
+    else
+      c = kernels::linear(a, b, &packed);
+    finish(c);
+    best_s = std::min(best_s, watch.seconds());
+  }
+  return 2e-9 * kSize * kSize * kSize / best_s;
+}
+
+struct Measured {
+  double startup_s = 0;
+  TimedSteps timed;
+  std::vector<double> loss_layer_s;
+  std::int64_t peak_memory_bytes = 0;
+  double page_faults_per_step = 0;  // minor ones of this process
+  double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
+  std::string timeline;             // what --trace says
+};
+
+// Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
+// tp.
+std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::Engine& engine) {
+  const auto& train = run.config.train;
+  if (run.parts.size() > 1 || !run.shape.causal || run.shape.encoder_decoder())
+    return {0};  // on the ranks of the last stage, after a head, of another length
+  const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
+  const parallel::VocabParallelOutput output(
+      engine.parameters.get(weight), engine.context.tensor(),
+      {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
+  const std::int64_t s = run.config.data.seq_length, b = train.micro_batch_size;
+  const auto options = engine.parameters.values().options();
+  const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
+  const auto labels = at::zeros({s, b}, options.dtype(at::kLong)),
+             mask = at::ones({s, b}, options.dtype(train::loss_type(run.config)));
+  std::vector<double> seconds;
+  for (int i = 0; i < 3; ++i) {
+    const Stopwatch watch;
+    const auto loss = output.loss_sum(hidden, labels, mask);
+    seconds.push_back(watch.seconds());
+  }
+  return seconds;
+}
+
+Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Group world, at::Device device) {
+  train::Engine engine(run, std::move(world), device);
+  Measured measured;
+  measured.startup_s = seconds_since_start();
+  std::int64_t faults_before = page_faults();
+  measured.timed = timed_steps(engine, run, options.warmup, options.steps, [&](std::int64_t i) {
+    if (i < options.warmup) faults_before = page_faults();
+  });
+  measured.page_faults_per_step =
+      static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
+  measured.peak_memory_bytes = train::peak_memory_bytes();
+  const std::int64_t buffers =
+      static_cast<std::int64_t>(engine.parameters.values().nbytes()) + engine.parameters.gradient_bytes();
+  measured.bytes_per_parameter =
+      static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.values().numel());
+  measured.loss_layer_s = time_loss_layer(run, engine);
+  if (engine.pipeline.measures()) {
+    const auto timeline = engine.pipeline.timeline();
+    if (timeline && engine.context.rank() == 0)
+      measured.timeline = train::write_timeline(*timeline, run, run.config.train.train_iters, options.trace);
+  }
+  return measured;
+}
+
+// Operations of a step without those that it leaves out: of a BERT's tokens, the masked ones alone have logits.
+double computed_flops(const plan::ResolvedRun& run, double flops) {
+  if (!run.shape.masked_lm_head) return flops;
+  const double output = plan::output_flops(run.shape, run.config.train.global_batch_size * run.config.data.seq_length);
+  return flops - 3 * output * (1 - run.config.data.mask_prob);
+}
+
+constexpr const char* kBoundHow =
+    "computed_flops_per_step (flops_per_step, which is Megatron-LM's count: causal attention half, padded output rows, "
+    "no recomputation; less the logits of a BERT's tokens that are not masked) at matmul_peak_gflops (best of 24 "
+    "products of 2048 x 2048 matrices in this process, every second one our own, in the step's dtype or, where these "
+    "are faster, in float32, on as many threads as the ranks have in all, or on one GPU), over step_ms; loss_layer is "
+    "timed apart, after the steps, and taken off forward";
+
+Json report(const plan::ResolvedRun& run, const Options& options, const Measured& measured, double peak_gflops,
+            int threads) {
+  const double step_s = median(measured.timed.step_s);
+  const std::int64_t samples = run.config.train.global_batch_size;
+  const double flops =
+      plan::training_flops(run.shape, samples, run.config.data.seq_length, run.config.data.decoder_seq_length);
+  const double computed = computed_flops(run, flops);
+  const auto ms = [](const std::vector<double>& seconds) { return 1e3 * median(seconds); };
+  const double loss_layer_ms = ms(measured.loss_layer_s) * static_cast<double>(options.microbatches);
+  Json steps = Json::array();
+  for (const double s : measured.timed.step_s) steps.push_back(1e3 * s);
+  return {{"model", options.model},
+          {"parameters", plan::parameter_count(run.shape)},
+          {"dtype", run.config.train.dtype},
+          {"kernels", kernels::instruction_set()},
+          {"matmul_precision", kernels::matmul_precision()},
+          {"micro_batch_size", options.micro_batch_size},
+          {"microbatches", options.microbatches},
+          {"seq_length", options.seq_length},
+          {"dropout", options.dropout},
+          {"tp", run.grid.size(plan::Axis::Tp)},
+          {"pp", run.grid.size(plan::Axis::Pp)},
+          {"stages", run.parts.size()},
+          {"schedule", plan::schedule_text(run)},
+          {"timeline", measured.timeline},
+          {"dp", run.grid.sample_shares()},
+          {"threads", threads},
+          {"tokens_per_s", static_cast<double>(samples * run.config.data.seq_length) / step_s},
+          {"step_ms", 1e3 * step_s},
+          {"all_step_ms", steps},
+          {"loss", measured.timed.loss},
+          {"peak_memory_bytes", measured.peak_memory_bytes},
+          {"bytes_per_parameter", measured.bytes_per_parameter},
+          {"page_faults_per_step", measured.page_faults_per_step},
+          {"startup_s", measured.startup_s},
+          {"breakdown_ms",
+           {{"forward", std::max(0.0, ms(measured.timed.forward_s) - loss_layer_ms)},
+            {"loss_layer", loss_layer_ms},
+            {"backward", ms(measured.timed.backward_s)},
+            {"reduce", ms(measured.timed.reduce_s)},
+            {"optimizer", ms(measured.timed.optimizer_s)}}},
+          {"flops_per_step", flops},
+          {"computed_flops_per_step", computed},
+          {"matmul_peak_gflops", peak_gflops},
+          {"bound_ms", 1e3 * computed / (1e9 * peak_gflops)},
+          {"bound_fraction", computed / (1e9 * peak_gflops) / step_s},
+          {"bound_how", kBoundHow}};
+}
+
+void print_table(const Json& json) {
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_object())
+      for (const auto& [part, ms] : value.items()) std::printf("  %-22s %s ms\n", part.c_str(), ms.dump().c_str());
+    else
+      std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+  }
+}
+
+}  // namespace
+
+int bench_step(const Args& args) {
+  Options options;
+  const auto rest = config::parse_command_line(options, args, "megatron bench step [OPTION]…");
+  if (!rest.empty())
+    throw ConfigError(
+        rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
+  const auto place = comm::place_from(run::environment());
+  const plan::ResolvedRun run = resolve(options, place);
+  run::check_memory(run, place, plan::Holding::Training,
+                    {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
+  kernels::install_caching_allocator();
+  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  kernels::set_matmul_precision(run.config.train.matmul_precision);
+  std::optional<Measured> of_first_rank;
+  const int code = run::run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
+    const bool first = world.rank() == 0;
+    Measured measured = measure(run, options, world, device);
+    if (first) of_first_rank = std::move(measured);
+    world.barrier();
+    return kDone;
+  });
+  if (!of_first_rank) return code;
+  const int threads = options.threads_per_rank > 0 ? options.threads_per_rank * run.grid.world_size() : usable_cores();
+  const auto dtype = train::scalar_type(run.config);
+  double peak_gflops = matmul_peak_gflops(dtype, options.device, threads);
+  if (dtype != at::kDouble)
+    peak_gflops = std::max(peak_gflops, matmul_peak_gflops(at::kFloat, options.device, threads));
+  const Json json = report(run, options, *of_first_rank, peak_gflops, threads);
+  if (options.json)
+    print_json(json);
+  else
+    print_table(json);
+  return code;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,155 @@
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <vector>
+
+#include "app/data/jobs.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/config/options.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/index/gpt_index.h"
+#include "megatron/data/samples/bert_dataset.h"
+#include "megatron/data/samples/t5_dataset.h"
+
+namespace megatron::app {
+namespace {
+
+struct IndexFlags {
+  std::string kind = "gpt";
+  std::int64_t seq_length = 0;
+  std::uint64_t seed = 1234;
+  std::string split = "969,30,1";
+  std::vector<std::int64_t> samples;
+  double short_seq_prob = 0.1;
+  bool one_segment = false;
+  std::string output;
+  bool json = false;
+
+  void visit(auto& v) {
+    v.title("which samples");
+    v("kind", kind, "Kind of samples; bert and t5 need sentences (data preprocess --split-sentences).",
+      config::Choices({"gpt", "bert", "t5"}));
+    v("seq_length", seq_length, "Tokens per sample.", config::Example{"1024"}, config::Required());
+    v("seed", seed, "Seed of the order.");
+    v("split", split, "Shares of documents for training, validation and test.");
+    v("samples", samples, "Numbers of samples for training, validation and test, such as 1000,50,10.",
+      config::Example{"1000,50,10"}, config::Required());
+    v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.");
+    v("one_segment", one_segment, "bert: samples without a second segment.");
+    v.title("what is written");
+    v("output", output, "Folder to write.", config::Required());
+    v("json", json, "Print what was written as one JSON object.");
+  }
+};
+
+/// Makes a folder; where its job then fails, what was made is gone again, unless something lies in it.
+class MadeFolder {
+ public:
+  explicit MadeFolder(const std::filesystem::path& path) {
+    for (auto part = path.lexically_normal(); !part.empty() && !std::filesystem::exists(part);
+         part = part.parent_path())
+      made_.push_back(part);
+    make_folder(path);
+  }
+  ~MadeFolder() {
+    std::error_code not_empty;
+    if (std::uncaught_exceptions() > exceptions_)
+      for (const auto& part : made_) std::filesystem::remove(part, not_empty);
+  }
+  MadeFolder(const MadeFolder&) = delete;
+  MadeFolder& operator=(const MadeFolder&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< the innermost first
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
+
+nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDataset& pair) {
+  const auto ranges = data::split_ranges(flags.split, pair.size());
+  const auto spec_of = [&](std::size_t i) {
+    return data::GptIndexSpec{.seq_length = flags.seq_length, .seed = flags.seed, .num_samples = flags.samples[i]};
+  };
+  for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
+  const MadeFolder folder(flags.output);
+  nlohmann::ordered_json report = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (ranges[i].size() == 0) continue;
+    const std::string name = data::split_part_name(kParts[i]), stem = flags.output + "/" + name;
+    const auto plan =
+        data::build_gpt_index(pair, ranges[i], spec_of(i),
+                              {stem + "_document_index.npy", stem + "_sample_index.npy", stem + "_shuffle_index.npy"});
+    report[name] = {{"sequences", ranges[i].size()},
+                    {"tokens_per_epoch", plan.tokens_per_epoch},
+                    {"epochs", plan.epochs},
+                    {"separate_last_epoch", plan.separate_last_epoch},
+                    {"samples", plan.samples}};
+    if (!flags.json)
+      std::printf("%s: %lld samples in %lld passes over %lld sequences\n", name.c_str(),
+                  static_cast<long long>(plan.samples), static_cast<long long>(plan.epochs),
+                  static_cast<long long>(ranges[i].size()));
+  }
+  return report;
+}
+
+nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::IndexedDataset& pair) {
+  const data::SentenceBounds bounds = flags.kind == "bert" ? data::bert_bounds(flags.seq_length, !flags.one_segment)
+                                                           : data::t5_bounds(flags.seq_length);
+  const auto spec_of = [&](std::size_t i) {
+    return data::SentenceIndexSpec{.max_tokens = bounds.max_tokens,
+                                   .min_sentences = bounds.min_sentences,
+                                   .short_probability = flags.short_seq_prob,
+                                   .seed = flags.seed,
+                                   .num_samples = flags.samples[i]};
+  };
+  for (std::size_t i = 0; i < 3; ++i) data::check_sentence_index(spec_of(i));
+  const MadeFolder folder(flags.output);
+  nlohmann::ordered_json report = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < 3; ++i) {
+    const data::DocumentRange range = data::split_documents(flags.split, kParts[i], pair);
+    if (range.first == range.last && flags.samples[i] == 0) continue;
+    const std::string name = data::split_part_name(kParts[i]);
+    const std::int64_t samples =
+        data::build_sentence_index(pair, range, spec_of(i), flags.output + "/" + name + "_sample_index.npy");
+    report[name] = {{"documents", range.last - range.first}, {"samples", samples}};
+    if (!flags.json)
+      std::printf("%s: %lld samples over %lld documents\n", name.c_str(), static_cast<long long>(samples),
+                  static_cast<long long>(range.last - range.first));
+  }
+  return report;
+}
+
+}  // namespace
+
+int data_index(const Args& args) {
+  IndexFlags flags;
+  const auto words = config::parse_command_line(
+      flags, args,
+      "megatron data index P --seq-length S --seed N --split 969,30,1 --samples T,V,E --output DIR\n\n"
+      "Builds the order of samples ahead of time: DIR/SPLIT_{document,sample,shuffle}_index.npy, of bert and t5\n"
+      "DIR/SPLIT_sample_index.npy.");
+  if (words.size() != 1)
+    throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words"),
+                                   "megatron data index PREFIX [OPTION]…"));
+  refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
+                 "--kind bert or t5");
+  refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
+  need_option(!flags.output.empty(), "--output", "FOLDER");
+  need_option(flags.seq_length != 0, "--seq-length", "1024");
+  if (flags.samples.size() != 3)
+    throw ConfigError(rule_got_fix("--samples takes three numbers, such as 1000,50,10.",
+                                   concat(flags.samples.size(), " numbers"), "--samples 1000,50,10"));
+  const data::IndexedDataset pair(words[0]);
+  const nlohmann::ordered_json report = flags.kind == "gpt" ? index_gpt(flags, pair) : index_sentences(flags, pair);
+  if (flags.json) print_json(report);
+  return kDone;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,195 @@
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "app/eval/jobs.h"
+#include "app/eval/task_options.h"
+#include "app/json_line.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/atomic_folder.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
+#include "megatron/config/finetune_recipe.h"
+#include "megatron/config/options.h"
+#include "megatron/finetune/evaluate.h"
+#include "megatron/finetune/results.h"
+#include "megatron/finetune/weights.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/model_kind.h"
+#include "megatron/run/ranks.h"
+#include "megatron/train/resume/agreement.h"
+
+// `megatron eval mnli` and the other tasks of `megatron finetune`: what a fine-tuned model scores on a file.
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron eval mnli|qqp|race|squad|squad1|squad2 --load DIR --data F [OPTION]…\n\n"
+    "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
+    "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. What OUT/seed_N was "
+    "fine-tuned\n"
+    "with holds here too, the null threshold of SQuAD 2.0 as well: 0 where none is known. docs/finetune.md.";
+
+struct TaskFlags : EvalFlags {
+  std::string output;
+  std::int64_t seq_length = 0, doc_stride = 0, max_query_length = 0, n_best = 0, max_answer_length = 0;
+
+  void visit(auto& v) {
+    EvalFlags::visit(v);
+    v("output", output, "Folder for the predictions, new or empty; empty: none are written.");
+    v("seq_length", seq_length, "Maximum tokens per row; 0: as in the fine-tuning, else 128, squad 384, race 512.");
+    v("doc_stride", doc_stride,
+      "squad: tokens from the beginning of one window of a context to that of the next; 0: as in the fine-tuning, else "
+      "128.");
+    v("max_query_length", max_query_length,
+      "squad, race: maximum tokens per question; 0: as in the fine-tuning, else 64 for squad, 128 for race.");
+    v("n_best", n_best,
+      "squad: answers in nbest_predictions.json, and starts and ends considered per window; 0: as in the fine-tuning, "
+      "else 20.");
+    v("max_answer_length", max_answer_length, "squad: maximum tokens per answer; 0: as in the fine-tuning, else 30.");
+  }
+};
+
+struct TaskWork {
+  std::string name;
+  run::TrainedModel model;
+  std::unique_ptr<const tasks::Task> task;
+  tasks::TaskForm form;
+  double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
+};
+
+void check(const TaskFlags& flags, const std::string& task, const char* head) {
+  check_task_numbers(task, head,
+                     {{"--batch-size", flags.batch_size, 0},
+                      {"--seq-length", flags.seq_length, 0},
+                      {"--doc-stride", flags.doc_stride, 0, 0, " span "},
+                      {"--max-query-length", flags.max_query_length, 0, 0, " span options "},
+                      {"--n-best", flags.n_best, 0, 0, " span "},
+                      {"--max-answer-length", flags.max_answer_length, 0, 0, " span "}});
+  if (!flags.output.empty()) AtomicFolder::check(flags.output);
+}
+
+/// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
+/// answered.
+std::string task_name(const std::string& job, const std::string& data) {
+  if (job != "squad") return job;
+  return read_file(data).find("\"is_impossible\"") == std::string::npos ? "squad1" : "squad2";
+}
+
+std::int64_t usual_length(tasks::TaskKind kind) {
+  const bool pair = kind == tasks::TaskKind::Mnli || kind == tasks::TaskKind::Qqp;
+  return pair ? 128 : kind == tasks::TaskKind::Race ? 512 : 384;
+}
+
+/// `trained`: with what the model was fine-tuned, or the defaults.
+tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const run::TrainedModel& model,
+                                const config::TaskConfig& trained) {
+  const auto asked = [](std::int64_t flag, std::int64_t otherwise) {
+    return static_cast<int>(flag > 0 ? flag : otherwise);
+  };
+  return {.kind = kind,
+          .bert = plan::model_kind(model.run.config.model.architecture).frames_pairs,
+          .seq_length = static_cast<int>(model.run.config.data.seq_length),
+          .doc_stride = asked(flags.doc_stride, trained.doc_stride),
+          .max_query_length = asked(flags.max_query_length, trained.max_query_length),
+          .n_best = asked(flags.n_best, trained.n_best),
+          .max_answer_tokens = asked(flags.max_answer_length, trained.max_answer_length),
+          .limit = flags.limit,
+          .to_learn = false,
+          .threads = usable_cores()};
+}
+
+/// The model's head must be there and be the task's.
+void check_head(const std::string& folder, const std::string& task, tasks::TaskKind kind,
+                const plan::ResolvedRun& run) {
+  finetune::check_labels(folder, tasks::task_labels(kind));
+  finetune::check_weights(folder, run);
+  const auto missing = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, false).missing;
+  if (!missing.empty())
+    throw ConfigError(rule_got_fix(concat("The model in ", folder, " must have the head of ", task, "."),
+                                   concat("no ", missing[0]),
+                                   concat("fine-tune it first: megatron finetune RECIPE.toml --task ", task,
+                                          " --train-data FILE --valid-data FILE --load ", folder)));
+}
+
+TaskWork open_work(const TaskFlags& flags, const std::string& job) {
+  const std::string name = task_name(job, flags.data);
+  const tasks::TaskKind kind = tasks::task_kind_of(name);
+  const tasks::TaskForm form = tasks::task_form(kind);
+  check(flags, name, form.head);
+  run::TrainedModel model = run::open_task_model(flags, "eval",
+                                                 {.head = form.head,
+                                                  .num_classes = form.num_classes,
+                                                  .seq_length = flags.seq_length,
+                                                  .usual_length = usual_length(kind),
+                                                  .microbatch_size = flags.batch_size});
+  check_head(flags.load, name, kind, model.run);
+  const auto trained = finetune::read_result(flags.load);
+  config::FinetuneRecipe recipe;
+  if (trained && trained->task == name)
+    config::read_toml(config::fields_of(recipe), trained->recipe, flags.load + "/result.json");
+  auto task = tasks::open_task(flags.data, model.tokenizer, task_options(flags, kind, model, recipe.task));
+  if (!task->labelled() && flags.output.empty())
+    throw ConfigError(rule_got_fix(flags.data + " must have a label for each example.", "some have none",
+                                   "--output DIR writes predictions, which need none"));
+  return {.name = name,
+          .model = std::move(model),
+          .task = std::move(task),
+          .form = form,
+          .null_threshold = trained ? trained->null_threshold : 0};
+}
+
+void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLogits& logits, double seconds) {
+  const tasks::Task& task = *work.task;
+  const tasks::TaskScores scores = task.labelled() ? task.scores(logits.values, work.null_threshold)
+                                                   : tasks::TaskScores{.null_threshold = work.null_threshold};
+  if (!flags.output.empty()) {
+    AtomicFolder output(flags.output);
+    finetune::write_predictions(output.temporary_path(), task, logits.values, scores.null_threshold, scores.report);
+    output.commit();
+  }
+  nlohmann::ordered_json fields = {{"task", work.name}, {"examples", task.examples()}};
+  for (const tasks::Metric& metric : scores.metrics) fields[metric.name] = metric.value;
+  if (!scores.report.empty()) fields.update(nlohmann::ordered_json::parse(scores.report));  // best_f1, HasAns_f1, …
+  if (task.labelled()) fields["loss"] = logits.loss;
+  if (work.name == "squad2") fields["null_threshold"] = scores.null_threshold;
+  std::int64_t tokens = 0;
+  for (std::size_t sample = 0; sample < task.size(); ++sample)
+    tokens += std::int64_t{work.form.rows} * task.length(sample);
+  print_report(std::move(fields), flags, work.model.run, tokens, seconds);
+}
+
+}  // namespace
+
+int eval_task(const std::string& job, const Args& args) {
+  TaskFlags flags;
+  check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
+  const TaskWork work = open_work(flags, job);
+  const auto place = comm::place_from(run::environment());
+  if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
+    std::fprintf(stderr, "left out: %s\n", out.c_str());
+  run::check_start(work.model.run, place);
+  check_eval_memory(flags, work.model.run, std::ssize(*work.task), work.model.run.config.data.seq_length);
+  kernels::install_caching_allocator();
+  comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
+  facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});
+  const auto score = [&](const comm::Group& world, at::Device device) {
+    train::Engine engine(work.model.run, world, device);
+    finetune::load_weights(flags.load, engine, work.model.run);
+    world.barrier();  // all have read their weights
+    const Stopwatch since_start;
+    const finetune::TaskBatches batches(*work.task, work.form, finetune::batch_options(work.model.run, true));
+    Progress progress("eval", "samples", static_cast<std::int64_t>(work.task->size()),
+                      world.rank() == 0 ? Progress::mode_of(flags.progress) : Progress::Mode::Off);
+    const auto logits =
+        finetune::evaluate(engine, work.model.run, batches, [&](std::int64_t done) { progress.update(done); });
+    if (world.rank() == 0) report(flags, work, logits, since_start.seconds());
+    return kDone;
+  };
+  return run::run_on_ranks(work.model.run, place, score, facts);
+}
+
+}  // namespace megatron::app

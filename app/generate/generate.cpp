@@ -1,0 +1,282 @@
+#include "megatron/generate/generate.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/generate/answer.h"
+#include "app/jobs.h"
+#include "app/tokenizer/text_stream.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/config/options.h"
+#include "megatron/generate/texts.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/model_kind.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/trained_model.h"
+#include "megatron/text/chat_template.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/resume/agreement.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron generate --load DIR --prompt S… [OPTION]…\n\n"
+    "Continues each prompt with the model in DIR: a run's folder, its checkpoints or one of them, or a Hugging Face\n"
+    "folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. The answer to a\n"
+    "single prompt is printed token by token.\n\n"
+    "A T5 reads each prompt and prints only its answer: greedy, by beam search, or sampled with --temperature.";
+
+constexpr double kUsualTemperature = -1;
+
+struct GenerateFlags : run::ModelFlags {
+  std::vector<std::string> prompt;
+  std::string prompt_file;
+  bool chat = false;
+  std::string system;
+  std::int64_t max_new_tokens = 64;
+  double temperature = kUsualTemperature;
+  int top_k = 0;
+  double top_p = 1;
+  std::uint64_t seed = 1234;
+  std::int64_t num_beams = 1;
+  double length_penalty = 1;
+  std::string early_stopping = "likely";
+  bool ignore_eos = false;
+  bool json = false;
+
+  void visit(auto& v) {
+    run::ModelFlags::visit(v);
+    v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
+    v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
+    v("chat", chat, "Each prompt is a user's message to a chat model, formatted by the template in its folder.",
+      config::Common());
+    v("system", system, "With --chat: the system message.", config::Common());
+    v("max_new_tokens", max_new_tokens, "Maximum number of tokens to generate; a full context ends a text sooner.",
+      config::Common());
+    v("temperature", temperature, "Sampling temperature; 0: greedy; -1: 1, for a T5 0.", config::Common());
+    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
+    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("seed", seed, "Seed of the sampling.", config::Common());
+    v("num_beams", num_beams, "T5: number of beams.");
+    v("length_penalty", length_penalty,
+      "T5: a beam's score is the sum of its log-probabilities / (its tokens ^ this); above 0 favours long texts.");
+    v("early_stopping", early_stopping,
+      "T5: when the search ends once num_beams texts are complete: likely, when the best open beam scores below the "
+      "worst of them (transformers' False); full, at once (True); never, when none can improve.",
+      config::Choices({"likely", "full", "never"}));
+    v("ignore_eos", ignore_eos, "Continue past the end-of-text token.");
+    v("json", json,
+      "Print one JSON object: prompt_ids, new_ids, text, for a T5 score; with several prompts a list of them as "
+      "`texts`.",
+      config::Common());
+  }
+};
+
+std::vector<std::string> prompts_of(const GenerateFlags& flags) {
+  std::vector<std::string> prompts = flags.prompt;
+  if (!flags.prompt_file.empty()) {
+    std::istringstream file(read_file(flags.prompt_file));
+    for (std::string line; std::getline(file, line);) prompts.push_back(line);
+  }
+  if (prompts.empty())
+    throw ConfigError(rule_got_fix("generate: a prompt must be given.", "none", "--prompt \"Once upon\""));
+  return prompts;
+}
+
+/// What `work` returns; a ConfigError of it gets `fix`, as its own is for those who train.
+template <class Work>
+auto with_own_fix(const std::string& fix, const Work& work) {
+  try {
+    return work();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    throw ConfigError(concat(text.substr(0, text.find("\n  fix:")), "\n  fix:  ", fix));
+  }
+}
+
+/// What the user says as the model's chat template writes it, up to where the answer begins.
+std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
+  const std::filesystem::path folder =
+      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
+  const std::string without = flags.system.empty() ? "leave --chat out" : "leave --chat and --system out";
+  const auto chat = with_own_fix(without + ", or name a chat model's folder: --load, --tokenizer", [&] {
+    return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  });
+  for (std::string& text : texts) {
+    std::vector<text::ChatMessage> messages;
+    if (!flags.system.empty()) messages.push_back({"system", flags.system});
+    messages.push_back({"user", text});
+    text = with_own_fix(flags.system.empty() ? "leave --chat out" : "leave --system out",
+                        [&] { return chat.prompt(messages); });
+  }
+  return texts;
+}
+
+struct Request {
+  GenerateFlags flags;
+  run::TrainedModel model;
+  std::vector<std::vector<std::int64_t>> prompts;
+  generate::GenerateOptions options;
+};
+
+/// Throws ConfigError for the first option of `given` that is not as it is where nothing is said.
+void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose) {
+  for (const auto& [option, changed] : given)
+    if (changed)
+      throw ConfigError(rule_got_fix(concat("generate: --", option, " is an option of ", whose, " alone."),
+                                     concat("--", option), concat("leave --", option, " out")));
+}
+
+generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_temperature) {
+  return {.temperature = flags.temperature == kUsualTemperature ? usual_temperature : flags.temperature,
+          .top_k = flags.top_k,
+          .top_p = flags.top_p};
+}
+
+/// What the ranks must have in common besides the recipe.
+comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
+  comm::Facts facts = run::model_facts(model, config::fields_of(flags));
+  if (!flags.prompt_file.empty())
+    facts.push_back({"file " + flags.prompt_file, train::digest_of(std::filesystem::path(flags.prompt_file))});
+  return facts;
+}
+
+/// What a T5 does with the flags; none where the model is no T5.
+std::optional<int> answer_of_t5(const GenerateFlags& flags) {
+  const GenerateFlags none;
+  const auto changed = [&](auto member) { return flags.*member != none.*member; };
+  using F = GenerateFlags;
+  if (flags.load.empty() || !plan::model_kind(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
+    need_defaults({{"num-beams", changed(&F::num_beams)},
+                   {"length-penalty", changed(&F::length_penalty)},
+                   {"early-stopping", changed(&F::early_stopping)}},
+                  "a T5");
+    return std::nullopt;
+  }
+  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}}, "a GPT");
+  const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
+  if (draws && !changed(&F::temperature))
+    throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
+                                   "--top-k, --top-p or --seed without it", "--temperature 1"));
+  const run::TrainedModel model = run::open_trained_model(flags, "generate", /*or_t5=*/true);
+  return answer(model, prompts_of(flags),
+                {.max_new_tokens = flags.max_new_tokens,
+                 .num_beams = flags.num_beams,
+                 .sampling = sampling_of(flags, 0),
+                 .seed = flags.seed,
+                 .length_penalty = flags.length_penalty,
+                 .early_stopping = flags.early_stopping,
+                 .ignore_eos = flags.ignore_eos,
+                 .json = flags.json},
+                facts_of(model, flags));
+}
+
+Request prepare(GenerateFlags flags) {
+  if (!flags.system.empty() && !flags.chat)
+    throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
+  const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
+  run::TrainedModel model = run::open_trained_model(flags, "generate");
+  generate::GenerateOptions options{.max_new_tokens = flags.max_new_tokens,
+                                    .sampling = sampling_of(flags, 1),
+                                    .seed = flags.seed,
+                                    .ends = flags.ignore_eos ? std::vector<std::int64_t>() : model.ends};
+  std::vector<std::vector<std::int64_t>> prompts;
+  for (const std::string& text : texts) {
+    const auto ids = model.tokenizer.encode(text, text::Specials::Recognised);
+    prompts.emplace_back(ids.begin(), ids.end());
+    if (ids.empty() && !model.ends.empty())
+      prompts.back() = {model.ends[0]};  // after the end of a text the next begins
+  }
+  generate::check(prompts, model.run.shape.max_positions, options);
+  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
+  run::check_memory(model.run, comm::place_from(run::environment()), plan::Holding::Weights,
+                    {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
+                     .what = "keys and values of what is written",
+                     .fix = "fewer --max-new-tokens, or a shorter prompt"});
+  return {std::move(flags), std::move(model), std::move(prompts), options};
+}
+
+std::vector<std::int32_t> ids_with_text(const Request& request, const std::vector<std::int64_t>& ids) {
+  return generate::ids_with_text(request.model.tokenizer, ids, request.options.ends);
+}
+
+void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts) {
+  using nlohmann::json;
+  json objects = json::array();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    auto ids = ids_with_text(request, request.prompts[i]);
+    const auto added = ids_with_text(request, texts[i]);
+    if (request.flags.json) {
+      objects.push_back({{"prompt_ids", request.prompts[i]},
+                         {"new_ids", texts[i]},
+                         {"text", generate::text_after(request.model.tokenizer, ids, added)}});
+      continue;
+    }
+    ids.insert(ids.end(), added.begin(), added.end());
+    std::printf("%s%s\n", i > 0 ? "\n" : "", request.model.tokenizer.decode(ids).c_str());
+  }
+  if (!request.flags.json) return;
+  const json whole = texts.size() == 1 ? objects[0] : json({{"texts", objects}});
+  std::printf("%s\n", whole.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+void run_rank(const Request& request, const comm::Group& world, at::Device device) {
+  std::size_t prompt = 0;
+  for (const auto& ids : request.prompts) prompt = std::max(prompt, ids.size());
+  const std::int64_t context = request.model.run.shape.max_positions;
+  const std::int64_t longest =
+      static_cast<std::int64_t>(prompt) + std::min(request.options.max_new_tokens, context);  // no overflow
+  const run::RankModel rank = run::load_rank(request.model, world, device, longest);
+  const generate::StagedModel model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
+                                    rank.context.pipeline(), rank.tensor());
+
+  std::optional<TextStream> stream;
+  if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)
+    stream.emplace(request.model.tokenizer, request.options.ends);
+  if (stream) stream->push(request.prompts[0]);
+  const auto texts = generate::generate(model, request.prompts, request.options, [&](std::size_t, std::int64_t token) {
+    if (stream) stream->push({token});
+  });
+  if (stream)
+    stream->finish();
+  else if (world.rank() == 0)
+    report(request, texts);
+}
+
+int run_generate(const Args& args) {
+  GenerateFlags flags;
+  const auto rest = config::parse_command_line(flags, args, kUsage);
+  if (!rest.empty())
+    throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
+  if (const auto code = answer_of_t5(flags)) return *code;
+  const Request request = prepare(std::move(flags));
+  kernels::install_caching_allocator();
+  return run::run_on_ranks(
+      request.model.run, comm::place_from(run::environment()),
+      [&](const comm::Group& world, at::Device device) {
+        run_rank(request, world, device);
+        return kDone;
+      },
+      facts_of(request.model, request.flags));
+}
+
+}  // namespace
+
+int generate(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_generate(args); });
+}
+
+}  // namespace megatron::app

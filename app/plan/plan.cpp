@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/jobs.h"
+#include "app/terminal.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/progress.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/report.h"
+#include "megatron/plan/rules.h"
+#include "megatron/run/recipe.h"
+#include "megatron/schedule/pictures/draw.h"
+#include "megatron/schedule/text.h"
+
+namespace megatron::app {
+namespace {
+
+using schedule::Timeline;
+
+constexpr const char* kUsage =
+    "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n\n"
+    "Shows what a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters,\n"
+    "gradient buckets, samples per rank, memory, FLOPs. Runs nothing.";
+
+struct PlanOptions {
+  config::RunConfig run;
+  bool as_json = false;
+  std::string draw, trace, processor = "amx";
+  void visit(auto& v) {
+    v("json", as_json, "Print one JSON object.", config::Common());
+    v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
+      config::Common());
+    v("trace", trace, "Timeline measured with log.trace, drawn with a simulation that uses its operation times.");
+    v("processor", processor,
+      "Instruction set of the ranks' processors, where train.kernels is auto; bf16 on the first two keeps packed "
+      "copies of weights.",
+      config::Choices({"amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+    run.visit(v);
+  }
+};
+
+bool draws_picture(const std::string& file) {
+  if (file.ends_with(".svg")) return true;
+  if (file.empty() || file.ends_with(".txt")) return false;
+  throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file, "--draw schedule.svg"));
+}
+
+/// Throws ConfigError unless each rank has computed what the plan's program says, in its order.
+void check_operations(const Timeline& measured, const schedule::Program& program, const std::string& path) {
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    std::vector<std::string> done, planned;
+    for (const schedule::Slot& slot : measured.ranks[rank])
+      if (schedule::is_computation(slot.op.kind)) done.push_back(schedule::to_string(slot.op));
+    for (const schedule::Op& op : program.ranks[rank])
+      if (schedule::is_computation(op.kind)) planned.push_back(schedule::to_string(op));
+    const auto [ours, theirs] = std::mismatch(planned.begin(), planned.end(), done.begin(), done.end());
+    if (ours == planned.end() && theirs == done.end()) continue;
+    const auto shown = [](auto op, const auto& all) { return op == all.end() ? "nothing" : *op; };
+    throw ConfigError(rule_got_fix(concat(path, ": must be measured with the recipe's schedule."),
+                                   concat("pp rank ", rank, ", operation ", ours - planned.begin() + 1, ": ",
+                                          shown(theirs, done), " in the trace, ", shown(ours, planned), " in the plan"),
+                                   "leave --trace out, or give it with --schedule and --vpp of the run that wrote it"));
+  }
+}
+
+Timeline read_trace(const std::string& path, const schedule::Program& program) {
+  constexpr std::uint64_t kLargest = std::uint64_t{1} << 28;
+  Timeline measured = schedule::parse_chrome_trace(read_file(path, kLargest), path);
+  const schedule::Placement &of_trace = measured.placement, &of_plan = program.placement;
+  if (of_trace.num_ranks() != of_plan.num_ranks() || of_trace.num_stages() != of_plan.num_stages() ||
+      measured.num_microbatches != program.num_microbatches)
+    throw ConfigError(
+        rule_got_fix(concat(path, ": must be measured with the recipe's stages, ranks and microbatches."),
+                     concat(of_trace.num_stages(), " stages on ", of_trace.num_ranks(), " ranks, ",
+                            measured.num_microbatches, " microbatches in the trace; ", of_plan.num_stages(), " on ",
+                            of_plan.num_ranks(), ", ", program.num_microbatches, " in the plan"),
+                     "leave --trace out, or give it with the options of the run that wrote it"));
+  check_operations(measured, program, path);
+  return measured;
+}
+
+/// What is drawn: the program of a step, in units of time or, beside a measured timeline, with its operations' times.
+struct Drawing {
+  schedule::Program program;
+  Timeline simulated;
+  std::optional<Timeline> measured;
+};
+
+Drawing drawing_of(const plan::ResolvedRun& run, const std::string& trace) {
+  Drawing drawing{plan::pipeline_program(run, run.microbatches_per_step), {}, {}};
+  const schedule::Costs planned = plan::stage_costs(run.config, run.shape, run.parts);
+  schedule::Costs costs{.activation_bytes = planned.activation_bytes, .weight_bytes = planned.weight_bytes};
+  if (!trace.empty()) {
+    drawing.measured = read_trace(trace, drawing.program);
+    costs = schedule::measured_costs(*drawing.measured, planned);
+  }
+  drawing.simulated = schedule::simulate(drawing.program, costs);
+  return drawing;
+}
+
+std::string picture_text(const Drawing& drawing, const std::string& name) {
+  const int width = terminal_width();
+  const bool colour = is_terminal(stdout);
+  if (!drawing.measured)
+    return "schedule " + name + "; forward, backward of inputs and of weights take one unit of time each\n" +
+           schedule::draw_text(drawing.simulated, width, colour);
+  return "schedule " + name + ", simulated with the mean measured time of each stage's operations\n" +
+         schedule::draw_text(drawing.simulated, width, colour) + "schedule " + name + ", measured\n" +
+         schedule::draw_text(*drawing.measured, width, colour);
+}
+
+}  // namespace
+
+int plan(const Args& args) {
+  PlanOptions options;
+  std::optional<run::RunAndTokenizer> resolved;
+  config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
+                               [&] { resolved = run::resolve_with_tokenizer(options.run, {}); });
+  const plan::ResolvedRun& run = resolved->run;
+  const bool as_picture = draws_picture(options.draw);
+  std::optional<Drawing> drawing;
+  if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
+  const std::string text =
+      options.as_json ? plan::report(run, options.processor).dump() + "\n" : plan::report_text(run, options.processor);
+  if (!options.draw.empty()) {
+    const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
+                                     drawing->program.placement.num_stages(), " stages, ",
+                                     drawing->program.num_microbatches, " microbatches");
+    write_file(options.draw, as_picture ? schedule::draw_svg(drawing->simulated, title,
+                                                             drawing->measured ? &*drawing->measured : nullptr)
+                                        : schedule::to_text(drawing->program));
+  }
+  std::fputs(text.c_str(), stdout);
+  if (drawing && !options.as_json) std::fputs(picture_text(*drawing, plan::schedule_text(run)).c_str(), stdout);
+  return kDone;
+}
+
+}  // namespace megatron::app

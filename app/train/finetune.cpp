@@ -1,0 +1,372 @@
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "app/eval/task_options.h"
+#include "app/flags.h"
+#include "app/jobs.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder_lock.h"
+#include "megatron/comm/agreement.h"
+#include "megatron/config/finetune_recipe.h"
+#include "megatron/config/options.h"
+#include "megatron/config/unused_options.h"
+#include "megatron/config/value.h"
+#include "megatron/finetune/seed_run.h"
+#include "megatron/finetune/weights.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/model_kind.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/recipe.h"
+#include "megatron/run/stop.h"
+#include "megatron/tasks/scores/seeds.h"
+#include "megatron/train/resume/agreement.h"
+
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kUsage =
+    "megatron finetune RECIPE.toml [--section.name value]…\n\n"
+    "Fine-tunes a pretrained BERT or GPT (--load) on a task (--task, --train-data, --valid-data), once per seed; "
+    "keeps\n"
+    "the best weights and their predictions, and reports the median and the ensemble. The same command again resumes\n"
+    "an interrupted run (--save-interval). The network is that of --load: the recipe need not name it. See\n"
+    "docs/finetune.md.";
+
+struct FinetuneOptions {
+  config::FinetuneRecipe recipe;
+  bool json = false;
+  std::string note;  ///< config::unread_note(); no option
+
+  void visit(auto& v) {
+    v("json", json, "Print one JSON object on stdout; the log goes to stderr.", config::Common());
+    recipe.visit(v);
+  }
+};
+
+void refuse_options_of_text(config::FinetuneRecipe recipe) {
+  config::FinetuneRecipe defaults;
+  const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
+  std::string names, defaults_again;
+  for (std::size_t i = 0; i < given.fields.size(); ++i) {
+    const std::string value = config::plain_value(usual.fields[i].value);
+    if (!given.fields[i].meaning.only_in_training || config::plain_value(given.fields[i].value) == value) continue;
+    names += (names.empty() ? "" : ", ") + given.fields[i].path;
+    defaults_again +=
+        concat(names == given.fields[i].path ? "--" : " --", given.fields[i].path, value.empty() ? "=" : " " + value);
+  }
+  if (!names.empty())
+    throw ConfigError(rule_got_fix(
+        "megatron finetune takes no options of text and of its folders.", names,
+        defaults_again +
+            (recipe.data.sft ? "; conversations are what megatron train teaches, with --sft" : " (the default)")));
+}
+
+void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
+  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task.name));
+  for (const auto& [option, value] : {std::pair{"--task.train", &task.train}, std::pair{"--task.valid", &task.valid}})
+    if (value->empty())
+      throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none", concat(option, " FILE")));
+  if (!(task.epochs >= 0 && task.epochs <= 1e4))
+    throw ConfigError(
+        rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs), "--epochs 3 (the default)"));
+  const config::TaskConfig usual;
+  check_task_numbers(task.name, form.head,
+                     {{"task.train_limit", task.train_limit, 0},
+                      {"task.valid_limit", task.valid_limit, 0},
+                      {"task.doc_stride", task.doc_stride, 1, usual.doc_stride, " span "},
+                      {"task.max_query_length", task.max_query_length, 0, usual.max_query_length, " span options "},
+                      {"task.n_best", task.n_best, 1, usual.n_best, " span "},
+                      {"task.max_answer_length", task.max_answer_length, 1, usual.max_answer_length, " span "}});
+  std::vector<std::int64_t> seeds = task.seeds;
+  std::ranges::sort(seeds);
+  if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
+    throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
+  if (!plan::model_kind(model.architecture).frames_pairs && std::string_view(form.head) == "span")
+    throw ConfigError(rule_got_fix("squad needs a BERT: a token of a GPT has not read what follows it.",
+                                   "model.architecture " + model.architecture, "--load FOLDER, of a BERT"));
+}
+
+/// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
+void complete(config::FinetuneRecipe& recipe) {
+  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(recipe.task.name));
+  recipe.model.head = form.head;
+  recipe.model.num_classes = form.num_classes;
+  if (recipe.parallel.pp > 1) recipe.parallel.variable_seq_lengths = true;
+  if (recipe.data.tokenizer.empty() && !recipe.checkpoint.load.empty())
+    recipe.data.tokenizer = interchange::companion_folder(recipe.checkpoint.load).string();
+  if (recipe.data.tokenizer.empty())
+    throw ConfigError(rule_got_fix("data.tokenizer must name the model's tokenizer.", "none, nor one with --load",
+                                   "--tokenizer FOLDER"));
+}
+
+/// Reads recipe and words. The network of checkpoint.load comes first, what they say of it after.
+FinetuneOptions parse(const Args& args) {
+  FinetuneOptions named;
+  config::parse_recipe_command(named, &FinetuneOptions::recipe, args, kUsage);
+  FinetuneOptions options;
+  const std::string& load = named.recipe.checkpoint.load;
+  if (!load.empty()) {
+    const auto network = interchange::model_config_of(load);
+    const config::ModelConfig usual;
+    options.recipe.model = network;
+    if (interchange::format_of(load).config_json == nullptr) {  // a recipe's dropout was for training from the start
+      options.recipe.model.hidden_dropout = usual.hidden_dropout;
+      options.recipe.model.attention_dropout = usual.attention_dropout;
+    }
+  }
+  const auto command = config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
+    check_task(options.recipe.task, options.recipe.model);
+    refuse_options_of_text(options.recipe);
+    complete(options.recipe);
+  });
+  options.note = config::unread_note(options.recipe, command.given);
+  return options;
+}
+
+/// What a seed's result depends on: the layout of ranks, the log and the other seeds are not among it.
+std::string result_recipe(config::FinetuneRecipe recipe) {
+  const config::OptimizerConfig usual;
+  recipe.optimizer.bucket_size = usual.bucket_size;
+  recipe.optimizer.overlap_grad_reduce = usual.overlap_grad_reduce;
+  recipe.optimizer.use_distributed_optimizer = usual.use_distributed_optimizer;
+  recipe.optimizer.data_parallel_sharding_strategy = usual.data_parallel_sharding_strategy;
+  recipe.optimizer.overlap_param_gather = usual.overlap_param_gather;
+  const std::string load = recipe.checkpoint.load;
+  recipe.checkpoint = {};
+  recipe.checkpoint.load = load;
+  recipe.parallel = {};
+  recipe.log = {};
+  recipe.train.out = {};
+  recipe.train.micro_batch_size = 1;
+  recipe.train.seed = 0;
+  recipe.task.seeds = {};
+  recipe.task.ensemble = false;
+  recipe.data.prefetch = 0;
+  return config::save_toml(std::move(recipe));
+}
+
+struct Work {
+  FinetuneOptions options;
+  plan::ResolvedRun run;
+  text::Tokenizer tokenizer;
+  finetune::TaskData data;
+  std::vector<std::uint64_t> seeds;
+  std::string recipe;                 ///< finetune::SeedResult::recipe
+  std::vector<std::string> messages;  ///< of options without effect, and of the weights
+
+  fs::path out() const { return options.recipe.train.out; }
+};
+
+finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::Tokenizer& tokenizer) {
+  const config::TaskConfig& task = recipe.task;
+  tasks::TaskOptions options{.kind = tasks::task_kind_of(task.name),
+                             .bert = plan::model_kind(recipe.model.architecture).frames_pairs,
+                             .seq_length = static_cast<int>(recipe.data.seq_length),
+                             .doc_stride = static_cast<int>(task.doc_stride),
+                             .max_query_length = static_cast<int>(task.max_query_length),
+                             .n_best = static_cast<int>(task.n_best),
+                             .max_answer_tokens = static_cast<int>(task.max_answer_length),
+                             .limit = task.train_limit,
+                             .to_learn = true,
+                             .threads = usable_cores()};
+  finetune::TaskData data{.kind = options.kind, .train = tasks::open_task(task.train, tokenizer, options), .valid = {}};
+  options.to_learn = false;
+  options.limit = task.valid_limit;
+  data.valid = tasks::open_task(task.valid, tokenizer, options);
+  if (!data.valid->labelled())
+    throw ConfigError(rule_got_fix(task.valid + " must have a label for each example.", "some have none",
+                                   "name it --task.test, and a set with labels --task.valid"));
+  options.limit = 0;
+  if (!task.test.empty()) data.test = tasks::open_task(task.test, tokenizer, options);
+  return data;
+}
+
+/// What the user should know of the weights that the run begins with.
+std::vector<std::string> check_loaded(const config::FinetuneRecipe& recipe, const plan::ResolvedRun& run) {
+  if (recipe.checkpoint.load.empty()) return {"new weights: checkpoint.load names none"};
+  finetune::check_labels(recipe.checkpoint.load, tasks::task_labels(tasks::task_kind_of(recipe.task.name)));
+  return finetune::check_weights(recipe.checkpoint.load, run);
+}
+
+Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) {
+  FinetuneOptions options = parse(args);
+  config::FinetuneRecipe& recipe = options.recipe;
+  const plan::Facts facts{.launched_world_size = place ? place->world_size : 0};
+  auto [resolved, tokenizer] = run::resolve_with_tokenizer(recipe, facts);
+  finetune::TaskData data = open_data(recipe, *tokenizer);
+  const std::int64_t steps = finetune::steps_of(static_cast<std::int64_t>(data.train->size()), recipe.task.epochs,
+                                                resolved.config.train.global_batch_size);
+  const std::int64_t usual = config::TrainConfig().train_iters;
+  if (recipe.train.train_iters != usual && recipe.train.train_iters != steps)
+    throw ConfigError(rule_got_fix("train.train_iters follows from task.epochs.",
+                                   concat(recipe.train.train_iters, ", and ", steps, " follow"),
+                                   "leave --train-iters out, or choose --epochs"));
+  recipe.train.train_iters = steps;
+  resolved = plan::resolve(
+      recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
+  run::check_start(resolved, place);
+  std::vector<std::string> messages = check_loaded(recipe, resolved);
+  if (recipe.task.ensemble && recipe.task.seeds.size() < 2) {
+    recipe.task.ensemble = false;
+    messages.emplace_back("note: one seed makes no ensemble: task.ensemble is ignored");
+  }
+  if (!options.note.empty()) messages.insert(messages.begin(), options.note);
+  std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
+  if (seeds.empty()) seeds.push_back(recipe.train.seed);
+  static_cast<config::RunConfig&>(recipe) = resolved.config;
+  std::string text = result_recipe(recipe);
+  return {.options = std::move(options),
+          .run = std::move(resolved),
+          .tokenizer = std::move(*tokenizer),
+          .data = std::move(data),
+          .seeds = std::move(seeds),
+          .recipe = std::move(text),
+          .messages = std::move(messages)};
+}
+
+/// The result that a seed has left; nothing where it is to be run, from its beginning or from where it stopped.
+std::optional<finetune::SeedResult> finished(const Work& job, std::uint64_t seed) {
+  const fs::path folder = finetune::seed_folder(job.out(), seed);
+  auto result = finetune::read_result(folder);
+  if (result && result->recipe != job.recipe)
+    throw ConfigError(rule_got_fix(concat(folder.string(), " has the result of another recipe."), "other options",
+                                   "name another --train.out"));
+  if (!result) finetune::check_state(folder, job.recipe);
+  return result;
+}
+
+/// The run of one seed, in its folder.
+plan::ResolvedRun seed_run(const Work& job, std::uint64_t seed) {
+  plan::ResolvedRun run = job.run;
+  run.config.train.seed = seed;
+  run.config.train.out = finetune::seed_folder(job.out(), seed).string();
+  return run;
+}
+
+/// Medians and the ensemble of the results, into the run's folder and onto stdout.
+void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
+  tasks::SeedTable table{.task = job.options.recipe.task.name, .metrics = {}, .runs = {}, .ensemble = {}};
+  for (const tasks::Metric& metric : results.at(0).metrics) table.metrics.push_back(metric.name);
+  for (const finetune::SeedResult& result : results) {
+    auto& run = table.runs.emplace_back();
+    run.seed = static_cast<std::int64_t>(result.seed);
+    for (const tasks::Metric& metric : result.metrics) run.values.push_back(metric.value);
+  }
+  if (job.options.recipe.task.ensemble) {
+    const tasks::Task& valid = *job.data.valid;
+    std::vector<std::vector<float>> logits;
+    for (const finetune::SeedResult& result : results)
+      logits.push_back(
+          finetune::read_logits(finetune::seed_folder(job.out(), result.seed), valid.size() * valid.width()));
+    const auto mean = tasks::mean_logits(logits);
+    const tasks::TaskScores scores = valid.scores(mean);
+    for (const tasks::Metric& metric : scores.metrics) table.ensemble.push_back(metric.value);
+    fs::create_directories(job.out() / "ensemble");
+    finetune::write_predictions(job.out() / "ensemble", valid, mean, scores.null_threshold, scores.report);
+  }
+  write_file(job.out() / "results.md", table.markdown());
+  write_file(job.out() / "results.json", table.json());
+  std::fputs(job.options.json ? table.json().c_str() : ("\n" + table.markdown()).c_str(), stdout);
+}
+
+/// What ranks must have in common besides the recipe of a run: the task, and the files that it reads.
+comm::Facts facts_of(const Work& job) {
+  config::TaskConfig task = job.options.recipe.task;
+  comm::Facts facts;
+  for (comm::Fact& fact : train::option_facts(config::fields_of(task)))
+    facts.push_back({"task." + fact.name, std::move(fact.value)});
+  facts.push_back({"tokenizer", job.tokenizer.fingerprint()});
+  for (const std::string& file : {task.train, task.valid, task.test})
+    if (!file.empty()) facts.push_back({"file " + file, train::digest_of(fs::path(file))});
+  if (const std::string& load = job.run.config.checkpoint.load; !load.empty())
+    facts.push_back({"model in " + load, train::model_digest(load)});
+  return facts;
+}
+
+/// The lock of the run's folder, which is made. Throws ConfigError where another run holds it, or a seed in it is of
+/// another recipe.
+checkpoint::FolderLock take_folder(const Work& job) {
+  make_folder(job.out());
+  checkpoint::FolderLock lock(job.out(), "name another --train.out");
+  for (const std::uint64_t seed : job.seeds) finished(job, seed);
+  return lock;
+}
+
+/// Writes the seeds' folders, their tokenizers and the recipe, before the first seed runs.
+void write_beginning(const Work& job) {
+  for (const std::uint64_t seed : job.seeds) {
+    const fs::path folder = finetune::seed_folder(job.out(), seed);
+    make_folder(folder);
+    run::keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
+  }
+  write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
+}
+
+/// Every seed that is not finished, one after the other. Collective over `world`.
+int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
+  std::vector<finetune::SeedResult> results;
+  for (const std::uint64_t seed : job.seeds) {
+    auto result = finished(job, seed);
+    world.barrier();  // everybody has looked before anybody writes
+    if (result && world.rank() == 0)
+      std::fprintf(stderr, "seed %llu: its result is there\n", static_cast<unsigned long long>(seed));
+    if (!result) {
+      const plan::ResolvedRun run = seed_run(job, seed);
+      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device,
+                                  run::stop_requested, job.options.json);
+    }
+    if (!result) return kInterrupted;
+    results.push_back(std::move(*result));
+  }
+  if (world.rank() == 0) report(job, results);
+  return kDone;
+}
+
+int run_finetune(const Args& args) {
+  const auto place = comm::place_from(run::environment());
+  const Work job = make_job(args, place);
+  const config::TrainConfig& train = job.run.config.train;
+  if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);
+  kernels::set_matmul_precision(train.matmul_precision);
+  run::check_memory(job.run, place, plan::Holding::Training);
+  const bool starts = run::starts_processes(job.run, place);
+  if (starts) take_folder(job);                // tried: the first rank's process will hold it
+  std::optional<checkpoint::FolderLock> lock;  // held until the run ends
+  const auto begin = [&] {
+    lock.emplace(take_folder(job));
+    write_beginning(job);
+    for (const std::string& message : job.messages) write_line(stderr, message);
+  };
+  kernels::install_caching_allocator();
+  if (!starts) run::stop_on_signals();
+  return run::run_on_ranks(
+      job.run, place,
+      [&](const comm::Group& world, at::Device device) {
+        comm::run_together(
+            world, world.rank() == 0 ? std::function<void()>(begin) : [] {});
+        return run_seeds(job, world, device);
+      },
+      facts_of(job));
+}
+
+}  // namespace
+
+int finetune(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_finetune(args); });
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,12 @@
+#!/bin/sh
+# The compiler behind ccache (named by CCACHE). A precompiled header that is to be made anew is removed first: to name
+# what it is asked for, ccache preprocesses with -fpch-preprocess, and gcc would read the header of before in place of
+# the sources; then two different headers had one name, and an old one came back for new sources.
+after_output=no
+for argument in "$@"; do
+  case "$after_output $argument" in "yes "*.gch) rm -f "$argument" ;; esac
+  case "$argument" in -o) after_output=yes ;; *) after_output=no ;; esac
+done
+# What ccache asks for before it keeps objects made with a precompiled header.
+export CCACHE_SLOPPINESS=pch_defines,time_macros
+exec "$CCACHE" "$@"

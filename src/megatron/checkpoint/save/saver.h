@@ -1,0 +1,76 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/save/messages.h"
+#include "megatron/checkpoint/save/snapshot.h"
+#include "megatron/checkpoint/slices/save_plan.h"
+#include "megatron/comm/group.h"
+
+namespace megatron::checkpoint {
+
+class Coordinator;
+
+/// Saves a run's checkpoints while it goes on. A save is: begin(); before_change() before the tensors change;
+/// poll() once a step until it is done. At most one is under way: the next begin() waits for it.
+///
+/// Each rank writes its part in a thread of its own; ranks talk only within calls of theirs, so that collectives never
+/// run in two threads of a rank. When a poll() finds every part on the disk, rank 0 publishes the checkpoint, again in
+/// a thread; a later poll() finds that done. An error of any rank is thrown by the poll() that hears of it, on every
+/// rank: as std::runtime_error "checkpoint not saved: rank 3: …". The folder is then as it was before, or the error
+/// says that the new checkpoint is there and `latest` could not be made to name it.
+class Saver {
+ public:
+  struct Options {
+    RetentionPolicy keep = {};
+    bool asynchronous = false;  ///< false: begin() ends with finish()
+    /// In finish() ranks meet this often while one of them still writes: well below the group's timeout.
+    std::chrono::milliseconds beat = std::chrono::seconds(1);
+  };
+  Saver(std::filesystem::path folder, comm::Group world, Options options);
+  /// Gives up what is under way; what was written of it is removed by the next save.
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  /// Starts to save. Rank 0's `metadata` is kept. Collective over the world.
+  void begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Metadata metadata);
+  /// Before anything changes the tensors of begin(): copies what is not yet on its way. Concerns this rank alone; cheap
+  /// where nothing is under way.
+  void before_change();
+  /// Collective over the world while a save is under way (the ranks agree on that), else nothing.
+  void poll();
+  /// Waits for the save under way. Collective over the world.
+  void finish();
+  bool under_way() const { return phase_ != Phase::Idle; }
+
+ private:
+  enum class Phase : std::uint8_t { Idle, Writing, Publishing };
+  void agree_on_writes(const std::string& failure, std::vector<HeldSlice> held);
+  std::string write_part(const std::filesystem::path& path);
+  bool wait_for_own_work(std::chrono::milliseconds time) const;
+
+  std::filesystem::path folder_;
+  comm::Group world_;
+  Options options_;
+  std::unique_ptr<Coordinator> coordinator_;  ///< of rank 0
+  std::unique_ptr<Messages> messages_;
+  bool agreed_ = false;
+  std::vector<HeldSlice> held_;      ///< by this rank in the save that was agreed on last
+  std::vector<std::size_t> writes_;  ///< which of them it writes
+  Snapshot snapshot_;
+  Phase phase_ = Phase::Idle;
+  std::atomic<bool> given_up_ = false;
+  std::future<std::string> work_;  ///< this rank's thread: what it came to, as a message
+};
+
+}  // namespace megatron::checkpoint

@@ -1,0 +1,41 @@
+#pragma once
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/threads/local_backend.h"
+
+// Gloo, the transport between processes and hosts on CPU: c10d's ProcessGroupGloo behind our interface.
+namespace megatron::comm {
+
+/// Joins the world that `place` describes: waits at its store until every rank has come, then connects. The connections
+/// use place.interface or, where that is empty, the address from which this host reaches the store. Throws PeerError
+/// naming the ranks that do not come within `timeout`; later failures are PeerErrors of the collectives.
+///
+/// A blocking send returns when its receive has been posted, as on every backend.
+Group join_gloo(const LaunchedRank& place, std::chrono::milliseconds timeout);
+
+/// run_ranks over Gloo: threads of this process that talk through the loopback interface.
+void run_gloo_ranks(int size, const std::function<void(Group world)>& body, const LocalOptions& options);
+/// The same where each rank brings its own secret of the run: who does not know that of the others is no rank, and
+/// connecting fails with a PeerError.
+void run_gloo_ranks_of(const std::vector<std::string>& secrets, const std::function<void(Group world)>& body,
+                       const LocalOptions& options);
+
+/// The rendezvous store, kept by the program that starts the ranks: it outlives each of them.
+class StoreServer {
+ public:
+  StoreServer();  ///< on a free port of the loopback interface
+  ~StoreServer();
+  int port() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megatron::comm

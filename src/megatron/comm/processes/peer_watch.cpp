@@ -1,0 +1,223 @@
+#include "megatron/comm/processes/peer_watch.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/group.h"
+
+namespace megatron::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+constexpr milliseconds kBeat{200};
+
+std::string key(const char* kind, int rank) { return concat("megatron/", kind, "/", rank); }
+const std::string kFailure = "megatron/failure";
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += concat(i ? ", " : "", ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+PeerWatch::PeerWatch(std::shared_ptr<KeyStore> keys, int rank, int size, bool keeps_store)
+    : keys_(std::move(keys)), rank_(rank), size_(size), keeps_store_(keeps_store), thread_([this] { watch(); }) {}
+
+PeerWatch::~PeerWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  stop_changed_.notify_all();
+  thread_.join();
+  try {
+    keys_->set(key("ended", rank_), "1");
+    const auto deadline = Clock::now() + (troubled() || gave_up_ ? milliseconds(500) : milliseconds(5000));
+    for (int r = 0; keeps_store_ && r < size_; ++r)
+      while (!keys_->get(key("ended", r)) && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(5));
+  } catch (const std::exception&) {  // the store is gone, and with it everybody who could read this
+  }
+}
+
+std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  keys_->set(key("here", rank_), mine);
+  std::vector<std::string> said(static_cast<std::size_t>(size_));
+  std::vector<int> missing;
+  for (int r = 0; r < size_; ++r) missing.push_back(r);
+  while (true) {
+    std::erase_if(missing, [&](int r) {
+      auto text = keys_->get(key("here", r));
+      if (text) said[static_cast<std::size_t>(r)] = std::move(*text);
+      return text.has_value();
+    });
+    if (missing.empty()) return said;
+    if (Clock::now() > deadline)
+      throw PeerError(concat("rendezvous of ", size_, " ranks: ", list_ranks(missing), " did not arrive within ",
+                             std::chrono::duration<double>(timeout).count(),
+                             " s, or with another MEGATRON_RUN_SECRET"));
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
+std::size_t PeerWatch::add_group(std::string id, std::vector<int> world_ranks) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back({std::move(id), std::move(world_ranks), 0});
+  return groups_.size() - 1;
+}
+
+std::uint64_t PeerWatch::enter(std::size_t group) {
+  const std::lock_guard lock(mutex_);
+  return groups_[group].entered++;
+}
+
+void PeerWatch::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_changed_.wait_for(lock, kBeat, [&] { return stop_; })) {
+    lock.unlock();
+    try {
+      publish();
+      look_for_trouble();
+    } catch (const std::exception&) {  // the store is gone or cut off: explain() finds out, if anybody asks
+    }
+    lock.lock();
+  }
+}
+
+void PeerWatch::publish() {
+  std::ostringstream text;
+  {
+    const std::lock_guard lock(mutex_);
+    text << ++beat_;
+    for (const GroupState& g : groups_) text << ' ' << g.id << ' ' << g.entered;
+  }
+  keys_->set(key("progress", rank_), text.str());
+}
+
+void PeerWatch::look_for_trouble() {
+  if (troubled()) return;
+  const auto failure = keys_->get(kFailure);
+  if (!failure) return;
+  const std::lock_guard lock(mutex_);
+  trouble_ = *failure;
+  troubled_ = true;
+}
+
+void PeerWatch::fail(const std::string& reason) {
+  gave_up_ = true;
+  try {
+    keys_->set_once(kFailure, concat("rank ", rank_, " failed: ", reason));
+  } catch (const std::exception&) {  // nobody left to tell
+  }
+}
+
+std::string PeerWatch::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
+}
+
+std::optional<PeerWatch::Progress> PeerWatch::progress_of(int rank) {
+  const auto text = keys_->get(key("progress", rank));
+  if (!text) return std::nullopt;
+  std::istringstream in(*text);
+  Progress p;
+  in >> p.beat;
+  std::string id;
+  std::uint64_t entered = 0;
+  while (in >> id >> entered) p.entered[id] = entered;
+  return p;
+}
+
+std::vector<int> PeerWatch::silent(const std::vector<int>& ranks) {
+  std::map<int, std::string> before;
+  for (const int r : ranks)
+    if (const auto p = progress_of(r)) before[r] = p->beat;
+  std::this_thread::sleep_for(5 * kBeat / 2);
+  std::vector<int> result;
+  for (const int r : ranks) {
+    const auto p = progress_of(r);
+    if (r != rank_ && (!p || p->beat == before[r])) result.push_back(r);
+  }
+  return result;
+}
+
+std::string PeerWatch::describe_missing(const std::vector<int>& ranks, const GroupState& group) {
+  const std::vector<int> dead = silent(ranks);
+  std::string text;
+  for (const int r : ranks) {
+    const auto p = progress_of(r);
+    const auto entered = p && p->entered.contains(group.id) ? p->entered.at(group.id) : 0;
+    text += concat(text.empty() ? "" : "; ", "rank ", r, " did not arrive");
+    if (keys_->get(key("ended", r))) {
+      text += ": it has ended";
+    } else if (std::find(dead.begin(), dead.end(), r) != dead.end()) {
+      text += ": its process is gone or stopped";
+    } else {
+      text += concat(": it is alive and has started ", entered, " collectives of this group");
+    }
+  }
+  return text;
+}
+
+std::string PeerWatch::explain_message(std::size_t group_index, int peer) {
+  std::vector<int> ranks;
+  {
+    const std::lock_guard lock(mutex_);
+    ranks = groups_[group_index].world_ranks;
+  }
+  try {
+    look_for_trouble();
+    if (troubled()) return trouble();
+    if (keys_->get(key("ended", peer))) return concat("rank ", peer, " has ended");
+    const std::vector<int> dead = silent(ranks);
+    if (std::find(dead.begin(), dead.end(), peer) != dead.end())
+      return concat("rank ", peer, "'s process is gone or stopped");
+    const std::string alive = concat("rank ", peer, " is alive and did not come: it computes, or waits itself");
+    return dead.empty() ? alive
+                        : concat(list_ranks(dead), dead.size() == 1 ? "'s process is" : ": their processes are",
+                                 " gone or stopped; ", alive);
+  } catch (const std::exception& e) {
+    return concat(
+        "the rendezvous store is gone or cut off, and so, most likely, is rank 0 or the launcher that keeps it (",
+        e.what(), ")");
+  }
+}
+
+std::string PeerWatch::explain(std::size_t group_index, std::uint64_t sequence, milliseconds waited) {
+  GroupState group;
+  {
+    const std::lock_guard lock(mutex_);
+    group = groups_[group_index];
+  }
+  try {
+    publish();
+    // What peers have published lags behind by up to a beat.
+    for (auto left = milliseconds(1000) - waited; left > milliseconds(0); left -= kBeat / 2) {
+      look_for_trouble();
+      if (troubled()) return trouble();
+      std::this_thread::sleep_for(kBeat / 2);
+    }
+    look_for_trouble();
+    if (troubled()) return trouble();
+    std::vector<int> missing;
+    for (const int r : group.world_ranks) {
+      const auto p = progress_of(r);
+      if (!p || !p->entered.contains(group.id) || p->entered.at(group.id) <= sequence) missing.push_back(r);
+    }
+    std::erase(missing, rank_);
+    if (!missing.empty()) return describe_missing(missing, group);
+    const std::vector<int> dead = silent(group.world_ranks);
+    return dead.empty() ? "every rank arrived, but the connection broke"
+                        : list_ranks(dead) + " arrived, but the process is gone or stopped";
+  } catch (const std::exception& e) {
+    return concat(
+        "the rendezvous store is gone or cut off, and so, most likely, is rank 0 or the launcher that keeps it (",
+        e.what(), ")");
+  }
+}
+
+}  // namespace megatron::comm

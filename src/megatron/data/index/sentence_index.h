@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "megatron/data/files/indexed_dataset.h"
+
+// Which sentences make a sample of BERT or T5, as Megatron-Core's build_mapping computes it: each document, whose
+// sequences are sentences, is cut into runs of sentences that reach a length; a share of the runs aims at a shorter
+// one; the runs of all passes are shuffled.
+namespace megatron::data {
+
+/// Documents [first, last) of a pair.
+struct DocumentRange {
+  std::int64_t first = 0, last = 0;
+};
+
+/// Tokens of the longest sentence in a document that is used; documents of one sentence are used whatever its length.
+inline constexpr std::int64_t kMaxSentence = 512;
+
+/// Everything that decides the sentences of the samples.
+struct SentenceIndexSpec {
+  std::int64_t max_tokens = 0;                   ///< what a sample aims at: tokens of text, without [CLS] and the like
+  std::int64_t min_sentences = 1;                ///< of a sample
+  double short_probability = 0.1;                ///< share of the samples that aim at a random shorter length
+  std::uint64_t seed = 1234;                     ///< below 2^31 - 1, as Megatron-Core demands
+  std::optional<std::int64_t> num_samples = {};  ///< at least so many, by whole passes; nothing: `passes` of them
+  std::int64_t passes = 1;
+};
+
+/// Throws ConfigError for a spec out of range, in the terms of the caller's options.
+void check_sentence_index(const SentenceIndexSpec& spec);
+
+/// Writes the index, uint32 [samples, 3]: first sentence, end sentence, tokens aimed at. Returns the number of samples.
+/// Memory: one byte a document; the rows lie in the mapped file. Throws ConfigError when samples are asked and no
+/// document can give one, when the pair is damaged, or when the disk has no room.
+std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec,
+                                  const std::string& file);
+
+}  // namespace megatron::data

@@ -1,0 +1,160 @@
+#include "megatron/data/samples/sft.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/regular_file.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/text/format.h"
+#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/files/text_reader.h"
+
+namespace megatron::data {
+namespace {
+
+constexpr int kVersion = 2;  // raised when the same file begins to mean other tokens
+
+/// Throws ConfigError with what is wrong, without its place.
+class ChatParser {
+ public:
+  /// `line` is followed by simdjson::SIMDJSON_PADDING bytes that may be read.
+  std::vector<text::ChatMessage> parse(std::string_view line) {
+    simdjson::dom::element root;
+    // Bounds how deep values are nested, and takes a constant number of bytes for each of the text.
+    if (const auto error = parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(root))
+      fail(simdjson::error_message(error));
+    const auto list = member(root, "messages");
+    simdjson::dom::array array;
+    if (!list || list->get(array) != simdjson::SUCCESS) fail("no messages");
+    std::vector<text::ChatMessage> messages;
+    for (const simdjson::dom::element message : array) {
+      const auto field = [&](const char* name) {
+        const auto value = member(message, name);
+        if (!value || !value->is_string()) fail(concat("message ", messages.size() + 1, " without a text ", name));
+        return std::string(value->get_string().value_unsafe());
+      };
+      std::string role = field("role");
+      messages.push_back({std::move(role), field("content")});
+    }
+    return messages;
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& got) {
+    throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got,
+                                   "one such object a line"));
+  }
+  /// The last member of this name, if it is an object that has one.
+  static std::optional<simdjson::dom::element> member(simdjson::dom::element value, std::string_view name) {
+    std::optional<simdjson::dom::element> found;
+    simdjson::dom::object object;
+    if (value.get(object) != simdjson::SUCCESS) return found;
+    for (const auto field : object)
+      if (field.key == name) found = field.value;
+    return found;
+  }
+
+  simdjson::dom::parser parser_;
+};
+
+void tokenize_file(const std::string& path, const std::string& prefix, const text::Tokenizer& tokenizer,
+                   const text::ChatTemplate& chat_template) {
+  check_regular(path);
+  BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
+  IndexedDatasetWriter writer(prefix, DType::I32);
+  text::Encoder encoder = tokenizer.encoder();
+  ChatParser parser;
+  Progress progress("tokenize " + path, "bytes", reader.total_bytes().value_or(0));
+  for (TextBlock block; reader.next(block); progress.update(block.input_position))
+    for (const TextBlock::Record& record : block.records) {
+      std::vector<std::int32_t> tokens;
+      try {
+        if (record.too_long)
+          throw ConfigError(
+              rule_got_fix("a conversation has at most 64 MiB.", "more", "cut it into several conversations"));
+        const auto messages = parser.parse(std::string_view(block.bytes).substr(record.begin, record.size));
+        tokens = encode_chat(chat_template.render(messages), encoder);
+      } catch (const ConfigError& error) {
+        throw ConfigError(concat(path, ", line ", record.line, ": ", error.what()));
+      }
+      const auto length = static_cast<std::int32_t>(tokens.size());
+      writer.add_document(tokens, {&length, length > 0 ? std::size_t{1} : std::size_t{0}});
+    }
+  writer.publish();
+}
+
+}  // namespace
+
+std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Encoder& encoder) {
+  text::Encoding encoding = encoder.encode_with_offsets(chat.text, text::Specials::Recognised);
+  auto answer = chat.answers.begin();
+  for (std::size_t i = 0; i < encoding.ids.size(); ++i) {
+    const text::ByteSpan span = encoding.bytes[i];
+    while (answer != chat.answers.end() && answer->end < span.end) ++answer;
+    const bool learned = answer != chat.answers.end() && span.begin >= answer->begin && span.end > answer->begin;
+    if (!learned) encoding.ids[i] = ~encoding.ids[i];
+  }
+  return std::move(encoding.ids);
+}
+
+std::string build_chat_pair(const std::string& path, const text::Tokenizer& tokenizer,
+                            const text::ChatTemplate& chat_template, const std::string& cache_folder,
+                            const WaitMessage& say) {
+  const std::filesystem::path file = path;
+  std::error_code missing;
+  const auto size = std::filesystem::file_size(file, missing);
+  if (missing)
+    throw ConfigError(
+        rule_got_fix("conversations must be in a readable file.", path, "name a file that is there and may be read"));
+  const auto changed = std::filesystem::last_write_time(file).time_since_epoch().count();
+  const auto folder =
+      cache_folder.empty() ? file.parent_path() / "cache" / "SFTDataset_indices" : std::filesystem::path(cache_folder);
+  const CacheEntry entry(folder, "SFTDataset",
+                         concat("version: ", kVersion, "\nfile: ", std::filesystem::absolute(file).string(),
+                                "\nbytes: ", size, "\nchanged: ", changed, "\ntokenizer: ", tokenizer.fingerprint(),
+                                "\ntemplate: ", chat_template.description(), "\n"));
+  build_once(
+      entry, {"chats.idx", "chats.bin"}, [&] { tokenize_file(path, entry.file("chats"), tokenizer, chat_template); },
+      say);
+  return entry.file("chats");
+}
+
+void check_learned(const std::string& path, const IndexedDataset& pair, const SequenceRange& range,
+                   std::int64_t seq_length, Packing packing, const WaitMessage& say) {
+  std::int64_t all = 0, kept = 0;
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = range.first; i < range.last; ++i) {
+    tokens.resize(static_cast<std::size_t>(pair.length(i)));
+    pair.read(i, 0, tokens);
+    const auto learned = [&](std::size_t end) {  // the first token is no label
+      return std::count_if(tokens.begin() + 1, tokens.begin() + static_cast<std::ptrdiff_t>(end),
+                           [](std::int64_t token) { return token >= 0; });
+    };
+    if (tokens.size() < 2) continue;
+    const std::size_t end =
+        packing == Packing::Alone ? std::min(tokens.size(), static_cast<std::size_t>(seq_length) + 1) : tokens.size();
+    all += learned(tokens.size());
+    kept += learned(end);
+  }
+  if (range.size() > 0 && all == 0)
+    throw ConfigError(rule_got_fix(path + ": conversations must have something to learn: messages of the assistant.",
+                                   concat(range.size(), " conversations without one"),
+                                   "messages with \"role\": \"assistant\""));
+  if (kept < all && kept == 0)
+    throw ConfigError(rule_got_fix(
+        concat(path, ": messages of the assistant must begin within data.seq_length ", seq_length, "."),
+        concat("none of ", range.size(), " conversations has one there"),
+        "raise --data.seq_length, or --data.packed, which cuts conversations into pieces and loses nothing"));
+  if (kept == all || !say) return;
+  const std::string share = fmt::format("{:.3g}", 100 * static_cast<double>(all - kept) / static_cast<double>(all));
+  say(concat("warning: ", path, ": ", share, " % of the tokens to learn (", all - kept, " of ", all,
+             ") are beyond data.seq_length ", seq_length, " of their conversation and cut off"));
+}
+
+}  // namespace megatron::data

@@ -1,0 +1,81 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "megatron/data/dataset.h"
+#include "megatron/data/samples/masking.h"
+#include "megatron/data/samples/sentence_samples.h"
+
+namespace megatron::data {
+
+struct T5DatasetSpec {
+  SentenceSource source = {};
+  std::int64_t seq_length = 512;          ///< of the encoder
+  std::int64_t decoder_seq_length = 128;  ///< holds the begin token, and each span behind its sentinel
+  MaskingOptions masking = {.max_ngram = 10, .geometric = true};
+};
+
+/// What samples of `seq_length` ask of the sentences in them.
+SentenceBounds t5_bounds(std::int64_t seq_length);
+
+/// Where a sample is written: each span has seq_length or decoder_seq_length elements, or none for what is not wanted.
+struct T5Sample {
+  std::span<std::int64_t> encoder_tokens = {};  ///< the text, a sentinel for each span; then padding
+  std::span<std::int64_t> decoder_tokens = {};  ///< the begin token, then each span behind its sentinel; then padding
+  std::span<std::int64_t> labels = {};          ///< the decoder's next token, at last the end token; then -1
+  std::span<float> loss_mask = {};              ///< 1 where there is a label, else 0 (decoder)
+};
+
+/// What else there is to know of a sample.
+struct T5SampleInfo {
+  /// Tokens before the padding: the keys that self attention and cross attention (the encoder's) may see. The encoder's
+  /// is 0 where all sentences of the sample are empty.
+  std::int64_t encoder_length = 0, decoder_length = 0;
+  bool truncated = false;  ///< the sentences had more tokens than the sample aimed at
+};
+
+/// Samples of T5's span corruption, equal to Megatron-Core's T5MaskedWordPieceDataset for the same seed and vocabulary.
+/// Where the spans of a sample would not find sentinels or fit the decoder, which ends a run of Megatron-Core, fewer
+/// are hidden.
+class T5Dataset {
+ public:
+  /// Builds the index of sentences unless it is there; every rank calls it. Throws ConfigError as SentenceSamples does.
+  static void build(const T5DatasetSpec& spec, const WaitMessage& say = {});
+
+  /// Throws ConfigError when the index is missing or damaged, or an option out of range.
+  T5Dataset(const T5DatasetSpec& spec, MaskingVocabulary vocabulary);
+
+  /// Samples there are, at least spec.source.num_samples.
+  std::int64_t size() const { return samples_.size(); }
+  std::int64_t seq_length() const { return spec_.seq_length; }
+  std::int64_t decoder_seq_length() const { return spec_.decoder_seq_length; }
+
+  const std::string& prefix() const { return samples_.prefix(); }
+
+  /// As BertDataset::get().
+  T5SampleInfo get(std::int64_t i, const T5Sample& out) const;
+
+ private:
+  T5DatasetSpec spec_;
+  Masker masker_;
+  SentenceSamples samples_;
+};
+
+/// The same for a training step: labels that do not count are 0.
+class T5Samples : public Dataset {
+ public:
+  T5Samples(const T5DatasetSpec& spec, MaskingVocabulary vocabulary) : samples_(spec, std::move(vocabulary)) {}
+
+  std::int64_t size() const override { return samples_.size(); }
+  std::int64_t seq_length() const override { return samples_.seq_length(); }
+  SampleFields fields() const override;
+  void get(std::int64_t i, const Sample& out) const override;
+  std::string name_of(std::int64_t i) const override;
+
+ private:
+  T5Dataset samples_;
+};
+
+}  // namespace megatron::data

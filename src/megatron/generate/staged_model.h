@@ -1,0 +1,36 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/comm/group.h"
+#include "megatron/model/decoding/decode.h"
+
+namespace megatron::generate {
+
+/// A whole model that goes on from a cache, its stages one on each rank of a pipeline.
+class StagedModel {
+ public:
+  /// `stage`: this rank's; `pp`: the ranks that hold the stages in order; `tensor`: dtype and device of activations.
+  StagedModel(model::CachedGpt stage, comm::Group pp, at::TensorOptions tensor);
+  /// The whole model on this rank.
+  // NOLINTNEXTLINE(google-explicit-constructor): a stage that is the model is one
+  StagedModel(model::CachedGpt whole) : StagedModel(std::move(whole), comm::Group(), at::TensorOptions()) {}
+
+  const model::TransformerOptions& options() const { return stage_.options(); }
+  model::KvCache make_cache(std::int64_t batch, std::int64_t capacity) const {
+    return stage_.make_cache(batch, capacity);
+  }
+
+  /// tokens [b, s] int64, the same on every rank, which follow the cache's rows -> logits [b, vocab] after the last of
+  /// them, the same on every rank. Collective over tp and pp: a message of [s, b, h] from stage to stage, and the
+  /// logits from the last to all.
+  at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache) const;
+
+ private:
+  model::CachedGpt stage_;
+  comm::Group pp_;
+  at::TensorOptions tensor_;
+};
+
+}  // namespace megatron::generate

@@ -1,0 +1,72 @@
+#include "megatron/interchange/hugging_face/hf_family.h"
+
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/model_kind.h"
+
+#define MEGATRON_MODEL(name)                       \
+  namespace megatron::models::name {               \
+  extern const interchange::ModelFolders kFolders; \
+  }
+#include "megatron/models/kinds.def"
+#undef MEGATRON_MODEL
+
+namespace megatron::interchange {
+namespace {
+
+/// What to do with a model that no such folder can hold.
+constexpr const char* kKeepOurs = "leave it a checkpoint of this program: generate, eval and train --load read it";
+
+std::vector<const HfFamily*> all_rows() {
+  std::vector<const HfFamily*> rows;
+#define MEGATRON_MODEL(name) \
+  for (const HfFamily& family : models::name::kFolders.families) rows.push_back(&family);
+#include "megatron/models/kinds.def"
+#undef MEGATRON_MODEL
+  return rows;
+}
+
+}  // namespace
+
+std::span<const HfFamily* const> hf_families() {
+  static const std::vector<const HfFamily*> rows = all_rows();
+  return rows;
+}
+
+const HfFamily& hf_family(std::string_view name) {
+  for (const HfFamily* family : hf_families())
+    if (name == family->name) return *family;
+  throw std::logic_error(concat("no family of Hugging Face's models is called ", name));
+}
+
+const HfFamily& family_of(const config::ModelConfig& model) {
+  if (model.head != "tokens" && model.head != "classes" && plan::model_kind(model.architecture).causal)
+    throw ConfigError(
+        rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
+                     "other head for it.",
+                     concat("model.head ", model.head), kKeepOurs));
+  const plan::ModelShape shape = shape_of(model);
+  std::string forms;
+  for (const HfFamily* family : hf_families()) {
+    if (model.architecture != family->architecture) continue;
+    if (family->holds(model, shape)) return *family;
+    forms += concat(forms.empty() ? "" : " or ", family->form);
+  }
+  throw ConfigError(rule_got_fix(
+      concat("A Hugging Face folder can hold ", forms, "."),
+      concat("normalization ", model.normalization, ", position_embedding_type ", model.position_embedding_type,
+             ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
+             ", activation ", model.activation, ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false",
+             ", add_bias_linear ", model.add_bias_linear ? "true" : "false", ", qk_layernorm ", model.qk_layernorm,
+             ", sliding_window ", model.sliding_window, ", num_query_groups ", shape.groups(), " of ", shape.num_heads,
+             " heads of ", shape.head(), ", num_tokentypes ", model.num_tokentypes,
+             ", apply_residual_connection_post_layernorm ", model.apply_residual_connection_post_layernorm),
+      kKeepOurs));
+}
+
+bool is_tied_head(const FolderConfig& folder, const std::string& name) {
+  return name == "lm_head.weight" && !folder.model.untie_embeddings_and_output_weights;
+}
+
+}  // namespace megatron::interchange

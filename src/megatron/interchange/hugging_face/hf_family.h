@@ -1,0 +1,57 @@
+#pragma once
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/hugging_face/json_fields.h"
+#include "megatron/interchange/mapping.h"
+
+// The families of Hugging Face's models, one row each, in models/NAME/interchange.cpp of the kind that they are. No
+// torch here.
+namespace megatron::interchange {
+
+/// Whether weights have a tensor of that name.
+using HasTensor = std::function<bool(const std::string& name)>;
+
+/// Models of transformers that share the form of config.json and the names of their tensors.
+struct HfFamily {
+  const char* name;                               ///< "llama"
+  const char* architecture;                       ///< model.architecture
+  const char* models;                             ///< for people: "Llama, Mistral"
+  const char* form;                               ///< what a folder of it can hold, for messages: "a Llama (…)"
+  std::span<const std::string_view> model_types;  ///< model_type in config.json
+  /// Fills the network and the labels that the fields describe. Throws ConfigError for what none of these has.
+  void (*read)(const nlohmann::json& object, JsonFields& fields, FolderConfig& folder);
+  /// Whether a folder of it can say what `model` is, whose architecture is this.
+  bool (*holds)(const config::ModelConfig& model, const plan::ModelShape& shape);
+  /// Adds the fields of folder.model, which it holds(). `theirs`: of the tensors that are written beside it.
+  void (*write)(const FolderConfig& folder, const HasTensor& theirs, nlohmann::json& object);
+  /// Our names made of theirs, of a folder whose tensors are `theirs`.
+  Mapping (*table)(const plan::ModelShape& shape, const HasTensor& theirs);
+  /// The same for a folder that is to be written of weights whose tensors are `ours`.
+  Mapping (*written_table)(const plan::ModelShape& shape, const HasTensor& ours);
+  /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
+  bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
+};
+
+/// What folders must know of a kind of model.
+struct ModelFolders {
+  std::span<const HfFamily> families;
+};
+
+/// The rows of all kinds.
+std::span<const HfFamily* const> hf_families();
+
+/// The row of that name. Precondition: there is one.
+const HfFamily& hf_family(std::string_view name);
+
+/// The family whose folder can hold `model`. Throws ConfigError naming the options that none of them has.
+const HfFamily& family_of(const config::ModelConfig& model);
+
+/// Whether `name` is the output layer's second name for the word embedding.
+bool is_tied_head(const FolderConfig& folder, const std::string& name);
+
+}  // namespace megatron::interchange

@@ -1,0 +1,79 @@
+#include "megatron/interchange/hugging_face/hugging_face.h"
+
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/safetensors_folder.h"
+#include "megatron/interchange/mapped_source.h"
+
+namespace megatron::interchange {
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
+
+void check_all_are_used(const SafetensorsFolder& raw, const Mapping& mapping, const FolderConfig& config) {
+  const auto used = source_shapes(mapping);
+  std::string unused;
+  std::size_t count = 0;
+  for (const std::string& name : raw.tensors()) {
+    if (used.contains(name) || config.family->needs_no_reading(config, name)) continue;
+    if (++count <= 5) unused += concat(count == 1 ? "" : ", ", "\"", printable(name), "\"");
+  }
+  if (count > 5) unused += concat(" and ", count - 5, " more");
+  if (count > 0)
+    throw ConfigError(
+        rule_got_fix(concat(raw.name(), ": every tensor must belong to the model that config.json describes."), unused,
+                     "merge adapters and undo quantization first; a model with other parts cannot be read"));
+}
+
+std::string family_names() {
+  std::string names;
+  for (const HfFamily* family : hf_families()) names += concat(names.empty() ? "" : ", ", family->models);
+  return names;
+}
+
+}  // namespace
+
+FolderConfig read_config(const std::filesystem::path& folder) {
+  const auto path = folder / "config.json";
+  return parse_config(read_file(path, kMaxConfigBytes), path.string());
+}
+
+std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {
+  const FolderConfig config = read_config(folder);
+  auto raw = std::make_shared<SafetensorsFolder>(folder);
+  const std::int64_t layers = shape_of(config.model).num_layers;
+  if (layers > static_cast<std::int64_t>(raw->tensors().size()))
+    throw ConfigError(
+        rule_got_fix(concat(folder.string(), ": must hold the tensors of ", layers, " layers, as config.json says."),
+                     concat(raw->tensors().size(), " tensors")));
+  Mapping mapping = config.family->table(shape_of(config.model),
+                                         [&](const std::string& name) { return raw->shape(name) != nullptr; });
+  check_all_are_used(*raw, mapping, config);
+  return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));
+}
+
+WeightFormat hugging_face_format() {
+  namespace fs = std::filesystem;
+  return {.name = "huggingface",
+          .holder = "a Hugging Face folder (config.json, safetensors)",
+          .models = family_names(),
+          .detect =
+              [](const fs::path& folder) {
+                return fs::is_regular_file(folder / "config.json") && !checkpoint::has_checkpoint(folder);
+              },
+          .model = [](const fs::path& folder) { return read_config(folder).model; },
+          .config = read_config,
+          .weights = open_hugging_face,
+          .labels = [](const fs::path& folder) { return read_config(folder).labels; },
+          .config_json = [](const fs::path& folder) { return read_file(folder / "config.json"); },
+          .output = "folder to write; must not exist, or be empty",
+          .write = export_hugging_face};
+}
+
+}  // namespace megatron::interchange

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/interchange/mapping.h"
+#include "megatron/plan/layer.h"
+#include "megatron/plan/parameters/parameters.h"
+
+// What the tables of the families are written with: models/*/interchange.cpp. No torch here.
+namespace megatron::interchange {
+
+/// Their names of a layer's norms and linear layers, by ours within the layer: {"self_attention.linear_qkv", {"h.0.q",
+/// "h.0.k", "h.0.v"}}. One name where theirs is one matrix too, which of queries, keys and values has all queries, then
+/// all keys, then all values; else one for each of its parts: queries, keys, values; keys, values; gate, up.
+using LayerNames = std::map<std::string, std::vector<std::string>>;
+
+/// Collects the tensors of a table: ours, theirs.
+class MappingBuilder {
+ public:
+  /// `transposed`: their matrices of layers are stored [inputs, outputs].
+  explicit MappingBuilder(bool transposed = false) : transposed_(transposed) {}
+
+  void whole(const std::string& ours, const std::string& theirs, std::vector<std::int64_t> shape);
+  void norm(const std::string& ours, const std::string& theirs, const plan::ModelShape& shape);
+  void linear(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in);
+  /// All parameters of a layer, which follow from its description. Throws std::logic_error where `names` do not
+  /// fit them.
+  void layer(const plan::LayerSpec& layer, const LayerNames& names);
+  Mapping take() { return std::move(mapping_); }
+
+ private:
+  /// Rows of one source, in the order in which they follow each other in the target.
+  struct Rows {
+    std::size_t source;  ///< which of their names
+    std::int64_t first, count;
+  };
+  void layer_linear(const plan::LayerSpec& layer, const plan::Linear& linear, const std::vector<std::string>& names);
+  /// `columns` 0: a vector.
+  void stacked(const std::string& ours, const std::vector<Rows>& parts, const std::vector<std::string>& sources,
+               std::int64_t columns);
+  static std::vector<Rows> rows_of(const plan::LayerSpec& layer, const plan::Linear& linear, std::size_t sources);
+
+  bool transposed_;
+  Mapping mapping_;
+};
+
+}  // namespace megatron::interchange

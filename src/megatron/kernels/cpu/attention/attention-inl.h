@@ -1,0 +1,233 @@
+// What the forward and the backward pass of attention share.
+#if defined(MEGATRON_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MEGATRON_KERNELS_CPU_ATTENTION_INL_H_
+#undef MEGATRON_KERNELS_CPU_ATTENTION_INL_H_
+#else
+#define MEGATRON_KERNELS_CPU_ATTENTION_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "megatron/kernels/cpu/attention/attention.h"
+#include "megatron/kernels/cpu/elementwise/rows-inl.h"
+#include "megatron/kernels/cpu/products/product-inl.h"
+#include "megatron/kernels/cpu/random/random.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+
+// Blocks of scores have a stride that is no power of two, so that the rows of a column do not share cache sets.
+constexpr std::size_t kKeyBlock = 256, kScoreStride = kKeyBlock + 16;
+
+inline std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+/// Keys in [begin, end) are seen by at least one, those of `row` by that query; positions of keys.
+struct KeyRange {
+  std::size_t begin, end;
+};
+
+inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
+  const std::size_t keys =
+      p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));
+  const std::size_t last = query + p.keys + 1;  // one past, shifted by `queries` to stay unsigned
+  const std::size_t end = !p.causal ? keys : last > p.queries ? std::min(keys, last - p.queries) : 0;
+  const std::int32_t first = p.first_key != nullptr ? std::max(p.first_key[b * p.queries + query], 0) : 0;
+  return {std::min(static_cast<std::size_t>(first), end), end};
+}
+
+/// Those of `range` among keys [k0, k0 + count), counted from k0.
+inline KeyRange within(KeyRange range, std::size_t k0, std::size_t count) {
+  return {std::clamp(range.begin, k0, k0 + count) - k0, std::clamp(range.end, k0, k0 + count) - k0};
+}
+
+/// Union over queries [q0, q1); begin = end: none.
+inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+  KeyRange all{p.keys, 0};
+  for (std::size_t i = q0; i < q1; ++i) {
+    const KeyRange row = visible(p, b, i);
+    if (row.begin < row.end) all = {std::min(all.begin, row.begin), std::max(all.end, row.end)};
+  }
+  return {std::min(all.begin, all.end), all.end};
+}
+
+/// The same, its begin rounded down to a key block.
+inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+  const KeyRange all = visible_of_rows(p, b, q0, q1);
+  return {all.begin / kKeyBlock * kKeyBlock, all.end};
+}
+
+/// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to
+/// it.
+struct Running {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+};
+
+/// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
+/// Returns the factor that what was summed before has to be multiplied with.
+inline float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, Running& running) {
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  std::fill(s, s + seen.begin, kMinusInfinity);
+  std::fill(s + seen.end, s + end, kMinusInfinity);
+  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  F largest = hn::Set(d, kMinusInfinity);
+  for (std::size_t j = from; j < to; j += lanes) largest = hn::Max(largest, hn::LoadU(d, s + j));
+  const float max = std::max(max_of_lanes(largest) * scale, running.max);  // in this order a NaN stays
+  if (max == kMinusInfinity) {                                             // nothing seen yet
+    std::fill(s, s + end, 0.0f);
+    return 1.0f;
+  }
+  const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
+  F sum = hn::Zero(d);
+  std::fill(s, s + from, 0.0f);
+  for (std::size_t j = from; j < to; j += lanes) {
+    const F e = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    sum = hn::Add(sum, e);
+    hn::StoreU(e, d, s + j);
+  }
+  std::fill(s + std::max(to, from), s + end, 0.0f);
+  const float rescale = running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
+  running = {max, running.sum * rescale + sum_of_lanes(sum)};
+  return rescale;
+}
+
+inline void scale_row(float* row, std::size_t count, float by) {
+  const Floats d;
+  for (std::size_t j = 0; j < count; j += hn::Lanes(d))
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + j), hn::Set(d, by)), d, row + j);
+}
+
+/// to += by * from; `count` is a multiple of 16.
+inline void add_scaled(float* to, const float* from, std::size_t count, float by) {
+  const Floats d;
+  for (std::size_t j = 0; j < count; j += hn::Lanes(d))
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, from + j), hn::Set(d, by), hn::LoadU(d, to + j)), d, to + j);
+}
+
+/// scores [rows, keys of the block] = left [rows, size] times the panels of keys [k0, k0 + count), k0 a multiple of 64.
+inline void score_block(const Left& left, const float* panels, std::size_t size, std::size_t k0, std::size_t count,
+                        std::size_t rows, float* scores) {
+  for (std::size_t j = 0; j < count; j += kPanel) {
+    product(left, panels + (k0 + j) * size, kPanel, scores + j, kScoreStride, rows, size,
+            std::min(kPanel, round_up(count - j, 16)), false);
+  }
+}
+
+/// The dropout mask of one row of probabilities: keys [k0, k0 + count) of query `query`.
+struct DropoutRow {
+  const AttentionProblem& p;
+  std::uint32_t words[kKeyBlock];
+
+  void draw(const Head& head, std::size_t query, std::size_t k0, std::size_t count) {
+    const std::uint64_t row = (p.head_offset + p.number_of(head)) * p.queries + query;
+    random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[head.b]), row * p.keys + k0, count, words);
+  }
+  /// x scaled where the element is kept, else 0.
+  HWY_INLINE F apply(F x, std::size_t i) const {
+    const Floats d;
+    const hn::RebindToUnsigned<Floats> du;
+    const auto dropped = hn::Lt(hn::LoadU(du, words + i), hn::Set(du, p.dropout_threshold));
+    return hn::IfThenZeroElse(hn::RebindMask(d, dropped), hn::Mul(x, hn::Set(d, p.keep_scale)));
+  }
+};
+
+/// Where the biases of query `query` begin for keys from k0 on.
+inline std::size_t bias_at(const AttentionProblem& p, std::size_t query, std::size_t k0) {
+  return p.queries - 1 - query + k0;
+}
+
+/// Scores s of a query and keys [k0, …), of which `seen` matter, become the scaled ones with their biases.
+inline void add_bias(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0, KeyRange seen,
+                     float* s) {
+  const Floats d;
+  const float* bias = p.bias + p.number_of(head) * p.bias_stride + bias_at(p, query, k0);
+  const F factor = hn::Set(d, p.scale);
+  for (std::size_t j = seen.begin / hn::Lanes(d) * hn::Lanes(d); j < seen.end; j += hn::Lanes(d))
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, s + j), factor, hn::LoadU(d, bias + j)), d, s + j);
+}
+
+/// Scores [rows, kScoreStride] of queries [q0, q0 + rows) and keys [k0, k0 + count) become the weights of the values,
+/// dropout included; what `sum` [rows, stride] holds, unless it is the `first` block, is scaled to the new maxima.
+inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
+                         std::size_t count, bool first, float* scores, Running* running, float* sum,
+                         std::size_t stride) {
+  DropoutRow dropout{p, {}};
+  for (std::size_t i = 0; i < rows; ++i) {
+    const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
+    float* s = scores + i * kScoreStride;
+    if (p.bias != nullptr) add_bias(p, head, q0 + i, k0, seen, s);
+    const float rescale = softmax_row(s, count, seen, p.bias != nullptr ? 1.0f : p.scale, running[i]);
+    if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
+    if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
+    dropout.draw(head, q0 + i, k0, count);
+    for (std::size_t j = 0; j < count; j += hn::Lanes(Floats()))
+      hn::StoreU(dropout.apply(hn::LoadU(Floats(), s + j), j), Floats(), s + j);
+  }
+}
+
+/// Writes out and logsumexp of queries [q0, q0 + rows).
+inline void finish_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows,
+                        const Running* running, float* sum, std::size_t stride, const MutableHeads& out,
+                        float* logsumexp_bns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    scale_row(sum + i * stride, stride, running[i].sum > 0 ? 1.0f / running[i].sum : running[i].sum);
+    logsumexp_bns[p.row_of(head) + q0 + i] = running[i].max + std::log(running[i].sum);
+  }
+  write_rows(p.type, sum, stride, rows, p.size, out.at(q0, head), out.position);
+}
+
+/// One row, keys [0, count): s holds scores and becomes the dropped probabilities; ds holds d loss / d (dropped
+/// probabilities) and becomes d loss / d (q k^T).
+inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float logsumexp, float delta,
+                         float scale, const DropoutRow* dropout) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  if (seen.begin >= seen.end) {
+    std::fill(s, s + end, 0.0f);
+    std::fill(ds, ds + end, 0.0f);
+    return;
+  }
+  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  std::fill(s, s + from, 0.0f);
+  std::fill(ds, ds + from, 0.0f);
+  std::fill(s + from, s + seen.begin, -std::numeric_limits<float>::infinity());
+  std::fill(s + seen.end, s + to, -std::numeric_limits<float>::infinity());
+  const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
+  for (std::size_t j = from; j < to; j += lanes) {
+    F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
+    F kept = p;
+    if (dropout != nullptr) {
+      kept = dropout->apply(p, j);
+      g = dropout->apply(g, j);
+    }
+    hn::StoreU(kept, d, s + j);
+    hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
+  }
+  std::fill(s + to, s + end, 0.0f);
+  std::fill(ds + to, ds + end, 0.0f);
+}
+
+/// The same of query `query` and keys [k0, k0 + count), its biases with theirs.
+inline void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0,
+                         std::size_t count, KeyRange seen, float logsumexp, float delta, const DropoutRow* dropout,
+                         float* s, float* ds) {
+  if (p.bias == nullptr) return row_gradient(s, ds, count, seen, logsumexp, delta, p.scale, dropout);
+  const Floats d;
+  add_bias(p, head, query, k0, seen, s);
+  row_gradient(s, ds, count, seen, logsumexp, delta, 1.0f, dropout);
+  float* dbias = p.dbias + (head.b * p.heads() + p.number_of(head)) * p.bias_stride + bias_at(p, query, k0);
+  const F factor = hn::Set(d, p.scale);
+  for (std::size_t j = seen.begin / hn::Lanes(d) * hn::Lanes(d); j < seen.end; j += hn::Lanes(d)) {
+    const F g = hn::LoadU(d, ds + j);
+    hn::StoreU(hn::Add(hn::LoadU(d, dbias + j), g), d, dbias + j);
+    hn::StoreU(hn::Mul(g, factor), d, ds + j);
+  }
+}
+
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

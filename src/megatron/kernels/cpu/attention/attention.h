@@ -1,0 +1,91 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "megatron/kernels/cpu/elementwise/element.h"
+
+// Attention on pointers to float32, bf16 or fp16; attention.h says what is computed. Products, scores and sums are
+// float32: what is stored in halves is converted block by block on its way into the cache. One call is one piece of
+// work for one thread.
+namespace megatron::kernels::cpu {
+
+/// One query head: the `member`-th of those that share the keys and values of `group`, in sample `b`.
+struct Head {
+  std::size_t b, group, member;
+};
+
+/// A [position, batch, group, member, d] tensor, d contiguous; strides in bytes. Keys and values: member 0.
+template <class Byte>
+struct HeadsOf {
+  Byte* data;
+  std::ptrdiff_t position, batch, group, member;
+  Byte* at(std::size_t p, const Head& head) const {
+    return data + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(head.b) * batch +
+           static_cast<std::ptrdiff_t>(head.group) * group + static_cast<std::ptrdiff_t>(head.member) * member;
+  }
+};
+using Heads = HeadsOf<const std::byte>;
+using MutableHeads = HeadsOf<std::byte>;
+
+struct AttentionProblem {
+  std::size_t queries, keys, batch, groups, sharing, size;  ///< sharing: query heads of a group; size: of a head
+  ElementType type;                                         ///< of q, k, v, out and their gradients
+  float scale;                                              ///< positive
+  bool causal;
+  const std::int32_t* first_key;    ///< [batch, queries], or null
+  const std::int32_t* key_lengths;  ///< [batch], or null
+  Heads q, k, v;
+  // Dropout of the probabilities; sample_ids null: none.
+  const std::int64_t* sample_ids;
+  std::uint64_t dropout_key;
+  std::uint32_t dropout_threshold;
+  float keep_scale;
+  std::size_t head_offset;
+  /// [heads, bias_stride], what is added to scaled scores by distance (attention.h), 16 more than there are distances;
+  /// or null.
+  const float* bias;
+  std::size_t bias_stride;
+  float* dbias;  ///< [batch, heads, bias_stride]: backward adds each head's gradient of it
+
+  std::size_t heads() const { return groups * sharing; }
+  /// The i-th of all batch * heads() query heads, those of a group side by side.
+  Head head(std::size_t i) const { return {i / heads(), i % heads() / sharing, i % sharing}; }
+  std::size_t number_of(const Head& head) const { return head.group * sharing + head.member; }
+  /// Of the first query in [batch, heads, queries].
+  std::size_t row_of(const Head& head) const { return (head.b * heads() + number_of(head)) * queries; }
+};
+
+/// Queries that one call of attention_forward computes.
+inline constexpr std::size_t kQueryBlock = 96;
+/// Up to this many queries, keys and values are read where they lie (attention_of_few): decoding with a cache.
+inline constexpr std::size_t kFewQueries = 8;
+/// Keys that a thread reads at a time for attention_of_few.
+inline constexpr std::size_t kFewKeys = 128;
+
+/// Floats that hold the keys and values of one group, laid out for the products.
+std::size_t packed_floats(const AttentionProblem& problem);
+/// Scratch of one thread, in floats.
+std::size_t forward_scratch_floats(const AttentionProblem& problem);
+std::size_t backward_scratch_floats(const AttentionProblem& problem);
+
+void pack_keys_and_values(const AttentionProblem& problem, const Head& head, float* packed);
+/// Queries [block * kQueryBlock, …) of one head, `packed` of its group.
+void attention_forward(const AttentionProblem& problem, const Head& head, std::size_t block, const float* packed,
+                       const MutableHeads& out, float* logsumexp_bns, float* scratch);
+
+/// Attention of at most kFewQueries queries, without dropout, over the threads. `memory`: few_queries_floats(), aligned
+/// to 64 bytes.
+void attention_of_few(const AttentionProblem& problem, const MutableHeads& out, float* logsumexp_bns, float* memory);
+std::size_t few_queries_floats(const AttentionProblem& problem);
+
+/// Floats of the gradients of keys and values by one head of a group that several share.
+std::size_t shared_gradient_floats(const AttentionProblem& problem);
+/// dq of one head, and dk, dv where `shared` is null; else the head's part of them to `shared`.
+void attention_backward(const AttentionProblem& problem, const Head& head, const Heads& dout, const Heads& out,
+                        const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
+                        const MutableHeads& dv, float* shared, float* scratch);
+/// dk and dv of a group: the sum of its heads' parts, one after another at `shared`, which are overwritten.
+void sum_shared_gradients(const AttentionProblem& problem, const Head& group, float* shared, const MutableHeads& dk,
+                          const MutableHeads& dv);
+
+}  // namespace megatron::kernels::cpu

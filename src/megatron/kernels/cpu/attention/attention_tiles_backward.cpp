@@ -1,0 +1,247 @@
+#include "megatron/kernels/cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "megatron/kernels/cpu/attention/attention_tiles_backward.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "megatron/kernels/cpu/attention/attention_tiles-inl.h"
+
+// Batches of 256 queries against blocks of 256 keys. Of each such square the probabilities P and the gradients of the
+// scores dS are kept as right operands, so that dK^T = Q^T dS and dV^T = dO^T P sum over the whole batch, and neither
+// of the large matrices is ever transposed.
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+constexpr std::size_t kBatchBlocks = 8, kBatch = kBatchBlocks * kPanelLines;
+static_assert(kBatchBlocks == kKeyPieces, "the squares below have as many rows of panels as columns");
+
+/// What is kept of a square, as panels [block of 32 keys][block of 32 queries].
+struct Square {
+  Words* panels;
+  Words* at(std::size_t keys, std::size_t queries) const {
+    return panels + (keys * kBatchBlocks + queries) * kPieceWords;
+  }
+};
+
+/// The scratch of one thread, cut up.
+struct Space {
+  std::size_t key_stride;                      // of the rows of dk_t and dv_t [features, keys]
+  float *dk_t, *dv_t;                          // of the head
+  float *dq, *delta;                           // of the batch
+  float *scores, *dscores;                     // of 32 queries
+  Words *keys, *values, *keys_over_keys;       // of the head
+  Words *queries, *dout, *queries_t, *dout_t;  // of the batch
+  Words* dscores_left;                         // of 32 queries
+  Square probabilities, gradients;
+  float* end;
+
+  Space(const TileCounts& count, float* at) : key_stride(count.keys * kPanelLines + 16) {
+    const auto take = [&at](std::size_t floats) {
+      float* part = at;
+      at += round_up(floats, 16);
+      return part;
+    };
+    const auto take_pieces = [&](std::size_t pieces) {
+      return reinterpret_cast<Words*>(take(pieces * kPieceWords / 2));
+    };
+    for (float** part : {&dk_t, &dv_t}) *part = take(count.features * kPanelLines * key_stride);
+    dq = take(kBatch * count.stride());
+    delta = take(kBatch);
+    for (float** part : {&scores, &dscores}) *part = take(kPanelLines * kScoreStride);
+    for (Words** part : {&keys, &values, &keys_over_keys}) *part = take_pieces(count.features * count.keys);
+    for (Words** part : {&queries, &dout, &queries_t, &dout_t}) *part = take_pieces(count.features * kBatchBlocks);
+    dscores_left = take_pieces(kKeyPieces);
+    for (Square* part : {&probabilities, &gradients}) part->panels = take_pieces(kBatchBlocks * kKeyPieces);
+    end = at;
+  }
+};
+
+/// What backward is asked for, in one place.
+struct Pass {
+  const AttentionProblem& p;
+  Head head;
+  Heads dout, out;
+  const float* logsumexp;
+  TileCounts count;
+  Space space;
+};
+
+/// Packs queries [q0, q0 + rows) of both sides, and takes delta: the sum over d of dout * out.
+void read_batch(const Pass& pass, std::size_t q0, std::size_t rows) {
+  const AttentionProblem& p = pass.p;
+  const Space& w = pass.space;
+  const Matrix queries = positions_of(p.q, pass.head, q0), dout = positions_of(pass.dout, pass.head, q0);
+  const std::size_t features = pass.count.features * kPieceWords, positions = kBatchBlocks * kPieceWords;
+  pack_panels(queries, rows, p.size, TileSide::Left, w.queries, features);
+  pack_panels(dout, rows, p.size, TileSide::Left, w.dout, features);
+  pack_panels(queries.transposed(), p.size, rows, TileSide::Left, w.queries_t, positions);
+  pack_panels(dout.transposed(), p.size, rows, TileSide::Left, w.dout_t, positions);
+  for (std::size_t i = 0; i < rows; ++i) {
+    const auto* g = reinterpret_cast<const c10::BFloat16*>(pass.dout.at(q0 + i, pass.head));
+    const auto* y = reinterpret_cast<const c10::BFloat16*>(pass.out.at(q0 + i, pass.head));
+    F sum = hn::Zero(Floats());
+    for_vectors(p.size, [&](std::size_t c, std::size_t lanes)
+                            HWY_ATTR { sum = hn::MulAdd(load(g + c, lanes), load(y + c, lanes), sum); });
+    w.delta[i] = sum_of_lanes(sum);
+  }
+  std::fill(w.dq, w.dq + kBatch * pass.count.stride(), 0.0f);
+}
+
+/// Blocks [begin, end) of 32.
+struct Blocks {
+  std::size_t begin, end;
+};
+
+/// Block `i` of the batch's queries against keys [k0, k0 + count): one column of the square, and its part of dq.
+/// Returns the blocks of keys that a query of it sees.
+template <class Tiles>
+Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::size_t i, std::size_t rows,
+                        std::size_t k0, std::size_t count) {
+  const AttentionProblem& p = pass.p;
+  const Space& w = pass.space;
+  const std::size_t q0 = batch + i * kPanelLines, panel = pass.count.features * kPieceWords, first = k0 / kPieceDepth;
+  const KeyRange seen = within(visible_of_rows(p, pass.head.b, q0, q0 + rows), k0, count);
+  if (seen.begin >= seen.end) return {0, 0};
+  const Blocks blocks{seen.begin / kPanelLines, panels_of(seen.end)};
+  for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
+    tile_block(tiles, w.queries + i * panel, w.keys + (first + j) * panel, pass.count.features,
+               w.scores + j * kPanelLines, kScoreStride, false);
+    tile_block(tiles, w.dout + i * panel, w.values + (first + j) * panel, pass.count.features,
+               w.dscores + j * kPanelLines, kScoreStride, false);
+  }
+  const std::size_t begin = blocks.begin * kPanelLines, end = std::min(blocks.end * kPanelLines, count);
+  DropoutRow dropout{p, {}};
+  for (std::size_t r = 0; r < rows; ++r) {
+    const KeyRange row = within(visible(p, pass.head.b, q0 + r), k0 + begin, end - begin);
+    if (p.sample_ids != nullptr) dropout.draw(pass.head, q0 + r, k0 + begin, end - begin);
+    row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, pass.logsumexp[q0 + r],
+                 w.delta[i * kPanelLines + r], p.sample_ids != nullptr ? &dropout : nullptr,
+                 w.scores + r * kScoreStride + begin, w.dscores + r * kScoreStride + begin);
+  }
+  const Matrix scores = scores_of(w.scores), dscores = scores_of(w.dscores);
+  for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
+    const std::size_t k = j * kPanelLines, keys = std::min(kPanelLines, count - k);
+    pack_panel(scores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.probabilities.at(j, i));
+    pack_panel(dscores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.gradients.at(j, i));
+  }
+  pack_panel(dscores.at(0, begin), rows, end - begin, TilePart::High, TileSide::Left, w.dscores_left);
+  for (std::size_t f = 0; f < pass.count.features; ++f) {
+    tile_block(tiles, w.dscores_left, w.keys_over_keys + (f * pass.count.keys + first + blocks.begin) * kPieceWords,
+               blocks.end - blocks.begin, w.dq + i * kPanelLines * pass.count.stride() + f * kPanelLines,
+               pass.count.stride(), true);
+  }
+  return blocks;
+}
+
+/// Queries [q0, q0 + rows), a batch, against keys [k0, k0 + count): adds to dq, dk_t and dv_t.
+template <class Tiles>
+void square_gradient(const Pass& pass, Tiles& tiles, std::size_t q0, std::size_t rows, std::size_t k0,
+                     std::size_t count) {
+  const Space& w = pass.space;
+  Blocks seen_by[kKeyPieces];  // of queries, for each block of keys
+  std::fill(seen_by, seen_by + kKeyPieces, Blocks{kBatchBlocks, 0});
+  for (std::size_t i = 0; i < panels_of(rows); ++i) {
+    const Blocks keys = queries_gradient(pass, tiles, q0, i, std::min(kPanelLines, rows - i * kPanelLines), k0, count);
+    for (std::size_t j = 0; j < panels_of(count); ++j) {
+      if (keys.begin <= j && j < keys.end) {
+        seen_by[j] = {std::min(seen_by[j].begin, i), i + 1};
+      } else {
+        for (const Square& square : {w.probabilities, w.gradients})
+          std::fill(square.at(j, i), square.at(j, i) + kPieceWords, Words{0});
+      }
+    }
+  }
+  for (std::size_t j = 0; j < panels_of(count); ++j) {
+    const auto [begin, end] = seen_by[j];
+    if (begin >= end) continue;
+    for (std::size_t f = 0; f < pass.count.features; ++f) {
+      const std::size_t left = (f * kBatchBlocks + begin) * kPieceWords;
+      const std::size_t sum = f * kPanelLines * w.key_stride + k0 + j * kPanelLines;
+      tile_block(tiles, w.dout_t + left, w.probabilities.at(j, begin), end - begin, w.dv_t + sum, w.key_stride, true);
+      tile_block(tiles, w.queries_t + left, w.gradients.at(j, begin), end - begin, w.dk_t + sum, w.key_stride, true);
+    }
+  }
+}
+
+/// The transpose of sums [features, keys], as float32 rows to `shared`, or, where that is null, to `to`.
+void write_transposed(const Pass& pass, const float* sums, float* shared, const MutableHeads& to) {
+  const AttentionProblem& p = pass.p;
+  const std::size_t stride = round_up(p.size, 16), row = pass.count.stride();
+  F block[kLanes];
+  for (std::size_t k = 0; k < p.keys; k += kLanes) {
+    const std::size_t keys = std::min(kLanes, p.keys - k);
+    float* const rows = pass.space.dq;  // done with
+    for (std::size_t c = 0; c < stride; c += kLanes) {
+      for (std::size_t i = 0; i < kLanes; ++i)
+        block[i] = hn::LoadU(Floats(), sums + (c + i) * pass.space.key_stride + k);
+      transpose(block);
+      for (std::size_t i = 0; i < kLanes; ++i) hn::StoreU(block[i], Floats(), rows + i * row + c);
+    }
+    if (shared == nullptr) write_rows(p.type, rows, row, keys, p.size, to.at(k, pass.head), to.position);
+    for (std::size_t i = 0; shared != nullptr && i < keys; ++i)
+      std::memcpy(shared + (k + i) * stride, rows + i * row, stride * sizeof(float));
+  }
+}
+
+template <class Tiles>
+void backward_on(const Pass& pass, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
+                 float* shared) {
+  const AttentionProblem& p = pass.p;
+  const Space& w = pass.space;
+  Tiles tiles;
+  pack_over_features(p, p.k, pass.head, w.keys);
+  pack_over_features(p, p.v, pass.head, w.values);
+  pack_over_keys(p, p.k, pass.head, w.keys_over_keys);
+  for (float* sums : {w.dk_t, w.dv_t}) std::fill(sums, sums + pass.count.features * kPanelLines * w.key_stride, 0.0f);
+  for (std::size_t q0 = 0; q0 < p.queries; q0 += kBatch) {
+    const std::size_t rows = std::min(kBatch, p.queries - q0);
+    read_batch(pass, q0, rows);
+    const KeyRange all = visible_of_block(p, pass.head.b, q0, q0 + rows);
+    for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock)
+      square_gradient(pass, tiles, q0, rows, k0, std::min(kKeyBlock, all.end - k0));
+    write_rows(p.type, w.dq, pass.count.stride(), rows, p.size, dq.at(q0, pass.head), dq.position);
+  }
+  write_transposed(pass, w.dk_t, shared, dk);
+  write_transposed(pass, w.dv_t, shared != nullptr ? shared + p.keys * round_up(p.size, 16) : nullptr, dv);
+}
+
+void backward(const AttentionProblem& p, TileUnit unit, const Head& head, const Heads& dout, const Heads& out,
+              const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
+              float* shared, float* scratch) {
+  const TileCounts count(p);
+  const Pass pass{p, head, dout, out, logsumexp_bns + p.row_of(head), count, Space(count, scratch)};
+#if defined(__x86_64__)
+  if (unit == TileUnit::Dots) return backward_on<DotTiles>(pass, dq, dk, dv, shared);
+  if (unit == TileUnit::Hardware) return backward_on<HardwareTiles>(pass, dq, dk, dv, shared);
+#endif
+  if (unit == TileUnit::Emulated) backward_on<EmulatedTiles>(pass, dq, dk, dv, shared);
+}
+
+std::size_t scratch_floats(const AttentionProblem& p) {
+  return static_cast<std::size_t>(Space(TileCounts(p), nullptr).end - static_cast<float*>(nullptr));
+}
+
+}  // namespace
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megatron::kernels::cpu {
+HWY_EXPORT(backward);
+HWY_EXPORT(scratch_floats);
+
+std::size_t tile_backward_scratch_floats(const AttentionProblem& p) { return HWY_DYNAMIC_DISPATCH(scratch_floats)(p); }
+
+void tile_attention_backward(const AttentionProblem& problem, TileUnit unit, const Head& head, const Heads& dout,
+                             const Heads& out, const float* logsumexp_bns, const MutableHeads& dq,
+                             const MutableHeads& dk, const MutableHeads& dv, float* shared, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(backward)
+  (problem, unit, head, dout, out, logsumexp_bns, dq, dk, dv, shared, scratch);
+}
+
+}  // namespace megatron::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,107 @@
+#include "megatron/kernels/cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "megatron/kernels/cpu/attention/attention_tiles_forward.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first
+#include <hwy/highway.h>
+
+#include "megatron/kernels/cpu/attention/attention_tiles-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+/// The scratch of one thread, cut up.
+struct ForwardSpace {
+  float *scores, *sum;
+  Words *queries, *weights;
+
+  ForwardSpace(const TileCounts& count, float* at)
+      : scores(at),
+        sum(scores + kPanelLines * kScoreStride),
+        queries(reinterpret_cast<Words*>(sum + kPanelLines * count.stride())),
+        weights(queries + count.features * kPieceWords) {}
+};
+
+/// At most 32 queries from q0 on.
+template <class Tiles>
+void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std::size_t q0, std::size_t rows,
+                  const Words* packed, const MutableHeads& out, float* logsumexp_bns, const ForwardSpace& space) {
+  const TileCounts count(p);
+  const std::size_t stride = count.stride(), panel = count.features * kPieceWords;
+  const Words* const values = packed + count.keys * panel;
+  Running running[kPanelLines];
+  pack_panels(positions_of(p.q, head, q0), rows, p.size, TileSide::Left, space.queries, 0);
+  const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows);
+  if (all.begin >= all.end) std::fill(space.sum, space.sum + rows * stride, 0.0f);
+  for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
+    const std::size_t keys = std::min(kKeyBlock, all.end - k0), first = k0 / kPieceDepth;
+    for (std::size_t j = 0; j < panels_of(keys); ++j) {
+      tile_block(tiles, space.queries, packed + (first + j) * panel, count.features, space.scores + j * kPanelLines,
+                 kScoreStride, false);
+    }
+    softmax_rows(p, head, q0, rows, k0, keys, k0 == all.begin, space.scores, running, space.sum, stride);
+    pack_panels(scores_of(space.scores), rows, keys, TileSide::Left, space.weights, 0);
+    for (std::size_t f = 0; f < count.features; ++f) {
+      tile_block(tiles, space.weights, values + (f * count.keys + first) * kPieceWords, pieces_of(keys),
+                 space.sum + f * kPanelLines, stride, k0 != all.begin);
+    }
+  }
+  finish_rows(p, head, q0, rows, running, space.sum, stride, out, logsumexp_bns);
+}
+
+template <class Tiles>
+void forward_on(const AttentionProblem& p, const Head& head, std::size_t block, const Words* packed,
+                const MutableHeads& out, float* logsumexp_bns, float* scratch) {
+  const ForwardSpace space(TileCounts(p), scratch);
+  Tiles tiles;
+  const std::size_t q1 = std::min((block + 1) * kQueryBlock, p.queries);
+  for (std::size_t q0 = block * kQueryBlock; q0 < q1; q0 += kPanelLines)
+    forward_rows(p, tiles, head, q0, std::min(kPanelLines, q1 - q0), packed, out, logsumexp_bns, space);
+}
+
+void forward(const AttentionProblem& p, TileUnit unit, const Head& head, std::size_t block, const Words* packed,
+             const MutableHeads& out, float* logsumexp_bns, float* scratch) {
+#if defined(__x86_64__)
+  if (unit == TileUnit::Dots) return forward_on<DotTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
+  if (unit == TileUnit::Hardware) return forward_on<HardwareTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
+#endif
+  if (unit == TileUnit::Emulated) forward_on<EmulatedTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
+}
+
+void pack(const AttentionProblem& p, const Head& head, Words* packed) {
+  const TileCounts count(p);
+  pack_over_features(p, p.k, head, packed);
+  pack_over_keys(p, p.v, head, packed + count.keys * count.features * kPieceWords);
+}
+
+}  // namespace
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megatron::kernels::cpu {
+HWY_EXPORT(pack);
+HWY_EXPORT(forward);
+
+std::size_t tile_packed_words(const AttentionProblem& p) {
+  return 2 * panels_of(p.keys) * panels_of(p.size) * kPieceWords;
+}
+
+std::size_t tile_forward_scratch_floats(const AttentionProblem& p) {
+  const std::size_t features = panels_of(p.size), words = (features + 256 / kPieceDepth) * kPieceWords;
+  return kPanelLines * (256 + 16 + features * kPanelLines + 16) + words / 2;
+}
+
+void tile_pack_keys_and_values(const AttentionProblem& problem, const Head& head, std::uint16_t* packed) {
+  HWY_DYNAMIC_DISPATCH(pack)(problem, head, packed);
+}
+
+void tile_attention_forward(const AttentionProblem& problem, TileUnit unit, const Head& head, std::size_t block,
+                            const std::uint16_t* packed, const MutableHeads& out, float* logsumexp_bns,
+                            float* scratch) {
+  HWY_DYNAMIC_DISPATCH(forward)(problem, unit, head, block, packed, out, logsumexp_bns, scratch);
+}
+
+}  // namespace megatron::kernels::cpu
+#endif  // HWY_ONCE

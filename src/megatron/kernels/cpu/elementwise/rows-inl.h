@@ -1,0 +1,100 @@
+// Rows of any element type from memory to float32, as they are or transposed, and back.
+#if defined(MEGATRON_KERNELS_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MEGATRON_KERNELS_CPU_ROWS_INL_H_
+#undef MEGATRON_KERNELS_CPU_ROWS_INL_H_
+#else
+#define MEGATRON_KERNELS_CPU_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+
+#include "megatron/kernels/cpu/elementwise/element.h"
+#include "megatron/kernels/cpu/products/half-inl.h"
+#include "megatron/kernels/cpu/products/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+
+constexpr std::size_t kPanel = 64;  // rows of a transposed panel
+
+template <class T>
+void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
+                  std::size_t to_stride) {
+  for (std::size_t r = 0; r < rows; ++r, from += position, to += to_stride) {
+    const T* row = reinterpret_cast<const T*>(from);
+    for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(row + c, lanes), to + c, lanes); });
+    for (std::size_t c = size; c < to_stride; ++c) to[c] = 0.0f;
+  }
+}
+
+/// rows x size of `from`, rows `position` bytes apart, to rows of `to_stride` (zeros behind `size`).
+inline void read_rows(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
+                      std::size_t size, float* to, std::size_t to_stride) {
+  switch (type) {
+    case ElementType::Float32:
+      return read_rows_of<float>(from, position, rows, size, to, to_stride);
+    case ElementType::BFloat16:
+      return read_rows_of<c10::BFloat16>(from, position, rows, size, to, to_stride);
+    case ElementType::Float16:
+      return read_rows_of<c10::Half>(from, position, rows, size, to, to_stride);
+  }
+}
+
+template <class T>
+void write_rows_of(const float* from, std::size_t stride, std::size_t rows, std::size_t size, std::byte* to,
+                   std::ptrdiff_t position) {
+  for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) {
+    T* row = reinterpret_cast<T*>(to);
+    for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(from + c, lanes), row + c, lanes); });
+  }
+}
+
+/// The inverse of read_rows.
+inline void write_rows(ElementType type, const float* from, std::size_t stride, std::size_t rows, std::size_t size,
+                       std::byte* to, std::ptrdiff_t position) {
+  switch (type) {
+    case ElementType::Float32:
+      return write_rows_of<float>(from, stride, rows, size, to, position);
+    case ElementType::BFloat16:
+      return write_rows_of<c10::BFloat16>(from, stride, rows, size, to, position);
+    case ElementType::Float16:
+      return write_rows_of<c10::Half>(from, stride, rows, size, to, position);
+  }
+}
+
+template <class T>
+void read_transposed_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to) {
+  F block[kLanes];
+  for (std::size_t r0 = 0; r0 < rows; r0 += kPanel, to += size * kPanel) {
+    for (std::size_t r = 0; r < kPanel; r += kLanes) {
+      for (std::size_t c = 0; c < size; c += kLanes) {
+        const std::size_t count = std::min(kLanes, size - c);
+        for (std::size_t i = 0; i < kLanes; ++i) {
+          const std::byte* row = from + static_cast<std::ptrdiff_t>(r0 + r + i) * position;
+          block[i] = r0 + r + i < rows ? load(reinterpret_cast<const T*>(row) + c, count) : hn::Zero(Floats());
+        }
+        transpose(block);
+        for (std::size_t i = 0; i < count; ++i) hn::StoreU(block[i], Floats(), to + (c + i) * kPanel + r);
+      }
+    }
+  }
+}
+
+/// The transpose of rows x size in panels of 64 rows: panel [size][64], zeros for rows past the last.
+inline void read_transposed(ElementType type, const std::byte* from, std::ptrdiff_t position, std::size_t rows,
+                            std::size_t size, float* to) {
+  switch (type) {
+    case ElementType::Float32:
+      return read_transposed_of<float>(from, position, rows, size, to);
+    case ElementType::BFloat16:
+      return read_transposed_of<c10::BFloat16>(from, position, rows, size, to);
+    case ElementType::Float16:
+      return read_transposed_of<c10::Half>(from, position, rows, size, to);
+  }
+}
+
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

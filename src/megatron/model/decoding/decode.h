@@ -1,0 +1,59 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/model/transformer_stage.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/stages.h"
+
+// s sequence, b batch, h hidden, n heads, t ranks of tp, d head size.
+namespace megatron::model {
+
+/// Keys and values of the tokens seen, per layer of a stage, this rank's heads of them: [capacity, b, g/t, d].
+/// Sequences of different lengths share a batch by ending together: sequence b begins with padding[b] rows that no
+/// token sees, and its positions count from there.
+struct KvCache {
+  std::vector<at::Tensor> keys, values;
+  std::int64_t length = 0;  ///< rows filled, padding included
+  std::int64_t capacity = 0;
+  at::Tensor padding;  ///< [b] int64 on the model's device; undefined: none
+
+  /// Goes on with the sequences `rows` [k] int64 alone.
+  void keep(const at::Tensor& rows);
+};
+
+/// A stage of a GPT, or the whole model as the one stage, going on from the tokens it has seen: no dropout, no
+/// gradients, keys and values kept in a cache that is the caller's. Results do not depend on the stages nor on how the
+/// tokens come (all at once, one by one), up to summation order.
+class CachedGpt {
+ public:
+  /// `parameters`: at least those of `part`, a tied output's by the embedding's name. Throws std::logic_error for
+  /// sequence_parallel: one token does not divide.
+  CachedGpt(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+            comm::Group tp);
+  /// The whole model.
+  CachedGpt(TransformerOptions options, const parallel::ParameterStore& parameters, comm::Group tp);
+
+  /// Room for `capacity` tokens of each of `batch` sequences, padding included.
+  KvCache make_cache(std::int64_t batch, std::int64_t capacity) const;
+
+  /// Tokens that follow the cache's rows, which it fills. in: on the first stage the tokens [b, s] int64, on the others
+  /// what the stage before returned -> [s, b, h] for the next stage; on the last the logits [b, vocab] after the last
+  /// token alone. Collective over tp: two all-reduces a layer, one for the embedding, an all-gather of the logits.
+  /// Throws std::logic_error where the cache's capacity does not hold, ConfigError for a token outside the model's.
+  at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
+
+  const TransformerOptions& options() const;
+  ~CachedGpt();
+  CachedGpt(CachedGpt&&) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megatron::model

@@ -1,0 +1,194 @@
+#include "megatron/model/decoding/token_step.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#include "megatron/kernels/decode.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/model/attention.h"
+#include "megatron/model/layer_walk.h"
+
+// b sequences, h hidden, n heads of this rank, d head size, f feed-forward features of this rank.
+namespace megatron::model {
+namespace {
+
+const at::Tensor& arrived_or_none(const parallel::ParameterPtr& parameter, const at::Tensor& none) {
+  return parameter ? parameter->arrived() : none;
+}
+
+std::int64_t outputs(const parallel::ParameterPtr& weight) { return weight->value.size(0); }
+std::int64_t inputs(const parallel::ParameterPtr& weight) { return weight->value.size(1); }
+
+// What the steps below compute; a model with anything else goes the way of all rows.
+bool takes(const plan::SelfAttention& attention) {
+  return attention.causal && attention.scale == 0 && !attention.distance_bias;
+}
+bool takes(const plan::CrossAttention& /*attention*/) { return false; }
+bool takes(const plan::Mlp& /*mlp*/) { return true; }
+
+/// The steps of a layer on one token of each sequence, from buffer to buffer.
+class TokenSteps {
+ public:
+  TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places);
+  /// Begins a block whose keys and values these are.
+  void enter(const Block& block, const at::Tensor& keys, const at::Tensor& values);
+
+  void project(const parallel::ColumnParallelLinear& linear);
+  void normalize_heads(const BranchModules& branch);
+  void attend(const plan::SelfAttention& attention, const BranchModules& branch);
+  void activate(const plan::Mlp& mlp, const BranchModules& branch);
+  [[noreturn]] void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& /*branch*/) {
+    throw std::logic_error("takes_token() does not let cross attention through");
+  }
+  void leave(const BranchModules& branch, std::size_t index, const Norm* next);
+  void normalize(const Norm& norm);
+
+  const at::Tensor& stream() const { return stream_; }
+  const at::Tensor& normed() const { return normed_; }
+
+ private:
+  /// What a branch's first product gives and its last one takes, [b, features].
+  struct Buffers {
+    at::Tensor projected, inside;
+  };
+  /// The buffer with so many features: that of the layer before, where its had as many.
+  const at::Tensor& sized(at::Tensor& buffer, std::int64_t features) const {
+    if (!buffer.defined() || buffer.size(1) != features) buffer = rows(features);
+    return buffer;
+  }
+  at::Tensor rows(std::int64_t features) const { return at::empty({stream_.size(0), features}, stream_.options()); }
+  void multiply(const at::Tensor& y, const at::Tensor& x, const parallel::ParameterPtr& weight) const {
+    kernels::few_rows_linear(y, x, weight->arrived(), wide_);
+  }
+  /// Of the projection to queries, keys and values.
+  void add_bias(const BranchModules& branch) const {
+    if (const auto& bias = branch.in.front().bias()) kernels::add_to_rows(buffers_[index_].projected, bias->arrived());
+  }
+  kernels::CacheStep step_of(const BranchModules& attention) const;
+
+  const comm::Group& tp_;
+  at::Tensor stream_, normed_, branch_;  ///< [b, h]
+  std::vector<Buffers> buffers_;         ///< of each branch of a layer
+  std::size_t index_ = 0;                ///< of the branch under way
+  at::Tensor wide_, scratch_, none_;
+  kernels::CacheStep cache_;
+  const Block* block_ = nullptr;
+  const at::Tensor *keys_ = nullptr, *values_ = nullptr;
+};
+
+TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
+                       const TokenPlaces& places)
+    : tp_(tp),
+      stream_(x_1bh.select(0, 0).clone()),
+      cache_{.batch = stream_.size(0),
+             .heads = 0,
+             .groups = 0,
+             .head_size = 0,
+             .rope = modules.rope,
+             .position_b = places.position_b,
+             .first_key_b = places.first_key_b,
+             .length = places.length} {
+  const std::int64_t b = stream_.size(0), h = stream_.size(1);
+  normed_ = rows(h);
+  branch_ = rows(h);
+  std::int64_t widest = h;
+  for (const Block& block : modules.blocks) {
+    buffers_.resize(std::max(buffers_.size(), block.branches().size()));
+    for (const BranchModules& branch : block.branches()) widest = std::max(widest, inputs(branch.out.weight()));
+    const at::Tensor scratch = kernels::attention_scratch(step_of(block.attention()));
+    if (!scratch_.defined() || scratch_.numel() < scratch.numel()) scratch_ = scratch;
+  }
+  wide_ = at::empty({b, widest}, at::kFloat);
+}
+
+kernels::CacheStep TokenSteps::step_of(const BranchModules& attention) const {
+  kernels::CacheStep step = cache_;
+  step.heads = attention.heads;
+  step.groups = attention.groups;
+  step.head_size = attention.head_size;
+  return step;
+}
+
+void TokenSteps::enter(const Block& block, const at::Tensor& keys, const at::Tensor& values) {
+  block_ = &block;
+  keys_ = &keys;
+  values_ = &values;
+  index_ = 0;
+}
+
+void TokenSteps::normalize(const Norm& norm) {
+  kernels::norm_rows(normed_, stream_, norm.weight->arrived(), arrived_or_none(norm.bias, none_), norm.epsilon);
+}
+
+void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
+  multiply(sized(buffers_[index_].projected, outputs(linear.weight())), normed_, linear.weight());
+}
+
+void TokenSteps::normalize_heads(const BranchModules& branch) {
+  const at::Tensor& projected = buffers_[index_].projected;
+  add_bias(branch);
+  normalized_heads(projected.unsqueeze(0), branch.groups, branch.head_size, branch.head_norms);
+}
+
+void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModules& branch) {
+  auto& [projected, inside] = buffers_[index_];
+  if (branch.head_norms.empty()) add_bias(branch);
+  kernels::CacheStep step = step_of(branch);
+  const at::Tensor& first = cache_.first_key_b;
+  const auto asked = attention_options(attention, {.begin = cache_.length,
+                                                   .s = 1,
+                                                   .b = cache_.batch,
+                                                   .first_key_bs = first.defined() ? first.unsqueeze(1) : first});
+  step.first_key_b = asked.first_key.defined() ? asked.first_key.select(1, 0) : at::Tensor();
+  kernels::attend_to_cache(sized(inside, branch.heads * branch.head_size), projected, *keys_, *values_, step, scratch_);
+}
+
+void TokenSteps::activate(const plan::Mlp& mlp, const BranchModules& branch) {
+  auto& [projected, inside] = buffers_[index_];
+  kernels::activate_rows(sized(inside, inputs(branch.out.weight())), projected,
+                         arrived_or_none(branch.in.front().bias(), none_), block_->options().activation, mlp.gated);
+}
+
+void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Norm* next) {
+  multiply(branch_, buffers_[index_].inside, branch.out.weight());
+  tp_.all_reduce(branch_);
+  kernels::add_residual_to_rows(branch_, arrived_or_none(branch.out.bias(), none_),
+                                block_->residual_after_norm() ? normed_ : stream_);
+  std::swap(branch_, stream_);
+  if (next != nullptr) normalize(*next);
+  index_ = index + 1;
+}
+
+}  // namespace
+
+bool takes_token(const StageModules& modules, const at::Tensor& x_sbh) {
+  if (x_sbh.size(0) != 1 || modules.blocks.empty() || !kernels::decodes(x_sbh)) return false;
+  const auto takes_product = [&](const parallel::ParameterPtr& weight) {
+    return weight->value.scalar_type() == x_sbh.scalar_type() && kernels::few_rows(x_sbh.size(1), weight->value);
+  };
+  return std::ranges::all_of(modules.blocks, [&](const Block& block) {
+    return std::ranges::all_of(block.branches(), [&](const BranchModules& branch) {
+      return std::visit([](const auto& inner) { return takes(inner); }, branch.spec.inner) &&
+             takes_product(branch.in.front().weight()) && takes_product(branch.out.weight());
+    });
+  });
+}
+
+Normed run_token(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
+                 const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
+  const auto& blocks = modules.blocks;
+  const Norm* end = modules.final_norm ? &*modules.final_norm : nullptr;
+  TokenSteps steps(modules, tp, x_1bh, places);
+  steps.normalize(blocks.front().input_norm());
+  for (std::size_t l = 0; l < blocks.size(); ++l) {
+    steps.enter(blocks[l], keys[l], values[l]);
+    walk(blocks[l], l + 1 < blocks.size() ? &blocks[l + 1].input_norm() : end, steps);
+  }
+  return {steps.stream().unsqueeze(0), end != nullptr ? steps.normed().unsqueeze(0) : at::Tensor(), {}};
+}
+
+}  // namespace megatron::model

@@ -1,0 +1,383 @@
+#include "megatron/model/transformer_stage.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "megatron/base/error.h"
+#include "megatron/base/philox.h"
+#include "megatron/model/attention.h"
+#include "megatron/model/operators.h"
+#include "megatron/model/stage_modules.h"
+#include "megatron/parallel/backward.h"
+
+// s sequence, b microbatch, h hidden, n heads of this rank, d head size.
+namespace megatron::model {
+namespace {
+
+/// The dropout of one site in one pass over a microbatch.
+kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, const at::Tensor& sample_ids) {
+  if (p == 0) return {};
+  kernels::Dropout dropout;
+  dropout.p = p;
+  dropout.key = stream_key(seed, "dropout/" + name);
+  dropout.sample_ids = sample_ids;
+  return dropout;
+}
+
+}  // namespace
+
+/// What the blocks need to know of a microbatch and of the pass over it: little, as what is computed again keeps it.
+struct Pass {
+  at::Tensor sample_ids, first_key_bs, position_ids_bs, key_lengths_b;
+  bool training;
+  RelativeBias::Distances distances = {};  ///< of a T5's stack under way
+};
+
+/// Those of a stage, cut where a T5's decoder begins.
+std::vector<LayerGroup> groups_of(const TransformerOptions& options, const plan::StagePart& part) {
+  std::vector<LayerGroup> groups;
+  const std::int64_t cut = options.shape.encoder_layers - part.first_layer;
+  for (const LayerGroup& group : layer_groups(options.recompute, part.num_layers)) {
+    groups.push_back(group);
+    if (group.first >= cut || cut >= group.last) continue;
+    groups.back().last = cut;
+    groups.push_back({.first = cut, .last = group.last, .again = group.again});
+  }
+  return groups;
+}
+
+struct TransformerStage::Impl {
+  TransformerOptions options;
+  plan::StagePart part;
+  comm::Group tp;
+  at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
+  StageModules modules;
+  std::vector<LayerGroup> groups;
+
+  Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
+
+  void need_whole_model() const {
+    if (part != plan::whole_model(options.shape.num_layers))
+      throw std::logic_error("only the whole model gives logits, not a pipeline stage");
+  }
+
+  /// The embedding of the microbatch, after its dropout.
+  at::Tensor embed(const Batch& batch, const Pass& pass) const;
+  /// The same of what a T5's decoder reads.
+  at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
+  /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
+  at::Tensor end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const;
+
+  /// The stage without its output layer: x, undefined with embedding, -> what follows the last layer, and the final
+  /// norm where that is this stage's.
+  at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const;
+
+  /// Of the tokens that the rows `x_sbh` are of, in the stack of layer `layer` of the stage.
+  RelativeBias::Distances distances(const at::Tensor& x_sbh, std::int64_t layer) const;
+  AttentionForm attention_form(const Pass& pass, const BranchModules& branch, std::int64_t number,
+                               kernels::AttentionOptions asked) const;
+  Attend attention(const Pass& pass, std::int64_t number, const Block& block) const;
+  EncoderOutput encoder_output(const Pass& pass, std::int64_t number, const BranchModules& branch,
+                               const at::Tensor& states) const;
+  /// The dropouts of a block on rows `rows` of the stream.
+  Block::Sites sites(const Pass& pass, std::int64_t number, const Block& block, const at::Tensor& rows) const;
+  /// The dropout of one site on rows `x_sbh` of the stream.
+  kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
+
+  /// Whether the embedding's dropout is that of its norm, which belongs to the first layer.
+  bool drops_after_norm(const Pass& pass) const {
+    // In the original order it follows the norm, which is the first layer's.
+    return options.shape.residual_after_norm && pass.training && options.hidden_dropout > 0;
+  }
+  /// Whether each rank keeps its part of the inputs of layers that are recomputed.
+  bool splits_inputs() const {
+    return options.recompute.distribute_inputs && !options.sequence_parallel && tp.size() > 1;
+  }
+
+  /// The sum over tokens of what follows the last layer, and over samples.
+  LossSum loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale, double sentence_weight) const;
+
+  /// The same with the head of a task.
+  LossSum task_loss(const at::Tensor& hidden, const Batch& batch, bool training, double gradient_scale) const;
+
+  /// Layers [first, last) of the stage.
+  /// `value`: whether the stream after the last of them is read.
+  /// `states`: the encoder's, of layers with cross attention.
+  Normed run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                    const Pass& pass, parallel::Value value = parallel::Value::Needed) const;
+  /// The same, computed again in the backward pass where the group is; `next`, which may be null, of the stream or, of
+  /// null, the stream.
+  at::Tensor run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+                       const Pass& pass) const;
+};
+
+TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters,
+                             comm::Group group)
+    : options(o),
+      part(p),
+      tp(std::move(group)),
+      precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
+                                                                                                   : at::kFloat)),
+      modules(options, part, parameters, tp),
+      groups(groups_of(options, p)) {}
+
+kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std::string& name,
+                                                     const at::Tensor& x_sbh) const {
+  auto dropout = site(pass.training ? options.hidden_dropout : 0, options.seed, name, pass.sample_ids);
+  if (options.sequence_parallel) dropout.position_offset = tp.rank() * x_sbh.size(0);
+  return dropout;
+}
+
+RelativeBias::Distances TransformerStage::Impl::distances(const at::Tensor& x_sbh, std::int64_t layer) const {
+  const std::int64_t s = x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1);
+  const bool encoder = options.shape.in_encoder(part.first_layer + layer);
+  return (encoder ? modules.encoder_bias : modules.decoder_bias)->between(s, s);
+}
+
+AttentionForm TransformerStage::Impl::attention_form(const Pass& pass, const BranchModules& branch, std::int64_t number,
+                                                     kernels::AttentionOptions asked) const {
+  AttentionForm form{.groups = branch.groups,
+                     .head_size = branch.head_size,
+                     .rotary = {},
+                     .options = std::move(asked),
+                     .again = options.recompute.attention_core};
+  form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
+                              concat("layer ", number, "/", branch.spec.site()), pass.sample_ids);
+  form.options.head_offset = tp.rank() * branch.heads;
+  return form;
+}
+
+Attend TransformerStage::Impl::attention(const Pass& pass, std::int64_t number, const Block& block) const {
+  return [this, &pass, number, &branch = block.attention()](const at::Tensor& qkv) {
+    const auto& spec = std::get<plan::SelfAttention>(branch.spec.inner);
+    AttentionForm form = attention_form(
+        pass, branch, number,
+        attention_options(
+            spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs, .device = qkv.device()}));
+    form.rotary = {modules.rope, pass.position_ids_bs};
+    // What pads a T5's decoder comes after all that counts.
+    if (!spec.causal || !spec.distance_bias) form.options.key_lengths = pass.key_lengths_b;
+    if (spec.distance_bias) {
+      form.options.bias = pass.distances.values;
+      form.bias_gradient = [bias = *(spec.causal ? modules.decoder_bias : modules.encoder_bias),
+                            buckets = pass.distances.buckets](const at::Tensor& dvalues) {
+        bias.add_gradient(dvalues, buckets);
+      };
+    }
+    return self_attention(qkv, form);
+  };
+}
+
+EncoderOutput TransformerStage::Impl::encoder_output(const Pass& pass, std::int64_t number, const BranchModules& branch,
+                                                     const at::Tensor& states) const {
+  AttentionForm form =
+      attention_form(pass, branch, number, attention_options(std::get<plan::CrossAttention>(branch.spec.inner)));
+  form.options.key_lengths = pass.key_lengths_b;
+  return {states, [form](const at::Tensor& q, const at::Tensor& kv) { return cross_attention(q, kv, form); }};
+}
+
+Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number, const Block& block,
+                                           const at::Tensor& rows) const {
+  Block::Sites sites;
+  for (const BranchModules& branch : block.branches()) {
+    const std::string name = concat("layer ", number, "/", branch.spec.site());
+    sites.outputs.push_back(stream_site(pass, name + " output", rows));
+    const auto* mlp = std::get_if<plan::Mlp>(&branch.spec.inner);
+    if (mlp == nullptr || !mlp->inner_dropout) continue;
+    sites.mlp_inner = site(pass.training ? options.hidden_dropout : 0, options.seed, name + " inner", pass.sample_ids);
+    sites.mlp_inner.features = mlp->width;
+    sites.mlp_inner.feature_offset = mlp->width / tp.size() * tp.rank();
+  }
+  return sites;
+}
+
+Normed TransformerStage::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group,
+                                          const Norm* next, const Pass& pass, parallel::Value value) const {
+  const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
+  const auto block = [&](std::int64_t l) -> const Block& { return modules.blocks[static_cast<std::size_t>(l)]; };
+  auto stream = normalized(std::exchange(x_sbh, {}), block(group.first).input_norm());
+  if (drops_after_norm(pass) && part.first_layer + group.first == 0) {
+    stream.y = dropout(stream.y, stream_site(pass, "embedding", rows));
+    stream.recompute_fn = {};
+  }
+  for (std::int64_t l = group.first; l < group.last; ++l) {
+    const bool last = l + 1 == group.last;
+    const std::int64_t number = part.first_layer + l;
+    EncoderOutput across;
+    for (const BranchModules& branch : block(l).branches())
+      if (std::holds_alternative<plan::CrossAttention>(branch.spec.inner))
+        across = encoder_output(pass, number, branch, states);
+    stream =
+        block(l).forward(std::move(stream), attention(pass, number, block(l)), sites(pass, number, block(l), rows),
+                         last ? next : &block(l + 1).input_norm(), last ? value : parallel::Value::Needed, &across);
+  }
+  return stream;
+}
+
+at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
+  const auto tokens_sb = batch.tokens_bs.t().contiguous();
+  const auto positions_sb = batch.position_ids_bs.defined()
+                                ? batch.position_ids_bs.t().contiguous()
+                                : counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device());
+  const auto types_sb = batch.token_types_bs.defined() ? batch.token_types_bs.t().contiguous() : at::Tensor();
+  const auto x = modules.embed(tokens_sb, positions_sb, types_sb);
+  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
+}
+
+at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
+  if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
+  const auto x = modules.embed(batch.decoder_tokens_bs.t().contiguous(), {});
+  return dropout(x, stream_site(pass, "decoder embedding", x));
+}
+
+at::Tensor TransformerStage::Impl::end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const {
+  return options.shape.inner_dropout ? dropout(y, stream_site(pass, name, y)) : y;
+}
+
+at::Tensor TransformerStage::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group,
+                                             const Norm* next, const Pass& pass) const {
+  if (!group.again) {
+    const auto end = run_blocks(std::move(x_sbh), states, group, next, pass);
+    return next == nullptr ? end.residual : end.y;
+  }
+  const auto compute = [this, group, pass](at::Tensor in, const at::Tensor& beside, parallel::Value value) {
+    return run_blocks(std::move(in), beside, group, nullptr, pass, value).residual;
+  };
+  const auto x = recomputed(x_sbh, compute, splits_inputs() ? tp : comm::Group(), states);
+  return next == nullptr ? x : normalized(x, *next).y;
+}
+
+at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
+  if (x.defined() == part.embedding)
+    throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
+  modules.check_positions(batch.position_ids_bs, batch.tokens_bs.size(1));
+  Pass pass{.sample_ids = batch.sample_ids,
+            .first_key_bs = batch.first_key_bs,
+            .position_ids_bs = batch.position_ids_bs,
+            .key_lengths_b = batch.key_lengths_b,
+            .training = training};
+  if (part.embedding) x = embed(batch, pass);
+  const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
+  at::Tensor states;
+  if (options.shape.encoder_decoder() && cut < 0) {
+    const std::int64_t rows = batch.tokens_bs.size(1) / (options.sequence_parallel ? tp.size() : 1);
+    states = x.narrow(0, 0, rows);
+    if (splits_inputs()) states = states.clone();  // which is kept, and would keep all of x
+    x = x.narrow(0, rows, x.size(0) - rows);
+  }
+  for (const LayerGroup& group : groups) {
+    if (options.shape.encoder_decoder() && group.first == cut) {
+      states = std::exchange(x, {});
+      x = embed_decoder(batch, pass);
+    }
+    if (options.shape.position_buckets > 0 && (group.first == cut || group.first == 0))
+      pass.distances = distances(x, group.first);
+    const bool ends_encoder = group.last == cut, ends = part.output && group.last == part.num_layers;
+    x = run_group(std::exchange(x, {}), states, group,
+                  ends_encoder ? &*modules.encoder_norm
+                  : ends       ? &*modules.final_norm
+                               : nullptr,
+                  pass);
+    if (ends_encoder) x = end_of_stack(x, pass, "encoder");
+  }
+  if (part.output) {
+    if (groups.empty()) x = normalized(x, *modules.final_norm).y;
+    return modules.for_output(end_of_stack(x, pass, "decoder"));
+  }
+  return states.defined() ? at::cat({states, x}) : x;
+}
+
+LossSum TransformerStage::Impl::loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale,
+                                        double sentence_weight) const {
+  const auto labels_sb = batch.labels_bs.t().contiguous();
+  const auto mask_sb =
+      batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, precise);
+  const auto states = modules.heads ? modules.heads->token_states(hidden) : hidden;
+  LossSum loss{modules.output->loss_sum(states, labels_sb, mask_sb, gradient_scale),
+               mask_sb.sum(at::kDouble).item<double>()};
+  if (!options.shape.sentence_head) return loss;
+  if (!batch.sentence_labels_b.defined()) throw std::logic_error("a model with a sentence head needs sentence labels");
+  const auto logits = modules.heads->sentence_logits(modules.heads->pooled(hidden));
+  const auto sum = class_loss_sum(logits, batch.sentence_labels_b, gradient_scale);
+  loss.sentence_sum = sum.detach();
+  loss.sentences = static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
+  loss.sum = loss.sum + sum * sentence_weight;
+  return loss;
+}
+
+LossSum TransformerStage::Impl::task_loss(const at::Tensor& hidden, const Batch& batch, bool training,
+                                          double gradient_scale) const {
+  if (!batch.targets.defined()) throw std::logic_error("a model with the head of a task needs targets");
+  const TaskHead& head = *modules.task_head;
+  const auto logits =
+      head.logits(hidden, batch.key_lengths_b, batch.targets,
+                  site(training ? options.hidden_dropout : 0, options.seed, "task head", batch.sample_ids));
+  LossSum loss{.sum = head.loss_sum(logits, batch.targets, gradient_scale), .count = head.count(batch.targets)};
+  loss.task_logits = logits.detach();
+  return loss;
+}
+
+TransformerStage::TransformerStage(TransformerOptions options, const plan::StagePart& part,
+                                   const parallel::ParameterStore& parameters, comm::Group tp)
+    : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
+TransformerStage::TransformerStage(TransformerOptions options, const parallel::ParameterStore& parameters,
+                                   comm::Group tp)
+    : TransformerStage(options, plan::whole_model(options.shape.num_layers), parameters, std::move(tp)) {}
+TransformerStage::~TransformerStage() = default;
+TransformerStage::TransformerStage(TransformerStage&&) noexcept = default;
+
+const TransformerOptions& TransformerStage::options() const { return impl_->options; }
+
+at::Tensor TransformerStage::forward(at::Tensor x, const Batch& batch, bool training) const {
+  if (impl_->part.output) throw std::logic_error("the last stage gives a loss");
+  const auto compute = [&] { return impl_->hidden(std::move(x), batch, training); };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
+LossSum TransformerStage::loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale,
+                               double sentence_weight) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage gives a loss");
+  const auto compute = [&] {
+    const auto hidden = impl_->hidden(std::move(x), batch, training);
+    return impl_->modules.task_head ? impl_->task_loss(hidden, batch, training, gradient_scale)
+                                    : impl_->loss_of(hidden, batch, gradient_scale, sentence_weight);
+  };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
+at::Tensor TransformerStage::logits(const Batch& batch) const {
+  impl_->need_whole_model();
+  if (!impl_->modules.output) throw std::logic_error("a model with the head of a task has no output layer");
+  return parallel::without_autograd([&] {
+    auto states = impl_->hidden({}, batch, false);
+    if (impl_->modules.heads) states = impl_->modules.heads->token_states(states);
+    return impl_->modules.output->logits(states).transpose(0, 1).contiguous();
+  });
+}
+
+at::Tensor TransformerStage::logits(at::Tensor x, const Batch& batch, bool training) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage gives logits");
+  if (!impl_->modules.output) throw std::logic_error("a model with the head of a task has no output layer");
+  const auto compute = [&] {
+    auto states = impl_->hidden(std::move(x), batch, training);
+    if (impl_->modules.heads) states = impl_->modules.heads->token_states(states);
+    return impl_->modules.output->differentiable_logits(states);
+  };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
+at::Tensor TransformerStage::states(at::Tensor x, const Batch& batch, bool training) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage gives final states");
+  const auto compute = [&] { return impl_->hidden(std::move(x), batch, training); };
+  return training ? compute() : parallel::without_autograd(compute);
+}
+
+const BertHeads& TransformerStage::heads() const { return impl_->modules.heads.value(); }
+
+}  // namespace megatron::model

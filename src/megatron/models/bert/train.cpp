@@ -1,0 +1,25 @@
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/model_samples.h"
+
+namespace megatron::models::bert {
+namespace {
+
+void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
+  spec.bert.emplace();
+  spec.bert->source.short_probability = run.config.data.short_seq_prob;
+  spec.bert->sentence_order = run.shape.sentence_head;
+  spec.bert->masking.probability = run.config.data.mask_prob;
+}
+
+model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {
+  return train::synthetic_bert_batch(sample_ids, run.config.data.seq_length, run.shape.vocab, run.config.train.seed,
+                                     train::loss_type(run.config), device);
+}
+
+}  // namespace
+
+extern const train::ModelSamples kTrain;
+constinit const train::ModelSamples kTrain{.needs_tokenizer = true, .specify = specify, .synthetic = synthetic};
+
+}  // namespace megatron::models::bert

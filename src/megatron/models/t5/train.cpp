@@ -1,0 +1,26 @@
+#include "megatron/train/batches.h"
+#include "megatron/train/engine.h"
+#include "megatron/train/model_samples.h"
+
+namespace megatron::models::t5 {
+namespace {
+
+void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
+  spec.t5.emplace();
+  spec.t5->source.short_probability = run.config.data.short_seq_prob;
+  spec.t5->decoder_seq_length = run.config.data.decoder_seq_length;
+  spec.t5->masking.probability = run.config.data.mask_prob;
+}
+
+model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {
+  const config::DataConfig& data = run.config.data;
+  return train::synthetic_t5_batch(sample_ids, data.seq_length, data.decoder_seq_length, run.shape.vocab,
+                                   run.config.train.seed, train::loss_type(run.config), device);
+}
+
+}  // namespace
+
+extern const train::ModelSamples kTrain;
+constinit const train::ModelSamples kTrain{.needs_tokenizer = true, .specify = specify, .synthetic = synthetic};
+
+}  // namespace megatron::models::t5

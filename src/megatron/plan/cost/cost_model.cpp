@@ -1,0 +1,419 @@
+#include "megatron/plan/cost/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/ranks/rank_roles.h"
+
+namespace megatron::plan {
+namespace {
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+/// What one microbatch costs: forward, backward of inputs, backward of weights.
+struct Passes {
+  StepParts forward, backward_input, backward_weight;
+
+  double backward() const { return backward_input.sum() + backward_weight.sum(); }
+  void add(const Passes& other, double times) {
+    forward.add(other.forward, times);
+    backward_input.add(other.backward_input, times);
+    backward_weight.add(other.backward_weight, times);
+  }
+};
+
+/// What attention multiplies on one rank.
+struct AttentionCore {
+  Product scores, context;
+  double share = 1;  ///< of the square of queries and keys that is seen
+};
+
+/// The products of one layer's forward pass on one tensor-parallel rank, and the widths of what is between them.
+struct LayerWork {
+  std::vector<Product> weights;
+  std::vector<AttentionCore> cores;
+  Product first_of_mlp;
+  double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
+};
+
+/// Costs of one tensor-parallel rank's share of the model's pieces.
+class Pieces {
+ public:
+  Pieces(const ResolvedRun& run, const Hardware& hardware)
+      : run_(run),
+        hardware_(hardware),
+        tp_(run.grid.size(Axis::Tp)),
+        tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length)),
+        element_(as_double(element_bytes(run.config))),
+        hidden_(as_double(run.shape.hidden)),
+        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)) {}
+
+  LayerWork work_of(const LayerSpec& layer) const {
+    const config::RunConfig& config = run_.config;
+    const LayerTokens tokens =
+        tokens_of(layer, config.train.micro_batch_size, config.data.seq_length, config.data.decoder_seq_length);
+    LayerWork work;
+    work.tokens = as_double(tokens.sequences * tokens.length);
+    for (const Branch& branch : layer.branches) {
+      for (const Linear& linear : branch.linears(layer.hidden))
+        work.weights.push_back(product_of(linear, layer, tokens));
+      std::visit([&](const auto& inner) { add_inside(work, inner, tokens); }, branch.inner);
+    }
+    return work;
+  }
+
+  Passes layer(const LayerSpec& spec) const {
+    const SoftwareCosts& software = hardware_.software;
+    const LayerWork work = work_of(spec);
+    Passes passes;
+    passes.forward = layer_forward(work);
+    StepParts& back = passes.backward_input;
+    for (const Product& p : work.weights) {
+      back.matrices += seconds({p.count, p.m, p.k, p.n});
+      passes.backward_weight.matrices += seconds({p.count, p.n, p.k, p.m});
+    }
+    // dP = dY V^T, dV = P^T dY, dQ = dS K, dK = dS^T Q; scores that were not kept once more.
+    for (const AttentionCore& core : work.cores) {
+      back.attention += seen(core) * (seconds(core.scores) + 3 * seconds(core.context)) + passes_over(core, false);
+      if (software.score_forward_passes == 0) back.attention += seen(core) * seconds(core.scores);
+    }
+    back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
+                                   software.inner_backward_passes);
+    back.launches = software.backward_launches * software.launch_us * 1e-6;
+    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
+    if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
+    add_recomputed_modules(work, back);
+    return passes;
+  }
+
+  StepParts layer_forward(const LayerWork& work) const {
+    const SoftwareCosts& software = hardware_.software;
+    StepParts parts;
+    for (const Product& p : work.weights) parts.matrices += seconds(p);
+    parts.attention = attention_forward(work);
+    parts.elementwise =
+        elementwise(work, software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
+    parts.launches = software.forward_launches * software.launch_us * 1e-6;
+    parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
+    return parts;
+  }
+
+  /// Rows looked up, and their gradients added (plan/cost/memory.cpp counts alike).
+  Passes embedding() const {
+    Passes passes;
+    passes.forward.elementwise = memory_s(hardware_, 3 * stream_bytes());
+    passes.backward_input.elementwise = memory_s(hardware_, 5 * stream_bytes());
+    passes.forward.tensor = all_reduce_s(hardware_, tp_span_, stream_bytes());
+    return passes;
+  }
+
+  /// Logits, loss, and both gradients, which the forward pass computes (parallel/output_layer.h).
+  Passes output() const {
+    const double rows = as_double(run_.shape.padded_vocab) / tp_;
+    Passes passes;
+    passes.forward.output = seconds({1, tokens_, rows, hidden_}) + seconds({1, tokens_, hidden_, rows}) +
+                            seconds({1, rows, hidden_, tokens_}) +
+                            memory_s(hardware_, hardware_.software.logit_bytes * tokens_ * rows);
+    // The input's gradient; maximum, sum and the target's logit of each token.
+    passes.forward.tensor =
+        all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * all_reduce_s(hardware_, tp_span_, 4 * tokens_);
+    return passes;
+  }
+
+  /// Of the whole stream, before sp splits it.
+  double stream_bytes() const { return tokens_ * hidden_ * element_; }
+
+  /// Operations of a layer's forward products on this rank.
+  double layer_flops_of(const LayerSpec& spec) const {
+    const LayerWork work = work_of(spec);
+    double flops = 0;
+    for (const Product& p : work.weights) flops += p.flops();
+    for (const AttentionCore& core : work.cores) flops += seen(core) * (core.scores.flops() + core.context.flops());
+    return flops;
+  }
+  double output_flops() const { return 2 * tokens_ * hidden_ * as_double(run_.shape.padded_vocab) / tp_; }
+
+ private:
+  double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
+  double seen(const AttentionCore& core) const { return hardware_.software.whole_square ? 1 : core.share; }
+
+  Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
+    const double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length));
+    const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
+    if (linear.split == Linear::Split::Inputs) return {1, rows, outputs, inputs / tp_};
+    if (linear.split != Linear::Split::Groups) return {1, rows, outputs / tp_, inputs};
+    // Ranks that share a group have its key and value each.
+    const SelfAttention& attention = layer.attention();
+    const double groups = std::max(1.0, as_double(attention.groups) / tp_);
+    return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
+  }
+  AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t keys) const {
+    const double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length);
+    return {{count, length, as_double(keys), as_double(size)}, {count, length, as_double(size), as_double(keys)}};
+  }
+  void add_inside(LayerWork& work, const SelfAttention& attention, const LayerTokens& tokens) const {
+    AttentionCore core = core_of(attention.heads, attention.head_size, tokens, tokens.length);
+    core.share = seen_share(attention, tokens.length);
+    work.cores.push_back(core);
+    work.queries += as_double(attention.query_rows()) / tp_;
+  }
+  void add_inside(LayerWork& work, const CrossAttention& attention, const LayerTokens& tokens) const {
+    work.cores.push_back(core_of(attention.heads, attention.head_size, tokens, tokens.encoder_length));
+    work.queries += as_double(attention.query_rows()) / tp_;
+  }
+  void add_inside(LayerWork& work, const Mlp& mlp, const LayerTokens& /*tokens*/) const {
+    work.first_of_mlp = work.weights[work.weights.size() - 2];
+    work.inner += as_double(mlp.first_rows()) / tp_;
+  }
+
+  double passes_over(const AttentionCore& core, bool forward) const {
+    const SoftwareCosts& software = hardware_.software;
+    const double passes = forward ? software.score_forward_passes : software.score_backward_passes;
+    return memory_s(hardware_, passes * core.scores.count * core.scores.m * core.scores.n * element_);
+  }
+
+  double attention_forward(const LayerWork& work) const {
+    double sum = 0;
+    for (const AttentionCore& core : work.cores)
+      sum += seen(core) * (seconds(core.scores) + seconds(core.context)) + passes_over(core, true);
+    return sum;
+  }
+
+  double elementwise(const LayerWork& work, double stream, double query, double inner) const {
+    const double split = run_.config.parallel.sp ? tp_ : 1;
+    return memory_s(hardware_,
+                    work.tokens * element_ * (stream * hidden_ / split + query * work.queries + inner * work.inner));
+  }
+
+  /// train.recompute selective.
+  void add_recomputed_modules(const LayerWork& work, StepParts& back) const {
+    const config::TrainConfig& train = run_.config.train;
+    if (train.recompute != "selective") return;
+    for (const std::string& module : train.recompute_modules) {
+      if (module == "core_attn") back.attention += attention_forward(work);
+      if (module == "mlp") back.matrices += seconds(work.first_of_mlp);
+    }
+  }
+
+  const ResolvedRun& run_;
+  const Hardware& hardware_;
+  double tp_, tokens_, element_, hidden_;
+  Span tp_span_;
+};
+
+/// Layers of a stage that backward computes again as a whole.
+double recomputed_layers(const config::TrainConfig& train, const StagePart& part) {
+  if (train.recompute != "full") return 0;
+  return as_double(train.recompute_method == "block" ? std::min(train.recompute_num_layers, part.num_layers)
+                                                     : part.num_layers);
+}
+
+std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces) {
+  const Passes embedding = pieces.embedding(), output = pieces.output();
+  std::vector<Passes> stages;
+  for (const StagePart& part : run.parts) {
+    Passes stage;
+    const double again = recomputed_layers(run.config.train, part);
+    for (std::int64_t l = 0; l < part.num_layers; ++l) {
+      const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l));
+      stage.add(layer, 1);
+      if (as_double(l) < again) stage.backward_input.add(layer.forward, 1);
+    }
+    if (part.embedding) stage.add(embedding, 1);
+    if (part.output) stage.add(output, 1);
+    stages.push_back(stage);
+  }
+  return stages;
+}
+
+/// What a message between neighbouring pipeline ranks costs.
+void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware& hardware, const Pieces& pieces) {
+  const Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
+  const double tp = run.grid.size(Axis::Tp);
+  const bool gathers = run.config.parallel.scatter_gather && !run.config.parallel.sp;
+  const bool parts = gathers || run.config.parallel.sp;
+  costs.message_bytes = pieces.stream_bytes() / (parts ? tp : 1);
+  costs.bandwidth = span.nodes > 1
+                        ? std::min(hardware.node.bytes_per_s(), hardware.cluster.bytes_per_s() / span.sharing)
+                        : hardware.node.bytes_per_s();
+  costs.latency = (span.nodes > 1 ? hardware.cluster : hardware.node).latency_s();
+  if (gathers)
+    costs.latency += ring_pass_s(hardware, span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node),
+                                 pieces.stream_bytes());
+}
+
+/// What is left of a collective of `buckets` parts that goes on beside `window` seconds of computation: its last part
+/// has nothing beside it.
+double exposed_s(const Hardware& hardware, double collective, double buckets, double window) {
+  const double hidden = std::min(collective - collective / buckets, window);
+  return collective - hidden + hardware.software.overlap_slowdown * hidden;
+}
+
+/// Update, and what data-parallel ranks exchange for it, of the rank whose stages are `stages`.
+StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_rank, double forward, double backward) {
+  const auto specs =
+      model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+  const BufferLayout layout = rank_layout(run, specs);
+  const ElementBytes element = element_bytes_of(run.config);
+  const config::OptimizerConfig& optimizer = run.config.optimizer;
+  const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
+  const double elements = as_double(layout.size), buckets = static_cast<double>(layout.buckets.size());
+  const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
+  const bool shared = num_owners(run) > 1;
+  StepParts parts;
+  const double reduce = shared ? ring_pass_s(hardware, span, gradients) : all_reduce_s(hardware, span, gradients);
+  const double steps = ring_pass_s(hardware, span, 0) * (shared ? 1 : 2) * (buckets - 1);  // latencies of the others
+  parts.data = optimizer.overlap_grad_reduce ? exposed_s(hardware, reduce + steps, buckets, backward) : reduce + steps;
+  if (shared) {
+    const double gather = ring_pass_s(hardware, span, values);
+    parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
+  }
+  parts.optimizer = memory_s(hardware, hardware.software.optimizer_bytes * elements / num_owners(run));
+  return parts;
+}
+
+/// The sum of the tied embedding's two copies.
+double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
+  const int first = run.placement.rank_of(0), last = run.placement.rank_of(run.placement.num_stages() - 1);
+  if (!run.shape.tied_output || first == last) return 0;
+  Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
+  span.ranks = 2;
+  const double elements = as_double(run.shape.padded_vocab * run.shape.hidden) / run.grid.size(Axis::Tp);
+  return all_reduce_s(hardware, span, elements * as_double(element_bytes_of(run.config).gradient));
+}
+
+double computed_flops(const ResolvedRun& run, const Pieces& pieces) {
+  double microbatch = 3 * pieces.output_flops();
+  for (const StagePart& part : run.parts) {
+    const double again = recomputed_layers(run.config.train, part);
+    for (std::int64_t l = 0; l < part.num_layers; ++l)
+      microbatch += (as_double(l) < again ? 4 : 3) * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
+  }
+  return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * run.grid.size(Axis::Tp);
+}
+
+}  // namespace
+
+double product_s(const Hardware& hardware, const std::string& dtype, const Product& product) {
+  if (product.flops() == 0) return 0;
+  const double half = hardware.compute.product_half_size;
+  const auto reached = [half](double size) { return size / (size + half); };
+  const double rate = peak_flops(hardware, dtype) * hardware.compute.product_efficiency * reached(product.m) *
+                      reached(product.n) * reached(product.k);
+  const double element = dtype == "fp64" ? 8 : dtype == "fp32" ? 4 : 2;
+  const double moved = product.m * product.n + product.m * product.k + product.n * product.k;
+  return std::max(product.flops() / rate, memory_s(hardware, product.count * moved * element));
+}
+
+double memory_s(const Hardware& hardware, double bytes) {
+  return bytes / (hardware.memory.bandwidth_gb_s * 1e9 * hardware.memory.efficiency);
+}
+
+Span span_of(const RankGrid& grid, const std::vector<int>& first, std::int64_t ranks_per_node) {
+  std::set<std::int64_t> nodes;
+  for (const int rank : first) nodes.insert(rank / ranks_per_node);
+  Span span{.ranks = static_cast<int>(first.size()), .nodes = static_cast<int>(nodes.size())};
+  if (span.nodes == 1) return span;
+  // Groups are alike: each has as many members on a node as the first has on its own.
+  const auto here =
+      static_cast<int>(std::count_if(first.begin(), first.end(), [&](int rank) { return rank / ranks_per_node == 0; }));
+  span.sharing = std::max(1, static_cast<int>(std::min<std::int64_t>(ranks_per_node, grid.world_size())) / here);
+  return span;
+}
+
+double ring_pass_s(const Hardware& hardware, const Span& span, double bytes) {
+  if (span.ranks == 1) return 0;
+  const double n = span.ranks;
+  const bool leaves = span.nodes > 1;
+  const double rate = leaves ? std::min(hardware.node.bytes_per_s(), hardware.cluster.bytes_per_s() / span.sharing)
+                             : hardware.node.bytes_per_s();
+  const double latency = (leaves ? hardware.cluster : hardware.node).latency_s();
+  return (n - 1) * (bytes / n / rate + latency);
+}
+
+double all_reduce_s(const Hardware& hardware, const Span& span, double bytes) {
+  return 2 * ring_pass_s(hardware, span, bytes);
+}
+
+double mean_of_largest(int n) {
+  // The integral of [x > 0] - Phi(x)^n, by the trapezoidal rule, which is exact to rounding for such functions but for
+  // the jump at 0, where the mean of both sides counts.
+  constexpr double kStep = 1.0 / 64;
+  constexpr int kSteps = 9 * 64;
+  double sum = 0;
+  for (int i = -kSteps; i <= kSteps; ++i) {
+    const double x = i * kStep, below = 0.5 * std::erfc(-x / std::sqrt(2.0));
+    sum += (i > 0 ? 1 : i == 0 ? 0.5 : 0) - std::pow(below, n);
+  }
+  return n > 1 ? sum * kStep : 0;
+}
+
+std::vector<std::pair<const char*, double>> StepParts::named() const {
+  return {{"matrices", matrices},   {"attention", attention}, {"elementwise", elementwise}, {"launches", launches},
+          {"output", output},       {"tensor", tensor},       {"pipeline", pipeline},       {"data", data},
+          {"optimizer", optimizer}, {"waiting", waiting}};
+}
+
+double StepParts::sum() const {
+  double total = 0;
+  for (const auto& [name, seconds] : named()) total += seconds;
+  return total;
+}
+
+StepParts& StepParts::add(const StepParts& other, double times) {
+  matrices += times * other.matrices;
+  attention += times * other.attention;
+  elementwise += times * other.elementwise;
+  launches += times * other.launches;
+  output += times * other.output;
+  tensor += times * other.tensor;
+  pipeline += times * other.pipeline;
+  data += times * other.data;
+  optimizer += times * other.optimizer;
+  waiting += times * other.waiting;
+  return *this;
+}
+
+StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
+  const Pieces pieces(run, hardware);
+  const std::vector<Passes> stages = stage_passes(run, pieces);
+  schedule::Costs costs;
+  for (const Passes& stage : stages) {
+    costs.forward.push_back(stage.forward.sum());
+    costs.backward_input.push_back(stage.backward_input.sum());
+    costs.backward_weight.push_back(stage.backward_weight.sum());
+  }
+  set_messages(costs, run, hardware, pieces);
+  const double makespan = schedule::simulate(pipeline_program(run, run.microbatches_per_step), costs).makespan;
+  StepParts busiest, slowest_update;
+  for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
+    Passes once;
+    for (const int stage : run.placement.stages_of(rank)) once.add(stages[static_cast<std::size_t>(stage)], 1);
+    const StepParts update = update_cost(run, hardware, rank, once.forward.sum(), once.backward());
+    if (update.sum() > slowest_update.sum()) slowest_update = update;
+    StepParts all;
+    for (const StepParts* parts : {&once.forward, &once.backward_input, &once.backward_weight})
+      all.add(*parts, as_double(run.microbatches_per_step));
+    if (all.sum() > busiest.sum()) busiest = all;
+  }
+  StepCost cost;
+  cost.parts = busiest;
+  cost.parts.pipeline = std::max(0.0, makespan - busiest.sum());
+  cost.parts.add(slowest_update);
+  cost.parts.data += tied_embedding_s(run, hardware);
+  cost.parts.waiting = hardware.software.speed_spread * mean_of_largest(run.grid.world_size()) * cost.parts.sum();
+  cost.step_s = cost.parts.sum();
+  const double ranks = run.grid.world_size();
+  cost.computed_flops = computed_flops(run, pieces);
+  cost.model_flops = training_flops(run.shape, run.config.train.global_batch_size, run.config.data.seq_length,
+                                    run.config.data.decoder_seq_length);
+  cost.rank_tflops = cost.computed_flops / cost.step_s / ranks / 1e12;
+  cost.utilization = cost.model_flops / cost.step_s / ranks / peak_flops(hardware, run.config.train.dtype);
+  return cost;
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,86 @@
+#include "megatron/plan/cost/counts.h"
+
+#include <algorithm>
+
+namespace megatron::plan {
+
+std::int64_t parameter_count(const ModelShape& shape) {
+  std::int64_t count = 0;
+  for (const ParameterSpec& spec : model_parameters(shape, 1, 0)) count += spec.size();
+  return count;
+}
+
+namespace {
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+double attention_flops(const SelfAttention& attention, const LayerTokens& tokens) {
+  return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.length) *
+         seen_share(attention, tokens.length) * as_double(attention.query_rows());
+}
+double attention_flops(const CrossAttention& attention, const LayerTokens& tokens) {
+  return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.encoder_length) *
+         as_double(attention.query_rows());
+}
+double attention_flops(const Mlp& /*mlp*/, const LayerTokens& /*tokens*/) { return 0; }
+
+}  // namespace
+
+LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length) {
+  return {.sequences = sequences,
+          .length = layer.decoder ? decoder_length : seq_length,
+          .encoder_length = layer.cross_attention() ? seq_length : 0};
+}
+
+LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens) {
+  LayerFlops flops;
+  for (const Branch& branch : layer.branches) {
+    const std::vector<Linear> linears = branch.linears(layer.hidden);
+    for (const Linear& linear : linears) {
+      const std::int64_t rows = tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length);
+      flops.matrices += 2 * as_double(rows) * as_double(linear.outputs) * as_double(linear.inputs);
+    }
+    if (std::holds_alternative<Mlp>(branch.inner))
+      flops.fc1 += 2 * as_double(tokens.sequences * tokens.length) * as_double(linears.front().outputs) *
+                   as_double(linears.front().inputs);
+    flops.attention += std::visit([&](const auto& inner) { return attention_flops(inner, tokens); }, branch.inner);
+  }
+  return flops;
+}
+
+double output_flops(const ModelShape& shape, std::int64_t tokens) {
+  if (!shape.predicts_tokens()) return 0;
+  const std::int64_t rows = shape.masked_lm_head ? shape.padded_vocab + shape.hidden : shape.padded_vocab;
+  return 2 * as_double(tokens) * as_double(shape.hidden) * as_double(rows);
+}
+
+double training_flops(const ModelShape& shape, std::int64_t sequences, std::int64_t seq_length,
+                      std::int64_t decoder_length) {
+  double forward = output_flops(shape, sequences * (shape.encoder_decoder() ? decoder_length : seq_length));
+  for (std::int64_t l = 0; l < shape.num_layers; ++l) {
+    const LayerSpec layer = shape.layer(l);
+    const LayerFlops flops = layer_flops(layer, tokens_of(layer, sequences, seq_length, decoder_length));
+    forward += flops.matrices + flops.attention;
+  }
+  return 3 * forward;
+}
+
+double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,
+                              Recomputation recomputation) {
+  if (recomputation == Recomputation::Full) return 2 * s * b * h;
+  const double scores = recomputation == Recomputation::Selective ? 0 : 5 * a * s / h;
+  return s * b * h * (sequence_parallel ? (34 + scores) / t : 10 + (24 + scores) / t);
+}
+
+std::int64_t element_bytes(const config::RunConfig& config) {
+  return config.train.dtype == "fp64" ? 8 : config.train.dtype == "fp32" ? 4 : 2;
+}
+
+std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp) {
+  if (!optimizer.overlap_grad_reduce) return 0;
+  if (optimizer.bucket_size > 0) return optimizer.bucket_size;
+  return std::max<std::int64_t>(40'000'000, std::int64_t{1'000'000} * dp);
+}
+
+}  // namespace megatron::plan

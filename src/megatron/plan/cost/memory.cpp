@@ -1,0 +1,265 @@
+#include "megatron/plan/cost/memory.h"
+
+#include <algorithm>
+
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/pipeline_plan.h"
+
+namespace megatron::plan {
+namespace {
+
+/// Width of the residual stream, and of what is as wide outside of the matrices, on this rank.
+std::int64_t stream_width(const config::RunConfig& config, std::int64_t hidden) {
+  return config.parallel.sp ? hidden / config.parallel.tp : hidden;
+}
+
+std::int64_t tokens_of(const config::RunConfig& config) {
+  return config.train.micro_batch_size * config.data.seq_length;
+}
+
+/// Tokens of a stack: a T5's have lengths of their own.
+std::int64_t tokens_of(const config::RunConfig& config, bool decoder) {
+  return decoder ? config.train.micro_batch_size * config.data.decoder_seq_length : tokens_of(config);
+}
+
+/// A stage's layers of one length: all, or those of one of a T5's stacks.
+struct Stretch {
+  std::int64_t first = 0, layers = 0;
+  bool decoder = false;  ///< a T5's
+};
+
+std::vector<Stretch> stretches_of(const ModelShape& shape, const StagePart& part) {
+  if (!shape.encoder_decoder()) return {{part.first_layer, part.num_layers, false}};
+  const std::int64_t end = part.first_layer + part.num_layers;
+  const std::int64_t encoder = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
+  return {{part.first_layer, encoder, false}, {part.first_layer + encoder, part.num_layers - encoder, true}};
+}
+
+bool recomputes(const config::RunConfig& config, const char* module) {
+  const std::vector<std::string>& modules = config.train.recompute_modules;
+  return config.train.recompute == "selective" && std::find(modules.begin(), modules.end(), module) != modules.end();
+}
+
+/// Layers of a stage that backward computes again as a whole, and the inputs that are kept for it.
+struct FullRecomputation {
+  std::int64_t layers = 0, inputs = 0, group = 0;
+};
+
+FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers) {
+  if (train.recompute != "full" || layers == 0) return {};
+  if (train.recompute_method == "block") {
+    const std::int64_t first = std::min(train.recompute_num_layers, layers);
+    return {.layers = first, .inputs = first, .group = 1};
+  }
+  const std::int64_t group = std::clamp<std::int64_t>(train.recompute_num_layers, 1, layers);
+  return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
+}
+
+/// What the embedding's forward and backward cost: of rows of the hidden width, forward reads two and writes one for
+/// each token, backward reads its gradient, and reads and writes two.
+struct EmbeddingOperations {
+  double forward, backward;
+};
+
+EmbeddingOperations embedding_operations(const config::RunConfig& config, const ModelShape& shape) {
+  // An assumption, so that rows that are only moved have a cost: a CPU core multiplies and adds about 16 times while it
+  // moves a byte from memory (a Xeon of two cores: 471e9 operations and 31e9 bytes a second). A split does not change
+  // unless layers and embedding cost nearly the same.
+  constexpr double kOperationsOfByte = 16;
+  const double row = kOperationsOfByte * static_cast<double>(tokens_of(config) * shape.hidden * element_bytes(config));
+  return {.forward = 3 * row, .backward = 5 * row};
+}
+
+Recomputed recomputed_of(const config::RunConfig& config) {
+  return {.core_attention = recomputes(config, "core_attn"),
+          .mlp = recomputes(config, "mlp"),
+          .gelu = config.train.recompute_gelu};
+}
+
+/// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
+std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+  std::int64_t elements = 0;
+  for (const Branch& branch : layer.branches) {
+    const Kept inputs = branch.weight_inputs(config.parallel.tp, recomputed_of(config));
+    elements += tokens_of(config, layer.decoder) * (2 * stream_width(config, layer.hidden) + inputs.per_token) +
+                tokens_of(config) * inputs.per_encoder_token;
+  }
+  return elements * element_bytes(config);
+}
+
+}  // namespace
+
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+  const int split = config.parallel.sp ? config.parallel.tp : 1;
+  const std::int64_t tokens = tokens_of(config, layer.decoder),
+                     wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
+  std::int64_t bytes = 0;
+  for (const Branch& branch : layer.branches) {
+    const Kept kept = branch.kept(config.parallel.tp, layer.rms_norm, recomputed_of(config));
+    bytes +=
+        (tokens * (stream_width(config, layer.hidden) + kept.per_token) + tokens_of(config) * kept.per_encoder_token) *
+        element_bytes(config);
+    // Statistics of the norm are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
+    bytes += (tokens * kept.wide_per_token + tokens * (layer.rms_norm ? 1 : 2) / split) * wide_bytes;
+  }
+  return bytes;
+}
+
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part) {
+  const auto stream_of = [&](bool decoder) {
+    return tokens_of(config, decoder) * stream_width(config, shape.hidden) * element_bytes(config);
+  };
+  const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
+  std::int64_t bytes = 0;
+  bool recomputed = false;
+  for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
+    const FullRecomputation full = full_recomputation(config.train, layers);
+    const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
+    bytes += full.inputs * input;
+    for (std::int64_t l = full.layers; l < layers; ++l) bytes += layer_activation_bytes(config, shape.layer(first + l));
+    recomputed = recomputed || full.layers > 0;
+    if (decoder && layers > 0) bytes += stream_of(false);  // what cross attention reads, the same in each layer
+  }
+  // What ends the encoder is normalized, whose input is kept.
+  if (begins_decoder(shape, part) && part.first_layer < shape.encoder_layers) bytes += stream_of(false);
+  // The final norm's input, and the gradient of what the output layer takes, which it computes beside the loss. A
+  // BERT's head: the norm's output, and its own product before and after the activation.
+  if (part.output)
+    bytes += (shape.masked_lm_head && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.encoder_decoder());
+  // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
+  const bool drops_after_norm =
+      config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
+  if (part.first_layer == 0 && part.num_layers > 0 && !recomputed && drops_after_norm) bytes += stream_of(false);
+  return bytes;
+}
+
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape,
+                              const std::vector<StagePart>& parts) {
+  std::int64_t most = 0;
+  for (const StagePart& part : parts)
+    for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
+      const FullRecomputation full = full_recomputation(config.train, layers);
+      for (std::int64_t begin = 0; begin < full.layers; begin += full.group) {
+        std::int64_t group = 0;
+        for (std::int64_t l = begin; l < std::min(begin + full.group, full.layers); ++l)
+          group += layer_activation_bytes(config, shape.layer(first + l));
+        most = std::max(most, group);
+      }
+    }
+  return most;
+}
+
+schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
+                            const std::vector<StagePart>& parts) {
+  const std::int64_t batch = config.train.micro_batch_size, length = config.data.seq_length;
+  const double unit = 1e12 * config.parallel.tp;
+  // A BERT's tokens that are not masked have no logits.
+  const double output =
+      output_flops(shape, batch * (shape.encoder_decoder() ? config.data.decoder_seq_length : length)) / unit *
+      (shape.masked_lm_head ? config.data.mask_prob : 1);
+  const EmbeddingOperations embedding = embedding_operations(config, shape);
+  schedule::Costs costs;
+  for (const StagePart& part : parts) {
+    double forward = part.output ? 3 * output : 0, input = 0, weight = 0, weight_bytes = 0;
+    for (const auto& [first, number, in_decoder] : stretches_of(shape, part)) {
+      const std::int64_t again = full_recomputation(config.train, number).layers;
+      for (std::int64_t l = 0; l < number; ++l) {
+        const LayerSpec layer = shape.layer(first + l);
+        const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
+        const double matrices = flops.matrices / unit, attention = flops.attention / unit;
+        input += matrices + 2 * attention;
+        if (l < again) input += matrices + attention;
+        if (recomputes(config, "core_attn")) input += attention;
+        if (recomputes(config, "mlp")) input += flops.fc1 / unit;
+        forward += matrices + attention;
+        weight += matrices;
+        weight_bytes += static_cast<double>(layer_weight_bytes(config, layer));
+      }
+      if (in_decoder && number > 0)  // what k and v of cross attention are products of, the same in each layer
+        weight_bytes +=
+            static_cast<double>(tokens_of(config) * stream_width(config, shape.hidden) * element_bytes(config));
+    }
+    if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
+      forward += embedding.forward / 1e12;
+      input += embedding.backward / 1e12;
+    }
+    costs.forward.push_back(forward);
+    costs.backward_input.push_back(input);
+    costs.backward_weight.push_back(weight);
+    costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
+    costs.weight_bytes.push_back(weight_bytes);
+  }
+  return costs;
+}
+
+SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape, int num_stages) {
+  const std::int64_t layers = std::max<std::int64_t>(1, (shape.num_layers + num_stages - 1) / std::max(1, num_stages));
+  const schedule::Costs costs = stage_costs(config, shape,
+                                            {{.num_layers = layers, .embedding = false, .output = false},
+                                             {.num_layers = 0, .embedding = true, .output = false},
+                                             {.num_layers = 0, .embedding = false, .output = true}});
+  const auto sum = [&](std::size_t part) {
+    return costs.forward[part] + costs.backward_input[part] + costs.backward_weight[part];
+  };
+  return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
+}
+
+bool packs_weights(const config::RunConfig& config, std::string_view processor) {
+  const config::TrainConfig& train = config.train;
+  if (config.parallel.device != "cpu") return false;
+  const std::string_view kernels = train.kernels == "auto" ? processor : train.kernels;
+  const bool tiles = kernels == "amx";
+  return train.dtype == "bf16" ? tiles || kernels == "avx512_bf16"
+                               : tiles && train.dtype == "fp32" && train.matmul_precision == "high";
+}
+
+std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs) {
+  constexpr std::int64_t kBlock = 32, kCopies = 2, kNumberBytes = 2;
+  const std::int64_t numbers = train.dtype == "fp32" ? 2 : 1;
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : specs) {
+    const bool multiplied = spec.depth > 0 || spec.in_forward;  // embeddings alone are looked up
+    if (!multiplied || spec.shape.size() < 2) continue;
+    const std::vector<std::int64_t> shape = spec.local_shape();
+    elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
+  }
+  return elements * kCopies * numbers * kNumberBytes;
+}
+
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+                       std::string_view processor) {
+  const config::RunConfig& config = run.config;
+  const int tp = config.parallel.tp;
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, parts);
+  const BufferLayout layout = rank_layout(run, specs);
+  const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
+  const std::int64_t elements = layout.size, owned = elements / num_owners(run);
+  const ElementBytes element = element_bytes_of(config);
+  MemoryPlan memory;
+  memory.parameters = elements * element.value;
+  memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
+  memory.optimizer_state = optimizer_bytes(run, specs, layout);
+  if (packs_weights(config, processor)) memory.packed_weights = packed_weight_bytes(config.train, specs);
+  memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
+  if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
+    memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.encoder_decoder())) *
+                    (run.shape.padded_vocab / tp) * element.value;
+  return memory;
+}
+
+MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
+  const schedule::Timeline timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                                         stage_costs(run.config, run.shape, run.parts));
+  MemoryPlan largest;
+  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
+    for (int tp_rank = 0; tp_rank < run.grid.size(Axis::Tp); ++tp_rank) {
+      const double activations = timeline.peak_bytes[static_cast<std::size_t>(pp_rank)];
+      const MemoryPlan memory = memory_plan(run, tp_rank, pp_rank, activations, processor);
+      if (memory.total() > largest.total()) largest = memory;
+    }
+  return largest;
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,71 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "megatron/plan/rules.h"
+
+// What a rank holds, and what the stages of a pipeline cost.
+namespace megatron::plan {
+
+/// Bytes that one layer keeps for the backward pass of one microbatch on each tensor-parallel rank, as model/ holds
+/// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and
+/// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
+/// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
+/// here. Cross attention keeps the same, and of the encoder's tokens their keys and values; norms of queries and keys
+/// keep these as they were before.
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer);
+
+/// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part);
+
+/// The most bytes of a group of layers while backward goes through it again (train.recompute full), beside what the
+/// stages of one rank, `parts`, keep.
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape,
+                              const std::vector<StagePart>& parts);
+
+/// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, and bytes of
+/// activations; messages take no time. The output layer's backward is computed in its forward
+/// (parallel/output_layer.h). The embedding multiplies nothing: each byte that it moves counts as 16 operations, about
+/// what processors compute in the time in which memory brings a byte.
+schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
+                            const std::vector<StagePart>& parts);
+
+/// For balanced_layers(): the sums of stage_costs() over forward and backward. Of a layer with those of
+/// train.recompute, as the mean of a stage of ceil(num_layers / num_stages) layers.
+SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape, int num_stages);
+
+/// Whether a rank keeps copies of weights in the order of AMX or AVX512_BF16 (kernels/matmul.h): on the CPU, with bf16,
+/// or for AMX float32 and train.matmul_precision high. `processor`: the instruction set that train.kernels auto takes
+/// on the processors of the ranks, as kernels::instruction_set() gives it there; "" for one without either.
+bool packs_weights(const config::RunConfig& config, std::string_view processor);
+
+/// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the
+/// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
+std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
+
+/// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
+/// tensors that forward keeps for backward, without the workspace of single operators. Not counted either, where
+/// gradients take turns and a schedule splits backward: gradients of norms and biases that wait for the weights'
+/// (parallel::Contribution), some ten rows of the hidden width a layer and microbatch that is put off.
+struct MemoryPlan {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates
+  std::int64_t packed_weights = 0;   ///< where packs_weights()
+  std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
+  std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
+  std::int64_t total() const {
+    return parameters + gradients + optimizer_state + packed_weights + activations + logits;
+  }
+};
+
+/// What the rank at `tp_rank` and `pp_rank` holds. `peak_activation_bytes`: of that pipeline rank, as
+/// schedule::simulate() gives it for the run's program with stage_costs(). `processor`: packs_weights().
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+                       std::string_view processor = {});
+
+/// What the rank holds that holds most. Simulates the run's program.
+MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor = {});
+
+}  // namespace megatron::plan

@@ -1,0 +1,85 @@
+#include "megatron/plan/cost/memory_fit.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/schedule/simulate.h"
+
+namespace megatron::plan {
+namespace {
+
+/// Of each pipeline rank.
+std::vector<double> peak_activations(const ResolvedRun& run) {
+  if (run.parts.size() == 1)  // a microbatch's backward follows its forward, however many there are
+    return {static_cast<double>(stage_activation_bytes(run.config, run.shape, run.parts[0]))};
+  return schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                            stage_costs(run.config, run.shape, run.parts))
+      .peak_bytes;
+}
+
+std::string bytes_text(std::uint64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
+
+/// The share of `ranks` in what all ranks of the world hold.
+std::int64_t share_of(LocalRanks ranks, std::int64_t bytes, int world_size) {
+  return static_cast<std::int64_t>(static_cast<double>(bytes) * std::min(ranks.count, world_size) / world_size);
+}
+
+}  // namespace
+
+std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::int64_t tokens) {
+  config::RunConfig config = run.config;
+  config.train.micro_batch_size = samples;
+  config.data.seq_length = tokens;
+  const std::int64_t ranks_of_copy = std::int64_t{run.grid.size(Axis::Tp)} * run.grid.size(Axis::Pp);
+  return layer_activation_bytes(config, run.shape.layer(0)) * ranks_of_copy * run.grid.sample_shares();
+}
+
+std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
+                            std::string_view instruction_set) {
+  const bool trains = holding == Holding::Training;
+  const std::vector<double> activations =
+      trains ? peak_activations(run) : std::vector<double>(static_cast<std::size_t>(run.grid.size(Axis::Pp)));
+  std::map<std::pair<int, int>, std::int64_t> of_place;  // ranks of one place in their groups hold the same
+  std::int64_t sum = 0;
+  for (int rank = ranks.first; rank < std::min(ranks.first + ranks.count, run.grid.world_size()); ++rank) {
+    const Coord coord = run.grid.coord_of(rank);
+    const int tp_rank = coord[static_cast<std::size_t>(Axis::Tp)], pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
+    const auto [place, is_new] = of_place.try_emplace({tp_rank, pp_rank}, 0);
+    if (is_new) {
+      const MemoryPlan memory =
+          memory_plan(run, tp_rank, pp_rank, activations[static_cast<std::size_t>(pp_rank)], instruction_set);
+      place->second = trains ? memory.total() : memory.parameters + memory.packed_weights;
+    }
+    sum += place->second;
+  }
+  return sum;
+}
+
+void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                  std::string_view instruction_set, const Besides& besides) {
+  const auto held = static_cast<std::uint64_t>(bytes_of_ranks(run, ranks, holding, instruction_set));
+  const auto bytes = held + static_cast<std::uint64_t>(share_of(ranks, besides.bytes, run.grid.world_size()));
+  if (bytes <= machine.bytes) return;
+  const bool trains = holding == Holding::Training;
+  std::string fix = "--dtype bf16 where the weights are wider, or a machine with more memory";
+  if (trains)
+    fix =
+        "fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, or ranks on "
+        "more "
+        "machines; "
+        "megatron plan shows what a rank holds";
+  if (!besides.fix.empty() && (trains || held <= machine.bytes)) fix = besides.fix;
+  throw ConfigError(
+      rule_got_fix(concat("This machine's memory must hold ",
+                          trains ? "parameters, gradients, optimizer state and activations" : "the weights",
+                          besides.what.empty() ? "" : concat(", and ", besides.what, ","), " of its ",
+                          ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
+                   concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)), fix));
+}
+
+}  // namespace megatron::plan

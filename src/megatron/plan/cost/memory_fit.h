@@ -1,0 +1,41 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "megatron/base/machine/machine_memory.h"
+#include "megatron/plan/rules.h"
+
+// Whether the ranks of one machine fit into its memory: arithmetic, before the first byte is taken.
+namespace megatron::plan {
+
+/// What ranks hold: all that a training step does (memory_plan()), or the weights alone.
+enum class Holding : std::uint8_t { Training, Weights };
+
+/// What a job holds beside that.
+struct Besides {
+  std::int64_t bytes = 0;  ///< on all ranks of the world together
+  std::string what = {};   ///< "keys and values of what is written"
+  std::string fix = {};    ///< in the job's own options; of Holding::Training, "" for those of a recipe
+};
+
+/// Bytes of all ranks together while each data-parallel rank computes one layer, and the logits held at once, for
+/// `samples` rows of `tokens`: a bound from below for a forward pass that keeps nothing. Both must be 1 or more.
+std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::int64_t tokens);
+
+/// The ranks of one machine, which follow one another in the world.
+struct LocalRanks {
+  int first = 0, count = 1;
+};
+
+/// Bytes that these ranks hold together. `instruction_set`: packs_weights().
+std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
+                            std::string_view instruction_set = {});
+
+/// Throws ConfigError where they are more than the machine has left. What is not counted (workspaces, the program
+/// itself) is small beside what a plan too large by a factor lacks: a run that just fits by this may still run out.
+/// `besides`: its fix is for what the weights leave no room for, or for all of Holding::Training.
+void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                  std::string_view instruction_set = {}, const Besides& besides = {});
+
+}  // namespace megatron::plan

@@ -1,0 +1,27 @@
+#pragma once
+#include <string>
+
+#include "megatron/config/run_config.h"
+#include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/rule_list.h"
+
+namespace megatron::plan {
+
+/// What plans must know of a kind of model: models/NAME/plan.cpp.
+struct ModelKind {
+  bool causal = false;           ///< one stack, whose tokens see those before them alone
+  bool encoder_decoder = false;  ///< two stacks, each with a length of its own
+  bool reads_sentences = false;  ///< its samples are made of documents that are cut into sentences
+  bool frames_pairs = false;     ///< the rows of tasks are [CLS] first [SEP] second [SEP]
+  /// Fills in the options of its own that were left at 0.
+  void (*resolve)(config::RunConfig& config) = nullptr;
+  /// Its rules beside those of all models.
+  void (*check)(const config::ModelConfig& model, Rules& rules) = nullptr;
+  /// What a model of the kind is beside its layers' sizes.
+  void (*describe)(const config::ModelConfig& model, ModelShape& shape) = nullptr;
+};
+
+/// The kind that model.architecture names; of a name that the rules refuse the first.
+const ModelKind& model_kind(const std::string& architecture);
+
+}  // namespace megatron::plan

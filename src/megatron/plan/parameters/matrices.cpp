@@ -1,0 +1,48 @@
+#include "megatron/plan/parameters/matrices.h"
+
+#include <stdexcept>
+
+#include "megatron/base/error.h"
+
+namespace megatron::plan {
+namespace {
+
+/// The rows of maps that take turns, `heights[i]` rows of each, `turns` times.
+std::vector<MatrixRows> taking_turns(const std::vector<std::int64_t>& heights, std::int64_t turns) {
+  std::vector<MatrixRows> matrices(heights.size());
+  std::int64_t row = 0;
+  for (std::int64_t turn = 0; turn < turns; ++turn)
+    for (std::size_t i = 0; i < heights.size(); ++i) {
+      matrices[i].push_back({row, row + heights[i]});
+      row += heights[i];
+    }
+  return matrices;
+}
+
+}  // namespace
+
+std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape& shape) {
+  if (!spec.is_layer_matrix()) throw std::logic_error(spec.name + " is no matrix of a layer");
+  const LayerSpec layer = shape.layer(spec.depth - 1);
+  for (const Branch& branch : layer.branches)
+    for (const Linear& linear : branch.linears(layer.hidden)) {
+      if (spec.name != concat(layer.prefix, linear.name, ".weight")) continue;
+      const std::int64_t head = linear.head_size;
+      switch (linear.split) {
+        case Linear::Split::Groups: {
+          const SelfAttention& attention = layer.attention();
+          return taking_turns({attention.heads / attention.groups * head, head, head}, attention.groups);
+        }
+        case Linear::Split::Pairs:
+          return taking_turns({head, head}, linear.outputs / (2 * head));
+        case Linear::Split::Halves:
+          return taking_turns({linear.outputs / 2, linear.outputs / 2}, 1);
+        case Linear::Split::Outputs:
+        case Linear::Split::Inputs:
+          return {{{0, spec.shape[0]}}};
+      }
+    }
+  throw std::logic_error(spec.name + " is no matrix of its layer");
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,370 @@
+#include "megatron/plan/parameters/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/ranks/heads.h"
+
+namespace megatron::plan {
+namespace {
+
+constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
+
+std::int64_t product(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+void check_divides(const char* what, std::int64_t size, int tp) {
+  if (size % tp == 0) return;
+  throw ConfigError(rule_got_fix(concat(what, " must divide by parallel.tp."), concat(size, ", tp=", tp)));
+}
+
+/// How a tensor-parallel rank has a share of something.
+using Pieces = std::vector<ShardSlice>;
+
+/// Its heads with their keys and values: whole groups, or a part of one group's queries and its key and value.
+Pieces group_pieces(const Linear& linear, const SelfAttention& attention, int tp, int tp_rank) {
+  const std::int64_t groups = attention.groups, group_rows = linear.outputs / groups;
+  if (groups % tp == 0) return {{.offset = groups / tp * group_rows * tp_rank, .length = groups / tp * group_rows}};
+  const int sharing = tp / static_cast<int>(groups), among = tp_rank % sharing;
+  const std::int64_t queries = attention.query_rows() / tp, begin = tp_rank / sharing * group_rows;
+  return {{.offset = begin + among * queries, .length = queries},
+          {.offset = begin + sharing * queries, .length = 2 * attention.head_size, .copies = sharing, .copy = among}};
+}
+
+/// Its part of both halves.
+Pieces half_pieces(std::int64_t rows, int tp, int tp_rank) {
+  if (tp == 1) return {{.offset = 0, .length = rows}};
+  const std::int64_t half = rows / 2, length = half / tp;
+  return {{.offset = length * tp_rank, .length = length}, {.offset = half + length * tp_rank, .length = length}};
+}
+
+Pieces even_pieces(std::int64_t rows, int tp, int tp_rank) {
+  const std::int64_t length = rows / tp;
+  return {{.offset = length * tp_rank, .length = length}};
+}
+
+/// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
+class SpecBuilder {
+ public:
+  SpecBuilder(int tp, int tp_rank) : tp_(tp), tp_rank_(tp_rank) {}
+
+  void begin_stage(int stage) { stage_ = stage; }
+  void at_depth(std::int64_t depth) { depth_ = depth; }
+
+  ParameterSpec& add(std::string name, std::vector<std::int64_t> shape, int split, Init init, double std = 0) {
+    ParameterSpec spec{
+        .name = std::move(name), .shape = std::move(shape), .split_dim = split, .init = init, .init_std = std};
+    if (split >= 0) {
+      const std::int64_t length = spec.shape[static_cast<std::size_t>(split)] / tp_;
+      spec.pieces = {{.offset = length * tp_rank_, .length = length}};
+    }
+    spec.weight_decay = spec.shape.size() > 1;
+    spec.stage = stage_;
+    spec.depth = depth_;
+    spec.sequence_partial = split < 0;
+    return specs_.emplace_back(std::move(spec));
+  }
+
+  void norm(const std::string& prefix, const ModelShape& shape) { norm(prefix, shape.hidden, shape.rms_norm); }
+  void norm(const std::string& prefix, std::int64_t size, bool rms) {
+    add(prefix + ".weight", {size}, -1, Init::One);
+    if (!rms) add(prefix + ".bias", {size}, -1, Init::Zero);
+  }
+  /// A norm that each head passes.
+  void head_norm(const std::string& prefix, std::int64_t size, bool rms) {
+    const std::size_t before = specs_.size();
+    norm(prefix, size, rms);
+    for (std::size_t i = before; i < specs_.size(); ++i) {
+      specs_[i].sequence_partial = false;
+      specs_[i].heads_partial = true;
+    }
+  }
+  /// Split by rows: each rank computes some of the outputs.
+  void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, const Pieces& pieces,
+                     bool bias) {
+    add(prefix + ".weight", {out, in}, 0, Init::Normal, std).pieces = pieces;
+    if (bias) add(prefix + ".bias", {out}, 0, Init::Zero).pieces = pieces;
+  }
+  /// Split by columns: each rank has some of the inputs, so the bias belongs to all.
+  void row_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool bias) {
+    add(prefix + ".weight", {out, in}, 1, Init::Normal, std);
+    if (bias) add(prefix + ".bias", {out}, -1, Init::Zero);
+  }
+  /// Whole on each rank. `whole_sequence`: and applied to the same values by each, whether or not the stream is split.
+  void whole_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool whole_sequence,
+                    bool bias = true) {
+    add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
+    if (bias) add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
+  }
+  /// The one of that name among those so far, or null.
+  ParameterSpec* find(const std::string& name) {
+    const auto found = std::find_if(specs_.begin(), specs_.end(), [&](const auto& spec) { return spec.name == name; });
+    return found == specs_.end() ? nullptr : &*found;
+  }
+  int tp() const { return tp_; }
+  int tp_rank() const { return tp_rank_; }
+  std::vector<ParameterSpec> take() { return std::move(specs_); }
+
+ private:
+  int tp_, tp_rank_, stage_ = 0;
+  std::int64_t depth_ = 0;
+  std::vector<ParameterSpec> specs_;
+};
+
+void add_layer(const LayerSpec& layer, SpecBuilder& build) {
+  const int tp = build.tp(), rank = build.tp_rank();
+  for (const Branch& branch : layer.branches) {
+    build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm);
+    for (const Linear& linear : branch.linears(layer.hidden)) {
+      const std::string name = layer.prefix + linear.name;
+      const auto column = [&](const Pieces& pieces) {
+        build.column_linear(name, linear.outputs, linear.inputs, layer.init_std, pieces, linear.bias);
+      };
+      switch (linear.split) {
+        case Linear::Split::Outputs:
+        case Linear::Split::Pairs:
+          column(even_pieces(linear.outputs, tp, rank));
+          break;
+        case Linear::Split::Groups:
+          column(group_pieces(linear, layer.attention(), tp, rank));
+          break;
+        case Linear::Split::Halves:
+          column(half_pieces(linear.outputs, tp, rank));
+          break;
+        case Linear::Split::Inputs:
+          build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
+          break;
+      }
+      for (const std::string& norm : linear.head_norms)
+        build.head_norm(layer.prefix + norm, linear.head_size, layer.rms_norm);
+    }
+  }
+}
+
+/// What a BERT has between its last layer and the output layer.
+void add_masked_lm_head(const ModelShape& shape, SpecBuilder& build) {
+  const std::int64_t h = shape.hidden;
+  if (shape.sentence_head) {
+    build.whole_linear("pooler.dense", h, h, shape.init_std, /*whole_sequence=*/true);
+    build.whole_linear("binary_head", 2, h, shape.init_std, /*whole_sequence=*/true);
+  }
+  build.whole_linear("lm_head.dense", h, h, shape.init_std, /*whole_sequence=*/false);
+  build.norm("lm_head.layer_norm", shape);
+}
+
+/// The head of a task: of a BERT on the pooler, of a GPT without a bias on the last token; of spans on each token.
+void add_task_head(const ModelShape& shape, SpecBuilder& build) {
+  const bool each_token = shape.task_head == Head::Span;
+  if (shape.pooled_tasks && !each_token)
+    build.whole_linear("pooler.dense", shape.hidden, shape.hidden, shape.init_std, /*whole_sequence=*/true);
+  build.whole_linear("task_head", shape.head_rows(), shape.hidden, shape.init_std, /*whole_sequence=*/!each_token,
+                     /*bias=*/shape.pooled_tasks);
+}
+
+/// Layers of a part that are its T5's encoder's, or its decoder's.
+std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, bool encoder) {
+  const std::int64_t end = part.first_layer + part.num_layers;
+  const std::int64_t before = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
+  return encoder ? before : part.num_layers - before;
+}
+
+void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
+  if (shape.learned_positions)
+    build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
+              shape.init_std);
+  if (shape.token_types > 0)
+    build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
+              shape.init_std);
+}
+
+/// What several stages use: a rank has it once.
+class Shared {
+ public:
+  Shared(const ModelShape& shape, const std::vector<StagePart>& parts, SpecBuilder& build)
+      : shape_(shape), parts_(parts), build_(build) {}
+
+  /// The word embedding; `in_forward`: as the output layer.
+  void use_words(bool in_forward) {
+    ParameterSpec* words = build_.find(kWordEmbedding);
+    if (words == nullptr) {
+      words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.init_std);
+      words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StagePart& p) { return p.embedding; });
+    } else {
+      ++words->gradient_uses;
+      words->across_layers = true;
+    }
+    words->in_forward = words->in_forward || in_forward;
+  }
+
+  /// The tables of biases of the stacks that the part has layers of; each layer adds to their gradients.
+  void use_position_tables(const StagePart& part) {
+    if (shape_.position_buckets == 0) return;
+    for (const bool encoder : {true, false}) {
+      const auto layers = static_cast<int>(layers_of_stack(shape_, part, encoder));
+      if (layers == 0) continue;
+      const std::string name = ModelShape::position_table(encoder);
+      if (ParameterSpec* table = build_.find(name); table != nullptr) {
+        table->gradient_uses += layers;
+        continue;
+      }
+      ParameterSpec& table =
+          build_.add(name, {shape_.position_buckets, shape_.num_heads}, 1, Init::Normal, shape_.init_std);
+      table.gradient_uses = layers;
+      table.across_layers = true;
+      const std::int64_t first = encoder ? 0 : shape_.encoder_layers;
+      table.shared_copy = std::none_of(parts_.begin(), parts_.end(), [&](const StagePart& p) {
+        return p.first_layer <= first && first < p.first_layer + p.num_layers;
+      });
+    }
+  }
+
+ private:
+  const ModelShape& shape_;
+  const std::vector<StagePart>& parts_;
+  SpecBuilder& build_;
+};
+
+}  // namespace
+
+bool begins_decoder(const ModelShape& shape, const StagePart& part) {
+  return shape.encoder_decoder() && part.first_layer <= shape.encoder_layers &&
+         shape.encoder_layers < part.first_layer + part.num_layers;
+}
+
+std::string ModelShape::layer_prefix(std::int64_t layer) const {
+  const bool after = encoder_decoder() && !in_encoder(layer);
+  return concat(in_encoder(layer) ? "encoder." : "decoder.", "layers.", after ? layer - encoder_layers : layer, ".");
+}
+
+LayerSpec ModelShape::layer(std::int64_t number) const {
+  if (!layers.empty()) return layers.at(static_cast<std::size_t>(number));
+  const bool encoder = in_encoder(number);
+  const std::int64_t of_stack = !encoder_decoder() ? num_layers
+                                : encoder          ? encoder_layers
+                                                   : num_layers - encoder_layers;
+  LayerSpec layer{.prefix = layer_prefix(number),
+                  .hidden = hidden,
+                  .rms_norm = rms_norm,
+                  .residual_after_norm = residual_after_norm,
+                  .init_std = init_std,
+                  .output_init_std = init_std / std::sqrt(2.0 * static_cast<double>(of_stack)),
+                  .decoder = encoder_decoder() && !encoder};
+  layer.branches.push_back({SelfAttention{.heads = num_heads,
+                                          .groups = groups(),
+                                          .head_size = head(),
+                                          .bias = linear_bias,
+                                          .causal = !encoder,
+                                          .scale = attention_scale,
+                                          .distance_bias = position_buckets > 0,
+                                          .variant = attention}});
+  if (layer.decoder)
+    layer.branches.push_back(
+        {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = attention_scale}});
+  layer.branches.push_back(
+      {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias, .inner_dropout = inner_dropout}});
+  return layer;
+}
+
+std::vector<std::int64_t> ParameterSpec::local_shape() const {
+  std::vector<std::int64_t> local = shape;
+  if (split_dim < 0) return local;
+  std::int64_t length = 0;
+  for (const ShardSlice& piece : pieces) length += piece.length;
+  local[static_cast<std::size_t>(split_dim)] = length;
+  return local;
+}
+std::int64_t ParameterSpec::local_size() const { return product(local_shape()); }
+std::int64_t ParameterSpec::size() const { return product(shape); }
+bool ParameterSpec::has_copies() const {
+  return std::any_of(pieces.begin(), pieces.end(), [](const ShardSlice& piece) { return piece.copies > 1; });
+}
+
+std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
+  const auto round_up = [](std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; };
+  const std::int64_t padded = round_up(vocab, divisible_by);
+  return padded % tp == 0 ? padded : round_up(padded, std::lcm(divisible_by, std::int64_t{tp}));
+}
+
+namespace {
+
+void check_layers(const ModelShape& shape, const StagePart& part, int tp) {
+  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
+    const LayerSpec layer = shape.layer(l);
+    check_heads(layer.attention().heads, layer.attention().groups, tp);
+    check_divides("model.ffn_hidden_size", layer.mlp().width, tp);
+  }
+}
+
+}  // namespace
+
+std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                            const std::vector<StagePart>& parts) {
+  for (const StagePart& part : parts) check_layers(shape, part, tp);
+  check_divides("the padded vocabulary", shape.padded_vocab, tp);
+  SpecBuilder build(tp, tp_rank);
+  Shared shared(shape, parts, build);
+  for (const StagePart& part : parts) {
+    build.begin_stage(part.stage);
+    build.at_depth(0);
+    if (part.embedding) {
+      shared.use_words(/*in_forward=*/false);
+      add_other_embeddings(shape, build);
+    }
+    if (begins_decoder(shape, part)) shared.use_words(/*in_forward=*/false);
+    shared.use_position_tables(part);
+    for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
+      build.at_depth(1 + layer);
+      add_layer(shape.layer(layer), build);
+      if (layer + 1 == shape.encoder_layers) build.norm("encoder.final_layernorm", shape);
+    }
+    if (!part.output) continue;
+    build.at_depth(1 + shape.num_layers);
+    build.norm(shape.stack() + "final_layernorm", shape);
+    if (!shape.predicts_tokens()) {
+      add_task_head(shape, build);
+      continue;
+    }
+    if (shape.masked_lm_head) add_masked_lm_head(shape, build);
+    if (!shape.tied_output) {
+      build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =
+          true;
+    } else {
+      shared.use_words(/*in_forward=*/true);
+    }
+    if (shape.masked_lm_head) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
+  }
+  return build.take();
+}
+
+std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StagePart>& parts,
+                                        const schedule::Placement& placement) {
+  std::vector<SharedCopies> all = {{kWordEmbedding, {}}};
+  const auto hold = [&](SharedCopies& copies, const StagePart& part) {
+    copies.pipeline_ranks.push_back(placement.rank_of(part.stage));
+  };
+  for (const StagePart& part : parts)
+    if (part.embedding || begins_decoder(shape, part) || (part.output && shape.tied_output)) hold(all.front(), part);
+  if (shape.position_buckets > 0) {
+    for (const bool encoder : {true, false}) {
+      all.push_back({ModelShape::position_table(encoder), {}});
+      for (const StagePart& part : parts)
+        if (layers_of_stack(shape, part, encoder) > 0) hold(all.back(), part);
+    }
+  }
+  std::erase_if(all, [](SharedCopies& copies) {
+    std::vector<int>& ranks = copies.pipeline_ranks;
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks.size() < 2;
+  });
+  return all;
+}
+
+std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank) {
+  return model_parameters(shape, tp, tp_rank, {whole_model(shape.num_layers)});
+}
+
+}  // namespace megatron::plan

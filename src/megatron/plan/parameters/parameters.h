@@ -1,0 +1,163 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/plan/layer.h"
+#include "megatron/plan/stages.h"
+
+namespace megatron::plan {
+
+/// How a parameter's first value is drawn, as a function of its name and of each element's index in the full tensor.
+enum class Init : std::uint8_t { Zero, One, Normal };
+
+/// A range of indices of the full tensor that a rank holds.
+struct ShardSlice {
+  std::int64_t offset = 0, length = 0;
+  /// Ranks of the tensor-parallel group that hold the same piece, and this one's number among them. Each has a part of
+  /// the gradient; norms over the model count that of copy 0 alone.
+  int copies = 1, copy = 0;
+
+  bool operator==(const ShardSlice&) const = default;
+};
+
+/// One parameter: what it is in the whole model, and which slice of it a rank holds.
+struct ParameterSpec {
+  std::string name;                 ///< Megatron-Core's name, e.g. "decoder.layers.0.mlp.linear_fc1.weight"
+  std::vector<std::int64_t> shape;  ///< of the full tensor
+  int split_dim = -1;               ///< dimension split over the tensor-parallel group; -1: every rank holds it whole
+  /// This rank's slice: these ranges along split_dim, one after the other, in ascending order; empty where it is whole.
+  /// Mostly one. The matrix of a gated unit, [gate; up], gives each rank a part of both; one of grouped attention gives
+  /// ranks that share a group queries of their own and copies of its key and value.
+  std::vector<ShardSlice> pieces = {};
+  Init init = Init::Zero;
+  double init_std = 0;
+  bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
+  int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding, both uses on this rank)
+  int stage = 0;             ///< the pipeline stage it belongs to; what several stages use to the first that does
+  /// Backward passes write the gradients of a stage's greater depths first: 0 for embeddings, 1 + the layer's number,
+  /// the most for what follows the layers.
+  std::int64_t depth = 0;
+  bool in_forward = false;  ///< (also) the forward pass writes its gradient: the output layer's, beside the loss
+  /// A copy of what the rank of an earlier stage has too (shared_copies()): same name, same initial values; gradients
+  /// are summed over the ranks that hold one. Norms over the model count the other copy alone.
+  bool shared_copy = false;
+  bool across_layers = false;  ///< layers of several depths write its gradient
+  /// Replicated over the tensor-parallel group and applied to a part of the sequence by each of its ranks where
+  /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
+  bool sequence_partial = false;
+  /// Replicated over the tensor-parallel group and applied by each of its ranks to heads of its own: the gradient is a
+  /// partial sum whether or not parallel.sp is on. Norms of queries and keys.
+  bool heads_partial = false;
+
+  std::vector<std::int64_t> local_shape() const;
+  std::int64_t local_size() const;  ///< elements of the slice
+  std::int64_t size() const;        ///< elements of the full tensor
+  bool replicated() const { return split_dim < 0; }
+  /// A linear layer's weight within the stack of layers: no embedding, head, bias or norm.
+  bool is_layer_matrix() const { return shape.size() == 2 && name.find(".layers.") != std::string::npos; }
+  /// First index along split_dim of a slice in one piece; 0 where it is whole.
+  std::int64_t begin() const { return pieces.empty() ? 0 : pieces.front().offset; }
+  /// Whether other ranks of the tensor-parallel group hold some of the slice too, though it is split.
+  bool has_copies() const;
+};
+
+/// What follows the last layer: an output layer that gives tokens, or the head of a task. Classes: one number a class,
+/// of a sample; Options: one number, of each of a question's options; Span: two of each token, of an answer's first and
+/// last.
+enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
+
+/// The sizes that decide the parameters of a model, and what it is beside its layers.
+struct ModelShape {
+  std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;  ///< layers of a T5: of both stacks
+  std::int64_t vocab = 0;                                                  ///< tokens of the vocabulary
+  std::int64_t padded_vocab = 0;  ///< rows of the embedding; those past `vocab` never take part
+  std::int64_t max_positions = 0;
+  bool tied_output = true;  ///< the output layer is the word embedding
+  double init_std = 0.02;   ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  // What the layers are; at first GPT-2's.
+  std::int64_t num_groups = 0;  ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
+  std::int64_t head_size = 0;   ///< 0: hidden / num_heads
+  bool rms_norm = false;        ///< norms have no bias
+  bool gated = false;           ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
+  bool linear_bias = true;      ///< of every linear layer of the blocks
+  config::AttentionVariant attention = {};
+  bool residual_after_norm = false;  ///< the order of Devlin et al. 2018 (LayerSpec)
+  bool learned_positions = true;     ///< position_embeddings
+  // What a kind of model has besides (model_kind.h).
+  bool causal = true;            ///< of one stack: tokens see those before them alone (a decoder), or all (an encoder)
+  std::int64_t token_types = 0;  ///< rows of tokentype_embeddings; 0: none
+  bool sentence_head = false;    ///< pooler and binary_head, for the order of two segments
+  /// A dense layer and a norm come before the output layer, which has a bias; the loss is of masked tokens alone
+  /// (Devlin et al. 2018).
+  bool masked_lm_head = false;
+  bool pooled_tasks = false;  ///< heads of tasks have biases and read the pooled first token; else the last token
+
+  // Of a model for a task.
+  Head task_head = Head::Tokens;
+  std::int64_t num_classes = 0;  ///< Head::Classes
+
+  bool predicts_tokens() const { return task_head == Head::Tokens; }
+  /// Rows of the task's matrix.
+  std::int64_t head_rows() const {
+    return task_head == Head::Classes ? num_classes : task_head == Head::Options ? 1 : 2;
+  }
+  /// Layers of the encoder that a decoder reads (Raffel et al. 2020); 0: there is one stack. Layers are counted through
+  /// both: the decoder's first is number encoder_layers.
+  std::int64_t encoder_layers = 0;
+  std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases; 0: none
+  std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
+
+  double attention_scale = 0;  ///< of scores; 0: 1/sqrt(head())
+  double output_scale = 1;     ///< of what a tied output layer reads
+  bool inner_dropout = false;  ///< dropout also inside of MLPs and behind the last norm of a stack
+
+  bool encoder_decoder() const { return encoder_layers > 0; }
+  /// What the names of the stack that ends in the output begin with.
+  std::string stack() const { return causal ? "decoder." : "encoder."; }
+  bool in_encoder(std::int64_t layer) const { return !causal || layer < encoder_layers; }
+  /// What the names of a layer's parameters begin with: "decoder.layers.3.".
+  std::string layer_prefix(std::int64_t layer) const;
+  /// Layers where they are not all as the fields say: as many as num_layers. Empty: they are.
+  std::vector<LayerSpec> layers = {};
+  /// What layer number `number` is made of.
+  LayerSpec layer(std::int64_t number) const;
+  /// A T5's table of biases [position_buckets, num_heads] of a stack, shared by its layers.
+  static std::string position_table(bool encoder) {
+    return std::string(encoder ? "encoder" : "decoder") + "_relative_pos_emb.relative_attention_bias.weight";
+  }
+  std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
+  std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
+  std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
+  std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
+};
+
+/// Whether the decoder of an encoder-decoder begins in this stage: then it has the word embedding too.
+bool begins_decoder(const ModelShape& shape, const StagePart& part);
+
+/// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
+std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
+
+/// The parameters of a model that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
+/// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per group: its queries, key, value) are
+/// Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they have queries of their own
+/// and copies of its key and value. Throws ConfigError where tp does not fit a size.
+std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                            const std::vector<StagePart>& parts);
+
+/// The same of the whole model as one stage.
+std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank);
+
+/// A parameter that several pipeline ranks use, and these, ascending.
+struct SharedCopies {
+  std::string name;
+  std::vector<int> pipeline_ranks;
+};
+
+/// Those of a model whose stages `parts` are placed so: the word embedding, of the first stage, of the one in which a
+/// T5's decoder begins and, where it is tied, of the output layer; a T5's tables of biases, each on every rank that has
+/// layers of its stack. Only what more than one rank has.
+std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StagePart>& parts,
+                                        const schedule::Placement& placement);
+
+}  // namespace megatron::plan

@@ -1,0 +1,163 @@
+#include "megatron/plan/parameters/rank_buffers.h"
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/shards.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/ranks/rank_roles.h"
+
+namespace megatron::plan {
+namespace {
+
+/// Whether some rank puts weight gradients off.
+bool splits_backward(const ResolvedRun& run) {
+  if (!run.schedule_file) return schedule::schedule_named(run.schedule_name).splits_backward;
+  const auto& ranks = run.schedule_file->ranks;
+  return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<schedule::Op>& ops) {
+    return std::any_of(ops.begin(), ops.end(),
+                       [](const schedule::Op& op) { return op.kind == schedule::Kind::BackwardInput; });
+  });
+}
+
+/// Whether a rank that has computed the output layer's gradient in a forward pass goes on with that microbatch's
+/// backward pass, in every step of the run: then the gradient's bucket is there as long as one of the layers'. Where
+/// that takes long to find out, it is not taken for granted.
+bool backward_follows_output(const ResolvedRun& run) {
+  constexpr std::int64_t kMaxMicrobatches = 1 << 20;  // of all sizes of steps together
+  if (run.placement.num_stages() == 1) return true;
+  if (run.schedule_file) return false;
+  const schedule::ScheduleInfo& info = schedule::schedule_named(run.schedule_name);
+  const int last = run.placement.num_stages() - 1;
+  const std::int64_t unit = run.config.train.micro_batch_size * run.grid.sample_shares();
+  std::int64_t total = 0;
+  for (std::int64_t k = 0; k < run.batch_schedule.num_sizes(); ++k) {
+    const std::int64_t microbatches = run.batch_schedule.size(k) / unit;
+    total += microbatches;
+    if (total > kMaxMicrobatches) return false;
+    const auto ops = info.generator(pipeline_shape(run, microbatches), run.placement.rank_of(last));
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      if (ops[i].kind == schedule::Kind::Forward && ops[i].stage == last &&
+          ops[i + 1] != schedule::Op{schedule::Kind::Backward, last, ops[i].microbatch})
+        return false;
+  }
+  return true;
+}
+
+/// Whether ranks share gradients (ZeRO stage 2).
+bool shares_gradients(const ResolvedRun& run) {
+  return num_owners(run) > 1 && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads";
+}
+
+/// A bucket for each layer, for what comes before the layers of a stage and for what follows them.
+BufferLayout layer_buckets(const std::vector<ParameterSpec>& specs, const BufferPadding& padding) {
+  std::vector<ParameterSpec> parts = specs;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool begins = i > 0 && (specs[i].stage != specs[i - 1].stage || specs[i].depth != specs[i - 1].depth);
+    parts[i].stage = i == 0 ? 0 : parts[i - 1].stage + (begins ? 1 : 0);
+  }
+  BufferLayout layout = buffer_layout(parts, 0, padding);
+  for (BufferLayout::Bucket& bucket : layout.buckets)
+    bucket.stage = specs[static_cast<std::size_t>(bucket.parameters.front())].stage;
+  return layout;
+}
+
+/// The pool, whether it saves something or not.
+GradientPool pool_of(const ResolvedRun& run, std::vector<ParameterSpec> specs, const BufferLayout& layout) {
+  if (backward_follows_output(run))
+    for (ParameterSpec& spec : specs) spec.in_forward = spec.in_forward && spec.depth == 0;
+  return gradient_pool(layout, specs,
+                       {.split_backward = splits_backward(run), .overlap = run.config.optimizer.overlap_grad_reduce});
+}
+
+/// Elements of gradients that a rank holds beside those of others: the pool and the sums of what it owns.
+std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, const BufferLayout& layout) {
+  return pool.size + layout.size / num_owners(run);
+}
+
+}  // namespace
+
+BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
+  const config::OptimizerConfig& optimizer = run.config.optimizer;
+  const int ranks = RankRoles(run.grid).gradients(0).size();
+  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, ranks));
+  BufferPadding padding = sharded_padding(ranks);
+  for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
+    padding.alone.push_back(std::move(shared.name));
+  if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
+  return optimizer.bucket_size > 0 ? buffer_layout(specs, optimizer.bucket_size, padding)
+                                   : layer_buckets(specs, padding);
+}
+
+int num_owners(const ResolvedRun& run) {
+  return RankRoles(run.grid).state(0, run.config.optimizer.use_distributed_optimizer).size();
+}
+
+std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                               const BufferLayout& layout) {
+  if (!shares_gradients(run)) return std::nullopt;
+  GradientPool pool = pool_of(run, specs, layout);
+  if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool, layout) >= layout.size) return std::nullopt;
+  return pool;
+}
+
+std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
+  std::vector<std::string> lines;
+  if (!shares_gradients(run)) return lines;
+  for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
+    const auto specs =
+        model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+    const BufferLayout layout = rank_layout(run, specs);
+    const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
+    if (held < layout.size) continue;
+    const auto bytes = [&](std::int64_t elements) {
+      return human_bytes(static_cast<double>(elements * element_bytes_of(run.config).gradient));
+    };
+    const std::string both = concat("pipeline rank ", pp_rank, ": gradients that take turns need ", bytes(held),
+                                    ", whole ones ", bytes(layout.size));
+    lines.push_back(run.config.optimizer.bucket_size == 0
+                        ? concat("warning: ", both, "; they are held whole, as with optim")
+                        : concat("warning: ", both, "; leave optimizer.bucket_size out, or take optim"));
+  }
+  return lines;
+}
+
+ElementBytes element_bytes_of(const config::RunConfig& config) {
+  const config::OptimizerConfig& optimizer = config.optimizer;
+  ElementBytes bytes;
+  bytes.value = element_bytes(config);
+  const bool half = bytes.value == 2;
+  const std::int64_t precise = half ? 4 : bytes.value;
+  bytes.gradient = half && optimizer.grad_dtype == "fp32" ? 4 : bytes.value;
+  const auto bytes_of = [&](bool matrix) {
+    const auto names = config::optimizer_info(optimizer.name).state(optimizer, matrix);
+    return std::ssize(names) * (optimizer.state_dtype == "bf16" ? 2 : precise);
+  };
+  bytes.master = half ? precise : 0;
+  bytes.matrix_state = bytes_of(true);
+  bytes.state = bytes_of(false);
+  return bytes;
+}
+
+std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                             const BufferLayout& layout) {
+  const ElementBytes element = element_bytes_of(run.config);
+  const int owners = num_owners(run);
+  const std::int64_t owned = layout.size / owners;
+  if (element.matrix_state == element.state) return owned * (element.master + element.state);
+  std::int64_t most = 0;
+  for (int owner = 0; owner < owners; ++owner) {
+    std::int64_t state = 0;
+    for (const Shard& shard : shards(layout, owners, owner))
+      for (const ParameterRange& range : shard.parameters)
+        state +=
+            range.param.size() *
+            (specs[static_cast<std::size_t>(range.parameter)].is_layer_matrix() ? element.matrix_state : element.state);
+    most = std::max(most, state);
+  }
+  return owned * element.master + most;
+}
+
+}  // namespace megatron::plan

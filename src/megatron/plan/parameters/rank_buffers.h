@@ -1,0 +1,46 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/plan/parameters/gradient_pool.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+
+/// The layout of one rank's buffers, `specs` being its parameters (model_parameters): Megatron-Core's padding with
+/// optimizer.use_distributed_optimizer, and then a tied embedding whose copies are on two pipeline ranks has a bucket
+/// of its own, so that the same data-parallel rank owns the same elements of both. Where gradients are shared too
+/// (optim_grads) a bucket is of optimizer.bucket_size, also without overlap, and by default one layer.
+BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs);
+
+/// Ranks that share the update of each element between them: dp with the distributed optimizer, else 1.
+int num_owners(const ResolvedRun& run);
+
+/// Where whole buckets of that layout take turns, with optimizer.data_parallel_sharding_strategy optim_grads on several
+/// data-parallel ranks; else every bucket has memory of its own. So it has by default where pool and sums would be no
+/// smaller than whole gradients; a bucket size that is given is taken as it is. `specs`: model_parameters.
+std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                               const BufferLayout& layout);
+
+/// What people must hear of optim_grads: a line for each pipeline rank on which it saves nothing.
+std::vector<std::string> gradient_warnings(const ResolvedRun& run);
+
+/// Bytes of an element of a rank's buffers.
+struct ElementBytes {
+  std::int64_t value = 4;  ///< parameters
+  std::int64_t gradient = 4;
+  // Of the elements that a rank owns:
+  std::int64_t master = 0;
+  std::int64_t matrix_state = 8;  ///< of the matrices of layers
+  std::int64_t state = 8;         ///< of other parameters
+};
+ElementBytes element_bytes_of(const config::RunConfig& config);
+
+/// Bytes of masters and state on that of the ranks with these parameters which owns most.
+std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                             const BufferLayout& layout);
+
+}  // namespace megatron::plan

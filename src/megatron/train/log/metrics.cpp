@@ -1,0 +1,131 @@
+#include "megatron/train/log/metrics.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/files/write_error.h"
+#include "megatron/base/text/printable.h"
+
+namespace megatron::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
+  throw std::runtime_error(write_error(path, what, errno));
+}
+
+// Keeps the lines of iterations up to `last` and of validations up to `validated`. A line that is no whole object was
+// cut off by a crash: it goes too.
+void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std::int64_t validated) {
+  if (!std::filesystem::exists(path)) return;
+  std::istringstream in(read_file(path));
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) continue;
+    const auto iteration = object.find("iteration");
+    if (iteration != object.end() && iteration->is_number_integer() &&
+        iteration->get<std::int64_t>() <= (object.contains("valid_loss") ? validated : last))
+      kept += line + "\n";
+  }
+  write_file(path, kept);
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration)
+    : path_(std::move(path)) {
+  drop_lines_after(path_, resume_iteration, validated_iteration);
+  open();
+}
+
+void MetricsFile::open() {
+  file_.reset(std::fopen(path_.c_str(), "a+e"));
+  if (!file_) fail(path_, "cannot be opened");
+}
+
+// Somebody has removed or renamed the file while the run goes on, or has put another in its place. Nothing is lost:
+// what was written is still read from the open file.
+void MetricsFile::keep_named() {
+  struct stat named {
+  }, own{};
+  if (::fstat(::fileno(file_.get()), &own) != 0) fail(path_, "cannot be looked at");
+  const bool there = ::stat(path_.c_str(), &named) == 0;
+  if (there && named.st_dev == own.st_dev && named.st_ino == own.st_ino) return;
+  if (there) {
+    if (!S_ISREG(named.st_mode)) return;  // nothing to write lines to: they stay in the file that is open
+    megatron::write_line(stderr,
+                         concat("warning: ", path_.string(), " was replaced during the run: lines go there now"));
+  } else {
+    make_folder(path_.parent_path());
+    write_file(path_, whole_text());
+    megatron::write_line(stderr,
+                         concat("warning: ", path_.string(), " was removed during the run: it is created again"));
+  }
+  open();
+}
+
+std::string MetricsFile::whole_text() const {
+  std::string text;
+  char part[1 << 16];
+  for (ssize_t got = 0; (got = ::pread(::fileno(file_.get()), part, sizeof part, static_cast<off_t>(text.size()))) > 0;)
+    text.append(part, static_cast<std::size_t>(got));
+  return text;
+}
+
+void MetricsFile::write(const IterationMetrics& metrics) {
+  Json object = {{"iteration", metrics.iteration},
+                 {"consumed_samples", metrics.consumed_samples},
+                 {"loss", metrics.loss},
+                 {"grad_norm", metrics.grad_norm},
+                 {"learning_rate", metrics.learning_rate},
+                 {"loss_scale", metrics.loss_scale},
+                 {"tokens_per_s", metrics.tokens_per_s},
+                 {"step_ms", metrics.step_ms},
+                 {"data_wait_ms", metrics.data_wait_ms},
+                 {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.sentence_loss) {
+    object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
+    object["sop_loss"] = *metrics.sentence_loss;
+  }
+  if (metrics.skipped) object["skipped"] = true;
+  if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
+  write_line(object.dump());
+}
+
+void MetricsFile::write(const ValidationMetrics& metrics) {
+  Json object = {{"iteration", metrics.iteration},
+                 {"consumed_samples", metrics.consumed_samples},
+                 {metrics.test ? "test_loss" : "valid_loss", metrics.loss},
+                 {metrics.test ? "test_ppl" : "valid_ppl", metrics.perplexity}};
+  if (metrics.sentence_loss) {
+    const std::string part = metrics.test ? "test" : "valid";
+    object[part + "_lm_loss"] = metrics.loss - *metrics.sentence_loss;
+    object[part + "_sop_loss"] = *metrics.sentence_loss;
+  }
+  if (!metrics.set.empty()) object["valid_set"] = metrics.set;
+  write_line(object.dump());
+}
+
+void MetricsFile::write(const TaskMetrics& metrics) {
+  Json object = {
+      {"iteration", metrics.iteration}, {"consumed_samples", metrics.consumed_samples}, {"valid_loss", metrics.loss}};
+  for (const tasks::Metric& metric : metrics.scores) object["valid_" + metric.name] = metric.value;
+  write_line(object.dump());
+}
+
+void MetricsFile::write_line(const std::string& line) {
+  keep_named();
+  const std::string whole = line + "\n";
+  if (std::fwrite(whole.data(), 1, whole.size(), file_.get()) != whole.size() || std::fflush(file_.get()) != 0)
+    fail(path_, "cannot be written");
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/tasks/scores/metrics.h"
+
+namespace megatron::train {
+
+struct IterationMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0, grad_norm = 0;
+  std::optional<double> sentence_loss = {};  ///< part of the loss: fields lm_loss, sop_loss
+  double learning_rate = 0;                  ///< that the iteration used
+  double loss_scale = 1;
+  double tokens_per_s = 0, step_ms = 0;
+  double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
+  std::int64_t peak_memory_bytes = 0;
+  bool skipped = false;
+  bool high_matmul_precision = false;  ///< float32 products were three of bf16
+};
+
+struct ValidationMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0, perplexity = 0;
+  std::optional<double> sentence_loss = {};  ///< part of the loss: fields valid_lm_loss, valid_sop_loss
+  std::string set = {};                      ///< of several validation sets, which; empty: there is one
+  bool test = false;                         ///< of the test set: fields test_loss and test_ppl
+};
+
+/// A validation on a task.
+struct TaskMetrics {
+  std::int64_t iteration = 0, consumed_samples = 0;
+  double loss = 0;                    ///< field valid_loss
+  std::vector<tasks::Metric> scores;  ///< fields valid_accuracy, …
+};
+
+/// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null. Removed or
+/// renamed by somebody while the run goes on, it is there again with the next line, whole, and a warning is printed;
+/// where another file was put in its place lines are added to that.
+class MetricsFile {
+ public:
+  /// Opens `path` to append. What the resumed run does again is taken out first: iterations after `resume_iteration`,
+  /// validations after `validated_iteration`. Throws std::runtime_error naming the path.
+  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration);
+  void write(const IterationMetrics& metrics);
+  void write(const ValidationMetrics& metrics);
+  void write(const TaskMetrics& metrics);
+
+ private:
+  void open();
+  void keep_named();
+  std::string whole_text() const;
+  void write_line(const std::string& line);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::filesystem::path path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace megatron::train

@@ -1,0 +1,62 @@
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "megatron/base/progress.h"
+#include "megatron/plan/rules.h"
+#include "megatron/tasks/scores/metrics.h"
+#include "megatron/train/log/metrics.h"
+#include "megatron/train/resume/run_state.h"
+#include "megatron/train/step.h"
+
+namespace megatron::train {
+
+/// Most memory that this process has held so far: the resident set's high-water mark.
+std::int64_t peak_memory_bytes();
+
+/// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
+/// object in metrics.jsonl for each, a progress line with the time left on a terminal's stderr.
+class RunLog {
+ public:
+  /// Opens train.out/metrics.jsonl for a run that goes on after `start`. Keeps a reference to `run`. Lines go to
+  /// `console`.
+  RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout);
+
+  struct Iteration {
+    StepResult result;
+    double step_s = 0, data_wait_s = 0;
+    std::int64_t global_batch = 0;  ///< samples
+    double learning_rate = 0;       ///< that it used
+    double next_learning_rate = 0;  ///< after the schedule's step
+    std::int64_t tokens = 0;        ///< of all samples; 0: each has data.seq_length
+  };
+  /// `state` is the one after the iteration.
+  void iteration(const RunState& state, const Iteration& done);
+  /// `set`: of several validation sets, which; empty: there is one.
+  void validation(const RunState& state, const Evaluation& evaluation, const std::string& set);
+  void test(const RunState& state, const Evaluation& evaluation);
+  /// What a task's validation came to, in percent, the loss being that of its samples.
+  void scores(const RunState& state, double loss, const std::vector<tasks::Metric>& metrics);
+  /// A line of its own, e.g. where the run resumes.
+  void message(const std::string& text);
+
+ private:
+  void print(const std::string& text);
+  void evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test);
+  void print_iteration(const RunState& state, const Iteration& done);
+
+  struct Interval {
+    std::int64_t iterations = 0, skipped = 0, nan = 0;
+    double loss = 0, sentence_loss = 0, seconds = 0, flops = 0;
+  };
+  const plan::ResolvedRun& run_;
+  std::FILE* console_;
+  MetricsFile metrics_;
+  Interval interval_;  // since the last console line
+  Progress progress_;
+};
+
+}  // namespace megatron::train

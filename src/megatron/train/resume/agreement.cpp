@@ -1,0 +1,183 @@
+#include "megatron/train/resume/agreement.h"
+
+#include <torch/version.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/version.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/config/value.h"
+#include "megatron/data/run_blends.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/schedule/text.h"
+#include "megatron/text/tokenizer.h"
+#include "megatron/train/inputs.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What `look` returns, or what it throws: that a rank cannot read something is a difference like others.
+template <class Look>
+std::string fact_of(const Look& look) {
+  try {
+    return look();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::string size_of(const fs::path& file) {
+  std::error_code error;
+  const auto size = fs::file_size(file, error);
+  return error ? error.message() : concat(size, " bytes");
+}
+
+std::string joined(const data::Blend& blend) {
+  std::string text;
+  for (std::size_t i = 0; i < blend.prefixes.size(); ++i)
+    text += concat(text.empty() ? "" : " ", blend.weights ? concat(blend.weights->at(i), " ") : "", blend.prefixes[i]);
+  return text;
+}
+
+void add_data(const config::DataConfig& config, comm::Facts& facts) {
+  const data::RunBlends blends = data::read_blends(config);
+  constexpr const char* kParts[] = {"training data", "validation data", "test data"};
+  std::vector<std::string> prefixes;
+  for (std::size_t part = 0; part < blends.parts.size(); ++part) {
+    if (!blends.parts[part]) continue;
+    facts.push_back({kParts[part], joined(*blends.parts[part])});
+    for (const std::string& prefix : blends.parts[part]->prefixes)
+      if (std::ranges::find(prefixes, prefix) == prefixes.end()) prefixes.push_back(prefix);
+  }
+  for (const std::string& prefix : prefixes) {
+    if (config.sft) {
+      facts.push_back({"file " + prefix, digest_of(prefix)});
+    } else {
+      facts.push_back({"file " + prefix + ".idx", digest_of(prefix + ".idx")});
+      facts.push_back({"file " + prefix + ".bin", size_of(prefix + ".bin")});
+    }
+  }
+}
+
+/// XXH3 of what looks at many gigabytes for a moment: of a small file all bytes, of a large one the first and the last
+/// megabyte and 4 KiB of each between, so that every large tensor has a share.
+std::uint64_t sampled_hash(std::span<const std::byte> bytes) {
+  constexpr std::size_t kWhole = 64 << 20, kStride = 1 << 20, kSample = 4 << 10;
+  if (bytes.size() <= kWhole) return XXH3_64bits(bytes.data(), bytes.size());
+  std::uint64_t hash = XXH3_64bits(bytes.data(), kStride);
+  for (std::size_t at = kStride; at + kStride < bytes.size(); at += kStride)
+    hash = XXH3_64bits_withSeed(bytes.data() + at, kSample, hash);
+  return XXH3_64bits_withSeed(bytes.data() + bytes.size() - kStride, kStride, hash);
+}
+
+std::string digest_of_folder(const fs::path& folder) {
+  std::vector<fs::path> files;
+  const auto hidden = [](const fs::path& path) { return path.filename().string().starts_with('.'); };
+  for (auto entry = fs::recursive_directory_iterator(folder); entry != fs::recursive_directory_iterator(); ++entry) {
+    if (entry->is_directory() && hidden(entry->path())) entry.disable_recursion_pending();
+    if (entry->is_regular_file() && !hidden(entry->path())) files.push_back(entry->path());
+  }
+  std::ranges::sort(files);
+  std::uint64_t bytes = 0, hash = 0;
+  for (const fs::path& path : files) {
+    const MappedFile file(path);
+    const std::string name = path.lexically_relative(folder).generic_string();
+    hash = XXH3_64bits_withSeed(name.data(), name.size(), hash);
+    hash ^= sampled_hash(file.bytes());
+    bytes += file.bytes().size();
+  }
+  return concat(files.size(), " files of ", bytes, " bytes, XXH3 ", std::hex, hash);
+}
+
+/// The checkpoint, or the folder of weights, that the run would begin with as this rank sees it; empty: none.
+std::string start_of(const config::RunConfig& config) {
+  const auto folder = checkpoint_to_load(config);
+  if (!folder) return {};
+  const bool foreign = takes_weights_alone(config) && interchange::is_foreign(folder->string());
+  return foreign ? folder->string() : checkpoint::candidates(*folder).front().string();
+}
+
+}  // namespace
+
+comm::Facts option_facts(const config::Fields& fields) {
+  comm::Facts facts;
+  for (const config::Field& field : fields.fields)
+    if (!field.meaning.ranks_may_differ) facts.push_back({field.path, config::plain_value(field.value)});
+  return facts;
+}
+
+comm::Facts recipe_facts(const plan::ResolvedRun& run) {
+  comm::Facts facts = {{"version of megatron", program_version()}, {"version of libtorch", TORCH_VERSION}};
+  config::RunConfig config = run.config;
+  config.parallel.world_size = run.grid.world_size();  // as given, it may be a launcher's or follow from the others
+  config.parallel.dp = run.grid.sample_shares();
+  comm::Facts options = option_facts(config::fields_of(config));
+  facts.insert(facts.end(), std::make_move_iterator(options.begin()), std::make_move_iterator(options.end()));
+  if (run.schedule_file) {
+    const std::string text = schedule::to_text(*run.schedule_file);
+    facts.push_back({"file " + config.parallel.pp_schedule, digest_of(std::as_bytes(std::span(text)))});
+  }
+  return facts;
+}
+
+comm::Facts input_facts(const config::RunConfig& config) {
+  comm::Facts facts;
+  const config::DataConfig& data = config.data;
+  if (!data.tokenizer.empty())
+    facts.push_back({"tokenizer " + data.tokenizer, fact_of([&] {
+                       return text::Tokenizer::load(data.tokenizer, data.tokenizer_type).fingerprint();
+                     })});
+  const std::string problem = fact_of([&] {
+    add_data(data, facts);
+    return std::string();
+  });
+  if (!problem.empty()) facts.push_back({"data", problem});
+  return facts;
+}
+
+std::string digest_of(std::span<const std::byte> bytes) {
+  return concat(bytes.size(), " bytes, XXH3 ", std::hex, XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+std::string digest_of(const fs::path& path) {
+  return fact_of([&] {
+    if (!fs::exists(path)) return std::string("no such file");
+    return fs::is_directory(path) ? digest_of_folder(path) : digest_of(MappedFile(path).bytes());
+  });
+}
+
+std::string model_digest(const fs::path& folder) {
+  return fact_of([&] {
+    if (!fs::is_directory(folder)) return std::string("no such folder");
+    if (!checkpoint::has_checkpoint(folder)) return digest_of(folder) + ", no manifest";
+    const fs::path found = checkpoint::find_checkpoint(folder);
+    const std::string manifest = checkpoint::fingerprint(found);
+    const std::string iteration = fact_of([&] { return concat(checkpoint::read_manifest(found).iteration); });
+    return concat("iteration ", iteration, ", ", manifest);
+  });
+}
+
+void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) {
+  if (world.size() == 1) return;
+  comm::require_agreement(world, recipe_facts(run));
+  comm::require_agreement(world, input_facts(run.config));
+  // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
+  const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
+  if (start.empty())
+    comm::require_agreement(world, {{"checkpoint", fact_of([&] { return start_of(run.config); })}});
+  else
+    comm::require_agreement(world, {{"checkpoint " + start, model_digest(start)}});
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,249 @@
+#include "megatron/train/resume/resume.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/save/messages.h"
+#include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/train/inputs.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+enum class Trouble : std::uint8_t { None, Newer, Damaged, Unfit, Failed };  // the worst last
+
+/// What came of a piece of work.
+struct Finding {
+  Trouble trouble = Trouble::None;
+  std::string text = {};
+};
+
+template <class Work>
+Finding attempt(Work work) {
+  try {
+    work();
+  } catch (const checkpoint::NewerVersion& e) {
+    return {Trouble::Newer, e.what()};
+  } catch (const checkpoint::Damage& e) {
+    return {Trouble::Damaged, e.what()};
+  } catch (const ConfigError& e) {
+    return {Trouble::Unfit, e.what()};
+  } catch (const std::exception& e) {
+    return {Trouble::Failed, e.what()};
+  }
+  return {};
+}
+
+/// Where the run starts, as rank 0 sees it. The others do not look: what they see may be older, or another disk's.
+struct Decision {
+  enum class Kind : char { New = 'n', Weights = 'w', Checkpoint = 'c' };
+  Kind kind = Kind::New;
+  std::string folder = {};                   ///< as the user named it
+  std::vector<std::string> candidates = {};  ///< best first; of weights: where they lie
+
+  std::string to_text() const {
+    std::string text(1, static_cast<char>(kind));
+    text += folder;
+    for (const std::string& candidate : candidates) text += '\0' + candidate;
+    return text;
+  }
+  static Decision of_text(std::string_view text) {
+    Decision decision{.kind = static_cast<Kind>(text.at(0))};
+    std::size_t begin = 1;
+    for (std::size_t end = text.find('\0', begin);; begin = end + 1, end = text.find('\0', begin)) {
+      const std::string part(text.substr(begin, end == std::string_view::npos ? end : end - begin));
+      if (begin == 1)
+        decision.folder = part;
+      else
+        decision.candidates.push_back(part);
+      if (end == std::string_view::npos) return decision;
+    }
+  }
+};
+
+Decision decide(const config::RunConfig& config) {
+  const auto folder = checkpoint_to_load(config);
+  if (!folder) return {};
+  Decision decision{.kind = Decision::Kind::Checkpoint, .folder = folder->string()};
+  if (takes_weights_alone(config)) {
+    const bool native = interchange::format_of(*folder).native;
+    decision.kind = Decision::Kind::Weights;
+    decision.candidates = {native ? checkpoint::find_checkpoint(*folder).string() : decision.folder};
+  } else {
+    for (const fs::path& candidate : checkpoint::candidates(*folder)) decision.candidates.push_back(candidate.string());
+  }
+  return decision;
+}
+
+/// Of a folder of another program: its files. Of a checkpoint: its manifest.
+std::string view_of(const fs::path& folder) {
+  if (!fs::is_directory(folder) || fs::exists(folder / "manifest.json")) return checkpoint::fingerprint(folder);
+  std::uint64_t files = 0, bytes = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.path().filename().string().starts_with('.')) continue;
+    ++files;
+    bytes += entry.file_size();
+  }
+  return concat(files, " files of ", bytes, " bytes, no manifest");
+}
+
+/// Begins the run on every rank alike: rank 0 decides from what, and each attempt is everyone's or nobody's.
+class Attempts {
+ public:
+  Attempts(const plan::ResolvedRun& run, Engine& engine)
+      : run_(run), engine_(engine), messages_(engine.context.world(), engine.context.device()) {}
+
+  Start start() {
+    const Decision decision = decision_of_rank_0();
+    if (decision.kind == Decision::Kind::Weights) return begin_with_weights(decision);
+    if (decision.kind == Decision::Kind::Checkpoint) return resume(decision);
+    throw_if_any(agree(attempt([&] {
+      if (const auto folder = checkpoint_to_load(run_.config)) fail_for_view(*folder, "a checkpoint", "nothing");
+    })));
+    return {};
+  }
+
+ private:
+  Decision decision_of_rank_0() const {
+    Decision decision;
+    throw_if_any(agree(attempt([&] {
+      if (rank() == 0) decision = decide(run_.config);
+    })));
+    return Decision::of_text(from_rank_0(decision.to_text()));
+  }
+
+  Start begin_with_weights(const Decision& decision) const {
+    Start start{.from = decision.folder, .weights_only = true};
+    throw_if_any(agree(attempt_in(decision.candidates.at(0), [&](const fs::path& folder) {
+      const auto source = interchange::open_weights(folder);
+      const auto report = load_weights(*source, engine_, run_.shape, run_.config.checkpoint.load_strict);
+      for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
+    })));
+    return start;
+  }
+
+  Start resume(const Decision& decision) {
+    std::string problems;
+    for (const fs::path candidate : decision.candidates) {
+      Start start{.from = candidate};
+      const Finding found = agree(attempt_in(candidate, [&](const fs::path& folder) { load(folder, start); }));
+      if (found.trouble == Trouble::None) {
+        start.messages.insert(start.messages.begin(), fallen_back_.begin(), fallen_back_.end());
+        if (!fallen_back_.empty()) tell(concat("WARNING: falling back to the older checkpoint ", candidate.string()));
+        if (!fallen_back_.empty())
+          start.messages.insert(start.messages.begin(),
+                                concat("WARNING: fell back to the older checkpoint ", candidate.string()));
+        round_as_trained(engine_);
+        keep_mark(candidate, false, "");
+        return start;
+      }
+      if (found.trouble > Trouble::Damaged) throw_if_any(found);
+      const bool damaged = found.trouble == Trouble::Damaged;
+      if (damaged) keep_mark(candidate, true, found.text);
+      fallen_back_.push_back(concat("WARNING: a ", damaged ? "damaged checkpoint" : "checkpoint of a newer version",
+                                    " is left out: ", found.text));
+      tell(fallen_back_.back());
+      problems += (problems.empty() ? "" : "\n") + found.text;
+    }
+    throw ConfigError(rule_got_fix(
+        concat(decision.folder, ": a run resumes from a whole checkpoint of this version; none is."), problems,
+        "restore one from elsewhere; or start over in another folder: --train.out, --checkpoint.save"));
+  }
+
+  /// Rank 0 notes what came of loading one of the run's own checkpoints; folders of others it only reads. The ranks
+  /// together may not have needed all of a checkpoint: only verify() takes a mark away.
+  void keep_mark(const fs::path& candidate, bool damaged, const std::string& problem) const {
+    if (rank() != 0 || !is_own(candidate)) return;
+    if (damaged)
+      checkpoint::mark_damaged(candidate, problem);
+    else if (checkpoint::is_marked_damaged(candidate) && checkpoint::verify(candidate).empty())
+      checkpoint::remove_mark(candidate);
+  }
+
+  /// Whether the run itself has saved it: then a command that begins from elsewhere has been called again.
+  bool is_own(const fs::path& candidate) const {
+    std::error_code ignored;
+    return fs::equivalent(candidate.parent_path(), save_folder(run_.config), ignored);
+  }
+
+  void load(const fs::path& candidate, Start& start) const {
+    checkpoint::check_structure(candidate);
+    start.messages = check_checkpoint(candidate, run_);
+    const bool fresh = run_.config.checkpoint.no_load_optim && !is_own(candidate);
+    start.state = load_run(candidate, engine_, !fresh, start.messages);
+  }
+
+  /// `work` on a folder that this rank sees as rank 0 does. Collective.
+  template <class Work>
+  Finding attempt_in(const fs::path& folder, Work work) const {
+    std::string own;
+    const Finding looked = attempt([&] { own = view_of(folder); });
+    const std::string theirs = from_rank_0(own);
+    if (looked.trouble != Trouble::None) return looked;
+    return attempt([&] {
+      if (own != theirs) fail_for_view(folder, own, theirs);
+      work(folder);
+    });
+  }
+
+  [[noreturn]] void fail_for_view(const fs::path& folder, const std::string& own, const std::string& theirs) const {
+    throw ConfigError(rule_got_fix(
+        concat("All ranks must see one file system, with the same checkpoint in ", folder.string(), "."),
+        concat("rank ", rank(), ": ", own, "; rank 0: ", theirs), "name a folder that all machines share"));
+  }
+
+  /// The worst that any rank has found, the first rank's; equal on every rank.
+  Finding agree(const Finding& own) const {
+    const auto number = static_cast<double>(own.trouble);
+    const double worst = engine_.context.world().all_reduce_scalars({number}, comm::ReduceOp::Max)[0];
+    if (worst == 0) return {};
+    std::vector<std::string> all = messages_.gather(number == worst ? "!" + own.text : "");
+    if (rank() == 0) {
+      const std::string first = *std::find_if(all.begin(), all.end(), [](const std::string& p) { return !p.empty(); });
+      std::fill(all.begin(), all.end(), first.substr(1));
+    }
+    return {static_cast<Trouble>(static_cast<int>(worst)), messages_.scatter(all)};
+  }
+
+  static void throw_if_any(const Finding& found) {
+    if (found.trouble == Trouble::Failed) throw std::runtime_error(found.text);
+    if (found.trouble != Trouble::None) throw ConfigError(found.text);
+  }
+
+  std::string from_rank_0(const std::string& text) const {
+    return messages_.scatter(
+        std::vector<std::string>(rank() == 0 ? static_cast<std::size_t>(engine_.context.world().size()) : 0, text));
+  }
+
+  int rank() const { return engine_.context.world().rank(); }
+
+  void tell(const std::string& message) const {
+    if (rank() == 0) write_line(stderr, message);
+  }
+
+  const plan::ResolvedRun& run_;
+  Engine& engine_;
+  checkpoint::Messages messages_;
+  std::vector<std::string> fallen_back_;
+};
+
+}  // namespace
+
+Start start_run(const plan::ResolvedRun& run, Engine& engine) {
+  Start start = Attempts(run, engine).start();
+  engine.shared.check_copies();
+  return start;
+}
+
+}  // namespace megatron::train

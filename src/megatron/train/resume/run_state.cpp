@@ -1,0 +1,225 @@
+#include "megatron/train/resume/run_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/model_state.h"
+
+namespace megatron::train {
+namespace {
+
+using checkpoint::ShardedTensor;
+
+/// The weights can be taken alone.
+std::string fix_of_counters(const std::filesystem::path& folder) { return "--finetune --load " + folder.string(); }
+
+constexpr std::int64_t kMaxSamplesOfAStep = std::int64_t{1} << 31, kMaxSamplesOfARun = std::int64_t{1} << 48;
+
+/// The number `name` of a run's metadata, at least `least`.
+template <class T>
+T number(const checkpoint::Metadata& metadata, const std::string& name, T least, const std::filesystem::path& folder) {
+  const auto found = metadata.find(name);
+  const auto value = found == metadata.end() ? nlohmann::json() : try_parse_json(found->second).value_or(nullptr);
+  const bool valid = std::is_integral_v<T> ? value.is_number_integer() : value.is_number();
+  if (!valid || !(value.get<T>() >= least) || !std::isfinite(value.get<double>()))
+    throw ConfigError(rule_got_fix(
+        concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
+        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)), fix_of_counters(folder)));
+  return value.get<T>();
+}
+
+/// Throws ConfigError for counters that no run arrives at together.
+void check_counters(const RunState& state, std::int64_t optimizer_steps, const std::filesystem::path& folder) {
+  const auto need = [&](const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value >= least && value <= most) return;
+    throw ConfigError(
+        rule_got_fix(concat("The counters of the checkpoint in ", folder.string(), " must be those of one run: \"",
+                            name, "\" from ", least, " to ", most, " at iteration ", state.iteration, "."),
+                     concat(value), fix_of_counters(folder)));
+  };
+  const std::int64_t steps = std::min(state.iteration, kMaxSamplesOfARun / kMaxSamplesOfAStep);
+  need("consumed_samples", state.consumed_samples, state.iteration, steps * kMaxSamplesOfAStep);
+  need("schedule_samples", state.schedule_samples, 0, state.consumed_samples);
+  need("skipped_iterations", state.skipped_iterations, 0, state.iteration);
+  need("validated_iteration", state.validated_iteration, 0, state.iteration);
+  need("optimizer_steps", optimizer_steps, 0, state.iteration);
+}
+
+const plan::ModelShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
+
+constexpr const char* kOptimizer = "optimizer";  // in the metadata: whose state it is
+
+std::string state_prefix(const std::string& kind) { return "optimizer." + kind + "."; }
+
+void add_slice(const Engine& engine, const optim::StateSlice& slice, std::vector<ShardedTensor>& tensors) {
+  const auto& spec = engine.parameters.all().at(slice.parameter)->spec;
+  const std::string name = slice.kind.empty() ? spec.name : state_prefix(slice.kind) + spec.name;
+  for (ShardedTensor& tensor : checkpoint::model_range(name, spec, shape_of(engine), slice.flat.detach(), slice.begin))
+    tensors.push_back(std::move(tensor));
+}
+
+/// Whether the slice is the weight itself, apart from the parameter: those that update parameters in place have none.
+bool is_master(const Engine& engine, const optim::StateSlice& slice) {
+  return slice.kind.empty() && !slice.flat.is_alias_of(engine.parameters.all().at(slice.parameter)->value);
+}
+
+/// Whether the checkpoint has state of this kind at all.
+bool has_kind(const checkpoint::Manifest& manifest, const std::string& kind) {
+  const auto found = manifest.tensors.lower_bound(state_prefix(kind));
+  return found != manifest.tensors.end() && found->first.starts_with(state_prefix(kind));
+}
+
+/// The optimizer that wrote the checkpoint. Older ones do not name it, but show it by the state that they hold; ""
+/// where they hold none.
+std::string optimizer_of(const checkpoint::Manifest& manifest) {
+  if (const auto found = manifest.metadata.find(kOptimizer); found != manifest.metadata.end()) {
+    if (const auto name = try_parse_json(found->second); name && name->is_string()) return *name;
+  }
+  for (const config::OptimizerInfo& info : config::optimizers()) {
+    config::OptimizerConfig optimizer;
+    optimizer.name = info.name;
+    const config::StateNames names = config::state_names(optimizer);
+    if (std::ranges::all_of(names, [&](const std::string& name) { return has_kind(manifest, name); })) return info.name;
+  }
+  return "";
+}
+
+/// What load_run() fills: the parameters whole, their masters, and the optimizer's state.
+std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
+  std::vector<ShardedTensor> tensors;
+  for (const auto& parameter : engine.parameters.all())
+    for (ShardedTensor& tensor :
+         checkpoint::model_tensor(parameter->spec.name, parameter->spec, shape_of(engine), parameter->value.detach()))
+      tensors.push_back(std::move(tensor));
+  for (const optim::StateSlice& slice : engine.optimizer.state()) {
+    if (is_master(engine, slice) || (!slice.kind.empty() && with_state)) add_slice(engine, slice, tensors);
+  }
+  return tensors;
+}
+
+void add_scaler(const Engine& engine, checkpoint::Metadata& metadata) {
+  if (!engine.scaler) return;
+  const optim::LossScaler::State& state = engine.scaler->state();
+  metadata["loss_scale"] = nlohmann::json(state.scale).dump();
+  metadata["loss_scale_clean_steps"] = std::to_string(state.clean_steps);
+  metadata["loss_scale_hysteresis"] = std::to_string(state.hysteresis);
+}
+
+/// Of fp16. A checkpoint of another precision has no loss scale: then it begins anew.
+void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::path& folder, Engine& engine,
+                 std::vector<std::string>& messages) {
+  if (!engine.scaler) return;
+  if (!metadata.contains("loss_scale")) {
+    messages.push_back(
+        concat("warning: the loss scale is reset to ", engine.scaler->scale(), ": the checkpoint does not have one"));
+    return;
+  }
+  const std::int64_t any = std::numeric_limits<std::int64_t>::min();
+  engine.scaler->set_state({.scale = number(metadata, "loss_scale", 0.0, folder),
+                            .clean_steps = number<std::int64_t>(metadata, "loss_scale_clean_steps", 0, folder),
+                            .hysteresis = number<std::int64_t>(metadata, "loss_scale_hysteresis", any, folder)});
+}
+
+/// The optimizer's state is taken whole or not at all: moments of one age mean nothing to those of another, whose bias
+/// corrections count from the same step, and those of one optimizer nothing to another, whatever they are called.
+bool takes_state(const Engine& engine, const checkpoint::Manifest& manifest, bool with_optimizer,
+                 std::vector<std::string>& messages) {
+  std::string kept, missing;
+  for (const std::string& kind : engine.optimizer.kinds()) {
+    kept += (kept.empty() ? "" : ", ") + kind;
+    if (!has_kind(manifest, kind)) missing += (missing.empty() ? "" : ", ") + kind;
+  }
+  const std::string before = optimizer_of(manifest), now = engine.optimizer.name();
+  if (!before.empty() && before != now) {
+    messages.push_back(
+        concat("warning: the optimizer was ", before, " and is now ", now,
+               ": weights, counters and learning rate continue, ", before, "'s state is left out, and ",
+               kept.empty() ? now + " keeps none" : concat("that of ", now, " (", kept, ") starts at zero")));
+    return false;
+  }
+  if (kept.empty() || (with_optimizer && missing.empty())) return true;
+  messages.push_back(concat("warning: the optimizer begins with a fresh ", kept,
+                            with_optimizer ? ": the checkpoint does not have " + missing : ""));
+  return false;
+}
+
+}  // namespace
+
+std::vector<ShardedTensor> sharded_tensors(const Engine& engine) {
+  std::vector<ShardedTensor> tensors;
+  for (const optim::StateSlice& slice : engine.optimizer.state()) add_slice(engine, slice, tensors);
+  return tensors;
+}
+
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe) {
+  checkpoint::Metadata metadata = {
+      {"consumed_samples", std::to_string(state.consumed_samples)},
+      {"schedule_samples", std::to_string(state.schedule_samples)},
+      {"skipped_iterations", std::to_string(state.skipped_iterations)},
+      {"validated_iteration", std::to_string(state.validated_iteration)},
+      {"optimizer_steps", std::to_string(engine.optimizer.steps())},
+      {kOptimizer, nlohmann::json(engine.optimizer.name()).dump()},
+      {"recipe", nlohmann::json(recipe).dump()},
+  };
+  add_scaler(engine, metadata);
+  return metadata;
+}
+
+RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
+  const auto read = [&](const char* name) { return number<std::int64_t>(manifest.metadata, name, 0, folder); };
+  const RunState state{.iteration = manifest.iteration,
+                       .consumed_samples = read("consumed_samples"),
+                       .schedule_samples = read("schedule_samples"),
+                       .skipped_iterations = read("skipped_iterations"),
+                       .validated_iteration = read("validated_iteration")};
+  // A run that begins its optimizer anew may never have written how many steps that has done.
+  check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
+  return state;
+}
+
+RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
+                  std::vector<std::string>& messages) {
+  const auto found = checkpoint::find_checkpoint(folder);
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+  const RunState state = run_state_of(manifest, folder);
+  const bool with_state = takes_state(engine, manifest, with_optimizer, messages);
+  checkpoint::load(found, tensors_to_load(engine, with_state));
+  // Bias corrections belong to the moments: those that begin anew begin at step 0.
+  engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
+  load_scaler(manifest.metadata, folder, engine, messages);
+  return state;
+}
+
+void round_as_trained(Engine& engine) {
+  if (!engine.optimizer.round_masters()) return;
+  engine.gatherer.start();
+  engine.parameters.values();  // waits
+}
+
+RunState load_run(const std::filesystem::path& folder, Engine& engine) {
+  std::vector<std::string> messages;
+  const RunState state = load_run(folder, engine, true, messages);
+  round_as_trained(engine);
+  return state;
+}
+
+checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,
+                                      const plan::ModelShape& shape, bool strict) {
+  auto report = checkpoint::load_weights(source, engine.parameters, shape, strict);
+  std::vector<ShardedTensor> masters;
+  for (const optim::StateSlice& slice : engine.optimizer.state())
+    if (is_master(engine, slice) && source.shape(engine.parameters.all().at(slice.parameter)->spec.name) != nullptr)
+      add_slice(engine, slice, masters);
+  for (const ShardedTensor& tensor : masters)
+    source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
+  return report;
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/weights.h"
+#include "megatron/train/engine.h"
+
+namespace megatron::train {
+
+/// Where a run stands after its last whole iteration.
+struct RunState {
+  std::int64_t iteration = 0;
+  std::int64_t consumed_samples = 0;  ///< of the training order; skipped iterations consume theirs too
+  std::int64_t schedule_samples = 0;  ///< that advanced the learning rate: those of iterations that were not skipped
+  std::int64_t skipped_iterations = 0;
+  std::int64_t validated_iteration = 0;  ///< after which the last validation was done; 0: none yet
+};
+
+/// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in
+/// the whole model. The rows that pad the vocabulary are left out: they take no part in the model, and their number
+/// depends on the layout. The tensors change in the optimizer's step alone.
+std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
+
+/// The counters and the recipe that a checkpoint keeps beside its tensors. `recipe`: the resolved configuration as
+/// TOML.
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
+
+/// Where the run stood that wrote the checkpoint. Throws ConfigError naming `folder` where a counter is missing, is no
+/// count, or they cannot be those of one run (fewer samples than iterations, more iterations skipped than done).
+RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
+
+/// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where another kind of
+/// optimizer wrote it, it does not have all of the optimizer's state, or `with_optimizer` is false, all of that state
+/// stays fresh; a message says what goes on and what begins anew, and so does one where the loss scale begins anew. Not
+/// collective; round_as_trained() is to follow. Throws checkpoint::Unreadable where the checkpoint is damaged or newer,
+/// other ConfigErrors where it does not fit.
+RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
+                  std::vector<std::string>& messages);
+
+/// A checkpoint holds masters and load_run() rounds them to nearest: where rounding is stochastic, gives the parameters
+/// the values that the last step gave them. Collective over dp, once every rank has loaded.
+void round_as_trained(Engine& engine);
+
+/// Both, without messages: as a run goes on that was not interrupted. Collective over dp.
+RunState load_run(const std::filesystem::path& folder, Engine& engine);
+
+/// Fills the engine's parameters and their masters with the weights of `source`, as checkpoint::load_weights().
+checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,
+                                      const plan::ModelShape& shape, bool strict);
+
+}  // namespace megatron::train

@@ -1,0 +1,250 @@
+#pragma once
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+
+#include "megatron/base/philox.h"
+#include "megatron/model/transformer_stage.h"
+#include "tests/testing/distance_bias.h"
+#include "tests/testing/stores.h"
+
+// The truth of the model's tests: a GPT, a BERT or a T5, written out with plain ATen operators in float64,
+// differentiated by autograd. It shares with the product the names of the weights and the definition of the dropout
+// streams, and no code of an operator.
+namespace megatron::testing {
+
+class DenseModel {
+ public:
+  /// `weights`: full tensors by name, leaves that require gradients.
+  DenseModel(model::TransformerOptions options, const Tensors& weights) : o_(options), w_(weights) {}
+
+  /// [b, s, h] behind the last norm.
+  at::Tensor states(const model::Batch& batch, bool training) const {
+    if (o_.shape.encoder_decoder()) return t5_states(batch, training);
+    const auto ids = batch.tokens_bs;
+    const std::int64_t s = ids.size(1);
+    auto x = at::embedding(w("embedding.word_embeddings.weight"), ids);
+    if (o_.shape.learned_positions)
+      x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch));
+    if (o_.shape.token_types > 0)
+      x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
+    if (!o_.shape.residual_after_norm) x = x * mask("embedding", batch, s, training);
+    for (std::int64_t l = 0; l < o_.shape.num_layers; ++l) x = block(x, l, batch, training);
+    return norm(x, o_.shape.stack() + "final_layernorm");
+  }
+
+  /// [b, s, vocab]
+  at::Tensor logits(const model::Batch& batch, bool training) const { return logits_of(states(batch, training)); }
+
+  /// Sum of mask * loss, e = label_smoothing as PyTorch defines it, and a sentence head's loss over samples.
+  at::Tensor loss_sum(const model::Batch& batch, bool training) const {
+    const auto x = states(batch, training);
+    const auto log_p = at::log_softmax(logits_of(x), -1);
+    const auto valid = batch.labels_bs.clamp(0, o_.shape.vocab - 1).unsqueeze(-1);
+    const auto nll = -log_p.gather(-1, valid).squeeze(-1), mean = -log_p.mean(-1);
+    const auto losses = nll * (1 - o_.label_smoothing) + mean * o_.label_smoothing;
+    const auto sum = batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+    return o_.shape.sentence_head ? sum + sentence_loss(x, batch.sentence_labels_b) : sum;
+  }
+
+ private:
+  at::Tensor w(const std::string& name) const { return w_.at(name); }
+  static at::Tensor positions_of(const model::Batch& batch) {
+    const auto& ids = batch.position_ids_bs;
+    return ids.defined() ? ids : at::arange(batch.tokens_bs.size(1)).expand_as(batch.tokens_bs);
+  }
+  at::Tensor norm(const at::Tensor& x, const std::string& name) const {
+    if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * w(name + ".weight");
+    return at::layer_norm(x, {x.size(-1)}, w(name + ".weight"), w(name + ".bias"), o_.layernorm_epsilon);
+  }
+  at::Tensor linear(const at::Tensor& x, const std::string& name) const {
+    const auto bias = w_.find(name + ".bias");
+    return at::linear(x, w(name + ".weight"), bias == w_.end() ? at::Tensor() : bias->second);
+  }
+  at::Tensor logits_of(at::Tensor x) const {
+    const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight")
+                            .narrow(0, 0, o_.shape.vocab);
+    if (!o_.shape.masked_lm_head) return at::linear(x, output);
+    x = linear(x, "lm_head.dense");
+    x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
+    return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
+  }
+  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {  // of labels 0 and 1 by hand
+    const auto logits = linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head");
+    auto sum = at::zeros({}, at::kDouble);
+    for (std::int64_t k = 0; k < labels.size(0); ++k) {
+      const auto label = labels[k].item<std::int64_t>();
+      if (label >= 0) sum = sum + (1 + (logits[k][1 - label] - logits[k][label]).exp()).log();
+    }
+    return sum;
+  }
+  at::Tensor curve(const at::Tensor& x) const {
+    using kernels::Activation;
+    switch (o_.activation) {
+      case Activation::GeluErf:
+        return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
+      case Activation::Silu:
+        return x / (1 + (-x).exp());
+      case Activation::Relu:
+        return x.clamp_min(0);
+      case Activation::SquaredRelu:
+        return x.clamp_min(0) * x.clamp_min(0);
+      case Activation::GeluTanh:
+        break;
+    }
+    return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
+  }
+  at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
+    return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);
+  }
+
+  /// Radians a position of pair i: base^(-2i/d); with Llama 3's scaling those of long waves divided by the factor.
+  double frequency(std::int64_t i) const {
+    const auto& rope = o_.rope;
+    const double plain = 1 / std::pow(rope.base, 2.0 * static_cast<double>(i) / static_cast<double>(rope.rotary_dim));
+    const double wavelength = 2 * M_PI / plain, context = static_cast<double>(rope.scaling.original_positions);
+    const double low = rope.scaling.low_freq_factor, high = rope.scaling.high_freq_factor;
+    if (rope.scaling.factor == 1 || wavelength < context / high) return plain;
+    if (wavelength > context / low) return plain / rope.scaling.factor;
+    const double smooth = (context / wavelength - low) / (high - low);
+    return (1 - smooth) * plain / rope.scaling.factor + smooth * plain;
+  }
+  /// heads [b, n, s, d], each pair of features turned as a complex number is by e^(i * position * frequency).
+  at::Tensor rotated(const at::Tensor& heads, const model::Batch& batch) const {
+    const std::int64_t d = heads.size(-1), rotary = o_.rope.rotary_dim;
+    if (rotary == 0) return heads;
+    const auto positions = positions_of(batch).to(at::kDouble).unsqueeze(1);  // [b, 1, s]
+    std::vector<at::Tensor> features(static_cast<std::size_t>(d));
+    for (std::int64_t j = rotary; j < d; ++j) features[static_cast<std::size_t>(j)] = heads.select(-1, j);
+    for (std::int64_t i = 0; i < rotary / 2; ++i) {
+      const std::int64_t first = o_.rope.interleaved ? 2 * i : i,
+                         second = o_.rope.interleaved ? first + 1 : i + rotary / 2;
+      const auto angle = positions * frequency(i);
+      const auto x = heads.select(-1, first), y = heads.select(-1, second);
+      features[static_cast<std::size_t>(first)] = x * angle.cos() - y * angle.sin();
+      features[static_cast<std::size_t>(second)] = x * angle.sin() + y * angle.cos();
+    }
+    return at::stack(features, -1);
+  }
+
+  /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
+  at::Tensor draw(const std::string& site, double p, const model::Batch& batch, std::int64_t n) const {
+    const std::int64_t b = batch.tokens_bs.size(0);
+    const auto key = stream_key(o_.seed, "dropout/" + site);
+    auto out = at::zeros({b, n}, at::kDouble);
+    for (std::int64_t k = 0; k < b; ++k) {
+      const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
+      for (std::int64_t i = 0; i < n; ++i)
+        out.data_ptr<double>()[k * n + i] =
+            random_word(key, sample, static_cast<std::uint64_t>(i)) < dropout_threshold(p) ? 0 : 1 / (1 - p);
+    }
+    return out;
+  }
+  at::Tensor mask(const std::string& site, const model::Batch& batch, std::int64_t s, bool training) const {
+    if (!training || o_.hidden_dropout == 0) return at::ones({}, at::kDouble);
+    return draw(site, o_.hidden_dropout, batch, s * o_.shape.hidden).view({-1, s, o_.shape.hidden});
+  }
+
+  at::Tensor attention(const at::Tensor& qkv, std::int64_t l, const model::Batch& batch, bool training) const {
+    const plan::SelfAttention spec = o_.shape.layer(l).attention();
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups, d = spec.head_size, m = n / g;
+    const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
+    const auto of_each_head = [&](std::int64_t row) {
+      return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
+    };
+    const auto normed = [&](const at::Tensor& heads, const char* name) {
+      return spec.variant.qk_layernorm ? norm(heads, o_.shape.layer_prefix(l) + "self_attention." + name) : heads;
+    };
+    const auto q = rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), batch),
+               k = rotated(normed(of_each_head(m), "k_layernorm"), batch);
+    const auto i = at::arange(s);
+    const bool both_ways = o_.shape.in_encoder(l);
+    auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
+    if (both_ways) hidden = at::zeros_like(hidden);
+    const std::int64_t window = spec.variant.sliding_window > 0 ? spec.variant.sliding_window : s;
+    hidden = hidden.logical_or(i.unsqueeze(0) <= i.unsqueeze(1) - window);
+    if (batch.key_lengths_b.defined() && (both_ways || !o_.shape.encoder_decoder()))
+      hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
+    if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
+    const auto bias = o_.shape.position_buckets > 0 ? distance_bias(w(plan::ModelShape::position_table(both_ways)), s,
+                                                                    both_ways, o_.shape.position_max_distance)
+                                                    : at::zeros({}, at::kDouble);
+    return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
+                    training);
+  }
+  /// Of heads [b, n, s, d] over others [b, n, k, d].
+  at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
+                      const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training) const {
+    const std::int64_t b = q.size(0), n = q.size(1), s = q.size(2), keys = k.size(2), d = q.size(3);
+    const double scale = o_.shape.encoder_decoder() ? 1 : 1 / std::sqrt(static_cast<double>(d));
+    const auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
+    auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
+    if (training && o_.attention_dropout > 0)
+      p = p * draw(site, o_.attention_dropout, batch, n * s * keys).view({b, n, s, keys});
+    return at::matmul(p, v).transpose(1, 2).reshape({b, s, n * d});
+  }
+
+  at::Tensor across(const at::Tensor& x, const at::Tensor& memory, const std::string& p, std::int64_t l,
+                    const model::Batch& batch, bool training) const {
+    const std::int64_t b = x.size(0), n = o_.shape.num_heads, d = o_.shape.head(), keys = memory.size(1);
+    const auto q = linear(x, p + "cross_attention.linear_q").view({b, -1, n, d}).transpose(1, 2);
+    const auto kv = linear(memory, p + "cross_attention.linear_kv").view({b, keys, n, 2, d}).permute({0, 2, 3, 1, 4});
+    auto hidden = at::zeros({b, 1, 1, keys}, at::kBool);
+    if (batch.key_lengths_b.defined()) hidden = at::arange(keys).ge(batch.key_lengths_b.view({b, 1, 1, 1}));
+    const auto y = weighted(q, kv.select(2, 0), kv.select(2, 1), hidden, at::zeros({}, at::kDouble),
+                            "layer " + std::to_string(l) + "/cross attention", batch, training);
+    return linear(y, p + "cross_attention.linear_proj");
+  }
+
+  at::Tensor t5_states(const model::Batch& batch, bool training) const {
+    const auto words = w("embedding.word_embeddings.weight");
+    const std::int64_t s = batch.tokens_bs.size(1), written = batch.decoder_tokens_bs.size(1);
+    auto x = at::embedding(words, batch.tokens_bs) * mask("embedding", batch, s, training);
+    for (std::int64_t l = 0; l < o_.shape.encoder_layers; ++l) x = block(x, l, batch, training);
+    const auto memory = norm(x, "encoder.final_layernorm") * mask("encoder", batch, s, training);
+    x = at::embedding(words, batch.decoder_tokens_bs) * mask("decoder embedding", batch, written, training);
+    for (std::int64_t l = o_.shape.encoder_layers; l < o_.shape.num_layers; ++l)
+      x = block(x, l, batch, training, memory);
+    x = norm(x, "decoder.final_layernorm") * mask("decoder", batch, written, training);
+    return o_.shape.tied_output ? x / std::sqrt(static_cast<double>(o_.shape.hidden)) : x;
+  }
+
+  at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training,
+                   const at::Tensor& memory = {}) const {
+    const std::string p = o_.shape.layer_prefix(l), layer = "layer " + std::to_string(l);
+    const plan::Mlp mlp = o_.shape.layer(l).mlp();
+    const std::int64_t s = in.size(1), f = mlp.width;
+    const bool after = o_.shape.residual_after_norm;
+    auto normed = norm(in, p + "input_layernorm");
+    if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
+    auto y = linear(normed, p + "self_attention.linear_qkv");
+    y = linear(attention(y, l, batch, training), p + "self_attention.linear_proj");
+    auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
+    if (memory.defined())
+      x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
+                  mask(layer + "/cross attention output", batch, s, training);
+    normed = norm(x, p + "pre_mlp_layernorm");
+    y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);
+    if (o_.shape.encoder_decoder() && training && o_.hidden_dropout > 0)
+      y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
+    return (after ? normed : x) + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
+  }
+
+  model::TransformerOptions o_;
+  Tensors w_;
+};
+
+}  // namespace megatron::testing
