@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "megatron/base/error.h"
 
 namespace megatron::comm {
@@ -113,6 +115,18 @@ TEST(Rendezvous, ReadsSlurmAndMeetsOnItsFirstHost) {
   EXPECT_EQ(p.local_size, 3);
   EXPECT_EQ(p.address, "gpu07");
   EXPECT_EQ(p.port, 20123);
+}
+
+TEST(Rendezvous, StepsOfOneSlurmJobMeetAtPortsOfTheirOwn) {
+  Environment step{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "a"}};
+  std::set<int> ports;
+  for (int i = 0; i < 200; ++i) {
+    step["SLURM_STEP_ID"] = std::to_string(i);
+    ports.insert(place_from(step)->port);
+  }
+  EXPECT_EQ(ports.size(), 200u);
+  EXPECT_GE(*ports.begin(), 20000);
+  EXPECT_LT(*ports.rbegin(), 40000);
 }
 
 TEST(Rendezvous, GivesItsOwnRanksWhatItReads) {

@@ -112,7 +112,8 @@ class Launchers(unittest.TestCase):
         if launcher == "slurm":
             cluster = SlurmCluster(pathlib.Path(tempfile.mkdtemp(dir=self.place.path)))
             self.addCleanup(cluster.close)
-            environment = cluster.environment | {"OMP_NUM_THREADS": "1"}  # it says itself where ranks meet
+            del environment["MASTER_ADDR"]  # Slurm says where; the port is of a job's number, and each cluster has job 1
+            environment |= cluster.environment
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)
 

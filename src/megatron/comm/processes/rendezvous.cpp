@@ -49,8 +49,10 @@ class Reader {
 constexpr int kMaxRanks = 1 << 20;
 constexpr int kDefaultPort = 29500;  // torchrun's
 
-/// A port that ranks of one job compute alike and ranks of another most likely do not.
-int port_of_job(std::uint64_t job) { return 20000 + static_cast<int>(job % 20000); }
+/// A port that ranks of one step of a job compute alike, and ranks of another step or job most likely do not.
+int port_of_job(std::uint64_t job, std::uint64_t step = 0) {
+  return 20000 + static_cast<int>((job % 20000 + step % 20000 * 97) % 20000);  // 97 and 20000 share no factor
+}
 
 std::uint64_t leading_number(const std::string& text) {
   std::uint64_t number = 0;
@@ -144,8 +146,8 @@ LaunchedRank from_slurm(const Reader& in) {
   if (!hosts) hosts = in.text("SLURM_NODELIST");
   if (hosts && !in.text("MASTER_ADDR")) place.address = expand_host_list(*hosts).front();
   if (!hosts && place.world_size > 1) in.need_text("MASTER_ADDR");
-  const auto* job = in.text("SLURM_JOB_ID");
-  take_common(in, place, job ? port_of_job(leading_number(*job)) : kDefaultPort);
+  const std::string *job = in.text("SLURM_JOB_ID"), *step = in.text("SLURM_STEP_ID");
+  take_common(in, place, job ? port_of_job(leading_number(*job), step ? leading_number(*step) : 0) : kDefaultPort);
   return place;
 }
 

@@ -28,10 +28,10 @@ struct LaunchedRank {
 /// What a launcher has said through the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT),
 /// Open MPI (OMPI_COMM_WORLD_*), PMI of MPICH and Intel MPI (PMI_RANK, PMI_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS,
 /// …), looked for in this order; nullopt where none is there. MASTER_ADDR and MASTER_PORT hold under each of them;
-/// without them, Slurm meets on the first host of its list, MPI on this host if all ranks are here. Ranks that are all
-/// on one host and keep the store themselves meet on its loopback interface, whatever MASTER_ADDR says. Throws
-/// ConfigError on values that are missing, malformed or contradict each other. A Slurm allocation without srun (no
-/// SLURM_PROCID) is no launcher.
+/// without them, Slurm meets on the first host of its list, at a port that its job and step decide, MPI on this host if
+/// all ranks are here. Ranks that are all on one host and keep the store themselves meet on its loopback interface,
+/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. A Slurm
+/// allocation without srun (no SLURM_PROCID) is no launcher.
 std::optional<LaunchedRank> place_from(const Environment& environment);
 
 /// The variables that make place_from return `place`: what a program that starts its own ranks gives them.
