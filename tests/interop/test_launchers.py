@@ -112,7 +112,8 @@ class Launchers(unittest.TestCase):
         if launcher == "slurm":
             cluster = SlurmCluster(pathlib.Path(tempfile.mkdtemp(dir=self.place.path)))
             self.addCleanup(cluster.close)
-            del environment["MASTER_ADDR"]  # Slurm says where; the port is of a job's number, and each cluster has job 1
+            # Slurm says where. The port follows from a job's number, and each cluster has a job 1.
+            del environment["MASTER_ADDR"]
             environment |= cluster.environment
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)

@@ -30,8 +30,8 @@ struct LaunchedRank {
 /// …), looked for in this order; nullopt where none is there. MASTER_ADDR and MASTER_PORT hold under each of them;
 /// without them, Slurm meets on the first host of its list, at a port that its job and step decide, MPI on this host if
 /// all ranks are here. Ranks that are all on one host and keep the store themselves meet on its loopback interface,
-/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. A Slurm
-/// allocation without srun (no SLURM_PROCID) is no launcher.
+/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. A
+/// Slurm allocation without srun (no SLURM_PROCID) is no launcher.
 std::optional<LaunchedRank> place_from(const Environment& environment);
 
 /// The variables that make place_from return `place`: what a program that starts its own ranks gives them.
