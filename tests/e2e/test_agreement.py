@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, expect_advice, run  # noqa: E402
 
 ENDS_IN = 60  # seconds in which ranks end: far less than the 600 after which they would give a peer up
 
@@ -83,6 +83,7 @@ class Ranks(unittest.TestCase):
             for message in messages:
                 self.assertIn(message, error, f"rank {rank}")
             self.assertNotIn("frame #", error)
+            expect_advice(commands[rank], error)
         self.assertEqual(files_in(self.place.path), before)
 
     def test_equal_ranks_train(self):

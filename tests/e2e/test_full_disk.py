@@ -32,7 +32,10 @@ class SmallDisk:
             raise unittest.SkipTest("no file system can be mounted by this user")
 
     def run(self, *words, code=0):
-        return run(*words, code=code, inside=self.inside)
+        said = run(*words, code=code, inside=self.inside)
+        if code == 1 and "free space on" not in said:
+            raise AssertionError(f"no fix in: {said}")
+        return said
 
     def fill(self, left):
         """Leaves about as many bytes free."""

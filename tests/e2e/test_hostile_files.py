@@ -12,7 +12,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, expect_advice, run  # noqa: E402
 
 DEADLINE_S = 120  # of what must not hang; each takes a second
 
@@ -76,6 +76,8 @@ class HostileFiles(unittest.TestCase):
     def refused(self, *words, code=2, **more):
         got, out, err = outcome(*words, **more)
         self.assertEqual(got, code, f"{words}\n{out[-2000:]}\n{err[-2000:]}")
+        if code == 2:
+            expect_advice(words, err.decode())
         return (out + err).decode()
 
     def test_a_pipe_in_place_of_a_shard_or_a_manifest_is_refused_at_once(self):

@@ -50,11 +50,17 @@ def run(*words, code=0, stdin=None, timeout=300, inside=()):
     if result.returncode != code:
         raise AssertionError(f"megatron {' '.join(map(str, words))}: exit code {result.returncode}, expected {code}\n"
                              f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}")
-    if code == 2 and not inside:
-        problems = advice.complaints(words, result.stderr)
-        if problems:
-            raise AssertionError(f"megatron {' '.join(map(str, words))}: " + "\n".join(problems))
+    if code == 2:
+        expect_advice(words, result.stderr)
     return result.stdout if code == 0 else result.stderr
+
+
+def expect_advice(words, message):
+    """Fails where an error of exit code 2, as the command line `words` printed it, lacks its rule, what was got or a
+    fix, or names an option that the job does not have."""
+    problems = advice.complaints(words, message)
+    if problems:
+        raise AssertionError(f"megatron {' '.join(map(str, words))}: " + "\n".join(problems))
 
 
 def drawn_seed():
