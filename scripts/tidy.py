@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
 together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default all; `program`:
-src and app; 'tests/plan' and the like: folders of tests; 'fuzz/': the fuzz targets. Needs build/ to be configured, and
-clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where it
+src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. Needs build/ to be configured,
+and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where it
 found something."""
 import concurrent.futures
 import json
@@ -25,7 +25,7 @@ def folders(expression):
     found = {}
     for path in subprocess.check_output(["git", "-C", ROOT, "ls-files", "*.cpp"], text=True).split():
         parts = pathlib.PurePath(path).parts
-        if "/cuda/" in path or "nccl_" in path or parts[0] not in ("src", "app", "tests", "fuzz"):
+        if "/cuda/" in path or "nccl_" in path or parts[0] not in ("src", "app", "tests", "fuzz", "bench", "examples"):
             continue  # these need CUDA's headers
         name = {"src": "program", "app": "program", "tests": "/".join(parts[:2])}.get(parts[0], path)
         if re.search(expression, name):

@@ -1,7 +1,7 @@
 // Writes on from a prompt with a model in a Hugging Face folder, a run's folder or a checkpoint:
 //   generate FOLDER PROMPT [RANKS]
-#include <cstdlib>
 #include <iostream>
+#include <string>
 
 #include "megatron/base/error.h"
 #include "megatron/generate/generate.h"
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   try {
     run::ModelFlags flags;
     flags.load = argv[1];
-    if (argc > 3) flags.tp = std::atoi(argv[3]);  // ranks that split each matrix
+    if (argc > 3) flags.tp = std::stoi(argv[3]);  // ranks that split each matrix
     const run::TrainedModel model = run::open_trained_model(flags, "generate");
     const auto prompt = model.tokenizer.encode(argv[2], text::Specials::Recognised);
     const generate::GenerateOptions options{.max_new_tokens = 20, .sampling = {.temperature = 0}, .ends = model.ends};
