@@ -138,7 +138,7 @@ Prediction predict(const plan::ResolvedRun& run, const std::vector<Timeline>& ti
 void print_predictions(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
                        std::FILE* out) {
   for (std::size_t i = 0; i < runs.size(); ++i)
-    std::fprintf(out, "predicted %s: %.4g ms a step, bubble %.1f %%\n", runs[i].config.parallel.pp_schedule.c_str(),
+    std::fprintf(out, "predicted %s: %.4g ms per step, bubble %.1f %%\n", runs[i].config.parallel.pp_schedule.c_str(),
                  1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble);
   std::fflush(out);
 }

@@ -114,7 +114,7 @@ Json fit_json(const study::Fit& memory) {
 }
 
 Json row_json(const study::PredictedRow& row, bool compare) {
-  static constexpr std::array<const char*, 4> kUnits = {"TFLOP/s a rank", "percent", "times", "days"};
+  static constexpr std::array<const char*, 4> kUnits = {"TFLOP/s per rank", "percent", "times", "days"};
   const study::PaperRow& paper = row.paper;
   Json json{{"table", paper.table},
             {"run", paper.label},
@@ -180,7 +180,7 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
     recipes.push_back(predict_recipe(name, options.predict, hardware));
   Json json{{"hardware", hardware.name}, {"dtype", options.predict.dtype}};
   std::string table =
-      "| recipe | ranks | tp | pp | dp | memory of a rank | step s | tokens/s | TFLOP/s a rank | of the peak |\n"
+      "| recipe | ranks | tp | pp | dp | memory of a rank | step s | tokens/s | TFLOP/s per rank | of the peak |\n"
       "|--|--|--|--|--|--|--|--|--|--|\n";
   std::vector<std::pair<std::string, plan::StepCost>> steps;
   charts::BarGroup bars{"model operations, share of the peak", {}};
@@ -296,7 +296,7 @@ std::vector<double> time_runs(const std::vector<plan::ResolvedRun>& runs, const 
 }
 
 constexpr const char* kMeaning =
-    "Efficiency: operations a second and core in use against those of 1 rank; 1 thread a rank, so that of n ranks "
+    "Efficiency: operations per second and core in use against those of 1 rank; 1 thread per rank, so that of n ranks "
     "min(n, cores) cores are in use. Where ranks are more than cores they take turns, and what is lost is "
     "communication, smaller products and the turns themselves. Speed-up: against the time of 1 rank.";
 
@@ -331,7 +331,7 @@ int measure(const Options& options) {
     return flops / seconds[i] / std::min(cores, small[i].ranks());
   };
   Json json{{"cores", cores}, {"meaning", kMeaning}};
-  std::string table = "| study | run | parameters a rank | step | efficiency or speed-up |\n|--|--|--|--|--|\n";
+  std::string table = "| study | run | parameters per rank | step | efficiency or speed-up |\n|--|--|--|--|--|\n";
   std::vector<charts::BarGroup> groups;
   for (std::size_t i = 0; i < small.size(); ++i) {
     const bool speedup = small[i].figure == study::Figure::Speedup;

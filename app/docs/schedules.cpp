@@ -84,7 +84,7 @@ int docs_schedules(const Args& args) {
              "for half\nof a rank's layers; messages take none. The peak counts activations, each what one "
              "stage keeps of one microbatch: where a rank has two\nstages, one is half as large.\n\n`megatron "
              "plan RECIPE --draw schedule.svg` draws a recipe's own schedule, `--draw schedule.txt` writes it "
-             "as text, and\n`--schedule schedule.txt` runs such a text, of yours too.\n\n",
+             "as text, and\n`--schedule schedule.txt` runs such a file, also your own.\n\n",
              table, sections));
   return kDone;
 }

@@ -20,10 +20,10 @@ struct TaskNumber {
 
 /// Throws ConfigError for a number that is out of range, or that was given to a task which does not read it.
 inline void check_task_numbers(const std::string& task, const char* head, std::initializer_list<TaskNumber> numbers) {
-  constexpr std::int64_t kMost = 1 << 24;
+  constexpr std::int64_t kMaxCount = 1 << 24;
   for (const TaskNumber& number : numbers) {
-    if (number.value < number.least || number.value > kMost)
-      throw ConfigError(rule_got_fix(concat(number.option, " must be from ", number.least, " to ", kMost, "."),
+    if (number.value < number.least || number.value > kMaxCount)
+      throw ConfigError(rule_got_fix(concat(number.option, " must be from ", number.least, " to ", kMaxCount, "."),
                                      concat(number.value), concat("leave --", number.option, " out")));
     if (number.value != number.unset && !number.heads.empty() &&
         number.heads.find(concat(" ", head, " ")) == std::string_view::npos)

@@ -69,8 +69,8 @@ void check_operations(const Timeline& measured, const schedule::Program& program
 }
 
 Timeline read_trace(const std::string& path, const schedule::Program& program) {
-  constexpr std::uint64_t kLargest = std::uint64_t{1} << 28;
-  Timeline measured = schedule::parse_chrome_trace(read_file(path, kLargest), path);
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 28;
+  Timeline measured = schedule::parse_chrome_trace(read_file(path, kMaxBytes), path);
   const schedule::Placement &of_trace = measured.placement, &of_plan = program.placement;
   if (of_trace.num_ranks() != of_plan.num_ranks() || of_trace.num_stages() != of_plan.num_stages() ||
       measured.num_microbatches != program.num_microbatches)

@@ -96,7 +96,7 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
   if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
     throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
   if (!plan::model_kind(model.architecture).frames_pairs && std::string_view(form.head) == "span")
-    throw ConfigError(rule_got_fix("squad needs a BERT: a token of a GPT has not read what follows it.",
+    throw ConfigError(rule_got_fix("squad needs a BERT: a GPT's attention is causal.",
                                    "model.architecture " + model.architecture, "--load FOLDER, of a BERT"));
 }
 

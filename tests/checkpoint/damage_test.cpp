@@ -92,7 +92,7 @@ TEST_F(DamagedCheckpoint, MissingPiecesAreNamed) {
   EXPECT_THAT(load_error(folder.path()), HasSubstr(data.string()));
   fs::rename(folder.path() / "aside", data);
   fs::rename(iteration / "manifest.json", iteration / "aside");
-  EXPECT_THAT(load_error(folder.path()), HasSubstr("latest: must name a checkpoint beside it"));
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("latest: must name a checkpoint in the same folder"));
   EXPECT_TRUE(has_checkpoint(folder.path())) << "a damaged checkpoint is not the same as none";
   fs::rename(iteration / "aside", iteration / "manifest.json");
   write_file(folder.path() / "latest", "../../etc\n");

@@ -94,7 +94,7 @@ TEST(Safetensors, RefusesDamagedHeadersNamingFileAndByte) {
       {file_of(one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), 8), "not [begin, end]"},
       {file_of(one(R"("dtype":"F32","shape":[2])"), 8), "without the list \"data_offsets\""},
       {file_of(R"({"w":7})", 0), "without the list \"shape\""},
-      {file_of(R"({"__metadata__":{"a":1}})", 0), "is not a text"},
+      {file_of(R"({"__metadata__":{"a":1}})", 0), "is not a string"},
       {file_of(R"({"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
                R"("w":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
                3),

@@ -65,7 +65,7 @@ class BenchPipeline(unittest.TestCase):
         process.wait()
         process.stdout.close()
         for line, schedule in zip(predicted, ["1f1b", "zb-h1"]):
-            self.assertRegex(line, rf"^predicted {schedule}: [\d.]+ ms a step, bubble [\d.]+ %$")
+            self.assertRegex(line, rf"^predicted {schedule}: [\d.]+ ms per step, bubble [\d.]+ %$")
         self.assertNotIn("measured_ms", rest)
 
     def test_processes_print_one_report(self):

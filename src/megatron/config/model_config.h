@@ -56,7 +56,7 @@ struct ModelConfig : AttentionVariant {
   void visit(auto& v) {
     v("architecture", architecture,
       "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
-      "of two segments; t5: an encoder, and a decoder that writes what it sees there.",
+      "of two segments; t5: encoder and decoder with cross attention.",
       Choices({
 #define MEGATRON_MODEL(name) #name,
 #include "megatron/models/kinds.def"

@@ -74,7 +74,7 @@ struct ParallelConfig {
           " (vpp 2; also where vpp is 1 and the layers divide), or of " + schedule::schedule_names(3) + " (vpp > 2).",
       "schedule", "pp-schedule");
     v("pp_memory_limit", pp_memory_limit,
-      "auto: bytes of activations that a rank may hold, with what recomputation needs; 0: any.");
+      "auto: limit in bytes of a rank's activations, including what recomputation needs; 0: none.");
     v("pp_communication", pp_communication,
       "Messages between stages: overlapped with computation, batched (send and receive as one) or unbatched.",
       "pp-communication", unless("parallel.pp", {"1"}), Choices({"unbatched", "batched", "overlapped"}));

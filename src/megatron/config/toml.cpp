@@ -176,7 +176,7 @@ toml::table parse_toml(std::string_view text, const std::string& name) {
   } catch (const toml::parse_error& error) {
     throw ConfigError(rule_got_fix(
         concat(name, ":", error.source().begin.line, ":", error.source().begin.column, ": a recipe must be TOML."),
-        std::string(error.description()), "[section] lines, and under them name = value, texts in quotes"));
+        std::string(error.description()), "[section] lines, and under them name = value, strings in quotes"));
   }
 }
 

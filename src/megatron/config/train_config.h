@@ -34,7 +34,7 @@ struct TrainConfig {
     v("train_iters", train_iters, "Steps of the run.", "train-iters", Common());
     v("micro_batch_size", micro_batch_size, "Samples per rank and microbatch.", "micro-batch-size", Common());
     v("global_batch_size", global_batch_size,
-      "Samples of a step over all ranks; 0: micro_batch_size x dp, of a resumed run what it had.", "global-batch-size",
+      "Samples per step over all ranks; 0: micro_batch_size x dp, or the resumed run's value.", "global-batch-size",
       Common());
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval", Common());
     v("eval_iters", eval_iters, "Global batches per validation.", "eval-iters",

@@ -275,7 +275,7 @@ void add_tokenizer(Metadata& metadata, const fs::path& folder, const TokenIds& k
   if (tokens.tokens.size() > size)
     throw ConfigError(rule_got_fix("export: each token of the tokenizer must have its row in the embedding.",
                                    concat(tokens.tokens.size(), " tokens in ", folder.string(), ", ", rows, " rows"),
-                                   "put the tokenizer that the model was trained with beside the weights"));
+                                   "copy the files of the model's tokenizer into the weights' folder"));
   tokens.tokens.resize(size);
   tokens.types.resize(size, Unused);
   if (!tokens.scores.empty()) tokens.scores.resize(size, -10000);

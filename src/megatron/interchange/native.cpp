@@ -93,7 +93,7 @@ std::optional<FolderConfig> imported_config(const fs::path& found) {
   if (saved == metadata.end()) return std::nullopt;
   const auto text = try_parse_json(saved->second);
   if (!text || !text->is_string())
-    throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a text."), "something else"));
+    throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a string."), "something else"));
   return parse_config(text->get<std::string>(), concat(found.string(), ": ", kConfigKey));
 }
 

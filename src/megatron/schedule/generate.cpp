@@ -31,7 +31,7 @@ void check(const Shape& shape) {
   check_size(shape.num_ranks, static_cast<std::int64_t>(shape.num_ranks) * shape.num_chunks, shape.num_microbatches);
 }
 
-std::string of_stages(int count) { return concat(count, count == 1 ? " stage a rank" : " stages a rank"); }
+std::string of_stages(int count) { return concat(count, count == 1 ? " stage per rank" : " stages per rank"); }
 
 /// Throws ConfigError where the schedule is for other shapes.
 void check(const ScheduleInfo& info, const Shape& shape) {

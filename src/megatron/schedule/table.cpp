@@ -61,7 +61,7 @@ constexpr std::array kSchedules = {
                  .splits_backward = true,
                  .generator = zero_bubble_v,
                  .text =
-                     "Two stages a rank, placed as a V, so that rank 0 has the first and the last. With equal times "
+                     "Two stages per rank, placed as a V, so that rank 0 has the first and the last. With equal times "
                      "of forward, input and weight gradients no rank is idle between its first and its last "
                      "operation.",
                  .source = "Qi et al. 2024, Pipeline parallelism with controllable memory"},
@@ -112,7 +112,7 @@ const ScheduleInfo& schedule_named(const std::string& name) {
 const ScheduleInfo& default_schedule(int num_chunks) {
   for (const ScheduleInfo& info : kSchedules)
     if (info.is_default && info.takes(num_chunks)) return info;
-  throw std::logic_error(concat("no schedule has ", num_chunks, " stages a rank"));
+  throw std::logic_error(concat("no schedule has ", num_chunks, " stages per rank"));
 }
 
 std::string schedule_names() {

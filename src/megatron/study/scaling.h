@@ -32,7 +32,7 @@ struct PaperRow {
   double points = 0, share = 0;
 };
 
-/// Table 1 with figure 5 (constant parameters a rank), table 7 (attention heads), table 8 (strong scaling), and from
+/// Table 1 with figure 5 (constant parameters per rank), table 7 (attention heads), table 8 (strong scaling), and from
 /// table 2 the days of an epoch, which no constant was fitted to and which have no goal (share 0). The baseline, 1.2 B
 /// parameters on one rank, is the first.
 std::vector<PaperRow> paper_rows();

@@ -24,8 +24,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
-  constexpr std::size_t kLongest = 128;  // longer words are not misspelled options, and the distance is quadratic
-  if (name.size() > kLongest) return "";
+  constexpr std::size_t kMaxLength = 128;  // longer words are not misspelled options, and the distance is quadratic
+  if (name.size() > kMaxLength) return "";
   std::string best;
   std::size_t best_distance = name.size() < 3 ? 0 : std::max<std::size_t>(1, name.size() / 3);
   for (const std::string& candidate : known) {

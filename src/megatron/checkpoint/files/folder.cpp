@@ -125,7 +125,7 @@ std::string latest_name(const fs::path& folder) {
   while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back()))) name.pop_back();
   if (iteration_of(name) < 0)
     throw Damage(
-        rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint beside it, like iter_0000100."),
+        rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint in the same folder, like iter_0000100."),
                      concat("\"", printable(name), "\""), whole_ones(folder)));
   return name;
 }
@@ -212,7 +212,7 @@ fs::path find_checkpoint(const fs::path& folder) {
     while (!fs::exists(place / name / kManifest)) {
       const std::string now = latest_name(place);
       if (now == name)
-        throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint beside it."),
+        throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint in the same folder."),
                                   concat(name, ", which is not there or has no ", kManifest), whole_ones(place)));
       name = now;  // a run that goes on has saved a newer one and removed this meanwhile
     }

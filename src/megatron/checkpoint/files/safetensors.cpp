@@ -84,7 +84,7 @@ std::map<std::string, std::string> read_metadata(const json& value, const std::s
   if (!value.is_object()) damaged(file, kLengthBytes, "a __metadata__ that is not an object");
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string())
-      damaged(file, kLengthBytes, concat("a __metadata__ whose \"", printable(key), "\" is not a text"));
+      damaged(file, kLengthBytes, concat("a __metadata__ whose \"", printable(key), "\" is not a string"));
     metadata[key] = text;
   }
   return metadata;

@@ -78,7 +78,7 @@ Blend read_blend_file(const std::filesystem::path& path) {
 std::array<std::optional<Blend>, 3> read_split_blends_file(const std::filesystem::path& path) {
   const auto fail = [&](const std::string& got) {
     throw ConfigError(
-        rule_got_fix(concat(path.string(), ": must be a JSON object of lists of texts: train, valid, test."), got,
+        rule_got_fix(concat(path.string(), ": must be a JSON object of lists of strings: train, valid, test."), got,
                      R"({"train": ["0.3", "A", "0.7", "B"], "valid": ["C"], "test": null})"));
   };
   nlohmann::json object;

@@ -133,11 +133,11 @@ constexpr auto kMarks = [] {
 /// A short word in small letters.
 class Word {
  public:
-  static constexpr std::size_t kLongest = 16;
+  static constexpr std::size_t kMaxLength = 16;
 
   /// What is longer is no word that a list could hold.
   explicit Word(std::string_view text) {
-    if (text.size() > kLongest) return;
+    if (text.size() > kMaxLength) return;
     size_ = text.size();
     std::transform(text.begin(), text.end(), letters_.begin(),
                    [](char c) { return is_capital(c) ? static_cast<char>(c + ('a' - 'A')) : c; });
@@ -145,7 +145,7 @@ class Word {
   operator std::string_view() const { return {letters_.data(), size_}; }
 
  private:
-  std::array<char, kLongest> letters_{};
+  std::array<char, kMaxLength> letters_{};
   std::size_t size_ = 0;
 };
 
@@ -154,7 +154,7 @@ std::string_view word_before(std::string_view text, std::size_t begin, std::size
   std::size_t at = stop;
   constexpr std::string_view kBreaks = "\"'`([{_*-/,;:";
   while (at > begin && !is_space(text[at - 1]) && kBreaks.find(text[at - 1]) == std::string_view::npos) {
-    if (stop - at == Word::kLongest) return {};
+    if (stop - at == Word::kMaxLength) return {};
     --at;
   }
   const std::string_view word = text.substr(at, stop - at);
@@ -164,7 +164,7 @@ std::string_view word_before(std::string_view text, std::size_t begin, std::size
 
 std::string_view word_at(std::string_view text, std::size_t at) {
   std::size_t end = at;
-  while (end < text.size() && end - at <= Word::kLongest && is_letter(text[end])) ++end;
+  while (end < text.size() && end - at <= Word::kMaxLength && is_letter(text[end])) ++end;
   return text.substr(at, end - at);
 }
 

@@ -81,7 +81,7 @@ Masker::Masker(const MaskingOptions& options, MaskingVocabulary vocabulary)
     : options_(options), vocabulary_(std::move(vocabulary)) {
   check(options_);
   if (static_cast<std::int64_t>(vocabulary_.continues.size()) != vocabulary_.size)
-    throw std::logic_error("Masker: a vocabulary must say of each token whether it goes on a word");
+    throw std::logic_error("Masker: a vocabulary must say of each token whether it continues a word");
   cumulative_ = cumulative_lengths(options_);
 }
 

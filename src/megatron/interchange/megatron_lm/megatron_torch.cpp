@@ -297,7 +297,7 @@ Mapping mapping_of(const RankFiles& files, const Grid& grid, const plan::ModelSh
   for (const auto& [name, place] : places)
     if (!mapping.contains(name))
       throw ConfigError(rule_got_fix(concat(files.name(), ": the weights must be those of the saved arguments."),
-                                     concat("\"", printable(name), "\" beside them")));
+                                     concat("\"", printable(name), "\" together with them")));
   return mapping;
 }
 

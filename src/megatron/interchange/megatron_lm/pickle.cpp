@@ -40,7 +40,7 @@ class Machine {
  private:
   [[noreturn]] void refuse(const std::string& got) const {
     throw ConfigError(
-        rule_got_fix(concat(file_, ": must be a pickle of tensors, numbers, texts and containers."),
+        rule_got_fix(concat(file_, ": must be a pickle of tensors, numbers, strings and containers."),
                      concat(got, " at byte ", begin_, ", opcode ", opcode_name(opcode_)),
                      "a file from a source that you trust can be loaded with torch and its weights saved again alone"));
   }
@@ -157,7 +157,7 @@ class Machine {
   }
   void push_stack_name() {
     const Index name = pop(), module = pop();
-    if (node(name).kind != Kind::Text || node(module).kind != Kind::Text) refuse("a global that is not named by texts");
+    if (node(name).kind != Kind::Text || node(module).kind != Kind::Text) refuse("a global that is not named by strings");
     if (node(name).text.size() > kMaxNameBytes || node(module).text.size() > kMaxNameBytes) refuse("a long global");
     push_name(node(module).text, node(name).text);
   }

@@ -37,9 +37,9 @@ void check_link(Ranges& ranges, const std::string& section, const LinkRates& lin
 }
 
 void check_software(Ranges& ranges, const SoftwareCosts& software) {
-  constexpr double kMost = 1e4;
+  constexpr double kMaxValue = 1e4;
   ranges.range("software.launch_us", software.launch_us, 0, 1e6, "5");
-  const auto count = [&](const char* key, double value) { ranges.range(key, value, 0, kMost, "10"); };
+  const auto count = [&](const char* key, double value) { ranges.range(key, value, 0, kMaxValue, "10"); };
   count("software.forward_launches", software.forward_launches);
   count("software.backward_launches", software.backward_launches);
   count("software.stream_forward_passes", software.stream_forward_passes);

@@ -30,7 +30,7 @@ struct MemoryRates {
   double capacity_bytes() const { return capacity_gb * 1e9; }
   void visit(auto& v) {
     v("capacity_gb", capacity_gb, "Of one rank's memory, 10^9 bytes.");
-    v("bandwidth_gb_s", bandwidth_gb_s, "Of one rank's memory, 10^9 bytes a second.");
+    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth of one rank's memory, GB/s.");
     v("efficiency", efficiency, "Share of it that a kernel reaches which only moves data.");
   }
 };
@@ -45,7 +45,7 @@ struct LinkRates {
   double latency_s() const { return latency_us * 1e-6; }
   void visit(auto& v) {
     v("bandwidth_gb_s", bandwidth_gb_s,
-      "In one direction, 10^9 bytes a second: [node] of a rank, [cluster] of a node.");
+      "Bandwidth in one direction, GB/s: [node] of a rank, [cluster] of a node.");
     v("efficiency", efficiency, "Share of it that collectives reach.");
     v("latency_us", latency_us, "Of one step of a ring, 10^-6 seconds.");
   }

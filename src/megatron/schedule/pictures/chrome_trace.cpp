@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxDepth = 8;  // a trace needs 4
-constexpr double kLongest_s = 1e9;    // of a time
+constexpr double kMaxTime_s = 1e9;    // of a time
 constexpr double kOverlap_s = 2e-9;   // what rounding to nanoseconds makes of slots that touch
 
 /// Seconds as microseconds, to the nanosecond.
@@ -147,7 +147,7 @@ class TraceReader {
     slot.op.kind = static_cast<Kind>(number_of_kind);
     if (timeline_.placement.rank_of(slot.op.stage) != static_cast<int>(rank))
       wrong(concat(to_string(slot.op), " on rank ", rank, ", which does not hold its stage"));
-    const double start = number(event, "ts", kLongest_s * 1e6), length = number(event, "dur", kLongest_s * 1e6);
+    const double start = number(event, "ts", kMaxTime_s * 1e6), length = number(event, "dur", kMaxTime_s * 1e6);
     slot.start = start / 1e6;
     slot.end = (start + length) / 1e6;
     timeline_.ranks[rank].push_back(slot);
@@ -156,7 +156,7 @@ class TraceReader {
   void read_memory(const json& event) {
     const json args = event.value("args", json());
     const std::size_t rank = static_cast<std::size_t>(whole(event, "tid", timeline_.ranks.size()));
-    timeline_.memory[rank].push_back({number(event, "ts", kLongest_s * 1e6) / 1e6, number(args, "bytes", 1e18)});
+    timeline_.memory[rank].push_back({number(event, "ts", kMaxTime_s * 1e6) / 1e6, number(args, "bytes", 1e18)});
   }
 
   void check_order() {

@@ -197,7 +197,7 @@ Value text_method(const Value& value, const std::string& name, const Value::Item
   if (name == "join" && count == 1) return joined(text, arguments[0], budget);
   if ((name == "find" || name == "rfind" || name == "index") && count == 1) {
     const std::size_t at = name == "rfind" ? text.rfind(word(0)) : text.find(word(0));
-    if (at == std::string::npos && name == "index") refuse("index of a text that is not in it");
+    if (at == std::string::npos && name == "index") refuse("index of a substring that is not found");
     return at == std::string::npos ? std::int64_t{-1} : static_cast<std::int64_t>(character_count({text.data(), at}));
   }
   if (name == "count" && count == 1 && !word(0).empty()) {
@@ -357,7 +357,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 std::string repeated(std::string_view text, std::int64_t times, JinjaBudget& budget) {
   std::string out;
   if (times <= 0 || text.empty()) return out;
-  if (times > std::int64_t{1} << 30) refuse("it repeats a text more than a billion times");
+  if (times > std::int64_t{1} << 30) refuse("it repeats a string more than a billion times");
   budget.make(text.size() * static_cast<std::size_t>(times));
   for (; times > 0; --times) out += text;
   return out;

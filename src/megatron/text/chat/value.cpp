@@ -210,7 +210,7 @@ int JinjaValue::depth() const { return is_list() ? list().depth : kind_ == Kind:
 
 std::string_view JinjaValue::name() const {
   constexpr std::string_view kNames[] = {
-      "what is not defined", "none",   "a boolean",   "a number", "a number",  "a text", "a list", "a tuple", "a view",
+      "what is not defined", "none",   "a boolean",   "a number", "a number",  "a string", "a list", "a tuple", "a view",
       "a generator",         "a dict", "a namespace", "the loop", "a function"};
   return kNames[static_cast<std::size_t>(kind_)];
 }
@@ -240,7 +240,7 @@ bool JinjaValue::truth() const {
 }
 
 const std::string& JinjaValue::text(std::string_view of) const {
-  if (kind_ != Kind::String) refuse(concat(of, " of ", name(), " where a text should be"));
+  if (kind_ != Kind::String) refuse(concat(of, " of ", name(), " where a string is expected"));
   if (safe_ && !of.empty()) refuse(concat(of, " of a text that the filter \"safe\" went over"));
   return *std::get<std::shared_ptr<const std::string>>(data_);
 }
