@@ -313,6 +313,8 @@ const std::vector<Recipe>& recipes() {
            "--train.out=",
            "--train-iters -1",
            "--train-iters 99999999999",
+           "--exit-interval -1",
+           "--exit-duration-in-mins -2",
            "--eval-interval -1",
            "--eval-interval 5 --eval-iters 0",
            "--seed 4294967296",

@@ -327,6 +327,8 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
          c.train.eval_interval = 10;
          c.train.eval_iters = 0;
        }},
+      {"train.exit_interval", [](RunConfig& c) { c.train.exit_interval = -1; }},
+      {"train.exit_duration_mins", [](RunConfig& c) { c.train.exit_duration_mins = -1; }},
       {"train.seed", [](RunConfig& c) { c.train.seed = std::uint64_t{1} << 32; }},
       {"train.dtype", [](RunConfig& c) { c.train.dtype = "float"; }},
       {"optimizer.name", [](RunConfig& c) { c.optimizer.name = "adafactor"; }},

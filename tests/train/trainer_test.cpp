@@ -127,6 +127,37 @@ TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {
   }
 }
 
+TEST_F(TrainerTest, ARunThatLeavesEarlyGoesOnAsIfItHadNot) {
+  auto options = config("straight", 2, 1);
+  options.train.eval_interval = 4;
+  options.train.eval_iters = 1;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto losses = [&](const std::string& name) {
+    std::vector<json> kept;
+    for (const json& line : metrics(name))
+      kept.push_back(line.value(line.contains("loss") ? "loss" : "valid_loss", 0.0));
+    return kept;
+  };
+  options.train.out = (folder_ / "parts").string();
+  options.train.exit_interval = 4;
+  ASSERT_EQ(run(options), Outcome::Left);
+  EXPECT_EQ(losses("parts").size(), 4u + 1u) << "four iterations and the validation after them";
+  EXPECT_EQ(checkpoint::find_checkpoint(folder_ / "parts" / "checkpoints").filename(), "iter_0000004");
+  ASSERT_EQ(run(options), Outcome::Done) << "the end of the run is no early one";
+  EXPECT_EQ(losses("parts"), losses("straight"));
+
+  options.train.out = (folder_ / "timed").string();
+  options.train.exit_interval = 0;
+  options.train.exit_duration_mins = 1e-12;  // over before the first step is
+  for (int part = 1; part < 6; ++part) {
+    ASSERT_EQ(run(options), Outcome::Left);
+    EXPECT_EQ(metrics("timed").back()["iteration"], part);
+  }
+  options.train.exit_duration_mins = 1e9;
+  ASSERT_EQ(run(options), Outcome::Done);
+  EXPECT_EQ(losses("timed"), losses("straight"));
+}
+
 TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   auto options = config("run");
   options.schedule.lr = 1e300;  // the first update throws the weights out of every range

@@ -50,8 +50,6 @@ constexpr MegatronFlag kFlags[] = {
     {"no-save-optim", false,
      "leave it out; megatron checkpoint reshard --weights-only makes a copy without the optimizer"},
     {"num-distributed-optimizer-instances", true, "leave it out; all data-parallel ranks share one optimizer"},
-    {"exit-interval", true, "--train-iters; SIGTERM saves and ends a run"},
-    {"exit-duration-in-mins", true, "leave it out; SIGTERM saves and ends a run"},
     {"tensorboard-dir", true, kMetrics},
     {"wandb-project", true, kMetrics},
     {"log-throughput", false, kMetrics},

@@ -28,6 +28,8 @@ struct TrainConfig {
   std::string kernels = "auto";
   std::string matmul_precision = "highest";
   bool exit_on_nan = false;
+  std::int64_t exit_interval = 0;
+  double exit_duration_mins = 0;
 
   void visit(auto& v) {
     v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing, Common());
@@ -66,6 +68,14 @@ struct TrainConfig {
       Choices({"highest", "high"}));
     v("exit_on_nan", exit_on_nan,
       "End the run at a NaN or infinite loss or gradient instead of skipping the step; fp16 skips overflows still.");
+    v("exit_interval", exit_interval,
+      "Save and end after an iteration that is a multiple of this, with exit code 0; the same command resumes. 0: "
+      "never.",
+      "exit-interval", Affects::Nothing, OnlyInTraining());
+    v("exit_duration_mins", exit_duration_mins,
+      "Save and end after the step in which the run has lasted these minutes by the first rank's clock, with exit code "
+      "0; the same command resumes. 0: never.",
+      "exit-duration-in-mins", Affects::Nothing, OnlyInTraining());
   }
 };
 

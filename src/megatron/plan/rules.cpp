@@ -211,6 +211,9 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 concat(train.micro_batch_size, " x ", longest), "--micro-batch-size 1, or shorter samples");
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMaxSteps);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMaxSteps);
+  rules.range<std::int64_t>("train.exit_interval", train.exit_interval, 0, kMaxSteps);
+  rules.option("train.exit_duration_mins", std::isfinite(train.exit_duration_mins) && train.exit_duration_mins >= 0,
+               "must be at least 0.", concat(train.exit_duration_mins));
   rules.require(train.seed < std::uint64_t{1} << 32,
                 "train.seed must be below 2^32, as the shuffle of the data takes it.", concat(train.seed),
                 concat("--train.seed ", train.seed % (std::uint64_t{1} << 32)));

@@ -10,6 +10,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/timer.h"
 #include "megatron/checkpoint/save/saver.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
@@ -104,28 +105,44 @@ class TrainingRun {
   }
 
   Outcome go() {
-    bool stop = false;
+    bool stop = false, leave = false;
     if (validation_is_due()) {  // a stop came in between
       stop = validate();
       save();
     }
-    while (!stop && !is_done()) {
+    while (!stop && !leave && !is_done()) {
       stop = taking_memory_for("the activations of a step", [&] {
         return run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
       });
       if (!stop && validation_is_due()) stop = validate();
+      leave = is_time_to_leave();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
-      if (is_done() || stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
+      if (is_done() || stop || leave || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
     }
     saver_.finish();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
-    return is_done() && !validation_is_due() ? Outcome::Done : Outcome::Interrupted;
+    if (is_done() && !validation_is_due()) return Outcome::Done;
+    return stop || !leave ? Outcome::Interrupted : Outcome::Left;
   }
 
  private:
   // Of the run; a checkpoint that was loaded may be further.
   bool is_done() const { return state_.iteration >= config_.train.train_iters; }
+
+  // After the iteration that was done last. One clock decides for all. Collective over the world.
+  bool is_time_to_leave() {
+    const std::int64_t interval = config_.train.exit_interval;
+    if (interval > 0 && state_.iteration % interval == 0) return say_leaves("train.exit_interval");
+    if (config_.train.exit_duration_mins <= 0) return false;
+    const double minutes = engine_.context.world().rank() == 0 ? watch_.seconds() / 60 : 0;
+    if (engine_.context.world().all_reduce_scalars({minutes})[0] < config_.train.exit_duration_mins) return false;
+    return say_leaves("train.exit_duration_mins");
+  }
+  bool say_leaves(const char* option) {
+    if (log_ && !is_done()) log_->message(concat(" > ends at iteration ", state_.iteration, " as ", option, " says"));
+    return true;
+  }
 
   // After the iteration that was done last, and not done yet.
   bool validation_is_due() const {
@@ -216,6 +233,7 @@ class TrainingRun {
     if (log_) log_->test(state_, evaluation);
   }
 
+  const Stopwatch watch_;
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;

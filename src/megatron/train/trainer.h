@@ -12,6 +12,7 @@ namespace megatron::train {
 enum class Outcome {
   Done,
   Interrupted,  ///< a rank was asked to stop: the step under way was finished and the run saved
+  Left,         ///< train.exit_interval or train.exit_duration_mins ended it before train.train_iters: it is saved
 };
 
 /// Whether this process was asked to stop (SIGINT, SIGTERM). Asked once a step on every rank; one rank's yes is enough.
