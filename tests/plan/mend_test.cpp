@@ -317,6 +317,8 @@ const std::vector<Recipe>& recipes() {
            "--exit-duration-in-mins -2",
            "--eval-interval -1",
            "--eval-interval 5 --eval-iters 0",
+           "--eval-global-batch-size 9 --micro-batch-size 2 --global-batch-size 8",
+           "--eval-global-batch-size -2",
            "--seed 4294967296",
            "--train.dtype fp23",
            "--label-smoothing 1",

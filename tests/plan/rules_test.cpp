@@ -327,6 +327,12 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
          c.train.eval_interval = 10;
          c.train.eval_iters = 0;
        }},
+      {"train.eval_global_batch_size", [](RunConfig& c) { c.train.eval_global_batch_size = -4; }},
+      {"train.eval_global_batch_size must be a multiple",
+       [](RunConfig& c) {
+         c.train.micro_batch_size = 2;
+         c.train.eval_global_batch_size = 5;
+       }},
       {"train.exit_interval", [](RunConfig& c) { c.train.exit_interval = -1; }},
       {"train.exit_duration_mins", [](RunConfig& c) { c.train.exit_duration_mins = -1; }},
       {"train.seed", [](RunConfig& c) { c.train.seed = std::uint64_t{1} << 32; }},

@@ -158,6 +158,25 @@ TEST_F(TrainerTest, ARunThatLeavesEarlyGoesOnAsIfItHadNot) {
   EXPECT_EQ(losses("timed"), losses("straight"));
 }
 
+TEST_F(TrainerTest, AValidationMayHaveABatchOfItsOwn) {
+  const auto losses = [&](const char* name, std::int64_t batch, std::int64_t iters, int dp) {
+    auto options = config(name, 1, dp);
+    options.train.eval_interval = 3;
+    options.train.eval_global_batch_size = batch;
+    options.train.eval_iters = iters;
+    EXPECT_EQ(run(options), Outcome::Done);
+    std::vector<double> valid;
+    for (const json& line : metrics(name))
+      if (line.contains("valid_loss")) valid.push_back(line["valid_loss"]);
+    return valid;
+  };
+  const auto six = losses("six", 6, 2, 1), four = losses("four", 0, 3, 1), both = losses("both", 6, 2, 2);
+  ASSERT_EQ(six.size(), 2u);
+  EXPECT_EQ(six, four) << "two batches of six samples are three of four";
+  for (std::size_t i = 0; i < six.size(); ++i) EXPECT_NEAR(both[i], six[i], 1e-10);
+  EXPECT_NE(losses("more", 12, 2, 1), six) << "the batch must count";
+}
+
 TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   auto options = config("run");
   options.schedule.lr = 1e300;  // the first update throws the weights out of every range

@@ -15,6 +15,7 @@ struct TrainConfig {
   std::int64_t global_batch_size = 0;
   std::int64_t eval_interval = 0;
   std::int64_t eval_iters = 10;
+  std::int64_t eval_global_batch_size = 0;
   std::uint64_t seed = 1234;
   std::string dtype = "fp32";
   double label_smoothing = 0;
@@ -40,6 +41,10 @@ struct TrainConfig {
       Common());
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval", Common());
     v("eval_iters", eval_iters, "Global batches per validation.", "eval-iters",
+      when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
+      OnlyInTraining());
+    v("eval_global_batch_size", eval_global_batch_size,
+      "Samples of a validation's batch over all ranks; 0: global_batch_size.", "eval-global-batch-size",
       when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
       OnlyInTraining());
     v("seed", seed, "Seed of weights, dropout and data order.", "seed", Affects::Samples, Common());

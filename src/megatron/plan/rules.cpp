@@ -210,6 +210,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMaxMicrobatchTokens, "."),
                 concat(train.micro_batch_size, " x ", longest), "--micro-batch-size 1, or shorter samples");
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMaxSteps);
+  rules.range<std::int64_t>("train.eval_global_batch_size", train.eval_global_batch_size, 0, kMaxBatch);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMaxSteps);
   rules.range<std::int64_t>("train.exit_interval", train.exit_interval, 0, kMaxSteps);
   rules.option("train.exit_duration_mins", std::isfinite(train.exit_duration_mins) && train.exit_duration_mins >= 0,
@@ -477,6 +478,11 @@ Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
   const std::int64_t unit = train.micro_batch_size * dp;
   if (train.global_batch_size == 0) train.global_batch_size = unit;
   rules.attempt([&] { samples.batches.emplace(train.global_batch_size, unit, config.schedule.rampup_batch_size); });
+  const std::int64_t eval_batch = train.eval_global_batch_size;
+  rules.require(eval_batch % unit == 0,
+                "train.eval_global_batch_size must be a multiple of train.micro_batch_size x dp.",
+                concat(eval_batch, ", micro batch ", train.micro_batch_size, ", dp ", dp),
+                concat("--eval-global-batch-size ", eval_batch / unit * unit + unit));
   if (!samples.batches || train.train_iters < 0 || train.train_iters > kMaxSteps) return samples;
   samples.total = samples.batches->samples_of(train.train_iters);
   rules.attempt([&] { resolve_learning_rate(config.schedule, samples, rules); });

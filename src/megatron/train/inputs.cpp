@@ -137,8 +137,12 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
 
 }  // namespace
 
+std::int64_t validation_batch(const config::TrainConfig& train) {
+  return train.eval_global_batch_size > 0 ? train.eval_global_batch_size : train.global_batch_size;
+}
+
 std::int64_t samples_of_a_validation(const config::RunConfig& config) {
-  return config.train.eval_iters * config.train.global_batch_size;
+  return config.train.eval_iters * validation_batch(config.train);
 }
 
 SampleTools load_tools(const config::RunConfig& config) {

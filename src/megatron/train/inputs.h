@@ -26,6 +26,9 @@ SampleTools load_tools(const config::RunConfig& config);
 std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
                                        const SampleTools& tools);
 
+/// Samples of a global batch of a validation.
+std::int64_t validation_batch(const config::TrainConfig& train);
+
 /// Samples of one validation. A validation takes those after the one before it, as Megatron-LM's does.
 std::int64_t samples_of_a_validation(const config::RunConfig& config);
 

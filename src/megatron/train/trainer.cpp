@@ -204,7 +204,7 @@ class TrainingRun {
   // Loss over eval_iters global batches of each validation set, or over all samples of each; whether some rank was
   // asked to stop. Collective over the world.
   bool validate() {
-    const std::int64_t global_batch = config_.train.global_batch_size;
+    const std::int64_t global_batch = validation_batch(config_.train);
     bool stop = false;
     for (const NamedData& set : data_.valid) {
       const bool all = config_.data.full_validation;
