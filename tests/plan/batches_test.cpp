@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "megatron/base/error.h"
 #include "megatron/plan/steps/batch_plan.h"
@@ -71,6 +72,37 @@ TEST(BatchSchedule, CountsTheSamplesOfAWholeRun) {
       samples += schedule.global_batch(samples);
     }
   }
+}
+
+// Megatron-LM's rule, sample by sample: the entry with the largest threshold that is reached.
+TEST(BatchSchedule, FollowsGivenSizesAndCountsTheirSamples) {
+  const auto steps = read_batch_steps(" 0.5K:24,0:8  1K:16 0.002M:32", 10);
+  EXPECT_EQ(steps, (std::vector<BatchStep>{{0, 8}, {50, 24}, {100, 16}, {200, 32}}));
+  const BatchSchedule schedule(steps, 8, 0);
+  std::int64_t samples = 0;
+  for (std::int64_t step = 0; step < 60; ++step) {
+    ASSERT_EQ(schedule.samples_of(step), samples);
+    const std::int64_t want = samples >= 200 ? 32 : samples >= 100 ? 16 : samples >= 50 ? 24 : 8;
+    ASSERT_EQ(schedule.global_batch(samples), want) << samples;
+    samples += want;
+  }
+  ASSERT_EQ(schedule.num_sizes(), 4);
+  for (std::int64_t k = 0; k < 4; ++k) EXPECT_EQ(schedule.size(k), 8 * (k + 1)) << "each once, ascending";
+  EXPECT_EQ(schedule.samples_of(std::int64_t{1} << 62), std::numeric_limits<std::int64_t>::max());
+  const BatchSchedule hops(read_batch_steps("0:64 10:8 20:8 30:16", 1), 8, 0);  // the first step is beyond them all
+  EXPECT_EQ(hops.samples_of(3), 64 + 16 + 16);
+  EXPECT_EQ(read_batch_steps("0:768 250B:1536 500B:3072 750B:6144", 4096)[3], (BatchStep{183105468, 6144}));
+}
+
+TEST(BatchSchedule, RefusesSizesThatCannotBe) {
+  for (const char* text : {"", " , ", "8", "0:", ":8", "0:0", "0:8 9", "1:8", "0:8 0:16", "0:8 5:16", "0:-8", "0:8x",
+                           "0:8 1e9:16", "0:8 nan:16", "0:8 99999999T:16", "0:9999999999", "0:8 KK:16"})
+    EXPECT_THROW(read_batch_steps(text, 10), ConfigError) << text;
+  const auto steps = read_batch_steps("0:4 100:8 200:16", 1);
+  EXPECT_THROW(BatchSchedule(steps, 8, 0), ConfigError) << "4 is no multiple of 8";
+  EXPECT_THROW(BatchSchedule(steps, 8, 99), ConfigError);
+  EXPECT_EQ(BatchSchedule(steps, 8, 100).num_sizes(), 2) << "4 is over";
+  EXPECT_EQ(BatchSchedule(steps, 16, 200).num_sizes(), 1);
 }
 
 TEST(BatchSchedule, RefusesARampThatMissesTheFullBatchOrAMicrobatch) {

@@ -52,8 +52,8 @@ class TrainerTest : public ::testing::Test {
   }
 
   // Trains; every rank is asked to stop once `stop_after` steps have begun on the first.
-  static Outcome run(const config::RunConfig& config, int stop_after = 1 << 30) {
-    plan::Facts facts;
+  static Outcome run(const config::RunConfig& config, int stop_after = 1 << 30, const ResumedBatch& resumed = {}) {
+    plan::Facts facts{.resumed_batch = resumed.size, .resumed_samples = resumed.samples};
     if (fs::exists(config.parallel.pp_schedule)) facts.schedule_file = read_file(config.parallel.pp_schedule);
     const plan::ResolvedRun resolved = plan::resolve(config, facts);
     std::atomic<int> asked = 0;
@@ -175,6 +175,34 @@ TEST_F(TrainerTest, AValidationMayHaveABatchOfItsOwn) {
   EXPECT_EQ(six, four) << "two batches of six samples are three of four";
   for (std::size_t i = 0; i < six.size(); ++i) EXPECT_NEAR(both[i], six[i], 1e-10);
   EXPECT_NE(losses("more", 12, 2, 1), six) << "the batch must count";
+}
+
+TEST_F(TrainerTest, TheBatchTakesItsSteps) {
+  auto options = config("straight");
+  options.train.global_batch_size = 0;
+  options.schedule.step_batch_size = "0:2 40:4 120:8";  // of 10 tokens a sample: after 4 and 12 samples
+  ASSERT_EQ(run(options), Outcome::Done);
+  std::vector<std::int64_t> consumed;
+  const auto straight = metrics("straight");
+  for (const json& line : straight) consumed.push_back(line["consumed_samples"]);
+  EXPECT_EQ(consumed, (std::vector<std::int64_t>{2, 4, 8, 12, 20, 28}));
+  const auto rate = plan::resolve(options).learning_rate;
+  EXPECT_EQ(rate.decay_samples, 28);
+  EXPECT_EQ(straight[4]["learning_rate"].get<double>(), rate.at(12));
+  options.train.out = (folder_ / "spread").string();
+  options.parallel.dp = options.parallel.world_size = 2;
+  ASSERT_EQ(run(options, 3), Outcome::Interrupted);
+  // From here on the smallest size is over: as many ranks as the next one has samples.
+  options.parallel.dp = options.parallel.world_size = 4;
+  const ResumedBatch resumed = resumed_batch(options);
+  EXPECT_EQ(resumed.size, 8);
+  EXPECT_EQ(resumed.samples, 8);
+  EXPECT_THROW(plan::resolve(options), ConfigError) << "a new run has the smallest size too";
+  ASSERT_EQ(run(options, 1 << 30, resumed), Outcome::Done);
+  const auto spread = metrics("spread");
+  ASSERT_EQ(spread.size(), straight.size());
+  for (std::size_t i = 0; i < spread.size(); ++i)
+    EXPECT_NEAR(spread[i]["loss"].get<double>(), straight[i]["loss"].get<double>(), 1e-10) << i;
 }
 
 TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {

@@ -91,6 +91,7 @@ struct ScheduleConfig {
   std::int64_t lr_wsd_decay_samples = 0;
   std::string lr_wsd_decay_style = "exponential";
   std::vector<std::int64_t> rampup_batch_size;
+  std::string step_batch_size;
 
   void visit(auto& v) {
     v("lr", lr, "Peak learning rate.", "lr", Common());
@@ -112,6 +113,10 @@ struct ScheduleConfig {
     v("rampup_batch_size", rampup_batch_size,
       "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size",
       OnlyInTraining());
+    v("step_batch_size", step_batch_size,
+      "Global batch by the tokens trained on, TOKENS:SAMPLES each: '0:768 250B:1536' (suffixes K, M, B, T); empty: "
+      "train.global_batch_size.",
+      "step-batch-size-schedule", OnlyInTraining());
   }
 };
 

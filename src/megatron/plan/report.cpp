@@ -213,29 +213,33 @@ json report(const ResolvedRun& run, std::string_view processor) {
   json gradient_buffers = json::array();
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     gradient_buffers.push_back(gradient_buffer_of(run, pp_rank));
-  return {{"world_size", run.grid.world_size()},
-          {"target", {{"device", config.parallel.device}, {"processor", processor}}},
-          {"layout",
-           {{"tp", run.grid.size(Axis::Tp)},
-            {"cp", run.grid.size(Axis::Cp)},
-            {"dp", run.grid.sample_shares()},
-            {"pp", run.grid.size(Axis::Pp)}}},
-          {"groups", groups_of(run)},
-          {"stages", stages_of(run)},
-          {"schedule", schedule_of(run, program, timeline)},
-          {"parameter_slices", parameters_of(run)},
-          {"gradient_buffers", gradient_buffers},
-          {"warnings", gradient_warnings(run)},
-          {"first_step", first_step_of(run)},
-          {"memory_bytes", memory_of(run, timeline, processor)},
-          {"layer_activations", layer_activations_of(run)},
-          {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
-          {"parameters", parameter_count(run.shape)},
-          {"padded_vocab", run.shape.padded_vocab},
-          {"global_batch_size", batch},
-          {"microbatches_per_step", run.microbatches_per_step},
-          {"train_samples", run.train_samples},
-          {"train_tokens", run.train_samples * config.data.seq_length}};
+  json all = {
+      {"world_size", run.grid.world_size()},
+      {"target", {{"device", config.parallel.device}, {"processor", processor}}},
+      {"layout",
+       {{"tp", run.grid.size(Axis::Tp)},
+        {"cp", run.grid.size(Axis::Cp)},
+        {"dp", run.grid.sample_shares()},
+        {"pp", run.grid.size(Axis::Pp)}}},
+      {"groups", groups_of(run)},
+      {"stages", stages_of(run)},
+      {"schedule", schedule_of(run, program, timeline)},
+      {"parameter_slices", parameters_of(run)},
+      {"gradient_buffers", gradient_buffers},
+      {"warnings", gradient_warnings(run)},
+      {"first_step", first_step_of(run)},
+      {"memory_bytes", memory_of(run, timeline, processor)},
+      {"layer_activations", layer_activations_of(run)},
+      {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
+      {"parameters", parameter_count(run.shape)},
+      {"padded_vocab", run.shape.padded_vocab},
+      {"global_batch_size", batch},
+      {"microbatches_per_step", run.microbatches_per_step},
+      {"train_samples", run.train_samples},
+      {"train_tokens", run.train_samples * config.data.seq_length}};
+  for (const BatchStep& step : run.batch_schedule.steps())
+    all["batch_steps"].push_back({{"from_sample", step.from}, {"global_batch_size", step.size}});
+  return all;
 }
 
 }  // namespace megatron::plan

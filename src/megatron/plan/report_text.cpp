@@ -63,11 +63,17 @@ std::string model_text(const ResolvedRun& run, const json& all) {
 
 std::string step_text(const ResolvedRun& run, const json& all) {
   const config::RunConfig& config = run.config;
+  std::string batch_steps;
+  if (all.contains("batch_steps"))
+    batch_steps = row("batch sizes", beginning(all["batch_steps"], kShown, [](const json& step) {
+                        return concat(step["global_batch_size"].get<std::int64_t>(), " from sample ",
+                                      step["from_sample"].get<std::int64_t>(), " on;");
+                      }));
   return "step\n" +
          row("batch", concat(config.train.global_batch_size, " samples of ", config.data.seq_length, " tokens, ",
                              run.microbatches_per_step, " microbatches of ", config.train.micro_batch_size,
                              " on each of dp ", run.grid.sample_shares())) +
-         row("arithmetic", human_count(all["flops_per_step"]) + "FLOP") +
+         batch_steps + row("arithmetic", human_count(all["flops_per_step"]) + "FLOP") +
          row("run", concat(config.train.train_iters, " steps, ", human_count(all["train_samples"]), " samples, ",
                            human_count(all["train_tokens"]), " tokens"));
 }

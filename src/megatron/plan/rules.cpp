@@ -445,6 +445,32 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
                 concat("--lr-wsd-decay-samples ", rate.decay_samples));
 }
 
+/// Sizes that schedule.step_batch_size names are the run's, its last the full batch; of a resumed run the micro batch
+/// may follow.
+std::vector<BatchStep> resolve_batch_steps(config::RunConfig& config, int dp, const Facts& facts, Rules& rules) {
+  config::TrainConfig& train = config.train;
+  std::vector<BatchStep> steps;
+  if (config.schedule.step_batch_size.empty()) return steps;
+  rules.attempt([&] { steps = read_batch_steps(config.schedule.step_batch_size, config.data.seq_length); });
+  rules.require(config.schedule.rampup_batch_size.empty(),
+                "schedule.step_batch_size and schedule.rampup_batch_size are two ways to say one thing.", "both",
+                "leave --rampup-batch-size out");
+  if (steps.empty() || dp < 1) return steps;
+  const std::int64_t last = steps.back().size;
+  rules.require(train.global_batch_size == 0 || train.global_batch_size == last,
+                "train.global_batch_size must be left out, or the last size, where schedule.step_batch_size is given.",
+                concat(train.global_batch_size, ", last size ", last), concat("--global-batch-size ", last));
+  train.global_batch_size = last;
+  if (facts.resumed_batch <= 0) return steps;
+  const std::vector<BatchStep> left = steps_left(steps, facts.resumed_samples);
+  for (std::int64_t micro = std::clamp<std::int64_t>(train.micro_batch_size, 0, kMaxBatch); micro > 0; --micro)
+    if (std::ranges::all_of(left, [&](const BatchStep& step) { return step.size % (micro * dp) == 0; })) {
+      train.micro_batch_size = micro;
+      break;
+    }
+  return steps;
+}
+
 /// A resumed run keeps its global batch in any layout, as its learning rate and samples do; its micro batch may follow.
 void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& rules) {
   config::TrainConfig& train = config.train;
@@ -471,13 +497,19 @@ void keep_batch(config::RunConfig& config, int dp, std::int64_t batch, Rules& ru
 }
 
 /// Fills in the global batch and derives what follows from it, as far as the values are in range.
-Samples resolve_samples(config::RunConfig& config, int dp, Rules& rules) {
+Samples resolve_samples(config::RunConfig& config, int dp, const std::vector<BatchStep>& steps, const Facts& facts,
+                        Rules& rules) {
   Samples samples;
   config::TrainConfig& train = config.train;
   if (train.micro_batch_size < 1 || train.micro_batch_size > kMaxBatch) return samples;
   const std::int64_t unit = train.micro_batch_size * dp;
   if (train.global_batch_size == 0) train.global_batch_size = unit;
-  rules.attempt([&] { samples.batches.emplace(train.global_batch_size, unit, config.schedule.rampup_batch_size); });
+  rules.attempt([&] {
+    if (steps.empty())
+      samples.batches.emplace(train.global_batch_size, unit, config.schedule.rampup_batch_size);
+    else
+      samples.batches.emplace(steps, unit, facts.resumed_samples);
+  });
   const std::int64_t eval_batch = train.eval_global_batch_size;
   rules.require(eval_batch % unit == 0,
                 "train.eval_global_batch_size must be a multiple of train.micro_batch_size x dp.",
@@ -534,15 +566,17 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_train(config.train, config.data, rules);
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
   RankGrid grid;
+  std::vector<BatchStep> steps;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
-    keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
+    steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
+    if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }
   resolve_recomputation(config.train, rules);
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, facts, rules);
-  const Samples samples = resolve_samples(config, grid.sample_shares(), rules);
+  const Samples samples = resolve_samples(config, grid.sample_shares(), steps, facts, rules);
   rules.finish();
   const ModelShape shape = model_shape(config);
   if (!config.optimizer.lr_mult.empty() || !config.optimizer.wd_mult.empty())

@@ -22,6 +22,7 @@ struct Facts {
   std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
   bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
   std::int64_t resumed_batch = 0;    ///< train.global_batch_size of the run that is resumed
+  std::int64_t resumed_samples = 0;  ///< that it has trained on
   /// What the file says that parallel.pp_schedule names, where that is no schedule's name (run/recipe.h reads it).
   std::optional<std::string> schedule_file = {};
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a

@@ -45,9 +45,11 @@ void take_tokenizer_of_weights(config::RunConfig& config) {
 TrainingJob open_training(config::RunConfig& config) {
   auto place = comm::place_from(environment());
   take_tokenizer_of_weights(config);
+  const train::ResumedBatch resumed = train::resumed_batch(config);
   auto resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                   .needs_data = true,
-                                                  .resumed_batch = train::resumed_batch(config)});
+                                                  .resumed_batch = resumed.size,
+                                                  .resumed_samples = resumed.samples});
   // Without a tokenizer resolve() has thrown.
   return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place)};
 }

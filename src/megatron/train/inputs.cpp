@@ -224,21 +224,22 @@ bool takes_weights_alone(const config::RunConfig& config) {
   return config.checkpoint.finetune || interchange::is_foreign(load);
 }
 
-std::int64_t resumed_batch(const config::RunConfig& config) {
+ResumedBatch resumed_batch(const config::RunConfig& config) {
   std::vector<fs::path> candidates;
   try {
     const auto folder = checkpoint_to_load(config);
     if (folder && !takes_weights_alone(config)) candidates = checkpoint::candidates(*folder);
   } catch (const std::exception&) {
-    return 0;
+    return {};
   }
   for (const fs::path& candidate : candidates) {
     try {
-      return checkpoint::saved_recipe(candidate).train.global_batch_size;
+      const auto state = run_state_of(checkpoint::read_manifest(candidate), candidate);
+      return {checkpoint::saved_recipe(candidate).train.global_batch_size, state.consumed_samples};
     } catch (const std::exception&) {  // an older one may be whole
     }
   }
-  return 0;
+  return {};
 }
 
 /// What makes the option what it was. A vocabulary that grew with another tokenizer shrinks with that one alone.

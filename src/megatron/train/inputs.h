@@ -47,9 +47,14 @@ bool begins_where_it_saves(const config::RunConfig& config);
 /// a folder of another program; and no checkpoint of its own yet.
 bool takes_weights_alone(const config::RunConfig& config);
 
-/// train.global_batch_size of the run that `config` resumes: plan::Facts::resumed_batch. 0 where it resumes none, or
+/// plan::Facts::resumed_batch and resumed_samples.
+struct ResumedBatch {
+  std::int64_t size = 0, samples = 0;
+};
+
+/// train.global_batch_size of the run that `config` resumes, and its samples so far. 0 where it resumes none, or
 /// where no checkpoint of it can be read, which check_inputs() reports.
-std::int64_t resumed_batch(const config::RunConfig& config);
+ResumedBatch resumed_batch(const config::RunConfig& config);
 
 /// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
 /// lists each difference in architecture and the weights that the model has no place for, checkpoint::Damage where its
