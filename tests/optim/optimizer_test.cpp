@@ -269,5 +269,46 @@ TEST(Optimizer, GivesParametersRatesAndDecaysOfTheirOwn) {
   EXPECT_NEAR(change("norm.weight"), -0.1 - 0.1 * 0.5 * 1, 1e-15);
 }
 
+TEST(Optimizer, GivesWordEmbeddingAndOutputLayerARateOfTheirOwn) {
+  for (const bool tied : {true, false}) {
+    const plan::ModelShape shape{.num_layers = 1,
+                                 .hidden = 4,
+                                 .num_heads = 2,
+                                 .ffn_hidden = 8,
+                                 .vocab = 6,
+                                 .padded_vocab = 6,
+                                 .max_positions = 3,
+                                 .tied_output = tied};
+    const auto specs = plan::model_parameters(shape, 1, 0);
+    const parallel::ParameterStore store(specs, plan::buffer_layout(specs, 30), at::kDouble, at::kCPU, 7);
+    const auto before = store.values().clone();
+    for (const char* rule : {"sgd", "muon"}) {
+      config::OptimizerConfig config{.name = rule, .sgd_momentum = 0};
+      config.lr_mult = {"*.bias=2"};
+      std::vector<std::vector<plan::MatrixRows>> matrices;
+      for (const auto& spec : specs)
+        matrices.push_back(spec.is_layer_matrix() ? plan::matrices_of(spec, shape) : std::vector<plan::MatrixRows>());
+      Optimizer optimizer(store, all_of(store), config,
+                          {.weight_decay = 0, .multipliers = plan::multipliers(config, specs), .matrices = matrices});
+      store.values().copy_(before);
+      store.gradients().fill_(1);
+      optimizer.step({0.1, 0.7}, 1);
+      int words = 0;
+      for (const auto& parameter : store.all()) {
+        const std::string& name = parameter->spec.name;
+        const auto first = parameter->value.storage_offset();
+        const double change = parameter->value.detach().view({-1})[0].item<double>() - before[first].item<double>();
+        if (name == "embedding.word_embeddings.weight" || name == "output_layer.weight") {
+          EXPECT_NEAR(change, -0.7, 1e-7) << name;
+          ++words;
+        } else if (!parameter->spec.is_layer_matrix() || rule == std::string("sgd")) {
+          EXPECT_NEAR(change, name.ends_with(".bias") ? -0.2 : -0.1, 1e-7) << name << ", " << rule;
+        }
+      }
+      EXPECT_EQ(words, tied ? 1 : 2);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace megatron::optim

@@ -1,4 +1,5 @@
 #pragma once
+#include <cctype>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct Layout {
   bool t5 = false;
   int split = 0;
   bool muon = false;  ///< optimizer.name, which sees whole matrices
+  std::string with =
+      {};  ///< options in their plain spelling, such as "schedule.decoupled_lr=0.01"; separated by spaces
 
   int ranks() const { return tp * pp * dp; }
 };
@@ -54,9 +57,10 @@ inline std::string name_of(const Layout& layout) {
   if (layout.split > 0) name += "_split" + std::to_string(layout.split);
   if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
   if (layout.muon) name += "_muon";
+  if (!layout.with.empty()) name += "_with_" + layout.with;
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
-    if (c == '-' || c == '|') c = '_';
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
   return name;
 }
 
@@ -239,6 +243,25 @@ inline std::vector<Layout> pooled_layouts() {
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .untied = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .gloo = true});
   for (Layout& layout : all) layout.sharded = layout.pooled = true;
+  return all;
+}
+
+/// Options that must not show how the ranks are spread, each in layouts that could.
+inline std::vector<Layout> option_layouts() {
+  std::vector<Layout> all;
+  for (const char* with : {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002"}) {
+    std::vector<Layout> some;
+    some.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true});
+    some.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true, .sharded = true, .pooled = true});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = true, .bert = true});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = true, .pooled = true, .t5 = true, .split = 1});
+    some.push_back({.tp = 4, .pp = 2, .dp = 2, .sharded = true, .llama = 2, .muon = true});
+    for (Layout& layout : some) {
+      layout.with = with;
+      all.push_back(layout);
+    }
+  }
   return all;
 }
 

@@ -2,11 +2,13 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/threads/local_backend.h"
+#include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
@@ -82,6 +84,10 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.train.recompute = layout.recompute;
   config.train.dtype = dtype;
   config.train.loss_chunk_tokens = 10;
+  std::vector<std::string> words;
+  std::istringstream with(layout.with);
+  for (std::string word; with >> word;) words.push_back("--" + word);
+  config::parse_words(config::fields_of(config), words, "");
   return plan::resolve(config);
 }
 
@@ -98,7 +104,7 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
     kernels::configure_thread(1);  // the model is too small to share
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < train.train_iters; ++i) {
-      const auto result = synthetic_step(engine, run, i, run.learning_rate.at(i * train.global_batch_size));
+      const auto result = synthetic_step(engine, run, i, run.rates_at(i * train.global_batch_size));
       EXPECT_FALSE(result.skipped);
       EXPECT_GT(result.grad_norm, run.config.optimizer.clip_grad) << "clipping was to be on";
       if (world.rank() != 0) continue;
@@ -125,7 +131,8 @@ class Parity : public ::testing::TestWithParam<Layout> {
                      .bert = layout.bert,
                      .original = layout.original,
                      .t5 = layout.t5,
-                     .muon = layout.muon};
+                     .muon = layout.muon,
+                     .with = layout.with};
     const Course want = course_of(one, dtype, steps), got = course_of(layout, dtype, steps);
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
@@ -184,6 +191,8 @@ INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
                          [](const auto& test) { return name_of(test.param); });

@@ -52,6 +52,14 @@ TEST(Console, LeavesOutALossWithoutValueAsMegatronDoes) {
   EXPECT_EQ(iteration_line(line, 0).find("lm loss"), std::string::npos);
 }
 
+TEST(Console, PrintsADecoupledLearningRateAsMegatronDoes) {
+  IterationLine line = example();
+  line.decoupled_learning_rate = 3e-5;
+  EXPECT_NE(iteration_line(line, 0).find(
+                " learning rate: 1.500000E-04 | decoupled learning rate: 3.000000E-05 | global batch size:"),
+            std::string::npos);
+}
+
 TEST(Console, PrintsBothLossesOfABertAsMegatronDoes) {
   IterationLine line = example();
   line.sentence_loss = 0.6931472;

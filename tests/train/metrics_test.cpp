@@ -42,8 +42,9 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
     "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"data_wait_ms":0.25,
     "peak_memory_bytes":1048576})"));
   EXPECT_EQ(written[1]["valid_loss"], 5.0);
-  file.write(IterationMetrics{.iteration = 4, .high_matmul_precision = true});
+  file.write(IterationMetrics{.iteration = 4, .decoupled_learning_rate = 2e-5, .high_matmul_precision = true});
   EXPECT_EQ(lines()[2]["matmul_precision"], "high");
+  EXPECT_EQ(lines()[2]["decoupled_learning_rate"], 2e-5);
   EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
 }
 

@@ -83,6 +83,8 @@ struct OptimizerConfig {
 struct ScheduleConfig {
   double lr = 3e-4;
   double min_lr = 0;
+  double decoupled_lr = 0;
+  double decoupled_min_lr = -1;
   double lr_warmup_init = 0;
   std::string lr_decay_style = "cosine";
   std::int64_t lr_decay_samples = 0;
@@ -97,6 +99,11 @@ struct ScheduleConfig {
     v("lr", lr, "Peak learning rate.", "lr", Common());
     v("min_lr", min_lr, "Learning rate after the decay.", "min-lr", unless("schedule.lr_decay_style", {"constant"}),
       Common());
+    v("decoupled_lr", decoupled_lr,
+      "Peak learning rate of the word embedding and the output layer's matrix; 0: that of the others.", "decoupled-lr",
+      OnlyInTraining());
+    v("decoupled_min_lr", decoupled_min_lr, "Their learning rate after the decay; below 0: min_lr.", "decoupled-min-lr",
+      when("schedule.decoupled_lr"), unless("schedule.lr_decay_style", {"constant"}), OnlyInTraining());
     v("lr_warmup_init", lr_warmup_init, "Learning rate at the start of warm-up.", "lr-warmup-init",
       when("schedule.lr_warmup_samples") || when("schedule.lr_warmup_fraction"));
     v("lr_decay_style", lr_decay_style, "Shape of the learning rate's decay.", "lr-decay-style",

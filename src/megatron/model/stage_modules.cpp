@@ -12,7 +12,6 @@
 namespace megatron::model {
 namespace {
 
-constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
 constexpr const char* kPositionEmbedding = "embedding.position_embeddings.weight";
 constexpr const char* kTypeEmbedding = "embedding.tokentype_embeddings.weight";
 
@@ -30,7 +29,8 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
     rope = kernels::rope_table(options.rope, max_positions_, values.scalar_type(), values.device());
   using parallel::VocabParallelEmbedding;
   if (part.embedding || plan::begins_decoder(shape, part))
-    words.emplace(parameters.get(kWordEmbedding), shape.vocab, "token id", tp, VocabParallelEmbedding::Options{split});
+    words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
+                  VocabParallelEmbedding::Options{split});
   if (part.embedding) {
     if (shape.learned_positions)
       positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
@@ -62,7 +62,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   }
   if (shape.masked_lm_head)
     heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
-  output.emplace(parameters.get(shape.tied_output ? kWordEmbedding : "output_layer.weight"), tp,
+  output.emplace(parameters.get(shape.tied_output ? plan::kWordEmbedding : plan::kOutputMatrix), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
                                                         .label_smoothing = options.label_smoothing,
                                                         .chunk_tokens = options.loss_chunk_tokens,

@@ -112,8 +112,9 @@ UpdateRule::Views Optimizer::views_of(const UniformRange& run) const {
   return views;
 }
 
-kernels::Update Optimizer::update_of(const UniformRange& run, double learning_rate, double grad_scale) const {
-  return {.learning_rate = learning_rate * run.multipliers.learning_rate,
+kernels::Update Optimizer::update_of(const UniformRange& run, const plan::LearningRates& rates,
+                                     double grad_scale) const {
+  return {.learning_rate = (run.multipliers.words ? rates.words : rates.usual) * run.multipliers.learning_rate,
           .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
           .grad_scale = grad_scale,
           .step = steps_,
@@ -122,10 +123,10 @@ kernels::Update Optimizer::update_of(const UniformRange& run, double learning_ra
           .numbers = run.numbers};
 }
 
-void Optimizer::step(double learning_rate, double grad_scale) {
+void Optimizer::step(const plan::LearningRates& rates, double grad_scale) {
   ++steps_;
-  for (const UniformRange& run : runs_) rule_->apply(views_of(run), update_of(run, learning_rate, grad_scale));
-  for (const Matrix& matrix : matrices_) step_matrix(matrix, learning_rate, grad_scale);
+  for (const UniformRange& run : runs_) rule_->apply(views_of(run), update_of(run, rates, grad_scale));
+  for (const Matrix& matrix : matrices_) step_matrix(matrix, rates, grad_scale);
 }
 
 at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) const {
@@ -135,7 +136,7 @@ at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) c
   const at::Tensor slice = at::zeros({spec.local_size()}, options);
   for (const UniformRange& run : matrix.runs)
     slice.narrow(0, run.in_slice, run.world.size())
-        .copy_(rule_->direction(views_of(run), update_of(run, 0, grad_scale)));
+        .copy_(rule_->direction(views_of(run), update_of(run, 0.0, grad_scale)));
   options_.owners.all_reduce(slice);  // others have zeros where this rank has numbers: exact in any order
   if (spec.pieces.empty()) return slice.view(spec.shape);
   at::Tensor whole = at::zeros(spec.shape, options);
@@ -150,7 +151,7 @@ at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) c
   return whole;
 }
 
-void Optimizer::step_matrix(const Matrix& matrix, double learning_rate, double grad_scale) const {
+void Optimizer::step_matrix(const Matrix& matrix, const plan::LearningRates& rates, double grad_scale) const {
   const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
   const at::Tensor direction = whole_direction(matrix, grad_scale), change = at::empty_like(direction);
   for (const plan::MatrixRows& rows : options_.matrices.at(matrix.parameter)) {
@@ -169,7 +170,7 @@ void Optimizer::step_matrix(const Matrix& matrix, double learning_rate, double g
   const at::Tensor slice = (pieces.empty() ? change : at::cat(pieces, spec.split_dim)).contiguous().view({-1});
   for (const UniformRange& run : matrix.runs) {
     const UpdateRule::Views views = views_of(run);
-    kernels::Update update = update_of(run, learning_rate, 1);
+    kernels::Update update = update_of(run, rates, 1);
     update.decoupled = true;  // a change that is no gradient has no decay added to it
     kernels::sgd_(views.weight, views.model, slice.narrow(0, run.in_slice, run.world.size()), {}, 0, update);
   }

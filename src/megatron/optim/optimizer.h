@@ -13,6 +13,7 @@
 #include "megatron/plan/parameters/matrices.h"
 #include "megatron/plan/parameters/parameter_groups.h"
 #include "megatron/plan/parameters/shards.h"
+#include "megatron/plan/steps/learning_rate.h"
 
 namespace megatron::optim {
 
@@ -43,7 +44,7 @@ class Optimizer {
 
   /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole. Of a rule that takes
   /// whole matrices collective over `owners` and `slices`, which then sum each matrix of a layer in turn.
-  void step(double learning_rate, double grad_scale);
+  void step(const plan::LearningRates& rates, double grad_scale);
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
   /// Where rounding is stochastic: writes the owned elements of the parameters as step number steps() did, which left
@@ -86,8 +87,8 @@ class Optimizer {
                   const config::OptimizerConfig& optimizer);
   void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
   UpdateRule::Views views_of(const UniformRange& run) const;
-  kernels::Update update_of(const UniformRange& run, double learning_rate, double grad_scale) const;
-  void step_matrix(const Matrix& matrix, double learning_rate, double grad_scale) const;
+  kernels::Update update_of(const UniformRange& run, const plan::LearningRates& rates, double grad_scale) const;
+  void step_matrix(const Matrix& matrix, const plan::LearningRates& rates, double grad_scale) const;
   at::Tensor whole_direction(const Matrix& matrix, double grad_scale) const;
   at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
 

@@ -184,6 +184,12 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
                   concat(value, ", schedule.lr ", schedule.lr), concat("--", option, " ", value < 0 ? 0 : schedule.lr));
   };
   up_to_peak("schedule.min_lr", schedule.min_lr);
+  rules.option("schedule.decoupled_lr", std::isfinite(schedule.decoupled_lr) && schedule.decoupled_lr >= 0,
+               "must be at least 0.", concat(schedule.decoupled_lr));
+  const double least = schedule.decoupled_min_lr < 0 ? schedule.min_lr : schedule.decoupled_min_lr;
+  rules.require(schedule.decoupled_lr <= 0 || least <= schedule.decoupled_lr,
+                "schedule.decoupled_min_lr must be at most schedule.decoupled_lr.",
+                concat(least, ", schedule.decoupled_lr ", schedule.decoupled_lr), "--schedule.decoupled_min_lr 0");
   up_to_peak("schedule.lr_warmup_init", schedule.lr_warmup_init);
   rules.choices("schedule", schedule);
   rules.range<std::int64_t>("schedule.lr_decay_samples", schedule.lr_decay_samples, 0, kMaxSamples);
@@ -416,6 +422,7 @@ Pipeline resolve_pipeline(const config::RunConfig& config, const Facts& facts, R
 struct Samples {
   std::optional<BatchSchedule> batches;
   LearningRateSchedule rate;
+  std::optional<LearningRateSchedule> words_rate;
   std::int64_t total = 0;
 };
 
@@ -443,6 +450,10 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
                 "schedule.lr_wsd_decay_samples must be at most the samples of the whole decay.",
                 concat(rate.wsd_samples, " of ", rate.decay_samples),
                 concat("--lr-wsd-decay-samples ", rate.decay_samples));
+  if (schedule.decoupled_lr <= 0) return;
+  samples.words_rate = rate;
+  samples.words_rate->peak = schedule.decoupled_lr;
+  if (schedule.decoupled_min_lr >= 0) samples.words_rate->min = schedule.decoupled_min_lr;
 }
 
 /// Sizes that schedule.step_batch_size names are the run's, its last the full batch; of a resumed run the micro batch
@@ -590,6 +601,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
                   .schedule_file = {},
                   .batch_schedule = *samples.batches,
                   .learning_rate = samples.rate,
+                  .words_learning_rate = samples.words_rate,
                   .train_samples = samples.total};
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;

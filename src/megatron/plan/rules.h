@@ -48,8 +48,14 @@ struct ResolvedRun {
   std::optional<schedule::Program> schedule_file;                  ///< instead, where parallel.pp_schedule names a file
   BatchSchedule batch_schedule;
   LearningRateSchedule learning_rate;
-  std::int64_t train_samples = 0;          ///< of the whole run
-  std::int64_t microbatches_per_step = 0;  ///< of the full global batch, on each data-parallel rank
+  std::optional<LearningRateSchedule> words_learning_rate;  ///< of word embedding and output layer: decoupled_lr
+  std::int64_t train_samples = 0;                           ///< of the whole run
+  std::int64_t microbatches_per_step = 0;                   ///< of the full global batch, on each data-parallel rank
+
+  /// Those of a step before which `samples` advanced the schedule.
+  LearningRates rates_at(std::int64_t samples) const {
+    return {learning_rate.at(samples), words_learning_rate.value_or(learning_rate).at(samples)};
+  }
 };
 
 /// Checks every rule over the options and reports all that are violated in one ConfigError, with fixes that were tried

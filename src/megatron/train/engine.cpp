@@ -145,7 +145,8 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .sentence_head = run.shape.sentence_head,
             .counts_norm = plan::num_owners(run) > 1 || context.gradients().rank() == 0}) {}
 
-StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate) {
+StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
+                          const plan::LearningRates& rates) {
   const auto& train = run.config.train;
   const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
                                         run.grid.sample_shares(), engine.context.samples().rank())
@@ -155,7 +156,7 @@ StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int
       [&](std::size_t m) {
         return model_samples(run.config.model.architecture).synthetic(run, samples[m], engine.context.device());
       },
-      learning_rate);
+      rates);
 }
 
 }  // namespace megatron::train

@@ -43,7 +43,8 @@ struct Engine {
 
 /// Step number `i` of the run, from 0, on synthetic_batch(): benchmarks and tests. The batch is the full one.
 /// Collective over the world.
-StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, double learning_rate);
+StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
+                          const plan::LearningRates& rates);
 
 /// What train.dtype names.
 at::ScalarType scalar_type(const config::RunConfig& config);

@@ -52,10 +52,10 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
   const plan::ResolvedRun& run = parts.run;
   Engine& engine = parts.engine;
   const std::int64_t global_batch = run.batch_schedule.global_batch(state.consumed_samples);
-  const double learning_rate = run.learning_rate.at(state.schedule_samples);
+  const plan::LearningRates rates = run.rates_at(state.schedule_samples);
   const auto count = microbatches(run, engine.context, state.consumed_samples, global_batch).size();
   StepBatches batches(parts.reader, count, engine.context.device());
-  const StepResult result = engine.step(static_cast<int>(count), std::ref(batches), learning_rate, stop);
+  const StepResult result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop);
   batches.finish();
   parts.saver.poll();
   ++state.iteration;
@@ -69,8 +69,8 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
                                  .step_s = watch.seconds(),
                                  .data_wait_s = parts.reader.take_waited_s(),
                                  .global_batch = global_batch,
-                                 .learning_rate = learning_rate,
-                                 .next_learning_rate = run.learning_rate.at(state.schedule_samples),
+                                 .rates = rates,
+                                 .next_rates = run.rates_at(state.schedule_samples),
                                  .tokens = tokens});
   if (!result.skipped || !run.config.train.exit_on_nan || result.harmless) return result.stop;
   parts.saver.finish();

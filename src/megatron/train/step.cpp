@@ -96,8 +96,8 @@ PassResult TrainStep::forward_and_backward(int num_microbatches, const Microbatc
       num_microbatches, [&](std::size_t m) { return std::move(batches[m]); }, scales);
 }
 
-StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
-                                 bool stop) {
+StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch,
+                                 const plan::LearningRates& rates, bool stop) {
   StepResult result;
   const double scale = gradient_scale(num_microbatches);
   result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
@@ -128,7 +128,7 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   if (result.skipped) return result;
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
   before_update_();
-  parts_.optimizer.step(learning_rate, to_mean * clip / scale);
+  parts_.optimizer.step(rates, to_mean * clip / scale);
   parts_.gatherer.start();  // over dp
   return result;
 }

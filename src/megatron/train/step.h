@@ -66,7 +66,7 @@ class TrainStep {
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
 
   /// Collective over the world. `stop`: this rank was asked to stop; told to all ranks in the same message as the loss.
-  StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, double learning_rate,
+  StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, const plan::LearningRates& rates,
                         bool stop = false);
 
   /// From now on called before each update: the last moment at which weights and state are those of the step before.

@@ -69,7 +69,8 @@ std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer,
   std::vector<Multipliers> result;
   for (const ParameterSpec& spec : specs)
     result.push_back({.learning_rate = last_match(rates, spec.name, 1),
-                      .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0)});
+                      .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0),
+                      .words = spec.is_word_matrix()});
   return result;
 }
 

@@ -11,6 +11,7 @@ namespace megatron::plan {
 struct Multipliers {
   double learning_rate = 1;  ///< times the schedule's
   double weight_decay = 1;   ///< times optimizer.weight_decay
+  bool words = false;        ///< the schedule's rate is LearningRates::words
   bool operator==(const Multipliers&) const = default;
 };
 

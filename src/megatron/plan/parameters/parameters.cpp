@@ -10,8 +10,6 @@
 namespace megatron::plan {
 namespace {
 
-constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
-
 std::int64_t product(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
@@ -329,8 +327,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     }
     if (shape.masked_lm_head) add_masked_lm_head(shape, build);
     if (!shape.tied_output) {
-      build.add("output_layer.weight", {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward =
-          true;
+      build.add(kOutputMatrix, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward = true;
     } else {
       shared.use_words(/*in_forward=*/true);
     }

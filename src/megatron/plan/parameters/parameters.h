@@ -11,6 +11,9 @@ namespace megatron::plan {
 /// How a parameter's first value is drawn, as a function of its name and of each element's index in the full tensor.
 enum class Init : std::uint8_t { Zero, One, Normal };
 
+inline constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
+inline constexpr const char* kOutputMatrix = "output_layer.weight";
+
 /// A range of indices of the full tensor that a rank holds.
 struct ShardSlice {
   std::int64_t offset = 0, length = 0;
@@ -56,6 +59,8 @@ struct ParameterSpec {
   bool replicated() const { return split_dim < 0; }
   /// A linear layer's weight within the stack of layers: no embedding, head, bias or norm.
   bool is_layer_matrix() const { return shape.size() == 2 && name.find(".layers.") != std::string::npos; }
+  /// The word embedding, or the matrix of an output layer of its own.
+  bool is_word_matrix() const { return name == kWordEmbedding || name == kOutputMatrix; }
   /// First index along split_dim of a slice in one piece; 0 where it is whole.
   std::int64_t begin() const { return pieces.empty() ? 0 : pieces.front().offset; }
   /// Whether other ranks of the tensor-parallel group hold some of the slice too, though it is split.

@@ -26,4 +26,12 @@ struct LearningRateSchedule {
   double at(std::int64_t samples) const;
 };
 
+/// The learning rates of a step: of most parameters, and of the word embedding and the output layer's matrix, which may
+/// have one of their own (schedule.decoupled_lr).
+struct LearningRates {
+  LearningRates(double all) : usual(all), words(all) {}
+  LearningRates(double rate, double of_words) : usual(rate), words(of_words) {}
+  double usual, words;
+};
+
 }  // namespace megatron::plan

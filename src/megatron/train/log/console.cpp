@@ -27,6 +27,8 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
   text += fmt::format(" elapsed time per iteration (ms): {:.1f} |", line.step_ms);
   text += fmt::format(" throughput per GPU (TFLOP/s/GPU): {:.1f} |", line.tflops_per_rank);
   text += fmt::format(" learning rate: {:.6E} |", line.learning_rate);
+  if (line.decoupled_learning_rate)
+    text += fmt::format(" decoupled learning rate: {:.6E} |", *line.decoupled_learning_rate);
   text += fmt::format(" global batch size: {:5} |", line.global_batch);
   if (line.loss > 0) text += fmt::format(" lm loss: {:.6E} |", line.loss);
   if (line.sentence_loss > 0) text += fmt::format(" sop loss: {:.6E} |", line.sentence_loss);

@@ -8,12 +8,13 @@ namespace megatron::train {
 /// What Megatron-LM's training log says about the iterations since the last line.
 struct IterationLine {
   std::int64_t iteration = 0, train_iters = 0, consumed_samples = 0;
-  double step_ms = 0;             ///< mean over the interval
-  double tflops_per_rank = 0;     ///< model FLOPs (causal attention counted half), 1e12 a second and rank
-  double learning_rate = 0;       ///< after the schedule's step: what the next iteration will use
-  std::int64_t global_batch = 0;  ///< samples
-  double loss = 0;                ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
-  double sentence_loss = 0;       ///< of a BERT's sentence head, likewise
+  double step_ms = 0;          ///< mean over the interval
+  double tflops_per_rank = 0;  ///< model FLOPs (causal attention counted half), 1e12 a second and rank
+  double learning_rate = 0;    ///< after the schedule's step: what the next iteration will use
+  std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
+  std::int64_t global_batch = 0;                       ///< samples
+  double loss = 0;           ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
+  double sentence_loss = 0;  ///< of a BERT's sentence head, likewise
   double loss_scale = 1;
   double grad_norm = 0;
   std::int64_t skipped = 0, nan = 0;  ///< iterations in the interval

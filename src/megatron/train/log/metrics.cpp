@@ -91,6 +91,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
                  {"step_ms", metrics.step_ms},
                  {"data_wait_ms", metrics.data_wait_ms},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.decoupled_learning_rate) object["decoupled_learning_rate"] = *metrics.decoupled_learning_rate;
   if (metrics.sentence_loss) {
     object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
     object["sop_loss"] = *metrics.sentence_loss;

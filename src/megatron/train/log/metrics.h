@@ -14,8 +14,9 @@ namespace megatron::train {
 struct IterationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, grad_norm = 0;
-  std::optional<double> sentence_loss = {};  ///< part of the loss: fields lm_loss, sop_loss
-  double learning_rate = 0;                  ///< that the iteration used
+  std::optional<double> sentence_loss = {};            ///< part of the loss: fields lm_loss, sop_loss
+  double learning_rate = 0;                            ///< that the iteration used
+  std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
   double loss_scale = 1;
   double tokens_per_s = 0, step_ms = 0;
   double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples

@@ -50,7 +50,8 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                   .loss = result.loss,
                                   .grad_norm = result.grad_norm,
                                   .sentence_loss = result.sentence_loss,
-                                  .learning_rate = done.learning_rate,
+                                  .learning_rate = done.rates.usual,
+                                  .decoupled_learning_rate = decoupled(done.rates),
                                   .loss_scale = result.loss_scale,
                                   .tokens_per_s = tokens_per_s,
                                   .step_ms = 1e3 * done.step_s,
@@ -75,6 +76,10 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                    concat("loss ", std::round(1e4 * result.loss) / 1e4, "  ", human_count(tokens_per_s), " tokens/s"));
 }
 
+std::optional<double> RunLog::decoupled(const plan::LearningRates& rates) const {
+  return run_.config.schedule.decoupled_lr > 0 ? std::optional(rates.words) : std::nullopt;
+}
+
 void RunLog::print_iteration(const RunState& state, const Iteration& done) {
   const auto counted = static_cast<double>(interval_.iterations - interval_.skipped);
   print(iteration_line({.iteration = state.iteration,
@@ -82,7 +87,8 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                         .consumed_samples = state.consumed_samples,
                         .step_ms = 1e3 * interval_.seconds / static_cast<double>(interval_.iterations),
                         .tflops_per_rank = interval_.flops / interval_.seconds / 1e12 / run_.grid.world_size(),
-                        .learning_rate = done.next_learning_rate,
+                        .learning_rate = done.next_rates.usual,
+                        .decoupled_learning_rate = decoupled(done.next_rates),
                         .global_batch = done.global_batch,
                         .loss = counted > 0 ? interval_.loss / counted : 0,
                         .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,

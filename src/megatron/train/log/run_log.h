@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,10 @@ class RunLog {
   struct Iteration {
     StepResult result;
     double step_s = 0, data_wait_s = 0;
-    std::int64_t global_batch = 0;  ///< samples
-    double learning_rate = 0;       ///< that it used
-    double next_learning_rate = 0;  ///< after the schedule's step
-    std::int64_t tokens = 0;        ///< of all samples; 0: each has data.seq_length
+    std::int64_t global_batch = 0;         ///< samples
+    plan::LearningRates rates = 0.0;       ///< that it used
+    plan::LearningRates next_rates = 0.0;  ///< after the schedule's step
+    std::int64_t tokens = 0;               ///< of all samples; 0: each has data.seq_length
   };
   /// `state` is the one after the iteration.
   void iteration(const RunState& state, const Iteration& done);
@@ -45,6 +46,7 @@ class RunLog {
 
  private:
   void print(const std::string& text);
+  std::optional<double> decoupled(const plan::LearningRates& rates) const;
   void evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test);
   void print_iteration(const RunState& state, const Iteration& done);
 
