@@ -39,10 +39,9 @@ inline parallel::ParameterStore store(std::int64_t bucket_size = 0, at::ScalarTy
 }
 
 /// Of the parts of all ranks of `group`.
-inline double norm_over(const comm::Group& group, double part, NormKind kind) {
-  const bool squares = kind == NormKind::L2;
-  const double total = group.all_reduce_scalars({part}, squares ? comm::ReduceOp::Sum : comm::ReduceOp::Max)[0];
-  return squares ? std::sqrt(total) : total;
+inline double norm_over(const comm::Group& group, double part, NormOrder kind) {
+  if (kind == kInf) return group.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
+  return std::pow(group.all_reduce_scalars({part})[0], 1 / kind);
 }
 
 }  // namespace megatron::optim::testing

@@ -68,7 +68,7 @@ std::vector<plan::Shard> whole(const parallel::ParameterStore& parameters) {
   return plan::shards(parameters.layout(), 1, 0);
 }
 
-double norm_of(const parallel::ParameterStore& parameters, const comm::Group& group, bool first, NormKind kind) {
+double norm_of(const parallel::ParameterStore& parameters, const comm::Group& group, bool first, NormOrder kind) {
   return testing::norm_over(group, GradientNorm(parameters, whole(parameters), first).part(kind), kind);
 }
 
@@ -135,15 +135,15 @@ TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
     squares += (gradient * gradient).sum().item<double>();
     largest = std::max(largest, gradient.abs().max().item<double>());
   }
-  EXPECT_NEAR(norm_of(dense, {}, true, NormKind::L2), std::sqrt(squares), 1e-13);
+  EXPECT_NEAR(norm_of(dense, {}, true, kL2), std::sqrt(squares), 1e-13);
   comm::run_ranks(4, [&](const comm::Group& world) {
     const Rank rank(world);
     SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}, {}},
                     rank.words(holders_group(rank.pp, {0, 1})))
         .sum();
     const bool first = rank.tp.rank() == 0;
-    EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::L2), std::sqrt(squares), 1e-13);
-    EXPECT_NEAR(norm_of(rank.parameters, world, first, NormKind::Inf), largest, 1e-14);
+    EXPECT_NEAR(norm_of(rank.parameters, world, first, kL2), std::sqrt(squares), 1e-13);
+    EXPECT_NEAR(norm_of(rank.parameters, world, first, kInf), largest, 1e-14);
   });
 }
 

@@ -249,7 +249,8 @@ inline std::vector<Layout> pooled_layouts() {
 /// Options that must not show how the ranks are spread, each in layouts that could.
 inline std::vector<Layout> option_layouts() {
   std::vector<Layout> all;
-  for (const char* with : {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002"}) {
+  for (const char* with : {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002",
+                           "optimizer.clip_norm=3 optimizer.clip_grad=0.02"}) {
     std::vector<Layout> some;
     some.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true});

@@ -297,7 +297,7 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"optimizer.adam_eps", [](RunConfig& c) { c.optimizer.adam_eps = 0; }},
       {"optimizer.weight_decay", [](RunConfig& c) { c.optimizer.weight_decay = -1; }},
       {"optimizer.clip_grad", [](RunConfig& c) { c.optimizer.clip_grad = -1; }},
-      {"optimizer.clip_norm", [](RunConfig& c) { c.optimizer.clip_norm = "l1"; }},
+      {"optimizer.clip_norm", [](RunConfig& c) { c.optimizer.clip_norm = "l"; }},
       {"optimizer.bucket_size", [](RunConfig& c) { c.optimizer.bucket_size = -1; }},
       {"schedule.lr ", [](RunConfig& c) { c.schedule.lr = -1; }},
       {"schedule.min_lr", [](RunConfig& c) { c.schedule.min_lr = 1; }},

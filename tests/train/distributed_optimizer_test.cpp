@@ -105,7 +105,7 @@ TEST_P(DistributedOptimizer, TrainsToTheSameBitsAsThePlainOne) {
 }
 
 TEST_P(DistributedOptimizer, ClipsTheNormOfTheWholeModelCountedOnce) {
-  for (const char* kind : {"l2", "inf"}) {
+  for (const char* kind : {"l2", "inf", "l1", "3.5", "400"}) {
     auto plain = config_of(GetParam(), false), sharded = config_of(GetParam(), true);
     plain.optimizer.clip_grad = sharded.optimizer.clip_grad = 0.05;
     plain.optimizer.clip_norm = sharded.optimizer.clip_norm = kind;

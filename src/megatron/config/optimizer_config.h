@@ -47,7 +47,9 @@ struct OptimizerConfig {
     v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.",
       when("optimizer.weight_decay"));
     v("clip_grad", clip_grad, "Maximum global gradient norm; 0: no clipping.", "clip-grad", Common());
-    v("clip_norm", clip_norm, "Norm that is clipped.", Choices({"l2", "inf"}));
+    v("clip_norm", clip_norm,
+      "Norm that is clipped: l2, inf (the largest magnitude), or the p of another, such as 1 or 3.",
+      when("optimizer.clip_grad"));
     v("grad_dtype", grad_dtype, "Data type in which gradients are accumulated and reduced: fp32 or train.dtype.",
       Choices({"fp32", "bf16", "fp16"}));
     v("state_dtype", state_dtype, "Data type of moments; fp32 means fp64 with train.dtype fp64.",

@@ -1,7 +1,10 @@
 #include "megatron/config/optimizers.h"
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <stdexcept>
+#include <string_view>
 
 #include "megatron/config/optimizer_config.h"
 
@@ -41,6 +44,15 @@ std::string optimizers_help() {
   for (const OptimizerInfo& info : optimizers())
     text += (text.empty() ? "" : ", ") + info.name + " (" + info.paper + ")";
   return text + ".";
+}
+
+std::optional<double> norm_order(const std::string& name) {
+  if (name == "inf") return std::numeric_limits<double>::infinity();
+  const std::string_view number = std::string_view(name).substr(name.starts_with('l') ? 1 : 0);
+  double order = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), order);
+  const bool whole = error == std::errc() && end == number.data() + number.size();
+  return whole && order >= 1 && order <= 1e6 ? std::optional(order) : std::nullopt;
 }
 
 const std::vector<OptimizerOption>& optimizer_options() {

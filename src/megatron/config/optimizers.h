@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ std::vector<std::string> optimizer_names();
 StateNames state_names(const OptimizerConfig& optimizer);
 /// "adam (Kingma & Ba 2015, AdamW), sgd (with momentum), …"
 std::string optimizers_help();
+
+/// The p that optimizer.clip_norm names, "l2" and "2" alike; infinity for "inf". Nothing where it names none from 1
+/// to a million.
+std::optional<double> norm_order(const std::string& name);
 
 enum class Bounds : std::uint8_t { FromZeroToBelowOne, AboveZero, AtLeastOne };
 

@@ -1,5 +1,9 @@
 #include "megatron/optim/gradient_norm.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/pow.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,6 +21,21 @@ std::vector<plan::Range> counted_ranges(const plan::ParameterSpec& spec, bool co
   for (std::size_t i = 0; i < ranges.size(); ++i)
     if (spec.pieces.empty() || spec.pieces[i].copy == 0) counted.push_back(ranges[i]);
   return counted;
+}
+
+/// In blocks that one thread adds up: their boundaries do not depend on the number of threads.
+double sum_of_powers(const at::Tensor& x, double order, double scale) {
+  constexpr std::int64_t kBlock = 1 << 14;
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < x.numel(); begin += kBlock)
+    sum += x.narrow(0, begin, std::min(kBlock, x.numel() - begin))
+               .to(at::kDouble)
+               .abs()
+               .div(scale)
+               .pow(order)
+               .sum()
+               .item<double>();
+  return sum;
 }
 
 }  // namespace
@@ -46,19 +65,19 @@ GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std
   }
 }
 
-double GradientNorm::part(NormKind kind) const {
+double GradientNorm::part(NormOrder order, double scale) const {
   double sum = 0, most = 0;
   for (const plan::Range& range : counted_) {
     const auto gradients = parameters_.summed_gradients(range);
-    if (kind == NormKind::L2) {
-      sum += kernels::sum_of_squares(gradients);
+    if (order != kInf) {
+      sum += order == kL2 && scale == 1 ? kernels::sum_of_squares(gradients) : sum_of_powers(gradients, order, scale);
       continue;
     }
     const double largest = kernels::max_abs(gradients);
     // A maximum over ranks may drop NaN; infinity it cannot.
     most = std::isnan(largest) ? std::numeric_limits<double>::infinity() : std::max(most, largest);
   }
-  return kind == NormKind::L2 ? sum : most;
+  return order == kInf ? most : sum;
 }
 
 }  // namespace megatron::optim

@@ -1,5 +1,5 @@
 #pragma once
-#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "megatron/parallel/parameter.h"
@@ -7,7 +7,9 @@
 
 namespace megatron::optim {
 
-enum class NormKind : std::uint8_t { L2, Inf };
+/// The p of a norm (sum of |x|^p)^(1/p); infinite: the largest magnitude.
+using NormOrder = double;
+inline constexpr NormOrder kL2 = 2, kInf = std::numeric_limits<double>::infinity();
 
 /// This rank's part of the norm of the whole model's gradient, once the gradients that it owns are whole
 /// (GradientReducer, SharedGradients). Over all ranks every parameter counts once: of what several ranks of one model
@@ -18,9 +20,10 @@ class GradientNorm {
   /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank.
   GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, bool counts_whole);
 
-  /// L2: the sum of squares, in double, to be added up over the ranks; Inf: the largest magnitude. Not finite where any
-  /// gradient that counts is not.
-  double part(NormKind kind) const;
+  /// The sum of |x / scale|^order in double, to be added up over the ranks; of order infinity the largest magnitude.
+  /// Not finite where any gradient that counts is not. `scale`: about the largest magnitude keeps powers above 2 in
+  /// range.
+  double part(NormOrder order, double scale = 1) const;
 
  private:
   const parallel::ParameterStore& parameters_;

@@ -172,6 +172,8 @@ void check_optimizer(config::OptimizerConfig optimizer, Rules& rules) {
   rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
                concat(optimizer.weight_decay));
   rules.option("optimizer.clip_grad", optimizer.clip_grad >= 0, "must be at least 0.", concat(optimizer.clip_grad));
+  rules.option("optimizer.clip_norm", config::norm_order(optimizer.clip_norm).has_value(),
+               "must be l2, inf or the p of a p-norm, a number from 1 to 1000000.", "'" + optimizer.clip_norm + "'");
   rules.at_least("optimizer.bucket_size", optimizer.bucket_size, 0);
   check_sharding(optimizer, rules);
 }

@@ -136,7 +136,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .gatherer = gatherer,
             .scaler = scaler ? &*scaler : nullptr},
            {.clip_grad = run.config.optimizer.clip_grad,
-            .clip_norm = run.config.optimizer.clip_norm == "inf" ? optim::NormKind::Inf : optim::NormKind::L2,
+            .clip_norm = config::norm_order(run.config.optimizer.clip_norm).value(),
             .microbatch_tokens = run.config.train.micro_batch_size *
                                  (run.shape.encoder_decoder()   ? run.config.data.decoder_seq_length
                                   : run.shape.predicts_tokens() ? run.config.data.seq_length

@@ -50,14 +50,19 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   const bool first = parts_.context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
   const double loss_sum = sum_of(pass);
-  const double part = options_.counts_norm ? parts_.norm.part(options_.clip_norm) : 0;
+  const bool squares = options_.clip_norm == optim::kL2;
+  const double part = options_.counts_norm ? parts_.norm.part(squares ? optim::kL2 : optim::kInf) : 0;
   const bool broken = !std::isfinite(loss_sum) || !std::isfinite(part);
-  const bool squares = options_.clip_norm == optim::NormKind::L2;
   const comm::Group& world = parts_.context.world();
   const auto total =
       world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0, broken ? 1.0 : 0.0,
                                 stop ? 1.0 : 0.0, counted(pass.sentence_sum), counted(pass.sentences)});
-  const double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
+  double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
+  // Of other orders: powers of magnitudes from 0 to 1, which neither overflow nor vanish together.
+  if (!squares && options_.clip_norm != optim::kInf && norm > 0 && std::isfinite(norm)) {
+    const double share = options_.counts_norm ? parts_.norm.part(options_.clip_norm, norm) : 0;
+    norm *= std::pow(world.all_reduce_scalars({share})[0], 1 / options_.clip_norm);
+  }
   return {.loss_sum = total[0],
           .count = total[1],
           .norm = norm,

@@ -17,7 +17,7 @@ namespace megatron::train {
 
 struct StepOptions {
   double clip_grad = 1;  ///< largest gradient norm; 0: no clipping
-  optim::NormKind clip_norm = optim::NormKind::L2;
+  optim::NormOrder clip_norm = optim::kL2;
   /// Of a microbatch of every data-parallel rank together; where the loss is scaled.
   std::int64_t microbatch_tokens = 0;
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
