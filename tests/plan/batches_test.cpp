@@ -95,7 +95,7 @@ TEST(BatchSchedule, FollowsGivenSizesAndCountsTheirSamples) {
 }
 
 TEST(BatchSchedule, RefusesSizesThatCannotBe) {
-  for (const char* text : {"", " , ", "8", "0:", ":8", "0:0", "0:8 9", "1:8", "0:8 0:16", "0:8 5:16", "0:-8", "0:8x",
+  for (const char* text : {"", " , ", "8", "0:", ":8", "0:0", "0:8 9", "10:8", "0:8 0:16", "0:8 5:16", "0:-8", "0:8x",
                            "0:8 1e9:16", "0:8 nan:16", "0:8 99999999T:16", "0:9999999999", "0:8 KK:16"})
     EXPECT_THROW(read_batch_steps(text, 10), ConfigError) << text;
   const auto steps = read_batch_steps("0:4 100:8 200:16", 1);

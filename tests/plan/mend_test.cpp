@@ -305,7 +305,7 @@ const std::vector<Recipe>& recipes() {
            "--rampup-batch-size 4,3,100",
            "--rampup-batch-size 4,4,999999999999999",
            "--step-batch-size-schedule 0:8,x",
-           "--step-batch-size-schedule 5:8",
+           "--step-batch-size-schedule 500K:8",
            "--step-batch-size-schedule 0:8,1K:16 --rampup-batch-size 4,4,100",
            "--step-batch-size-schedule 0:8,1K:16 --global-batch-size 24",
            "--step-batch-size-schedule 0:8,100K:15 --micro-batch-size 2 --global-batch-size 0",
