@@ -248,6 +248,8 @@ const std::vector<Recipe>& recipes() {
            "--data.mask_prob 2",
            "--data.short_seq_prob -1",
            "--data.packed --data.fim_data",
+           "--mock-data --data.packed --eod-mask-loss",
+           "--mock-data --full-validation --eval-interval 5",
            "--data.packed --reset-position-ids",
            "--data.sft --eod-mask-loss --reset-attention-mask",
            "--fim.rate 2",

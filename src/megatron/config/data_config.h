@@ -14,7 +14,7 @@ inline constexpr const char* kTokenizerHelp =
     ".tiktoken).";
 inline constexpr const char* kTokenizerTypeHelp =
     "Megatron's name of the tokenizer's kind, such as GPT2BPETokenizer; empty: found out by itself. For NullTokenizer "
-    "the tokenizer is how many numbers there are.";
+    "the tokenizer is how many numbers there are; left out, they and the end token are model.vocab_size.";
 
 /// Fill-in-the-middle: data/samples/fill_in_middle.h.
 struct FimConfig {
@@ -48,6 +48,7 @@ struct FimConfig {
 
 struct DataConfig {
   std::vector<std::string> data_path;
+  bool mock_data = false;
   std::string data_args_path;
   std::vector<std::string> train_data_path;
   std::vector<std::string> valid_data_path;
@@ -76,6 +77,10 @@ struct DataConfig {
       "What to read, shared out by split: the prefix of a .bin/.idx pair; several; or weights and prefixes in turn: "
       "0.3 A 0.7 B.",
       "data-path", Affects::Samples, OnlyInTraining(), Common());
+    v("mock_data", mock_data,
+      "Samples without files, to try a layout: text that counts through the vocabulary. Without a tokenizer "
+      "model.vocab_size says how many tokens there are.",
+      "mock-data", Affects::Samples, OnlyInTraining());
     v("data_args_path", data_args_path, "File with the words of data_path.", "data-args-path", Affects::Samples,
       OnlyInTraining());
     v("train_data_path", train_data_path, "What to train on, all of it, written as data_path.", "train-data-path",

@@ -32,6 +32,7 @@ struct PartSpec {
   std::optional<T5DatasetSpec> t5 = {};                    ///< the same of a T5
   std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
+  std::int64_t mock_vocab = 0;                             ///< above 0: samples of as many tokens, of no blend
 };
 
 /// Builds the indices of the part unless they are there, and opens it: one dataset, or a blend of several with

@@ -17,6 +17,14 @@ RunBlends read_blends(const config::DataConfig& data) {
   const bool of_each = !data.train_data_path.empty() || !data.valid_data_path.empty() || !data.test_data_path.empty();
   const int ways = (data.data_path.empty() ? 0 : 1) + (data.data_args_path.empty() ? 0 : 1) + (of_each ? 1 : 0) +
                    (data.per_split_data_args_path.empty() ? 0 : 1);
+  if (data.mock_data) {
+    if (ways > 0)
+      throw ConfigError(rule_got_fix("data.mock_data must go without options that name data.",
+                                     concat(ways, ways == 1 ? " way" : " ways"), "--data.mock_data false"));
+    RunBlends mock;
+    mock.parts.fill(Blend{});
+    return mock;
+  }
   if (ways == 0) throw ConfigError(rule_got_fix(kOneWay, "none", "--data-path PREFIX"));
   if (ways > 1) {
     std::string others;  // all but the first way

@@ -13,8 +13,8 @@ struct RunBlends {
   bool of_its_own = false;
 };
 
-/// Takes the options that name data, reading the files that some of them name. Throws ConfigError where none or several
-/// ways are used at once, or where nothing is named to train on.
+/// Takes the options that name data (of data.mock_data, blends of nothing), reading the files that some of them name.
+/// Throws ConfigError where none or several ways are used at once, or where nothing is named to train on.
 RunBlends read_blends(const config::DataConfig& data);
 
 }  // namespace megatron::data

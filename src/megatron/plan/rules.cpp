@@ -75,8 +75,8 @@ void refuse(Switches switches, const Switches& more, const char* rule, Rules& ru
 void check_data(const config::DataConfig& data, bool sentences, const Facts& facts, Rules& rules) {
   if (facts.needs_data) {
     rules.attempt([&] { data::read_blends(data); });
-    rules.require(!data.tokenizer.empty(), "data.tokenizer must name the tokenizer that made the data.", "none",
-                  "--tokenizer FOLDER");
+    rules.require(!data.tokenizer.empty() || data.mock_data,
+                  "data.tokenizer must name the tokenizer that made the data.", "none", "--tokenizer FOLDER");
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "--split 969,30,1");
@@ -90,6 +90,12 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
   const Switches resets = {{"data.reset_position_ids", data.reset_position_ids},
                            {"data.reset_attention_mask", data.reset_attention_mask},
                            {"data.eod_mask_loss", data.eod_mask_loss}};
+  if (data.mock_data) {
+    Switches files = {{"data.full_validation", data.full_validation},
+                      {"data.multiple_validation_sets", data.multiple_validation_sets}};
+    files.insert(files.end(), kinds.begin(), kinds.end());
+    return refuse(files, resets, "data.mock_data makes samples of its own, of no files and documents.", rules);
+  }
   if (sentences)
     refuse(kinds, resets, "model.architecture bert and t5 read sentences (megatron data preprocess --split-sentences).",
            rules);

@@ -18,9 +18,9 @@ struct RunAndTokenizer {
   std::optional<text::Tokenizer> tokenizer;  ///< nothing where data.tokenizer names none
 };
 
-/// Loads the recipe's tokenizer and the file of its schedule, and resolves the recipe with them. What is wrong with
-/// either is one ConfigError.
-RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& config, plan::Facts facts);
+/// Loads the recipe's tokenizer (a NullTokenizer that is not named has model.vocab_size tokens) and the file of its
+/// schedule, and resolves the recipe with them. What is wrong with either is one ConfigError.
+RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Facts facts);
 
 /// A run's folder `out` keeps what makes text of its model's tokens, as `data.tokenizer` may change or go. A model that
 /// was loaded, from `loaded` where that is not empty, brings the files beside it (its ends of texts, its chat template)

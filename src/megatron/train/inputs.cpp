@@ -147,7 +147,8 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
 
 SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
-  if (config.data.sft || config.data.fim_data || model_samples(config.model.architecture).needs_tokenizer)
+  if (config.data.sft || config.data.fim_data ||
+      (model_samples(config.model.architecture).needs_tokenizer && !config.data.mock_data))
     tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
@@ -182,6 +183,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
                                   .eod_mask_loss = config.data.eod_mask_loss},
                       .tokenizer = tools.tokenizer,
                       .chat = tools.chat};
+  if (config.data.mock_data) spec.mock_vocab = run.shape.vocab;
   if (trains)
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)
