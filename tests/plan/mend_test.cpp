@@ -245,6 +245,7 @@ const std::vector<Recipe>& recipes() {
            "--split 0,0",
            "--decoder-seq-length 8",
            "--data.prefetch -1",
+           "--vocab-extra-ids -1",
            "--data.mask_prob 2",
            "--data.short_seq_prob -1",
            "--data.packed --data.fim_data",

@@ -194,6 +194,27 @@ TEST_F(TokenizerFiles, EndDocumentsOfBertAsMegatronDoes) {
   EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 4);
 }
 
+// The ids that Megatron-LM's BertWordPieceTokenizer gives: [BOS], [EOS], then the sentinels in order.
+TEST_F(TokenizerFiles, AddsSentinelsToWordPieceAsMegatronDoes) {
+  put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n");
+  const Tokenizer tokenizer = Tokenizer::load(folder_, "BertWordPieceLowerCase", 3);
+  EXPECT_EQ(tokenizer.vocab_size(), 12);
+  int id = 7;
+  for (const char* token : {"[BOS]", "[EOS]", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"})
+    EXPECT_EQ(tokenizer.token_to_id(token), id++) << token;
+  EXPECT_EQ(tokenizer.eod_id(), 8);
+  EXPECT_EQ(tokenizer.encode("ab a"), Tokenizer::load(folder_).encode("ab a"));
+  EXPECT_EQ(tokenizer.encode("a <extra_id_1>", Specials::Recognised), (std::vector<std::int32_t>{5, 10}));
+  const fs::path saved = folder_ / "saved";
+  tokenizer.save(saved);
+  EXPECT_EQ(Tokenizer::load(saved).fingerprint(), tokenizer.fingerprint());
+  EXPECT_EQ(Tokenizer::load(saved, {}, 3).fingerprint(), tokenizer.fingerprint()) << "those that are there stay";
+  put("vocab.txt", "[UNK]\n[EOS]\n<extra_id_1>\n[CLS]\n[SEP]\n");
+  EXPECT_EQ(Tokenizer::load(folder_, {}, 2).token_to_id("<extra_id_0>"), 6) << "behind [BOS] alone";
+  for (const std::int64_t count : {-1, 100001}) EXPECT_THROW(Tokenizer::load(folder_, {}, count), ConfigError);
+  EXPECT_THROW(Tokenizer::load("60", "NullTokenizer", 2), ConfigError);
+}
+
 TEST_F(TokenizerFiles, RefusesAddedTokensThatVocabTxtLacks) {
   put("vocab.txt", "[UNK]\n[SEP]\na\n");
   const auto load = [&] { return Tokenizer::load(folder_); };

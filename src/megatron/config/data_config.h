@@ -56,6 +56,7 @@ struct DataConfig {
   std::string per_split_data_args_path;
   std::string tokenizer;
   std::string tokenizer_type;
+  std::int64_t vocab_extra_ids = 0;
   std::string split = "969,30,1";
   std::int64_t seq_length = 128;
   std::int64_t decoder_seq_length = 0;
@@ -94,6 +95,10 @@ struct DataConfig {
       "per-split-data-args-path", Affects::Samples, OnlyInTraining());
     v("tokenizer", tokenizer, kTokenizerHelp, "tokenizer-model", "tokenizer", Affects::Nothing, Common());
     v("tokenizer_type", tokenizer_type, kTokenizerTypeHelp, "tokenizer-type", Affects::Nothing);
+    v("vocab_extra_ids", vocab_extra_ids,
+      "Sentinels <extra_id_0>, <extra_id_1>, … that follow a WordPiece vocabulary, after [BOS] and [EOS] where it has "
+      "none: what a T5 needs.",
+      "vocab-extra-ids", Affects::Nothing, OnlyInTraining());
     v("split", split, "Shares of documents for training, validation and test.", "split", Affects::Samples,
       unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining(), Common());
     v("seq_length", seq_length, "Tokens per sample; t5: per input of its encoder.", "seq-length", Affects::Samples,

@@ -82,6 +82,7 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
                 "--split 969,30,1");
   rules.range<std::int64_t>("data.seq_length", data.seq_length, 1, kMaxPositions);
   rules.range<std::int64_t>("data.decoder_seq_length", data.decoder_seq_length, 0, kMaxPositions);
+  rules.range<std::int64_t>("data.vocab_extra_ids", data.vocab_extra_ids, 0, 100000);
   rules.range<std::int64_t>("data.prefetch", data.prefetch, 0, kMaxMicrobatchesAhead);
   rules.range("data.mask_prob", data.mask_prob, 0.0, 1.0);
   rules.range("data.short_seq_prob", data.short_seq_prob, 0.0, 1.0);

@@ -40,7 +40,8 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Fac
   attempt_all({[&] {
                  if (config.data.tokenizer.empty()) return;
                  facts.tokenizer_vocab = std::max<std::int64_t>(1, config.model.vocab_size);  // if it cannot be read
-                 tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
+                 tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type,
+                                                   config.data.vocab_extra_ids);
                  facts.tokenizer_vocab = tokenizer->vocab_size();
                },
                [&] {

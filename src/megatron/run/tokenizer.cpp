@@ -26,7 +26,7 @@ text::Tokenizer tokenizer_of_model(const std::string& folder, const config::RunC
   if (recipe.data.tokenizer.empty())
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its tokenizer."),
                                    concat("none in ", folder, " nor in a recipe"), "--tokenizer FOLDER"));
-  return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type);
+  return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type, recipe.data.vocab_extra_ids);
 }
 
 }  // namespace megatron::run

@@ -5,6 +5,7 @@
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/text/decode/decode.h"
+#include "megatron/text/files/sentinels.h"
 #include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/models/tokenizer_model.h"
 
@@ -30,9 +31,12 @@ Framed framed(const std::vector<Template::Item>& items, std::span<const std::int
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const std::filesystem::path& path, std::string_view type) {
-  return with_fix("name another tokenizer, or copy all files of this one again",
-                  [&] { return Tokenizer(read_vocabulary(path, type)); });
+Tokenizer Tokenizer::load(const std::filesystem::path& path, std::string_view type, std::int64_t extra_ids) {
+  return with_fix("name another tokenizer, or copy all files of this one again", [&] {
+    Vocabulary vocabulary = read_vocabulary(path, type);
+    add_extra_ids(extra_ids, path.string(), vocabulary);
+    return Tokenizer(std::move(vocabulary));
+  });
 }
 
 Tokenizer::Tokenizer(Vocabulary vocabulary) : model_(make_model(std::move(vocabulary))) {}

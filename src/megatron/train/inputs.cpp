@@ -149,7 +149,8 @@ SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
   if (config.data.sft || config.data.fim_data ||
       (model_samples(config.model.architecture).needs_tokenizer && !config.data.mock_data))
-    tools.tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type);
+    tools.tokenizer =
+        text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type, config.data.vocab_extra_ids);
   if (config.data.sft) {
     const fs::path tokenizer = config.data.tokenizer;
     tools.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());

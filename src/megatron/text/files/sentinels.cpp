@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <unordered_set>
 
 #include "megatron/base/error.h"
 #include "megatron/text/files/object_file.h"
@@ -34,6 +35,25 @@ void add_sentinels(const std::filesystem::path& folder, Vocabulary& vocabulary) 
     vocabulary.sentence_piece->types.push_back(SentencePiece::Type::Control);
     vocabulary.sentence_piece->scores.push_back(0);
   }
+}
+
+void add_extra_ids(std::int64_t count, const std::string& name, Vocabulary& vocabulary) {
+  if (count == 0) return;
+  if (count < 0 || count > kMaxSentinels)
+    throw ConfigError(rule_got_fix(concat("data.vocab_extra_ids must be from 0 to ", kMaxSentinels, "."), concat(count),
+                                   "--vocab-extra-ids 100"));
+  if (!vocabulary.word_piece)
+    throw ConfigError(rule_got_fix("data.vocab_extra_ids is for a WordPiece tokenizer (vocab.txt).", name,
+                                   "leave --vocab-extra-ids out; a T5's SentencePiece model has its own sentinels"));
+  std::unordered_set<std::string> known(vocabulary.tokens.begin(), vocabulary.tokens.end());
+  const auto add = [&](const std::string& token) {
+    if (!known.insert(token).second) return;
+    vocabulary.specials.push_back({.content = token, .id = static_cast<std::int32_t>(vocabulary.tokens.size())});
+    vocabulary.tokens.push_back(token);
+  };
+  add("[BOS]");
+  add("[EOS]");
+  for (std::int64_t number = 0; number < count; ++number) add(concat("<extra_id_", number, ">"));
 }
 
 std::size_t count_sentinels(const Vocabulary& vocabulary) {

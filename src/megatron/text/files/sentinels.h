@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -12,6 +13,11 @@ namespace megatron::text {
 /// says, or 100 where that, or without it config.json, is a T5's, as transformers does. Leaves a vocabulary that has
 /// some as it is. Throws ConfigError where extra_ids is no number or above 100000.
 void add_sentinels(const std::filesystem::path& folder, Vocabulary& vocabulary);
+
+/// Adds what Megatron-LM's --vocab-extra-ids adds to BERT's WordPiece, each token unless it is there: [BOS], [EOS],
+/// <extra_id_0> to <extra_id_(count - 1)>, in this order, behind the others. Nothing for a count of 0. Throws
+/// ConfigError, naming `name`, for another model than WordPiece and for a count that is not from 0 to 100000.
+void add_extra_ids(std::int64_t count, const std::string& name, Vocabulary& vocabulary);
 
 /// How many special tokens of a SentencePiece model are such.
 std::size_t count_sentinels(const Vocabulary& vocabulary);

@@ -135,9 +135,10 @@ comm::Facts input_facts(const config::RunConfig& config) {
   comm::Facts facts;
   const config::DataConfig& data = config.data;
   if (!data.tokenizer.empty())
-    facts.push_back({"tokenizer " + data.tokenizer, fact_of([&] {
-                       return text::Tokenizer::load(data.tokenizer, data.tokenizer_type).fingerprint();
-                     })});
+    facts.push_back(
+        {"tokenizer " + data.tokenizer, fact_of([&] {
+           return text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).fingerprint();
+         })});
   const std::string problem = fact_of([&] {
     add_data(data, facts);
     return std::string();
