@@ -21,8 +21,10 @@ int run_train(const Args& args) {
   config::RunConfig config;
   std::optional<run::TrainingJob> job;
   const auto command = config::parse_recipe_command(config, args, kUsage, [&] { job = run::open_training(config); });
-  if (run::speaks_for(*job))
+  if (run::speaks_for(*job)) {
+    for (const std::string& note : job->notes) write_line(stderr, note);
     if (const std::string note = config::unread_note(config, command.given); !note.empty()) write_line(stderr, note);
+  }
   return run::train(*job, {.stop_on_signals = true});
 }
 

@@ -12,6 +12,7 @@ struct CheckpointConfig {
   bool finetune = false;
   bool no_load_optim = false;
   bool load_strict = true;
+  bool use_checkpoint_args = false;
   std::string save;
   std::int64_t save_interval = 0;
   bool async_save = true;
@@ -27,6 +28,9 @@ struct CheckpointConfig {
       "no-load-optim", unless("checkpoint.finetune"), OnlyInTraining());
     v("load_strict", load_strict, "With finetune: missing and unexpected weights are an error, else a warning.",
       "load-strict", OnlyInTraining());
+    v("use_checkpoint_args", use_checkpoint_args,
+      "Take the network's options from the checkpoint that the run starts from, whatever else is given for them.",
+      "use-checkpoint-args", OnlyInTraining());
     v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save", OnlyInTraining());
     v("save_interval", save_interval, "Steps between checkpoints; 0: only at the end.", "save-interval", Common());
     v("async_save", async_save, "Write checkpoints while training continues; the next one waits for it.", "async-save");

@@ -43,7 +43,6 @@ constexpr MegatronFlag kFlags[] = {
     {"attention-backend", true, kLeaveOut},
     {"recompute-activations", false, "--train.recompute selective"},
     {"ckpt-format", true, "leave it out; checkpoints are safetensors in any layout"},
-    {"use-checkpoint-args", false, kLeaveOut},
     {"auto-detect-ckpt-format", false, kLeaveOut},
     {"no-load-rng", false, "leave it out; random numbers follow from --seed and the iteration"},
     {"no-save-rng", false, "leave it out; random numbers follow from --seed and the iteration"},

@@ -8,6 +8,9 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/comm/agreement.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+#include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
@@ -40,18 +43,46 @@ void take_tokenizer_of_weights(config::RunConfig& config) {
   }
 }
 
+/// What checkpoint.use_checkpoint_args asks for; what it has changed. Options that belong to training (dropout, the
+/// first weights) come from checkpoints that know them; rows of padding are a matter of the layout.
+std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
+  if (!config.checkpoint.use_checkpoint_args) return {};
+  const auto folder = train::checkpoint_to_load(config);
+  if (!folder || !std::filesystem::exists(*folder))
+    return {"note: checkpoint.use_checkpoint_args: there is no checkpoint yet; the options hold as given"};
+  const interchange::WeightFormat& format = interchange::format_of(*folder);
+  const bool knows_training = format.native || format.name == std::string("megatron-lm");
+  config::RunConfig theirs = config;
+  theirs.model = interchange::model_config_of(*folder);
+  const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
+  std::string changed;
+  for (std::size_t i = 0; i < to.fields.size(); ++i) {
+    const config::Field& field = to.fields[i];
+    if (field.path == "model.make_vocab_size_divisible_by" ||
+        (!knows_training && field.meaning.affects != config::Affects::Weights))
+      continue;
+    const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
+    if (before == after) continue;
+    changed += concat(changed.empty() ? "" : ", ", field.path, " ", before, " -> ", after);
+    std::visit([&](auto* option) { *option = *std::get<decltype(option)>(from.fields[i].value); }, field.value);
+  }
+  if (changed.empty()) return {};
+  return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
+}
+
 }  // namespace
 
 TrainingJob open_training(config::RunConfig& config) {
   auto place = comm::place_from(environment());
   take_tokenizer_of_weights(config);
+  std::vector<std::string> notes = take_network_of_checkpoint(config);
   const train::ResumedBatch resumed = train::resumed_batch(config);
   auto resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                   .needs_data = true,
                                                   .resumed_batch = resumed.size,
                                                   .resumed_samples = resumed.samples});
   // Without a tokenizer resolve() has thrown.
-  return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place)};
+  return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place), std::move(notes)};
 }
 
 bool speaks_for(const TrainingJob& job) {

@@ -2,6 +2,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "megatron/comm/processes/rendezvous.h"
 #include "megatron/config/run_config.h"
@@ -17,6 +18,7 @@ struct TrainingJob {
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
   std::optional<comm::LaunchedRank> place;  ///< nothing: no launcher has started this process
+  std::vector<std::string> notes = {};      ///< what options became that were given otherwise, for the user
 };
 
 /// Resolves `config` for training and loads its tokenizer: where data.tokenizer names none, the one that lies with the
