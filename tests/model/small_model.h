@@ -76,6 +76,7 @@ inline std::vector<std::pair<std::string, model::TransformerOptions>> variants(s
   auto untied_t5 = t5;
   untied_t5.shape.gated = untied_t5.shape.linear_bias = true;
   untied_t5.shape.tied_output = untied_t5.shape.rms_norm = false;
+  untied_t5.shape.output_scale = 1;
   untied_t5.activation = Activation::GeluTanh;
   return {{"llama", llama},
           {"one_key", one_key},

@@ -236,6 +236,9 @@ const std::vector<Recipe>& recipes() {
            "--normalization rmsnorm",
            "--model.activation relu2",
            "--init-method-std -1",
+           "--use-mup --mup-base-hidden-size -1",
+           "--use-mup --mup-output-mult 0 --mup-embedding-mult -1",
+           "--use-mup --mup-base-head-dim -1 --mup-attn-scale-power 9",
            "--hidden-dropout 1",
            "--attention-dropout -0.5",
            // Data and samples.

@@ -34,6 +34,32 @@ TEST(ParameterGroups, DecayMatricesAloneUnlessTold) {
   EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{1, 0.5}, {2, 3}}));
 }
 
+// Megatron-LM's get_mup_config_overrides, by kind of parameter.
+TEST(ParameterGroups, ScaleWithTheWidth) {
+  const std::vector<ParameterSpec> specs = {
+      {.name = "embedding.word_embeddings.weight", .shape = {4, 2}},
+      {.name = "embedding.position_embeddings.weight", .shape = {4, 2}},
+      {.name = "decoder.layers.0.mlp.linear_fc1.weight", .shape = {2, 2}},
+      {.name = "decoder.layers.0.mlp.linear_fc1.bias", .shape = {2}, .weight_decay = false},
+      {.name = "output_layer.weight", .shape = {4, 2}}};
+  const auto rates = [&](const char* name, bool decoupled = false) {
+    config::OptimizerConfig config;
+    config.name = name;
+    config.lr_mult = {"decoder.*.weight=2"};
+    std::vector<double> all;
+    for (const Multipliers& own : multipliers(config, specs, 4, decoupled)) all.push_back(own.learning_rate);
+    return all;
+  };
+  EXPECT_EQ(rates("adam"), (std::vector<double>{1, 1, 0.5, 1, 1}));
+  EXPECT_EQ(rates("lion"), (std::vector<double>{1, 1, 0.5, 1, 1}));
+  EXPECT_EQ(rates("muon"), (std::vector<double>{1, 1, 2, 1, 1}));
+  EXPECT_EQ(rates("sgd"), (std::vector<double>{4, 4, 2, 4, 4}));
+  EXPECT_EQ(rates("sgd", true), (std::vector<double>{1, 4, 2, 4, 1}));
+  config::OptimizerConfig adam;
+  EXPECT_EQ(multipliers(adam, specs, 4)[2].eps, 0.25);
+  EXPECT_EQ(multipliers(adam, specs, 4)[4].eps, 1);
+}
+
 TEST(ParameterGroups, RefuseAPatternThatMatchesNoParameterOfTheWholeModel) {
   const std::vector<ParameterSpec> whole = {{.name = "a.weight", .shape = {1}},
                                             {.name = "b.layers.0.bias", .shape = {1}}};

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/rules.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {
@@ -290,6 +291,36 @@ TEST(ModelParameters, StartSmallerWhereTheyEndAResidualBranch) {
       EXPECT_EQ(spec.init, spec.name.ends_with("layernorm.weight") ? Init::One : Init::Zero) << spec.name;
     }
   }
+}
+
+// Megatron-LM's: sigma / sqrt(m) for linear layers, sigma / (sqrt(2 L) sqrt(m)) where they end a branch, sigma for
+// embeddings and an output layer of its own.
+TEST(ModelParameters, StartNarrowerWhereTheWidthIsScaled) {
+  config::ModelConfig model;
+  model.use_mup = true;
+  model.num_layers = 2;
+  model.hidden_size = 64;
+  model.mup_base_hidden_size = 16;
+  model.ffn_hidden_size = 128;
+  model.vocab_size = model.max_position_embeddings = 10;
+  model.untie_embeddings_and_output_weights = true;
+  model.init_method_std = 0.02;
+  const ModelShape shape = model_shape(model, 1);
+  int matrices = 0;
+  for (const ParameterSpec& spec : model_parameters(shape, 1, 0)) {
+    if (spec.init != Init::Normal) continue;
+    const bool ends_branch = spec.name.ends_with("linear_proj.weight") || spec.name.ends_with("linear_fc2.weight");
+    EXPECT_DOUBLE_EQ(spec.init_std, ends_branch ? 0.005 : spec.is_layer_matrix() ? 0.01 : 0.02) << spec.name;
+    matrices += spec.is_layer_matrix() ? 1 : 0;
+  }
+  EXPECT_EQ(matrices, 8);
+  EXPECT_DOUBLE_EQ(shape.output_scale, 0.25);
+  EXPECT_DOUBLE_EQ(shape.layer(0).attention().scale, 1 / 16.0);
+  model.mup_base_head_dim = 4;
+  model.mup_attn_scale_power = 0.5;
+  model.mup_output_mult = 3;
+  EXPECT_DOUBLE_EQ(model_shape(model, 1).output_scale, 3);
+  EXPECT_DOUBLE_EQ(model_shape(model, 1).attention_scale, 2 / 4.0);
 }
 
 TEST(ModelParameters, ShareTheEmbeddingWithTheOutputUnlessUntied) {

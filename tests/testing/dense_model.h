@@ -42,7 +42,8 @@ class DenseModel {
     if (o_.shape.token_types > 0)
       x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
     if (!o_.shape.residual_after_norm) x = x * mask("embedding", batch, s, training);
-    for (std::int64_t l = 0; l < o_.shape.num_layers; ++l) x = block(x, l, batch, training);
+    for (std::int64_t l = 0; l < o_.shape.num_layers; ++l)
+      x = block(l == 0 ? x * o_.shape.embedding_scale : x, l, batch, training);
     return norm(x, o_.shape.stack() + "final_layernorm");
   }
 
@@ -77,7 +78,7 @@ class DenseModel {
   at::Tensor logits_of(at::Tensor x) const {
     const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight")
                             .narrow(0, 0, o_.shape.vocab);
-    if (!o_.shape.masked_lm_head) return at::linear(x, output);
+    if (!o_.shape.masked_lm_head) return at::linear(x, output) * o_.shape.output_scale;
     x = linear(x, "lm_head.dense");
     x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
     return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
@@ -189,7 +190,7 @@ class DenseModel {
   at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
                       const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training) const {
     const std::int64_t b = q.size(0), n = q.size(1), s = q.size(2), keys = k.size(2), d = q.size(3);
-    const double scale = o_.shape.encoder_decoder() ? 1 : 1 / std::sqrt(static_cast<double>(d));
+    const double own = o_.shape.attention_scale, scale = own > 0 ? own : 1 / std::sqrt(static_cast<double>(d));
     const auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
     auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
     if (training && o_.attention_dropout > 0)
@@ -218,8 +219,7 @@ class DenseModel {
     x = at::embedding(words, batch.decoder_tokens_bs) * mask("decoder embedding", batch, written, training);
     for (std::int64_t l = o_.shape.encoder_layers; l < o_.shape.num_layers; ++l)
       x = block(x, l, batch, training, memory);
-    x = norm(x, "decoder.final_layernorm") * mask("decoder", batch, written, training);
-    return o_.shape.tied_output ? x / std::sqrt(static_cast<double>(o_.shape.hidden)) : x;
+    return norm(x, "decoder.final_layernorm") * mask("decoder", batch, written, training);
   }
 
   at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training,

@@ -50,6 +50,12 @@ struct ModelConfig : AttentionVariant {
   double rope_high_freq_factor = 4;
   std::int64_t rope_original_positions = 8192;
   double init_method_std = 0.02;
+  bool use_mup = false;
+  std::int64_t mup_base_hidden_size = 0;
+  double mup_embedding_mult = 1;
+  double mup_output_mult = 1;
+  double mup_base_head_dim = 0;
+  double mup_attn_scale_power = 1;
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
 
@@ -136,6 +142,23 @@ struct ModelConfig : AttentionVariant {
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
     v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
       "init-method-std", Affects::Step);
+    v("use_mup", use_mup,
+      "gpt: maximal update parametrization (Yang et al. 2021): first weights, learning rates, attention and logits "
+      "scale "
+      "with the width, so that what was tuned at mup_base_hidden_size holds at any.",
+      "use-mup", when("model.architecture", {"gpt"}));
+    v("mup_base_hidden_size", mup_base_hidden_size, "Width at which nothing is scaled; 0: hidden_size.",
+      "mup-base-hidden-size", when("model.use_mup"));
+    v("mup_embedding_mult", mup_embedding_mult, "Multiplies the embeddings.", "mup-embedding-mult",
+      when("model.use_mup"));
+    v("mup_output_mult", mup_output_mult, "Multiplies the logits; 1: mup_base_hidden_size / hidden_size.",
+      "mup-output-mult", when("model.use_mup"));
+    v("mup_base_head_dim", mup_base_head_dim,
+      "Features per head at which attention is scaled by their root as usual; 0: 1.", "mup-base-head-dim",
+      when("model.use_mup"));
+    v("mup_attn_scale_power", mup_attn_scale_power,
+      "Attention scores are multiplied by sqrt(mup_base_head_dim) / kv_channels to this power.", "mup-attn-scale-power",
+      when("model.use_mup"));
     v("hidden_dropout", hidden_dropout, "Dropout of embeddings and residual branches.", "hidden-dropout",
       Affects::Step);
     v("attention_dropout", attention_dropout, "Dropout of attention probabilities.", "attention-dropout",

@@ -15,6 +15,7 @@ struct ElementNumbers {
 
 struct Update {
   double learning_rate = 0, weight_decay = 0;
+  double eps_factor = 1;  ///< of Adam's eps
   double grad_scale = 1;  ///< multiplies the gradient: clipping, loss scale and mean over tokens, in the same pass
   std::int64_t step = 1;  ///< counts from 1, for bias corrections and rounding
   bool decoupled = true;  ///< decay of the weights (Loshchilov & Hutter 2019), not added to the gradient (L2)

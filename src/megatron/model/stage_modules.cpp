@@ -21,7 +21,8 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
     : max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
                                                                                : options.shape.max_positions),
-      output_scale_(options.shape.tied_output ? options.shape.output_scale : 1) {
+      output_scale_(options.shape.output_scale),
+      embedding_scale_(options.shape.embedding_scale) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
   const at::Tensor& values = parameters.values();
@@ -75,7 +76,7 @@ at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& po
   auto x = words->forward(tokens_sb);
   if (positions) x = x.add(positions->forward(positions_sb));
   if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb)));
-  return x;
+  return embedding_scale_ == 1 ? x : x.mul(embedding_scale_);
 }
 
 Normed StageModules::run(const at::Tensor& x_sbh, const AttentionOf& attention) const {

@@ -47,12 +47,12 @@ struct StageModules {
   /// (`y`). An attention that gives the last rows alone leaves only these to go on. Collective over tp.
   Normed run(const at::Tensor& x_sbh, const AttentionOf& attention) const;
 
-  /// What the output layer takes of the states `y` behind the last norm: a T5's tied one takes them times h^-1/2.
+  /// What the output layer takes of the states `y` behind the last norm: times ModelShape::output_scale.
   at::Tensor for_output(const at::Tensor& y) const;
 
  private:
   std::int64_t max_positions_;
-  double output_scale_;
+  double output_scale_, embedding_scale_;
 };
 
 /// [s, b] int64: 0, 1, 2, … in each sequence.

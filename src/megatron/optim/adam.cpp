@@ -8,7 +8,9 @@ class Adam final : public UpdateRule {
  public:
   explicit Adam(const kernels::Adam& options) : options_(options) {}
   void apply(const Views& v, const kernels::Update& update) const override {
-    kernels::adam_(v.weight, v.model, v.gradient, v.state[0], v.state[1], options_, update);
+    kernels::Adam options = options_;
+    options.eps *= update.eps_factor;
+    kernels::adam_(v.weight, v.model, v.gradient, v.state[0], v.state[1], options, update);
   }
 
  private:

@@ -116,6 +116,7 @@ kernels::Update Optimizer::update_of(const UniformRange& run, const plan::Learni
                                      double grad_scale) const {
   return {.learning_rate = (run.multipliers.words ? rates.words : rates.usual) * run.multipliers.learning_rate,
           .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
+          .eps_factor = run.multipliers.eps,
           .grad_scale = grad_scale,
           .step = steps_,
           .decoupled = options_.decoupled,

@@ -80,6 +80,16 @@ void check_stacks(const config::ModelConfig& model, Rules& rules) {
                 concat(model.decoder_num_layers), "--model.decoder_num_layers 0 (the default)");
 }
 
+void check_mup(const config::ModelConfig& model, Rules& rules) {
+  rules.range<std::int64_t>("model.mup_base_hidden_size", model.mup_base_hidden_size, 0, kMaxWidth);
+  rules.range("model.mup_embedding_mult", model.mup_embedding_mult, 1e-6, 1e6);
+  rules.range("model.mup_output_mult", model.mup_output_mult, 1e-6, 1e6);
+  rules.range("model.mup_base_head_dim", model.mup_base_head_dim, 0.0, 1e6);
+  rules.range("model.mup_attn_scale_power", model.mup_attn_scale_power, 0.0, 8.0);
+  rules.require(!model.use_mup || model_kind(model.architecture).causal, "model.use_mup is for model.architecture gpt.",
+                model.architecture, "--model.use_mup false");
+}
+
 }  // namespace
 
 void check_model(const config::ModelConfig& model, Rules& rules) {
@@ -96,6 +106,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   check_attention(model, rules);
   check_positions(model, rules);
   check_stacks(model, rules);
+  check_mup(model, rules);
   if (const auto check = model_kind(model.architecture).check; check != nullptr) check(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
                concat(model.layernorm_epsilon));

@@ -274,6 +274,7 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
     const std::int64_t width = std::max<std::int64_t>(model.hidden_size, 1);
     model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(width * 8 / 3 / 64, 1) * 64 : 4 * width;
   }
+  if (model.use_mup && model.mup_base_hidden_size == 0) model.mup_base_hidden_size = model.hidden_size;
   const ModelKind& kind = model_kind(model.architecture);
   if (kind.resolve != nullptr) kind.resolve(config);
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
@@ -568,6 +569,15 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .learned_positions = model.position_embedding_type == "learned_absolute",
                    .task_head = head,
                    .num_classes = model.num_classes};
+  if (model.use_mup) {  // Yang et al. 2021, in the form that Megatron-LM has
+    const double width = mup_width(model);
+    shape.words_init_std = shape.init_std;
+    shape.init_std /= std::sqrt(width);
+    shape.embedding_scale = model.mup_embedding_mult;
+    if (shape.predicts_tokens()) shape.output_scale = model.mup_output_mult == 1 ? 1 / width : model.mup_output_mult;
+    const double base = model.mup_base_head_dim > 0 ? std::sqrt(model.mup_base_head_dim) : 1;
+    shape.attention_scale = base / std::pow(static_cast<double>(shape.head()), model.mup_attn_scale_power);
+  }
   if (const auto describe = model_kind(model.architecture).describe; describe != nullptr) describe(model, shape);
   return shape;
 }

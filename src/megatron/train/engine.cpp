@@ -84,7 +84,8 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .bf16_state = optimizer.state_dtype == "bf16",
           .stochastic_rounding = optimizer.stochastic_rounding,
           .seed = config.train.seed,
-          .multipliers = plan::multipliers(optimizer, specs),
+          .multipliers =
+              plan::multipliers(optimizer, specs, plan::mup_width(config.model), config.schedule.decoupled_lr > 0),
           .matrices = std::move(matrices),
           .owners = context.state(optimizer.use_distributed_optimizer),
           .slices = context.tensor()};

@@ -46,6 +46,9 @@ const HfFamily& family_of(const config::ModelConfig& model) {
         rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
                      "other head for it.",
                      concat("model.head ", model.head), kKeepOurs));
+  if (model.use_mup)
+    throw ConfigError(rule_got_fix("Other programs' folders hold models without model.use_mup: they scale nothing.",
+                                   "model.use_mup true", kKeepOurs));
   const plan::ModelShape shape = shape_of(model);
   std::string forms;
   for (const HfFamily* family : hf_families()) {

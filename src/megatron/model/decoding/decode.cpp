@@ -102,7 +102,7 @@ at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const 
                           ? run_token(modules, tp, x, place.of_one_token(cache.length), cache.keys, cache.values)
                           : modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
   cache.length += s;
-  return part.output ? modules.output->logits(stream.y[s - 1]) : stream.residual;
+  return part.output ? modules.output->logits(modules.for_output(stream.y[s - 1])) : stream.residual;
 }
 
 CachedGpt::CachedGpt(TransformerOptions options, const plan::StagePart& part,

@@ -68,7 +68,7 @@ at::Tensor ScoringGpt::forward(const at::Tensor& in) const {
 parallel::VocabParallelOutput::TokenLosses ScoringGpt::score(const at::Tensor& in, const ScoredTokens& scored) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives scores");
   return parallel::without_autograd([&] {
-    const auto y = impl_->run(in, scored.first).y;
+    const auto y = impl_->modules.for_output(impl_->run(in, scored.first).y);
     const auto rows = y.reshape({-1, y.size(-1)}).index_select(0, scored.rows);
     return impl_->modules.output->token_losses(rows, scored.labels, scored.likeliest);
   });

@@ -36,7 +36,9 @@ void describe(const config::ModelConfig& model, plan::ModelShape& shape) {
   shape.position_buckets = model.relative_attention_num_buckets;
   shape.position_max_distance = model.relative_attention_max_distance;
   shape.attention_scale = 1;
-  shape.output_scale = 1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, model.hidden_size)));
+  // Of the tied output layer alone.
+  if (shape.tied_output)
+    shape.output_scale = 1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, model.hidden_size)));
   shape.inner_dropout = true;
 }
 

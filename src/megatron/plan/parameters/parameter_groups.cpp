@@ -63,14 +63,26 @@ bool matches(const std::string& pattern, const std::string& name) {
   return p == pattern.size();
 }
 
-std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer,
-                                     const std::vector<ParameterSpec>& specs) {
+double mup_width(const config::ModelConfig& model) {
+  if (!model.use_mup || model.mup_base_hidden_size <= 0) return 1;
+  return static_cast<double>(model.hidden_size) / static_cast<double>(model.mup_base_hidden_size);
+}
+
+std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer, const std::vector<ParameterSpec>& specs,
+                                     double width, bool decoupled) {
   const auto rates = entries_of("lr_mult", optimizer.lr_mult), decays = entries_of("wd_mult", optimizer.wd_mult);
+  const bool adam = optimizer.name == "adam", sgd = optimizer.name == "sgd", lion = optimizer.name == "lion";
   std::vector<Multipliers> result;
-  for (const ParameterSpec& spec : specs)
-    result.push_back({.learning_rate = last_match(rates, spec.name, 1),
-                      .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0),
-                      .words = spec.is_word_matrix()});
+  for (const ParameterSpec& spec : specs) {
+    Multipliers own{.learning_rate = last_match(rates, spec.name, 1),
+                    .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0),
+                    .words = spec.is_word_matrix()};
+    const bool hidden = spec.is_layer_matrix();
+    if (hidden && (adam || lion)) own.learning_rate /= width;
+    if (hidden && adam) own.eps /= width;
+    if (!hidden && sgd && !(decoupled && own.words)) own.learning_rate *= width;
+    result.push_back(own);
+  }
   return result;
 }
 

@@ -172,10 +172,10 @@ std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, boo
 void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
   if (shape.learned_positions)
     build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
-              shape.init_std);
+              shape.words_std());
   if (shape.token_types > 0)
     build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
-              shape.init_std);
+              shape.words_std());
 }
 
 /// What several stages use: a rank has it once.
@@ -188,7 +188,7 @@ class Shared {
   void use_words(bool in_forward) {
     ParameterSpec* words = build_.find(kWordEmbedding);
     if (words == nullptr) {
-      words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.init_std);
+      words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.words_std());
       words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StagePart& p) { return p.embedding; });
     } else {
       ++words->gradient_uses;
@@ -327,7 +327,8 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     }
     if (shape.masked_lm_head) add_masked_lm_head(shape, build);
     if (!shape.tied_output) {
-      build.add(kOutputMatrix, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.init_std).in_forward = true;
+      build.add(kOutputMatrix, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.words_std()).in_forward =
+          true;
     } else {
       shared.use_words(/*in_forward=*/true);
     }

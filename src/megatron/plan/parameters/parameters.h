@@ -78,8 +78,9 @@ struct ModelShape {
   std::int64_t vocab = 0;                                                  ///< tokens of the vocabulary
   std::int64_t padded_vocab = 0;  ///< rows of the embedding; those past `vocab` never take part
   std::int64_t max_positions = 0;
-  bool tied_output = true;  ///< the output layer is the word embedding
-  double init_std = 0.02;   ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  bool tied_output = true;    ///< the output layer is the word embedding
+  double init_std = 0.02;     ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  double words_init_std = 0;  ///< of embeddings and an output layer of its own; 0: init_std
   // What the layers are; at first GPT-2's.
   std::int64_t num_groups = 0;  ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
   std::int64_t head_size = 0;   ///< 0: hidden / num_heads
@@ -114,7 +115,8 @@ struct ModelShape {
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
   double attention_scale = 0;  ///< of scores; 0: 1/sqrt(head())
-  double output_scale = 1;     ///< of what a tied output layer reads
+  double output_scale = 1;     ///< of what the output layer reads
+  double embedding_scale = 1;  ///< of what the first layer reads
   bool inner_dropout = false;  ///< dropout also inside of MLPs and behind the last norm of a stack
 
   bool encoder_decoder() const { return encoder_layers > 0; }
@@ -134,6 +136,7 @@ struct ModelShape {
   std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
+  double words_std() const { return words_init_std > 0 ? words_init_std : init_std; }
   std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
 };
 
