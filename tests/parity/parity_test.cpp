@@ -13,6 +13,7 @@
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
 #include "tests/parity/layouts.h"
+#include "tests/parity/option_layouts.h"
 
 // The same seed gives the same training whatever the layout of ranks: same weights, same samples, same dropout masks.
 // What is left are sums in another order. bench/parity.sh shows it at full length on real text.
