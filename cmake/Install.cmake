@@ -11,6 +11,8 @@ set_target_properties(megatron PROPERTIES
   INSTALL_RPATH "$ORIGIN/../${torch_here}/lib;${TORCH_DIR_FOUND}/lib")
 install(TARGETS megatron RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron COMPONENT program)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/launch DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron/examples
+  USE_SOURCE_PERMISSIONS COMPONENT program)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program
   FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN decisions EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
@@ -70,7 +72,8 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/megatronConfig.cmake.i
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/megatronConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/megatronConfig.cmake ${PROJECT_BINARY_DIR}/megatronConfigVersion.cmake
   DESTINATION ${config_folder} COMPONENT development)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron COMPONENT development
+  PATTERN launch EXCLUDE)
 
 # Packages: megatron-cpp holds the program, libmegatron-dev the library.
 foreach(package megatron-cpp libmegatron-dev)

@@ -1,5 +1,5 @@
-"""Ranks that real launchers start: torchrun, Open MPI's, MPICH's and Slurm's. They train as ranks of one process do;
-with different options all end before anything is written."""
+"""Ranks that real launchers start: torchrun, Open MPI's, MPICH's and Slurm's, by the scripts of examples/launch. They
+train as ranks of one process do; with different options all end before anything is written."""
 import getpass
 import os
 import pathlib
@@ -26,6 +26,18 @@ LAUNCHERS = {
                 "OMPI_COMM_WORLD_RANK"),
     "mpich": ([BIN / "mpiexec.hydra", "-n", 2], "PMI_RANK"),
     "slurm": (["srun", "-n", 2, "--overcommit"], "SLURM_PROCID"),
+}
+
+# The scripts of examples/launch, and what each is told: where its launcher is, and how many ranks there are.
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/launch"
+SCRIPTS = {
+    "torchrun": ("torchrun.sh", lambda: {"TORCHRUN": f"{sys.executable} -m torch.distributed.run",
+                                         "RANKS_PER_NODE": "2"}),
+    "openmpi": ("mpirun.sh", lambda: {"MPIRUN": " ".join(map(str, LAUNCHERS["openmpi"][0][:-2])), "RANKS": "2",
+                                      "MASTER": f"127.0.0.1:{free_port()}"}),
+    "mpich": ("mpirun.sh", lambda: {"MPIRUN": str(BIN / "mpiexec.hydra"), "RANKS": "2",
+                                    "MASTER": f"127.0.0.1:{free_port()}"}),
+    "slurm": ("slurm.sh", dict),
 }
 
 
@@ -118,10 +130,25 @@ class Launchers(unittest.TestCase):
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)
 
+    def launch_script(self, launcher, *options):
+        """The script of examples/launch for this launcher; its result."""
+        script, variables = SCRIPTS[launcher]
+        environment = {"MEGATRON": os.path.abspath(MEGATRON), "OMP_NUM_THREADS": "1", **variables()}
+        words = [str(EXAMPLES / script), *options]
+        if launcher == "slurm":
+            cluster = SlurmCluster(pathlib.Path(tempfile.mkdtemp(dir=self.place.path)))
+            self.addCleanup(cluster.close)
+            environment |= cluster.environment
+            log = self.place.path / "slurm.log"
+            words = ["sbatch", "--wait", "--ntasks", "2", "--overcommit", "--output", str(log), *words]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ENDS_IN, env=os.environ | environment)
+        said = done.stderr + (log.read_text() if launcher == "slurm" and log.exists() else "")
+        return done.returncode, said
+
     def check_training(self, launcher):
         run(*self.words("threads"))
-        done = self.launch(launcher, os.path.abspath(MEGATRON), *self.words(launcher))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        code, said = self.launch_script(launcher, *self.words(launcher)[1:])  # the script says "train" itself
+        self.assertEqual(code, 0, said)
         self.assertEqual(self.place.losses(launcher), self.place.losses("threads"))
         self.assertEqual(len(self.place.losses(launcher)), 4)
 
