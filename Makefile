@@ -5,7 +5,7 @@ JOBS  := $(shell nproc)
 # Some of them wait: for a deadline, a peer, a disk.
 TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
-.PHONY: help setup configure build install package test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
+.PHONY: help setup configure build install package wheel test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
@@ -14,6 +14,7 @@ help:
 	@echo 'make build       the program: $(BUILD)/megatron'
 	@echo 'make install     the program and the library below PREFIX (/usr/local): docs/embedding.md'
 	@echo 'make package     Debian packages and tarballs of both, in $(BUILD)/packages'
+	@echo 'make wheel       the program and its Python package, for pip, in $(BUILD)/packages: docs/python.md'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
 	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
@@ -35,6 +36,9 @@ install: build
 
 package: build
 	@cpack --config $(BUILD)/CPackConfig.cmake
+
+wheel: build
+	@scripts/make_wheel.py $(BUILD)
 
 test-setup: setup
 	@scripts/setup.sh --tests

@@ -141,7 +141,8 @@ class Launchers(unittest.TestCase):
             environment |= cluster.environment
             log = self.place.path / "slurm.log"
             words = ["sbatch", "--wait", "--ntasks", "2", "--overcommit", "--output", str(log), *words]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ENDS_IN, env=os.environ | environment)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ENDS_IN,
+                              env=os.environ | environment)
         said = done.stderr + (log.read_text() if launcher == "slurm" and log.exists() else "")
         return done.returncode, said
 
