@@ -2,7 +2,7 @@
 """Packs the built program as a wheel: make_wheel.py BUILD [OUTPUT], after the program is built.
 
 The wheel has the Python package of python/, the program as `cmake --install` installs it, the shared libraries that a
-Linux does not have by itself, and shims/. It holds no Python extension, so one wheel serves every Python 3.10 and later;
+Linux does not have by itself, and shims/. It holds no Python extension, so one wheel serves every Python from 3.10 on;
 its tag names the oldest glibc that the program and its libraries run with. libtorch is not in it: it requires torch."""
 import base64
 import hashlib
@@ -63,7 +63,7 @@ def glibc_of(files):
 
 def licence_of(library):
     """The copyright file of the Debian package that a library is from, if it is from one."""
-    for path in (library, pathlib.Path("/usr") / library.relative_to("/"), pathlib.Path(str(library).removeprefix("/usr"))):
+    for path in (library, pathlib.Path(str(library).removeprefix("/usr"))):  # dpkg may know it by its older place
         owner = subprocess.run(["dpkg-query", "-S", str(path)], capture_output=True, text=True)
         if owner.returncode == 0:
             package = owner.stdout.split(":")[0]
@@ -148,7 +148,8 @@ def main():
         files += [(f"{info}/METADATA", metadata_of(version).encode(), 0o644),
                   (f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: megatron-cpp\nRoot-Is-Purelib: false\n"
                                     f"Tag: {tag}\n".encode(), 0o644),
-                  (f"{info}/entry_points.txt", f"[console_scripts]\nmegatron = {PACKAGE}.__main__:main\n".encode(), 0o644),
+                  (f"{info}/entry_points.txt",
+                   f"[console_scripts]\nmegatron = {PACKAGE}.__main__:main\n".encode(), 0o644),
                   (f"{info}/licenses/LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644)]
         files += [(f"{info}/licenses/{name}", path.read_bytes(), 0o644)
                   for name, path in sorted(licences.items()) if path.is_file()]

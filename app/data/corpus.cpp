@@ -16,6 +16,7 @@
 #include "megatron/corpus/dedup/dedup.h"
 #include "megatron/corpus/filter/filter.h"
 #include "megatron/corpus/overlap/overlap.h"
+#include "megatron/data/files/dataset_folder.h"
 #include "megatron/run/tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
@@ -53,15 +54,18 @@ struct InputFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("input", input, "JSONL or plain text, also compressed; - is standard input, for jobs that read once.",
+    v("input", input,
+      "JSONL or plain text, also compressed; parquet, Arrow; - is standard input, for jobs that read once.",
       config::Required());
     v("format", format, "Input format, as in `megatron data preprocess`; auto: JSONL by name or content.",
       config::Choices({"auto", "jsonl", "lines", "paragraphs", "file", "pieces"}));
     v("json_key", json_key, "Key of a JSON line that holds its text.");
   }
   data::TextReaderOptions text(const RunFlags& run) const {
-    data::TextReaderOptions options{
-        .inputs = input, .format = data::text_format_of(format), .json_key = json_key, .key_option = "--json-key"};
+    data::TextReaderOptions options{.inputs = data::with_dataset_files(input),
+                                    .format = data::text_format_of(format),
+                                    .json_key = json_key,
+                                    .key_option = "--json-key"};
     options.max_document_bytes = run.max_document_bytes();
     options.limit_option = "--max-document-mb";
     return options;

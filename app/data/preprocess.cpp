@@ -12,6 +12,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/data/files/dataset_folder.h"
 #include "megatron/data/preprocess/preprocess.h"
 #include "megatron/run/tokenizer.h"
 #include "megatron/text/tokenizer.h"
@@ -46,8 +47,9 @@ struct PreprocessFlags {
 
   void visit(auto& v) {
     v.title("what is read");
-    v("input", input, "JSONL or plain text, also .gz, .zst and .xz; - reads standard input.", config::Required(),
-      config::Common());
+    v("input", input,
+      "JSONL or plain text, also .gz, .zst and .xz; parquet, Arrow, folders of datasets; - reads standard input.",
+      config::Required(), config::Common());
     v("json_keys", json_keys, "Keys of a JSON line whose texts are read; each makes a pair of files.", "json-key",
       config::Common());
     v("format", format,
@@ -98,7 +100,7 @@ data::PreprocessOptions preprocess_options(const PreprocessFlags& flags, const t
       throw ConfigError(rule_got_fix(concat(flag, " needs --split-sentences."), concat(flag, " alone"),
                                      concat("--split-sentences, or leave ", flag, " out")));
   data::PreprocessOptions options;
-  options.text.inputs = flags.input;
+  options.text.inputs = data::with_dataset_files(flags.input);
   options.text.format = data::text_format_of(flags.format);
   options.text.piece_bytes = static_cast<std::size_t>(flags.piece_bytes);
   options.text.max_document_bytes = static_cast<std::size_t>(flags.max_document_mb) << 20;

@@ -10,6 +10,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/data/files/dataset_folder.h"
 #include "megatron/data/files/text_reader.h"
 #include "megatron/text/learn/train_bpe.h"
 #include "megatron/text/learn/train_unigram.h"
@@ -120,7 +121,7 @@ class Documents {
  private:
   static data::TextReaderOptions options(const Flags& flags) {
     data::TextReaderOptions options;
-    options.inputs = flags.input;
+    options.inputs = data::with_dataset_files(flags.input);
     options.format = data::text_format_of(flags.format);
     options.json_key = flags.json_key;
     options.key_option = "--json-key";

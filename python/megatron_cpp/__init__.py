@@ -1,8 +1,8 @@
 """Trains and runs GPTs, BERTs and T5s: the program megatron, called from Python.
 
     import megatron_cpp
-    run = megatron_cpp.train(megatron_cpp.recipes() / "gpt_tiny.toml", "runs/mine", data_path="data/corpus_text_document",
-                             tokenizer="tok", train_iters=20)
+    run = megatron_cpp.train("gpt_tiny", "runs/mine", data_path="data/corpus_text_document", tokenizer="tok",
+                             train_iters=20)
     print(megatron_cpp.generate(run, "The ", max_new_tokens=12))
     weights = megatron_cpp.load_weights(run)
 """

@@ -48,7 +48,8 @@ class _Numpy:
 
 
 def _damaged(path, what):
-    return _wrong(f"{path} must be whole.", what, "load another checkpoint; `megatron checkpoint verify` tells which are whole")
+    return _wrong(f"{path} must be whole.", what,
+                  "load another checkpoint; `megatron checkpoint verify` tells which are whole")
 
 
 def _is_shape(values):
@@ -147,7 +148,8 @@ def _of_safetensors(paths, backend, wanted):
         for name, dtype, shape, begin, end in entries:
             if end - begin != _BYTES.get(dtype, 0) * math.prod(shape):
                 raise _damaged(path, f"{end - begin} bytes for {name} of the type {dtype} and shape {shape}")
-            weights[name] = _read_tensor(backend, dtype, shape, [([0] * len(shape), shape, file, 8 + size + begin)], path)
+            whole = ([0] * len(shape), shape, file, 8 + size + begin)
+            weights[name] = _read_tensor(backend, dtype, shape, [whole], path)
     return weights
 
 

@@ -38,8 +38,9 @@ class Wheel(unittest.TestCase):
         self.path = pathlib.Path(folder.name)
 
     def test_a_wheel_serves_a_machine_without_a_compiler(self):
-        for look in (self.it_says_what_it_needs, self.it_is_installed, self.the_page_runs, self.the_program_stands_alone,
-                     self.weights_are_those_of_the_files, self.damaged_weights_are_refused, self.errors_say_what_to_do):
+        for look in (self.it_says_what_it_needs, self.it_is_installed, self.the_page_runs,
+                     self.the_program_stands_alone, self.weights_are_those_of_the_files,
+                     self.damaged_weights_are_refused, self.errors_say_what_to_do):
             with self.subTest(look.__name__):
                 look()
 
@@ -58,8 +59,8 @@ class Wheel(unittest.TestCase):
         venv.create(self.path / "env")
         self.python = self.path / "env/bin/python"
         self.site = next(self.path.glob("env/lib/python3*/site-packages"))
-        run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python, "install", "--no-index",
-            "--no-deps", self.wheel)
+        run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python, "install",
+            "--no-index", "--no-deps", self.wheel)
         torch_folder = pathlib.Path(torch.__file__).parent
         for neighbour in (torch_folder, torch_folder.parent / "nvidia"):
             if neighbour.exists():
@@ -127,8 +128,9 @@ class Wheel(unittest.TestCase):
         manifest = next((self.path / "whole").rglob("manifest.json"))
         file = next((self.path / "whole").rglob("*.safetensors"))
         whole, data = manifest.read_text(), file.read_bytes()
-        for wrong in (whole[:len(whole) // 2], whole.replace('"begin":', '"begin":9999999999', 1), whole.replace('"F32"', '"F99"', 1),
-                      re.sub(r'("shape":\[)(\d+)', r"\g<1>9\2", whole, count=1), whole.replace('"file":0', '"file":7', 1)):
+        for wrong in (whole[:len(whole) // 2], whole.replace('"begin":', '"begin":9999999999', 1),
+                      whole.replace('"F32"', '"F99"', 1), whole.replace('"file":0', '"file":7', 1),
+                      re.sub(r'("shape":\[)(\d+)', r"\g<1>9\2", whole, count=1)):
             manifest.write_text(wrong)
             with self.assertRaises(self.package.MegatronError, msg=wrong[:100]):
                 self.package.load_weights(self.path / "whole", framework="numpy")
@@ -145,8 +147,10 @@ class Wheel(unittest.TestCase):
     def errors_say_what_to_do(self):
         said = run(self.path / "env/bin/megatron", "train", "nosuch.toml", code=2, env=self.environment)
         self.assertIn("fix:", said)
-        script = "import megatron_cpp as m\ntry:\n  m.train('nosuch.toml', 'out')\nexcept m.MegatronError as e:\n  print(e.code, e)"
-        self.assertRegex(run(self.python, "-c", script, cwd=self.work, env=self.environment), "(?s)^2 .*nosuch.toml.*fix:")
+        script = ("import megatron_cpp as m\ntry:\n  m.train('nosuch.toml', 'out')\n"
+                  "except m.MegatronError as e:\n  print(e.code, e)")
+        printed = run(self.python, "-c", script, cwd=self.work, env=self.environment)
+        self.assertRegex(printed, "(?s)^2 .*nosuch.toml.*fix:")
         (self.site / "torch").unlink()
         said = run(self.path / "env/bin/megatron", "version", code=2, env=self.environment)
         self.assertIn("-m pip install torch==2.11.0", said)

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/data/columns/rows.h"
 
 namespace megatron::data {
 namespace {
@@ -35,7 +37,8 @@ std::string is_folder(const std::string& path) {
 /// Compressed input: a window over a file descriptor or over memory.
 class ByteStream::Source {
  public:
-  explicit Source(const std::string& path) : name_(path == "-" ? "standard input" : path), buffer_(1 << 18) {
+  explicit Source(const std::string& path)
+      : name_(path == "-" ? "standard input" : path), buffer_(1 << 18), is_standard_input_(path == "-") {
     fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd_ < 0) throw ConfigError(unreadable(name_));
     ::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
@@ -68,7 +71,15 @@ class ByteStream::Source {
     position_ += static_cast<std::int64_t>(bytes);
   }
   std::int64_t position() const { return position_; }
+  void set_position(std::int64_t position) { position_ = position; }
   const std::string& name() const { return name_; }
+  /// All of the memory, before any of it was taken; nothing of a file.
+  std::span<const std::byte> memory() const { return fd_ < 0 ? window_ : std::span<const std::byte>(); }
+  bool is_file() const {
+    struct stat info {};
+    return fd_ >= 0 && ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
+  }
+  bool is_standard_input() const { return is_standard_input_; }
 
   [[noreturn]] void damaged(const std::string& rule, const std::string& got) const {
     throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got,
@@ -81,6 +92,7 @@ class ByteStream::Source {
   std::vector<std::byte> buffer_;
   std::span<const std::byte> window_;
   std::int64_t position_ = 0;
+  bool is_standard_input_ = false;
 };
 
 class ByteStream::Decoder {
@@ -228,6 +240,42 @@ class ByteStream::Xz : public Decoder {
   bool ended_ = false;
 };
 
+/// The rows of a parquet or Arrow file, as lines of JSON.
+class ByteStream::Rows : public Decoder {
+ public:
+  using Open = std::unique_ptr<RowSource> (*)(ColumnFile);
+  Rows(const Source& source, Open open) {
+    if (!source.memory().empty()) {
+      rows_ = open({source.name(), source.memory()});
+      return;
+    }
+    if (source.is_standard_input() || !source.is_file())
+      throw ConfigError(rule_got_fix("parquet and Arrow must be files: they are not read from front to back.",
+                                     source.name() + ", which is none", "--input FILE"));
+    file_ = MappedFile(source.name());
+    rows_ = open({source.name(), file_.bytes()});
+  }
+
+  std::size_t read(Source& source, std::span<char> out) override {
+    if (given_ == lines_.size()) {
+      lines_.clear();
+      given_ = 0;
+      if (!rows_->next(lines_)) return 0;
+      source.set_position(rows_->position());
+    }
+    const std::size_t n = std::min(lines_.size() - given_, out.size());
+    std::memcpy(out.data(), lines_.data() + given_, n);
+    given_ += n;
+    return n;
+  }
+
+ private:
+  MappedFile file_;
+  std::unique_ptr<RowSource> rows_;
+  std::string lines_;
+  std::size_t given_ = 0;
+};
+
 ByteStream::ByteStream(const std::string& path) : source_(std::make_unique<Source>(path)) { choose_decoder(); }
 ByteStream::ByteStream(std::span<const std::byte> memory, const std::string& name)
     : source_(std::make_unique<Source>(memory, name)) {
@@ -242,7 +290,8 @@ void ByteStream::choose_decoder() {
     const char *name, *ending;
     std::vector<std::uint8_t> begins;
     std::uint8_t first_mask;  // bits of the first byte that count
-    std::unique_ptr<Decoder> (*make)();
+    std::unique_ptr<Decoder> (*make)(const Source& source);
+    bool is_rows = false;
 
     bool may_be(std::span<const std::byte> bytes) const {
       for (std::size_t i = 0; i < std::min(bytes.size(), begins.size()); ++i)
@@ -250,26 +299,33 @@ void ByteStream::choose_decoder() {
       return true;
     }
   };
-  const auto zstd = [] { return std::unique_ptr<Decoder>(new Zstd); };
+  using Made = std::unique_ptr<Decoder>;
+  const auto zstd = [](const Source&) { return Made(new Zstd); };
+  const auto arrow = [](const Source& source) { return Made(new Rows(source, open_arrow)); };
+  const auto parquet = [](const Source& source) { return Made(new Rows(source, open_parquet)); };
   const Kind kinds[] = {
-      {"gzip", ".gz", {0x1F, 0x8B}, 0xFF, [] { return std::unique_ptr<Decoder>(new Gzip); }},
+      {"gzip", ".gz", {0x1F, 0x8B}, 0xFF, [](const Source&) { return Made(new Gzip); }},
       {"zstd", ".zst", {0x50, 0x2A, 0x4D, 0x18}, 0xF0, zstd},  // a frame to be skipped
       {"zstd", ".zst", {0x28, 0xB5, 0x2F, 0xFD}, 0xFF, zstd},
-      {"xz", ".xz", {0xFD, '7', 'z', 'X', 'Z', 0}, 0xFF, [] { return std::unique_ptr<Decoder>(new Xz); }},
+      {"xz", ".xz", {0xFD, '7', 'z', 'X', 'Z', 0}, 0xFF, [](const Source&) { return Made(new Xz); }},
+      {"parquet", ".parquet", {'P', 'A', 'R', '1'}, 0xFF, parquet, true},
+      {"Arrow", ".arrow", {'A', 'R', 'R', 'O', 'W', '1'}, 0xFF, arrow, true},
+      {"Arrow", ".arrow", {0xFF, 0xFF, 0xFF, 0xFF}, 0xFF, arrow, true},  // a stream of it
+      {"Arrow", ".feather", {'A', 'R', 'R', 'O', 'W', '1'}, 0xFF, arrow, true},
   };
   // Of a terminal or a pipe no more is waited for than tells the kinds apart.
   auto begin = source_->window();
   const auto may_be = [&](const Kind& kind) { return kind.may_be(begin); };
   for (std::size_t size = 2; size <= 6 && std::any_of(std::begin(kinds), std::end(kinds), may_be); ++size)
     begin = source_->window(size);
-  decoder_ = std::make_unique<Plain>();
   const auto is_it = [&](const Kind& kind) { return begin.size() >= kind.begins.size() && kind.may_be(begin); };
   const Kind* const found = std::find_if(std::begin(kinds), std::end(kinds), is_it);
-  if (found != std::end(kinds)) decoder_ = found->make();
   for (const Kind& kind : kinds)
     if (std::string_view(source_->name()).ends_with(kind.ending) &&
-        (found == std::end(kinds) || std::string_view(found->ending) != kind.ending))
+        (found == std::end(kinds) || std::string_view(found->name) != kind.name))
       source_->damaged(concat("a ", kind.ending, " file must begin as ", kind.name, " does."), "other bytes");
+  is_rows_ = found != std::end(kinds) && found->is_rows;
+  decoder_ = found != std::end(kinds) ? found->make(*source_) : std::make_unique<Plain>();
 }
 
 std::size_t ByteStream::read(std::span<char> out) {

@@ -13,6 +13,9 @@ namespace megatron::data {
 /// (members, frames or streams one after another are one stream). A name that ends in .gz, .zst or .xz with other
 /// content is an error, so that a damaged file is not taken for text. Damage and a stream that breaks off are a
 /// ConfigError naming the file and the byte offset in the compressed file. Decompression takes at most 128 MiB.
+///
+/// Of a parquet or Arrow file the bytes are its rows as lines of JSON (columns/rows.h); such a file cannot be a pipe,
+/// and takes the memory of one page a column, or one batch.
 class ByteStream {
  public:
   explicit ByteStream(const std::string& path);
@@ -34,6 +37,9 @@ class ByteStream {
   /// Bytes taken from the file so far, before decompression.
   std::int64_t position() const;
 
+  /// Whether the bytes are rows as lines of JSON.
+  bool is_rows() const { return is_rows_; }
+
  private:
   class Source;
   class Decoder;
@@ -41,11 +47,13 @@ class ByteStream {
   class Gzip;
   class Zstd;
   class Xz;
+  class Rows;
 
   void choose_decoder();
 
   std::unique_ptr<Source> source_;
   std::unique_ptr<Decoder> decoder_;
+  bool is_rows_ = false;
 };
 
 /// Throws one ConfigError for all of `inputs` that are not there, are folders or may not be read: before the first is

@@ -88,6 +88,12 @@ void BlockReader::begin_stream(const std::string& name) {
   line_ = record_line_ = 1;
   dropping_ = false;
   format_ = options_.format == TextFormat::Auto ? format_of_name(name) : options_.format;
+  if (stream_->is_rows()) {
+    if (options_.format != TextFormat::Auto && options_.format != TextFormat::Jsonl)
+      throw ConfigError(rule_got_fix("rows of parquet and Arrow files are read as lines of JSON.", name,
+                                     "--format auto (the default)"));
+    format_ = TextFormat::Jsonl;
+  }
   const bool byte_order_mark = carry_.starts_with("\xEF\xBB\xBF");
   if (format_ == TextFormat::Auto) {
     const auto first = carry_.find_first_not_of(" \t\r\n", byte_order_mark ? 3 : 0);
