@@ -78,7 +78,9 @@ def fill(package, build):
     shutil.rmtree(package / "share/doc")
     shutil.rmtree(package / "lib/megatron/torch", ignore_errors=True)  # of MEGATRON_BUNDLE_LIBTORCH: torch is required
     if (ROOT / "shims").is_dir():
-        shutil.copytree(ROOT / "shims", package / "shims", ignore=shutil.ignore_patterns("__pycache__", "*.md"))
+        shims = package / "share/megatron/shims"
+        shutil.copytree(ROOT / "shims", shims, ignore=shutil.ignore_patterns("__pycache__", "*.md"), dirs_exist_ok=True)
+        shutil.copy(ROOT / "python/shims/run_megatron.py", shims)
     licences = {}
     for name, library in sorted(needed_libraries(build / "megatron").items()):
         (package / "lib").mkdir(exist_ok=True)

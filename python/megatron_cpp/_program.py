@@ -40,7 +40,7 @@ def recipes():
 
 def shims():
     """The folder of the scripts that take Megatron-LM's place in launch scripts."""
-    return _HERE / "shims"
+    return _HERE / "share/megatron/shims"
 
 
 def environment():

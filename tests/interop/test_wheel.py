@@ -22,7 +22,8 @@ numpy, safetensors, torch, MISSING = peers("numpy", "safetensors.numpy", "torch"
 
 
 def run(*words, code=0, **options):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **options)
+    done = subprocess.run([str(word) for word in words], capture_output=True, encoding="utf-8", errors="replace",
+                          timeout=300, **options)
     if done.returncode != code:
         raise AssertionError(f"{words}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done.stdout if code == 0 else done.stderr
@@ -40,7 +41,7 @@ class Wheel(unittest.TestCase):
     def test_a_wheel_serves_a_machine_without_a_compiler(self):
         for look in (self.it_says_what_it_needs, self.it_is_installed, self.the_page_runs,
                      self.the_program_stands_alone, self.weights_are_those_of_the_files,
-                     self.damaged_weights_are_refused, self.errors_say_what_to_do):
+                     self.damaged_weights_are_refused, self.shims_become_the_program, self.errors_say_what_to_do):
             with self.subTest(look.__name__):
                 look()
 
@@ -143,6 +144,14 @@ class Wheel(unittest.TestCase):
                         self.package.load_weights(path, framework="numpy")
         file.write_bytes(data)
         self.package.load_weights(self.path / "whole", framework="numpy")
+
+    def shims_become_the_program(self):
+        folder = pathlib.Path(run(self.python, "-c", "import megatron_cpp as m; print(m.shims())",
+                                  env=self.environment).strip())
+        scripts = [path for path in (ROOT / "shims").glob("*.py") if path.name != "run_megatron.py"]
+        for script in scripts:
+            said = run(self.python, folder / script.name, "--no-such-flag", code=2, env=self.environment)
+            self.assertIn("fix:", said)
 
     def errors_say_what_to_do(self):
         said = run(self.path / "env/bin/megatron", "train", "nosuch.toml", code=2, env=self.environment)
