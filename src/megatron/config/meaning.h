@@ -50,6 +50,9 @@ inline When operator||(When a, When b) {
 struct OnlyInTraining {};
 /// Ranks may be started with different values: it changes nothing that they compute or exchange.
 struct RanksMayDiffer {};
+/// Of what affects the weights: it decides how large parameters are and nothing else, so that another value is no other
+/// network where their shapes agree.
+struct SizesAlone {};
 
 /// All values that a string option, or each element of a list, may have. --help shows them in braces.
 struct Choices {
@@ -66,7 +69,7 @@ struct Meaning {
   Affects affects = Affects::Step;
   std::vector<When> where = {};           ///< empty: always read
   std::vector<std::string> choices = {};  ///< empty: any value of the type
-  bool only_in_training = false, ranks_may_differ = false, required = false, common = false;
+  bool only_in_training = false, ranks_may_differ = false, required = false, common = false, sizes_alone = false;
 
   void add(Affects what) { affects = what; }
   void add(const When& condition) { where.push_back(condition); }
@@ -75,6 +78,7 @@ struct Meaning {
   void add(const Choices& all) { choices = all.values; }
   void add(Required) { required = true; }
   void add(Common) { common = true; }
+  void add(SizesAlone) { sizes_alone = true; }
 };
 
 }  // namespace megatron::config

@@ -81,7 +81,7 @@ struct ModelConfig : AttentionVariant {
     v("ffn_hidden_size", ffn_hidden_size, "Width of the MLP; 0: 4 x hidden_size, gated 2/3 of that in steps of 64.",
       "ffn-hidden-size");
     v("max_position_embeddings", max_position_embeddings, "Positions of a sequence; 0: data.seq_length.",
-      "max-position-embeddings");
+      "max-position-embeddings", SizesAlone());
     v("vocab_size", vocab_size, "Tokens of the vocabulary; 0: the tokenizer's.", "vocab-size");
     v("make_vocab_size_divisible_by", make_vocab_size_divisible_by,
       "Rows of the embedding are padded to a multiple of this; padding never takes part.",

@@ -1,7 +1,15 @@
 #include "megatron/interchange/weights.h"
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <variant>
+
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
+#include "megatron/config/run_config.h"
+#include "megatron/config/unused_options.h"
+#include "megatron/config/value.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 
@@ -10,6 +18,53 @@ namespace {
 
 constexpr const char* kCopyAnew =
     "copy the whole folder again; docs/interchange.md says which models and files can be read";
+
+using Parameters = std::map<std::string, std::vector<std::int64_t>>;  // names and shapes
+
+/// Those of the whole model; nothing where its options do not fit each other.
+std::optional<Parameters> parameters_of(const config::ModelConfig& model) {
+  try {
+    Parameters parameters;
+    for (plan::ParameterSpec& spec : plan::model_parameters(shape_of(model), 1, 0))
+      parameters[std::move(spec.name)] = std::move(spec.shape);
+    return parameters;
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
+/// The names that one of them alone has, or both in other shapes.
+std::vector<std::string> that_differ(const Parameters& a, const Parameters& b) {
+  std::vector<std::string> names;
+  for (const auto& [name, shape] : a)
+    if (const auto other = b.find(name); other == b.end() || other->second != shape) names.push_back(name);
+  for (const auto& [name, shape] : b)
+    if (!a.contains(name)) names.push_back(name);
+  return names;
+}
+
+/// Whether the parameters, which differ in `all`, tell that an option differs: that with its value alone some of
+/// those become others.
+bool told_by_shapes(const Parameters& ours, const config::ModelConfig& with_their_value,
+                    const std::vector<std::string>& all) {
+  const auto changed = parameters_of(with_their_value);
+  if (!changed) return false;
+  const std::vector<std::string> decided = that_differ(ours, *changed);
+  return std::ranges::any_of(decided,
+                             [&](const std::string& name) { return std::ranges::find(all, name) != all.end(); });
+}
+
+/// The model as it is computed: sizes that were left at 0, which stands for what others come to, are filled in.
+config::RunConfig with_all_sizes(const config::ModelConfig& model) {
+  config::RunConfig run;
+  run.model = model;
+  const plan::ModelShape shape = shape_of(model);
+  run.model.num_query_groups = shape.groups();
+  run.model.kv_channels = shape.head();
+  run.model.ffn_hidden_size = shape.ffn_hidden;
+  if (shape.encoder_decoder()) run.model.decoder_num_layers = shape.num_layers - shape.encoder_layers;
+  return run;
+}
 
 }  // namespace
 
@@ -26,42 +81,45 @@ config::ModelConfig model_config_of(const std::filesystem::path& folder) {
   return with_fix(kCopyAnew, [&] { return format_of(folder).model(folder); });
 }
 
+std::vector<NetworkDifference> differences(const config::ModelConfig& ours, const config::ModelConfig& theirs) {
+  if (ours.architecture != theirs.architecture)  // whose options are others
+    return {{"model.architecture", ours.architecture, theirs.architecture}};
+  config::RunConfig our_run = with_all_sizes(ours), their_run = with_all_sizes(theirs);
+  const Parameters parameters = parameters_of(our_run.model).value_or(Parameters());
+  const std::vector<std::string> all = that_differ(parameters, parameters_of(their_run.model).value_or(Parameters()));
+  const config::Fields our_fields = config::fields_of(our_run), their_fields = config::fields_of(their_run);
+  std::vector<NetworkDifference> found;
+  for (std::size_t i = 0; i < our_fields.fields.size(); ++i) {
+    const config::Field &option = our_fields.fields[i], &other = their_fields.fields[i];
+    if (option.meaning.affects != config::Affects::Weights || option.meaning.sizes_alone) continue;
+    if (!config::is_read(option, our_fields) || !config::is_read(other, their_fields)) continue;
+    const std::string value = config::plain_value(option.value), their_value = config::plain_value(other.value);
+    if (value == their_value) continue;
+    config::RunConfig changed = our_run;
+    std::visit([&](auto* place) { *place = *std::get<decltype(place)>(other.value); },
+               config::fields_of(changed).fields[i].value);
+    if (!told_by_shapes(parameters, changed.model, all)) found.push_back({option.path, value, their_value});
+  }
+  return found;
+}
+
 std::vector<std::string> differences(const config::ModelConfig& model, const std::filesystem::path& folder) {
-  const config::ModelConfig theirs = model_config_of(folder);
   std::vector<std::string> lines;
-  const auto compare = [&](const char* option, const auto& a, const auto& b) {
-    if (a != b) lines.push_back(concat("model.", option, ": ", a, ", and ", b, " in the folder"));
-  };
-  const plan::ModelShape shape = shape_of(model), their_shape = shape_of(theirs);
-  compare("num_attention_heads", shape.num_heads, their_shape.num_heads);
-  compare("num_query_groups", shape.groups(), their_shape.groups());
-  compare("architecture", model.architecture, theirs.architecture);
-  compare("apply_residual_connection_post_layernorm", model.apply_residual_connection_post_layernorm,
-          theirs.apply_residual_connection_post_layernorm);
-  compare("normalization", model.normalization, theirs.normalization);
-  compare("layernorm_epsilon", model.layernorm_epsilon, theirs.layernorm_epsilon);
-  compare("activation", model.activation, theirs.activation);
-  compare("relative_attention_max_distance", shape.position_max_distance, their_shape.position_max_distance);
-  compare("position_embedding_type", model.position_embedding_type, theirs.position_embedding_type);
-  if (model.position_embedding_type != "rope" || theirs.position_embedding_type != "rope") return lines;
-  compare("rotary_base", model.rotary_base, theirs.rotary_base);
-  compare("rotary_percent", model.rotary_percent, theirs.rotary_percent);
-  compare("rotary_interleaved", model.rotary_interleaved, theirs.rotary_interleaved);
-  compare("rope_scaling_factor", model.rope_scaling_factor, theirs.rope_scaling_factor);
-  if (model.rope_scaling_factor == 1) return lines;
-  compare("rope_low_freq_factor", model.rope_low_freq_factor, theirs.rope_low_freq_factor);
-  compare("rope_high_freq_factor", model.rope_high_freq_factor, theirs.rope_high_freq_factor);
-  compare("rope_original_positions", model.rope_original_positions, theirs.rope_original_positions);
+  for (const NetworkDifference& each : differences(model, model_config_of(folder)))
+    lines.push_back(concat(each.option, ": ", each.ours, ", and ", each.theirs, " in the folder"));
   return lines;
 }
 
 void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder) {
-  std::string all;
-  for (const std::string& line : differences(model, folder)) all += concat(all.empty() ? "" : "\n        ", line);
+  std::string all, fix;
+  for (const NetworkDifference& each : differences(model, model_config_of(folder))) {
+    all +=
+        concat(all.empty() ? "" : "\n        ", each.option, ": ", each.ours, ", and ", each.theirs, " in the folder");
+    fix += concat(fix.empty() ? "--" : " --", each.option, " ", each.theirs);
+  }
   if (!all.empty())
-    throw ConfigError(
-        rule_got_fix(concat("The recipe must describe the network whose weights are in ", folder.string(), "."), all,
-                     "give the options the folder's values"));
+    throw ConfigError(rule_got_fix(
+        concat("The recipe must describe the network whose weights are in ", folder.string(), "."), all, fix));
 }
 
 }  // namespace megatron::interchange

@@ -22,8 +22,18 @@ std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::pa
 /// training that such a folder does not know (dropout in Megatron-LM's is known) keep their defaults.
 config::ModelConfig model_config_of(const std::filesystem::path& folder);
 
-/// What `model` computes otherwise than the network in `folder`, where shapes do not tell: "model.rotary_base: 10000,
-/// and 50000 in the folder". Empty: the weights mean the same in it.
+/// An option that two networks have differently, and both values as one types them.
+struct NetworkDifference {
+  std::string option;  ///< "model.rotary_base"
+  std::string ours, theirs;
+};
+
+/// What `ours` computes otherwise than `theirs` although names and shapes of parameters do not tell: every option that
+/// affects what weights mean (config/meaning.h), that both read, and that decides no parameter in which the two differ
+/// (that is for checkpoint::compare_weights). Of another kind of model the kind alone. Empty: weights mean the same.
+std::vector<NetworkDifference> differences(const config::ModelConfig& ours, const config::ModelConfig& theirs);
+
+/// Those of `model` from the network in `folder`, for people: "model.rotary_base: 10000, and 50000 in the folder".
 std::vector<std::string> differences(const config::ModelConfig& model, const std::filesystem::path& folder);
 
 /// Throws ConfigError that lists them.
