@@ -124,15 +124,11 @@ int eval(const Args& args) {
       {"wikitext", "Loss and perplexity of WikiText, per token and per word.", eval_wikitext},
       {"lambada", "Accuracy of the last word of passages.", eval_lambada},
       {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
-      {"mnli", "Accuracy of a fine-tuned model: does one sentence follow from another?",
-       [](const Args& words) { return eval_task("mnli", words); }},
-      {"qqp", "… do two questions ask the same?", [](const Args& words) { return eval_task("qqp", words); }},
-      {"race", "… questions on a text, each with four options.",
-       [](const Args& words) { return eval_task("race", words); }},
-      {"squad", "… questions on a paragraph, of version 1.1 or 2.0, as the file is.",
+#define TASK(name, id, seq_length, query_length, about) \
+  {#name, "Score of a fine-tuned model: " about, [](const Args& words) { return eval_task(#name, words); }},
+#include "megatron/config/tables/tasks.def"
+      {"squad", "Score of a fine-tuned model: squad1 or squad2, as the file is.",
        [](const Args& words) { return eval_task("squad", words); }},
-      {"squad1", "… of version 1.1.", [](const Args& words) { return eval_task("squad1", words); }},
-      {"squad2", "… of version 2.0.", [](const Args& words) { return eval_task("squad2", words); }},
       {"predictions", "Scores of the predictions of a fine-tuning task.", eval_predictions}};
   return run::run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
 }

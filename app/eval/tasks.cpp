@@ -13,6 +13,7 @@
 #include "megatron/base/timer.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
+#include "megatron/config/tables/tasks.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/results.h"
 #include "megatron/finetune/weights.h"
@@ -20,18 +21,22 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/model_kind.h"
 #include "megatron/run/ranks.h"
+#include "megatron/tasks/task_info.h"
 #include "megatron/train/resume/agreement.h"
 
 // `megatron eval mnli` and the other tasks of `megatron finetune`: what a fine-tuned model scores on a file.
 namespace megatron::app {
 namespace {
 
-constexpr const char* kUsage =
-    "megatron eval mnli|qqp|race|squad|squad1|squad2 --load DIR --data F [OPTION]…\n\n"
-    "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
-    "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. What OUT/seed_N was "
-    "fine-tuned\n"
-    "with holds here too, the null threshold of SQuAD 2.0 as well: 0 where none is known. docs/finetune.md.";
+std::string usage() {
+  return "megatron eval " + config::task_choices() +
+         "|squad --load DIR --data F [OPTION]…\n\n"
+         "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
+         "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. What OUT/seed_N "
+         "was "
+         "fine-tuned\n"
+         "with holds here too, the null threshold of SQuAD 2.0 as well: 0 where none is known. docs/finetune.md.";
+}
 
 struct TaskFlags : EvalFlags {
   std::string output;
@@ -40,12 +45,15 @@ struct TaskFlags : EvalFlags {
   void visit(auto& v) {
     EvalFlags::visit(v);
     v("output", output, "Folder for the predictions, new or empty; empty: none are written.");
-    v("seq_length", seq_length, "Maximum tokens per row; 0: as in the fine-tuning, else 128, squad 384, race 512.");
+    v("seq_length", seq_length,
+      "Maximum tokens per row; 0: as in the fine-tuning, else " + config::usual_lengths(&config::TaskRow::seq_length) +
+          ".");
     v("doc_stride", doc_stride,
       "squad: tokens from the beginning of one window of a context to that of the next; 0: as in the fine-tuning, else "
       "128.");
     v("max_query_length", max_query_length,
-      "squad, race: maximum tokens per question; 0: as in the fine-tuning, else 64 for squad, 128 for race.");
+      "Maximum tokens per question; 0: as in the fine-tuning, else " +
+          config::usual_lengths(&config::TaskRow::query_length) + ".");
     v("n_best", n_best,
       "squad: answers in nbest_predictions.json, and starts and ends considered per window; 0: as in the fine-tuning, "
       "else 20.");
@@ -79,11 +87,6 @@ std::string task_name(const std::string& job, const std::string& data) {
   return read_file(data).find("\"is_impossible\"") == std::string::npos ? "squad1" : "squad2";
 }
 
-std::int64_t usual_length(tasks::TaskKind kind) {
-  const bool pair = kind == tasks::TaskKind::Mnli || kind == tasks::TaskKind::Qqp;
-  return pair ? 128 : kind == tasks::TaskKind::Race ? 512 : 384;
-}
-
 /// `trained`: with what the model was fine-tuned, or the defaults.
 tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, const run::TrainedModel& model,
                                 const config::TaskConfig& trained) {
@@ -91,7 +94,7 @@ tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, co
     return static_cast<int>(flag > 0 ? flag : otherwise);
   };
   return {.kind = kind,
-          .bert = plan::model_kind(model.run.config.model.architecture).frames_pairs,
+          .frames_pairs = plan::model_kind(model.run.config.model.architecture).frames_pairs,
           .seq_length = static_cast<int>(model.run.config.data.seq_length),
           .doc_stride = asked(flags.doc_stride, trained.doc_stride),
           .max_query_length = asked(flags.max_query_length, trained.max_query_length),
@@ -124,7 +127,7 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
                                                  {.head = form.head,
                                                   .num_classes = form.num_classes,
                                                   .seq_length = flags.seq_length,
-                                                  .usual_length = usual_length(kind),
+                                                  .usual_length = tasks::usual_seq_length(kind),
                                                   .microbatch_size = flags.batch_size});
   check_head(flags.load, name, kind, model.run);
   const auto trained = finetune::read_result(flags.load);
@@ -155,7 +158,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
   for (const tasks::Metric& metric : scores.metrics) fields[metric.name] = metric.value;
   if (!scores.report.empty()) fields.update(nlohmann::ordered_json::parse(scores.report));  // best_f1, HasAns_f1, …
   if (task.labelled()) fields["loss"] = logits.loss;
-  if (work.name == "squad2") fields["null_threshold"] = scores.null_threshold;
+  if (tasks::task_info(tasks::task_kind_of(work.name)).has_null_odds) fields["null_threshold"] = scores.null_threshold;
   std::int64_t tokens = 0;
   for (std::size_t sample = 0; sample < task.size(); ++sample)
     tokens += std::int64_t{work.form.rows} * task.length(sample);
@@ -166,7 +169,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 
 int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, kUsage), kUsage);
+  check_eval_flags(flags, config::parse_command_line(flags, args, usage()), usage().c_str());
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(run::environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))

@@ -174,7 +174,7 @@ struct Work {
 finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::Tokenizer& tokenizer) {
   const config::TaskConfig& task = recipe.task;
   tasks::TaskOptions options{.kind = tasks::task_kind_of(task.name),
-                             .bert = plan::model_kind(recipe.model.architecture).frames_pairs,
+                             .frames_pairs = plan::model_kind(recipe.model.architecture).frames_pairs,
                              .seq_length = static_cast<int>(recipe.data.seq_length),
                              .doc_stride = static_cast<int>(task.doc_stride),
                              .max_query_length = static_cast<int>(task.max_query_length),

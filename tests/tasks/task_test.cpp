@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "megatron/base/files/file.h"
+#include "megatron/config/tables/tasks.h"
 #include "megatron/tasks/scores/prediction_files.h"
 #include "megatron/tasks/scores/squad_scores.h"
+#include "megatron/tasks/task_info.h"
 #include "tests/tasks/support.h"
 #include "tests/testing/temporary_folder.h"
 
@@ -32,6 +34,21 @@ std::unique_ptr<const Task> task_of(TaskKind kind, const std::string& text, Task
   options.kind = kind;
   options.seq_length = 16;
   return open_task(folder.path() / "data", letter_tokenizer(), options);
+}
+
+TEST(Task, EveryRowOfTheTableIsATask) {
+  for (const config::TaskRow& row : config::task_rows()) {
+    const TaskKind kind = task_kind_of(row.name);
+    const TaskInfo& info = task_info(kind);
+    EXPECT_EQ(static_cast<std::int64_t>(task_labels(kind).size()), info.form.num_classes) << row.name;
+    EXPECT_TRUE(info.open != nullptr && info.rows != nullptr && info.report != nullptr) << row.name;
+    EXPECT_EQ(usual_seq_length(kind), row.seq_length);
+    EXPECT_GE(info.form.rows, 1);
+  }
+  EXPECT_EQ(task_kind_of("race"), TaskKind::Race);
+  EXPECT_EQ(config::usual_lengths(&config::TaskRow::seq_length),
+            "128 for mnli and qqp, 384 for squad1 and squad2, 512 for race");
+  EXPECT_EQ(config::usual_lengths(&config::TaskRow::query_length), "64 for squad1 and squad2, 128 for race");
 }
 
 TEST(Task, PairsAreSamplesOfOneRowWithAClass) {
@@ -125,7 +142,7 @@ TEST(Task, RowsOfAGptEndWithTheTokenThatEndsATextInThePlaceOfBertsFrame) {
   const TemporaryFolder folder;
   write_file(folder.path() / "data", "id\tquestion1\tquestion2\tis_duplicate\n4\ta\tb b\t1\n");
   const auto task =
-      open_task(folder.path() / "data", tokenizer, {.kind = TaskKind::Qqp, .bert = false, .seq_length = 16});
+      open_task(folder.path() / "data", tokenizer, {.kind = TaskKind::Qqp, .frames_pairs = false, .seq_length = 16});
   std::vector<std::int32_t> ids(6), types(6);
   task->fill(0, 0, ids, types);
   EXPECT_THAT(ids, ElementsAre(0, 1, 0, 2, 2, 0));

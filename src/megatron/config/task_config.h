@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/config/tables/tasks.h"
+
 // The options of `megatron finetune` (finetune_recipe.h) that say what is learned and on what.
 namespace megatron::config {
 
@@ -23,7 +25,7 @@ struct TaskConfig {
   std::int64_t max_answer_length = 30;
 
   void visit(auto& v) {
-    v("name", name, "Task to learn.", "task", Choices({"mnli", "qqp", "squad1", "squad2", "race"}), Required());
+    v("name", name, "Task to learn.", "task", Choices(task_names()), Required());
     v("train", train, "Training data: the task's file as it is published; race: also a folder of .txt files.",
       "train-data", Common());
     v("valid", valid, "Validation data, which the best weights are chosen by.", "valid-data", Common());
@@ -39,8 +41,8 @@ struct TaskConfig {
       "Rows are as long as the longest of the step, in steps of 8, instead of data.seq_length.");
     v("doc_stride", doc_stride, "squad: tokens from the beginning of one window of a context to that of the next.",
       "doc-stride");
-    v("max_query_length", max_query_length, "Maximum tokens per question; 0: 64 for squad, 128 for race.",
-      "max-query-length");
+    v("max_query_length", max_query_length,
+      "Maximum tokens per question; 0: " + usual_lengths(&TaskRow::query_length) + ".", "max-query-length");
     v("n_best", n_best, "squad: answers in nbest_predictions.json, and starts and ends looked at in a window.");
     v("max_answer_length", max_answer_length, "squad: maximum tokens per answer.");
   }

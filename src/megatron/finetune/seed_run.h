@@ -14,7 +14,7 @@ namespace megatron::finetune {
 
 /// What all seeds of a recipe read: encoded once, read by every rank that is a thread of the process.
 struct TaskData {
-  tasks::TaskKind kind = tasks::TaskKind::Mnli;
+  tasks::TaskKind kind = {};
   std::unique_ptr<const tasks::Task> train, valid;
   std::unique_ptr<const tasks::Task> test = {};  ///< null: none
 

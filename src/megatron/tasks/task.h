@@ -16,9 +16,13 @@
 // A fine-tuning task as training sees it: samples of one or more rows, a target each, and what logits come to.
 namespace megatron::tasks {
 
-enum class TaskKind : std::uint8_t { Mnli, Qqp, Squad1, Squad2, Race };
+/// The rows of config/tables/tasks.def, in their order.
+enum class TaskKind : std::uint8_t {
+#define TASK(name, id, ...) id,
+#include "megatron/config/tables/tasks.def"
+};
 
-/// Of "mnli", "qqp", "squad1", "squad2", "race". Throws ConfigError for another name.
+/// Of the name that a row has. Throws ConfigError for another.
 TaskKind task_kind_of(std::string_view name);
 
 /// What a model must have for a task.
@@ -34,12 +38,17 @@ TaskForm task_form(TaskKind kind);
 /// The names of its classes, in the order of their numbers; of other tasks none.
 std::vector<std::string> task_labels(TaskKind kind);
 
+/// Tokens of a row, and of a question (0: it has no length of its own), where no option says otherwise.
+int usual_seq_length(TaskKind kind);
+int usual_query_length(TaskKind kind);
+
 struct TaskOptions {
-  TaskKind kind = TaskKind::Mnli;
-  bool bert = true;  ///< rows are [CLS] first [SEP] second [SEP]; of a GPT the end of a text stands for each of these
+  TaskKind kind = {};
+  bool frames_pairs =
+      true;  ///< rows are [CLS] first [SEP] second [SEP]; else the end of a text stands for each of these
   int seq_length = 128;
   int doc_stride = 128;
-  int max_query_length = 0;  ///< 0: 64 of SQuAD, 128 of RACE
+  int max_query_length = 0;  ///< 0: usual_query_length()
   int n_best = 20, max_answer_tokens = 30;
   std::int64_t limit = 0;  ///< the first examples alone; 0: all
   bool to_learn = false;   ///< labels must be there, and what cannot be learned from is left out
