@@ -20,7 +20,7 @@ inline void need_option(bool given, const char* flag, const char* example = "FIL
 inline std::string command_of(const std::string& usage) { return usage.substr(0, usage.find('\n')); }
 
 /// Throws ConfigError where an option was set that is read with another alone.
-inline void refuse_without(bool set, const char* flag, const char* needs) {
+inline void refuse_without(bool set, const char* flag, const std::string& needs) {
   if (set)
     throw ConfigError(
         rule_got_fix(concat(flag, " has no effect without ", needs, "."), "it is set", concat("leave ", flag, " out")));

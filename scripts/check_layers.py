@@ -16,8 +16,16 @@ C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')
 READS = re.compile(r"\b(read_file|load_toml\w*|ifstream|fopen|MappedFile|std::filesystem)\b")
 MOST = 25  # sources at one level of a folder
 OWN = re.compile(r'#\s*include\s*[<"]megatron/(?!models/)([a-z_]+)/')
-# Which kind of model it is, nothing asks but its folder in models/. Tokenizers have the names of kinds too.
-KIND = re.compile(r'architecture\s*[!=]=\s*"|[!=]=\s*"(bert|t5|gpt)"')
+# Which kind of model it is, nothing asks but its folder in models/, and nothing else names one but in prose. Tokenizers
+# have the names of kinds too.
+KINDS = "|".join(re.findall(r"^MEGATRON_MODEL\((\w+)\)", (ROOT / "src/megatron/models/kinds.def").read_text(), re.M))
+KIND = re.compile(rf'architecture\s*[!=]=\s*"|"({KINDS})"|model\.architecture ({KINDS})\b'
+                  rf'|\b(is|or|of|spec\.)_?({KINDS})\b')
+
+
+def kinds_in(number, line):
+    if KIND.search(line.split("//")[0]):
+        yield number, "names a kind of model: ask what it is made of (config/tables/model_kinds.h, plan::ModelShape)"
 
 
 def problems_of(path):
@@ -40,8 +48,8 @@ def problems_of(path):
             yield number, "includes c10d outside of its backends"
         if CUDA.search(line) and not in_plugin:
             yield number, "includes a CUDA header outside of the plugin"
-        if "models" not in path.parts and KIND.search(line) and folder != "text":
-            yield number, "asks which kind of model it is: ask what it is made of (plan/model_kind.h)"
+        if "models" not in path.parts and folder != "text":
+            yield from kinds_in(number, line)
         if folder == "plan" and READS.search(line):
             yield number, "opens a file: plan/ is handed what files say"
         if "<fmt/" in line and path.name != "format.h" or "base/text/format.h" in line and path.suffix == ".h":
@@ -59,14 +67,21 @@ def crowded():
     return {str(folder): count for folder, count in sorted(counts.items()) if count > MOST}
 
 
-def circle():
-    """Files of src/ and app/ that include one another in a circle; [] where there is none."""
-    includes = {}
-    for top, base in (("src/megatron", "src"), ("app", ".")):
+def includes():
+    """Of each file of src/ and app/, by its path, the paths of ours that it includes."""
+    found = {}
+    for top in ("src/megatron", "app"):
         for path in (ROOT / top).rglob("*"):
             if path.suffix in {".h", ".cpp", ".def"}:
-                includes[path.relative_to((ROOT / base).resolve()).as_posix()] = re.findall(
-                    r'^#include "((?:megatron|app)/[^"]+)"', path.read_text(), re.M)
+                named = re.findall(r'^#include "((?:megatron|app)/[^"]+)"', path.read_text(), re.M)
+                found[path.relative_to(ROOT)] = [
+                    pathlib.PurePath(("src/" if name.startswith("megatron/") else "") + name) for name in named]
+    return found
+
+
+def circle():
+    """Files of src/ and app/ that include one another in a circle; [] where there is none."""
+    graph = includes()
     done, trail = set(), []
 
     def visit(file):
@@ -75,12 +90,12 @@ def circle():
         if file in done:
             return []
         trail.append(file)
-        found = next((round for round in map(visit, includes.get(file, [])) if round), [])
+        found = next((round for round in map(visit, graph.get(file, [])) if round), [])
         trail.pop()
         done.add(file)
         return found
 
-    return next((round for round in map(visit, includes) if round), [])
+    return next((round for round in map(visit, graph) if round), [])
 
 
 def main():
@@ -91,8 +106,15 @@ def main():
             for number, problem in problems_of(path):
                 print(f"{path.relative_to(ROOT)}:{number}: {problem}")
                 bad += 1
+    for path in sorted((ROOT / "app").rglob("*")):
+        if path.suffix in {".h", ".cpp"}:
+            count += 1
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                for _, problem in kinds_in(number, line):
+                    print(f"{path.relative_to(ROOT)}:{number}: {problem}")
+                    bad += 1
     if circle():
-        print("these include one another in a circle: " + " -> ".join(circle()))
+        print("these include one another in a circle: " + " -> ".join(map(str, circle())))
         bad += 1
     bad += len(crowded())
     for folder, files in crowded().items():

@@ -11,17 +11,17 @@
 #include "app/json_line.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/config/tables/model_kinds.h"
 #include "megatron/config/options.h"
 #include "megatron/data/files/indexed_dataset.h"
 #include "megatron/data/index/gpt_index.h"
-#include "megatron/data/samples/bert_dataset.h"
-#include "megatron/data/samples/t5_dataset.h"
+#include "megatron/data/samples/sample_kinds.h"
 
 namespace megatron::app {
 namespace {
 
 struct IndexFlags {
-  std::string kind = "gpt";
+  std::string kind = config::model_kinds().front();
   std::int64_t seq_length = 0;
   std::uint64_t seed = 1234;
   std::string split = "969,30,1";
@@ -33,8 +33,10 @@ struct IndexFlags {
 
   void visit(auto& v) {
     v.title("which samples");
-    v("kind", kind, "Kind of samples; bert and t5 need sentences (data preprocess --split-sentences).",
-      config::Choices({"gpt", "bert", "t5"}));
+    v("kind", kind,
+      "Kind of samples; " + config::names_with(&config::ModelTraits::reads_sentences) +
+          " need sentences (data preprocess --split-sentences).",
+      config::Choices(config::model_kinds()));
     v("seq_length", seq_length, "Tokens per sample.", config::Example{"1024"}, config::Required());
     v("seed", seed, "Seed of the order.");
     v("split", split, "Shares of documents for training, validation and test.");
@@ -100,8 +102,7 @@ nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDat
 }
 
 nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::IndexedDataset& pair) {
-  const data::SentenceBounds bounds = flags.kind == "bert" ? data::bert_bounds(flags.seq_length, !flags.one_segment)
-                                                           : data::t5_bounds(flags.seq_length);
+  const data::SentenceBounds bounds = data::sample_kind(flags.kind).sentences(flags.seq_length, !flags.one_segment);
   const auto spec_of = [&](std::size_t i) {
     return data::SentenceIndexSpec{.max_tokens = bounds.max_tokens,
                                    .min_sentences = bounds.min_sentences,
@@ -138,16 +139,18 @@ int data_index(const Args& args) {
   if (words.size() != 1)
     throw ConfigError(rule_got_fix("data index takes one prefix.", concat(words.size(), " words"),
                                    "megatron data index PREFIX [OPTION]…"));
-  refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && flags.kind == "gpt", "--short-seq-prob",
-                 "--kind bert or t5");
-  refuse_without(flags.one_segment && flags.kind != "bert", "--one-segment", "--kind bert");
+  const bool sentences = data::sample_kind(flags.kind).sentences != nullptr;
+  refuse_without(flags.short_seq_prob != IndexFlags().short_seq_prob && !sentences, "--short-seq-prob",
+                 "--kind " + config::names_with(&config::ModelTraits::reads_sentences, " or "));
+  refuse_without(flags.one_segment && !config::model_traits(flags.kind).two_segments, "--one-segment",
+                 "--kind " + config::names_with(&config::ModelTraits::two_segments, " or "));
   need_option(!flags.output.empty(), "--output", "FOLDER");
   need_option(flags.seq_length != 0, "--seq-length", "1024");
   if (flags.samples.size() != 3)
     throw ConfigError(rule_got_fix("--samples takes three numbers, such as 1000,50,10.",
                                    concat(flags.samples.size(), " numbers"), "--samples 1000,50,10"));
   const data::IndexedDataset pair(words[0]);
-  const nlohmann::ordered_json report = flags.kind == "gpt" ? index_gpt(flags, pair) : index_sentences(flags, pair);
+  const nlohmann::ordered_json report = sentences ? index_sentences(flags, pair) : index_gpt(flags, pair);
   if (flags.json) print_json(report);
   return kDone;
 }

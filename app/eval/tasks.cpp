@@ -19,7 +19,6 @@
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/run/ranks.h"
 #include "megatron/tasks/task_info.h"
 #include "megatron/train/resume/agreement.h"
@@ -94,7 +93,7 @@ tasks::TaskOptions task_options(const TaskFlags& flags, tasks::TaskKind kind, co
     return static_cast<int>(flag > 0 ? flag : otherwise);
   };
   return {.kind = kind,
-          .frames_pairs = plan::model_kind(model.run.config.model.architecture).frames_pairs,
+          .frames_pairs = config::model_traits(model.run.config.model.architecture).two_segments,
           .seq_length = static_cast<int>(model.run.config.data.seq_length),
           .doc_stride = asked(flags.doc_stride, trained.doc_stride),
           .max_query_length = asked(flags.max_query_length, trained.max_query_length),

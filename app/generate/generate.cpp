@@ -21,7 +21,6 @@
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
@@ -154,12 +153,13 @@ comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
   return facts;
 }
 
-/// What a T5 does with the flags; none where the model is no T5.
-std::optional<int> answer_of_t5(const GenerateFlags& flags) {
+/// What an encoder-decoder (T5) does with the flags; none where the model is none.
+std::optional<int> answer_of_pair(const GenerateFlags& flags) {
   const GenerateFlags none;
   const auto changed = [&](auto member) { return flags.*member != none.*member; };
   using F = GenerateFlags;
-  if (flags.load.empty() || !plan::model_kind(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
+  if (flags.load.empty() ||
+      !config::model_traits(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
     need_defaults({{"num-beams", changed(&F::num_beams)},
                    {"length-penalty", changed(&F::length_penalty)},
                    {"early-stopping", changed(&F::early_stopping)}},
@@ -171,7 +171,7 @@ std::optional<int> answer_of_t5(const GenerateFlags& flags) {
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
                                    "--top-k, --top-p or --seed without it", "--temperature 1"));
-  const run::TrainedModel model = run::open_trained_model(flags, "generate", /*or_t5=*/true);
+  const run::TrainedModel model = run::open_trained_model(flags, "generate", interchange::Writes::TextsOrAnswers);
   return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,
                  .num_beams = flags.num_beams,
@@ -261,7 +261,7 @@ int run_generate(const Args& args) {
   const auto rest = config::parse_command_line(flags, args, kUsage);
   if (!rest.empty())
     throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
-  if (const auto code = answer_of_t5(flags)) return *code;
+  if (const auto code = answer_of_pair(flags)) return *code;
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
   return run::run_on_ranks(

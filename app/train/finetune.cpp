@@ -25,7 +25,6 @@
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/recipe.h"
@@ -95,7 +94,7 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
   std::ranges::sort(seeds);
   if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
     throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
-  if (!plan::model_kind(model.architecture).frames_pairs && std::string_view(form.head) == "span")
+  if (!config::model_traits(model.architecture).two_segments && std::string_view(form.head) == "span")
     throw ConfigError(rule_got_fix("squad needs a BERT: a GPT's attention is causal.",
                                    "model.architecture " + model.architecture, "--load FOLDER, of a BERT"));
 }
@@ -174,7 +173,7 @@ struct Work {
 finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::Tokenizer& tokenizer) {
   const config::TaskConfig& task = recipe.task;
   tasks::TaskOptions options{.kind = tasks::task_kind_of(task.name),
-                             .frames_pairs = plan::model_kind(recipe.model.architecture).frames_pairs,
+                             .frames_pairs = config::model_traits(recipe.model.architecture).two_segments,
                              .seq_length = static_cast<int>(recipe.data.seq_length),
                              .doc_stride = static_cast<int>(task.doc_stride),
                              .max_query_length = static_cast<int>(task.max_query_length),

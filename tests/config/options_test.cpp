@@ -448,5 +448,15 @@ TEST(Markdown, HasARowForEveryOption) {
   for (const Field& field : fields_of(options).fields) EXPECT_THAT(text, HasSubstr("| `--" + field.path + "` |"));
 }
 
+TEST(ModelKinds, AreNamedByWhatTheyAre) {
+  EXPECT_EQ(ModelConfig().architecture, model_kinds().front());
+  EXPECT_EQ(names_with(&ModelTraits::causal), "gpt");
+  EXPECT_EQ(names_with(&ModelTraits::reads_sentences, " or "), "bert or t5");
+  EXPECT_TRUE(model_traits("t5").encoder_decoder && model_traits("bert").two_segments);
+  EXPECT_FALSE(model_traits("gpt").two_segments);
+  for (const std::string& name : model_kinds())
+    EXPECT_FALSE(model_traits(name).causal && model_traits(name).encoder_decoder) << name;
+}
+
 }  // namespace
 }  // namespace megatron::config

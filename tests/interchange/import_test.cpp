@@ -170,8 +170,8 @@ TEST(Import, ABertIsNoModelThatWrites) {
   TemporaryFolder place;
   import_weights(bert, place.path() / "ours", {});
   for (const fs::path& folder : {bert, place.path() / "ours"})
-    expect_refused([&] { check_is_gpt(folder, "generate"); }, {"generate", "BERT"});
-  EXPECT_NO_THROW(check_is_gpt(llama, "generate"));
+    expect_refused([&] { check_writes(folder, "generate", Writes::TextsOrAnswers); }, {"generate", "BERT"});
+  EXPECT_NO_THROW(check_writes(llama, "generate", Writes::Texts));
 }
 
 TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
@@ -184,8 +184,8 @@ TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
   import_weights(theirs.folder(), ours, {});
   const auto tokenizer = text::Tokenizer::load(companion_folder(ours));
   for (const fs::path& folder : {theirs.folder(), ours}) {
-    EXPECT_NO_THROW(check_is_gpt(folder, "generate", /*or_t5=*/true));
-    expect_refused([&] { check_is_gpt(folder, "eval"); }, {"eval", "T5"});
+    EXPECT_NO_THROW(check_writes(folder, "generate", Writes::TextsOrAnswers));
+    expect_refused([&] { check_writes(folder, "eval", Writes::Texts); }, {"eval", "T5"});
     const AnswerFrame frame = answer_frame(folder, tokenizer);
     EXPECT_EQ(frame.start, 2);
     EXPECT_EQ(frame.ends, (std::vector<std::int64_t>{4, 1}));

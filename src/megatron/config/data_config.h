@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "megatron/config/meaning.h"
+#include "megatron/config/tables/model_kinds.h"
 
 // The options of run_config.h that say what a run reads and how samples are made of it.
 namespace megatron::config {
@@ -128,9 +129,10 @@ struct DataConfig {
     v("eod_mask_loss", eod_mask_loss, "Leave end-of-document tokens out of the loss.", "eod-mask-loss",
       OnlyInTraining());
     v("mask_prob", mask_prob, "bert, t5: share of the tokens that are masked.", "mask-prob", Affects::Samples,
-      when("model.architecture", {"bert", "t5"}), OnlyInTraining());
+      when("model.architecture", kinds_with(&ModelTraits::reads_sentences)), OnlyInTraining());
     v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.",
-      "short-seq-prob", Affects::Samples, when("model.architecture", {"bert", "t5"}), OnlyInTraining());
+      "short-seq-prob", Affects::Samples, when("model.architecture", kinds_with(&ModelTraits::reads_sentences)),
+      OnlyInTraining());
     v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.",
       Affects::Nothing, RanksMayDiffer());
   }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "megatron/config/meaning.h"
+#include "megatron/config/tables/model_kinds.h"
 
 // The options of run_config.h that describe the network.
 namespace megatron::config {
@@ -17,7 +18,7 @@ struct AttentionVariant {
 };
 
 struct ModelConfig : AttentionVariant {
-  std::string architecture = "gpt";
+  std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
   std::int64_t hidden_size = 256;
@@ -63,12 +64,7 @@ struct ModelConfig : AttentionVariant {
     v("architecture", architecture,
       "gpt: a decoder that predicts the next token; bert: an encoder that fills in masked tokens and tells the order "
       "of two segments; t5: encoder and decoder with cross attention.",
-      Choices({
-#define MEGATRON_MODEL(name) #name,
-#include "megatron/models/kinds.def"
-#undef MEGATRON_MODEL
-      }),
-      Common());
+      Choices(model_kinds()), Common());
     v("num_layers", num_layers, "Transformer layers; t5: of the encoder.", "num-layers", Common());
     v("decoder_num_layers", decoder_num_layers, "t5: layers of the decoder; 0: as many as the encoder's.",
       "decoder-num-layers");
@@ -89,10 +85,10 @@ struct ModelConfig : AttentionVariant {
     v("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
       "Give the output layer a matrix of its own.", "untie-embeddings-and-output-weights");
     v("num_tokentypes", num_tokentypes, "bert: token types that have an embedding, one per segment; 0: none.",
-      when("model.architecture", {"bert"}));
+      when("model.architecture", kinds_with(&ModelTraits::two_segments)));
     v("bert_binary_head", bert_binary_head,
       "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).",
-      when("model.architecture", {"bert"}));
+      when("model.architecture", kinds_with(&ModelTraits::two_segments)));
     v("head", head,
       "What follows the last layer: tokens is the output layer, the others are heads that `megatron finetune` trains.",
       Choices({"tokens", "classes", "options", "span"}));

@@ -30,32 +30,23 @@ GptDatasetSpec set_spec(const PartSpec& spec, const std::string& prefix, std::op
   return set;
 }
 
-/// Of a BERT or a T5.
-template <class Spec>
-Spec sentence_spec(const PartSpec& spec, Spec set, const std::string& prefix, std::optional<std::int64_t> samples) {
-  set.source.prefix = prefix;
-  set.source.split = spec.split;
-  set.source.part = spec.part;
-  set.source.seed = spec.index.seed;
-  set.source.num_samples = samples;
-  set.source.cache_folder = spec.cache_folder;
-  set.seq_length = spec.index.seq_length;
-  return set;
+/// Where samples of sentences come from.
+SentenceSource sentence_source(const PartSpec& spec, const std::string& prefix, std::optional<std::int64_t> samples) {
+  return {.prefix = prefix,
+          .split = spec.split,
+          .part = spec.part,
+          .short_probability = spec.masked->short_probability,
+          .seed = spec.index.seed,
+          .num_samples = samples,
+          .cache_folder = spec.cache_folder};
 }
 
 /// Prefix number `i` of the blend.
 std::unique_ptr<const Dataset> open_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples,
                                         const WaitMessage& say) {
-  if (spec.bert) {
-    const BertDatasetSpec set = sentence_spec(spec, *spec.bert, spec.blend.prefixes[i], samples);
-    BertDataset::build(set, say);
-    return std::make_unique<BertSamples>(set, bert_vocabulary(spec.tokenizer.value()));
-  }
-  if (spec.t5) {
-    const T5DatasetSpec set = sentence_spec(spec, *spec.t5, spec.blend.prefixes[i], samples);
-    T5Dataset::build(set, say);
-    return std::make_unique<T5Samples>(set, t5_vocabulary(spec.tokenizer.value()));
-  }
+  if (spec.masked)
+    return spec.masked->open(sentence_source(spec, spec.blend.prefixes[i], samples), spec.index.seq_length,
+                             spec.tokenizer.value(), say);
   const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), samples);
   if (spec.chat || spec.packed)
     return std::make_unique<PackedDataset>(set, spec.packed ? Packing::BestFit : Packing::Alone, say);
@@ -98,20 +89,12 @@ void check_sentences(const SentenceSource& source, const SentenceBounds& bounds,
         "make the pair with megatron data preprocess --split-sentences, or share its documents out otherwise"));
 }
 
-/// The same for prefix `i` of a BERT's or a T5's blend; the pair.
+/// The same for prefix `i` of a blend of sentences; the pair.
 IndexedDataset check_sentence_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples) {
   const std::string& prefix = spec.blend.prefixes[i];
-  const text::Tokenizer& tokenizer = spec.tokenizer.value();
   IndexedDataset pair(prefix);
-  if (spec.bert) {
-    const BertDatasetSpec set = sentence_spec(spec, *spec.bert, prefix, samples);
-    Masker(set.masking, bert_vocabulary(tokenizer));
-    check_sentences(set.source, bert_bounds(set.seq_length, set.sentence_order), pair);
-  } else {
-    const T5DatasetSpec set = sentence_spec(spec, spec.t5.value(), prefix, samples);
-    Masker(set.masking, t5_vocabulary(tokenizer));
-    check_sentences(set.source, t5_bounds(set.seq_length), pair);
-  }
+  spec.masked->check(spec.tokenizer.value());
+  check_sentences(sentence_source(spec, prefix, samples), spec.masked->bounds(spec.index.seq_length), pair);
   return pair;
 }
 
@@ -166,7 +149,7 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (spec.bert || spec.t5) {
+    if (spec.masked) {
       look_at(check_sentence_set(spec, i, requests[i]));
       continue;
     }

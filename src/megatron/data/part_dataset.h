@@ -7,10 +7,9 @@
 #include "megatron/config/data_config.h"
 #include "megatron/data/dataset.h"
 #include "megatron/data/run_blends.h"
-#include "megatron/data/samples/bert_dataset.h"
 #include "megatron/data/samples/fill_in_middle.h"
 #include "megatron/data/samples/gpt_dataset.h"
-#include "megatron/data/samples/t5_dataset.h"
+#include "megatron/data/samples/masked_samples.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/text/tokenizer.h"
 
@@ -27,9 +26,8 @@ struct PartSpec {
   std::string cache_folder = "";                           ///< empty: beside the data
   bool packed = false;                                     ///< whole documents, best fit
   GptSampleOptions options = {};                           ///< where not packed
-  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next four
-  std::optional<BertDatasetSpec> bert = {};                ///< the blend names sentences; its source is filled in
-  std::optional<T5DatasetSpec> t5 = {};                    ///< the same of a T5
+  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next three
+  std::shared_ptr<const MaskedSamples> masked = {};        ///< the blend names sentences, which make such samples
   std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
   std::int64_t mock_vocab = 0;                             ///< above 0: samples of as many tokens, of no blend

@@ -20,7 +20,6 @@
 #include "megatron/interchange/native.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/weights.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -92,14 +91,14 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
 }
 
-void check_is_gpt(const fs::path& folder, const std::string& job, bool or_t5) {
+void check_writes(const fs::path& folder, const std::string& job, Writes writes) {
   const config::ModelConfig model = model_config_of(folder);
   if (model.head != "tokens")
     throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
                                    concat(folder.string(), ", model.head ", model.head),
                                    "megatron eval with the name of the task it was fine-tuned for"));
-  const plan::ModelKind& kind = plan::model_kind(model.architecture);
-  if (kind.encoder_decoder && !or_t5)
+  const config::ModelTraits& kind = config::model_traits(model.architecture);
+  if (kind.encoder_decoder && writes == Writes::Texts)
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
                                    folder.string(), "--load a GPT's folder; a T5 answers by megatron generate"));
   if (!kind.causal && !kind.encoder_decoder)

@@ -24,8 +24,12 @@ void import_weights(const std::filesystem::path& folder, const std::filesystem::
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.
 FolderConfig export_config(const std::filesystem::path& folder);
 
-/// Throws ConfigError that begins with `job`, which is for GPTs, for any other model; `or_t5`: but for a T5.
-void check_is_gpt(const std::filesystem::path& folder, const std::string& job, bool or_t5 = false);
+/// What a job needs a model for: to write on from a text (one causal stack), or also to answer one (an
+/// encoder-decoder).
+enum class Writes : std::uint8_t { Texts, TextsOrAnswers };
+
+/// Throws ConfigError that begins with `job` for a model that does not write so.
+void check_writes(const std::filesystem::path& folder, const std::string& job, Writes writes);
 
 /// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the
 /// config.json that they were imported from. A model that was trained here ends at "<|endoftext|>" of `tokenizer` too,

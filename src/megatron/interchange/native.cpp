@@ -14,7 +14,6 @@
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/labels.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -67,7 +66,7 @@ FolderConfig config_of(const fs::path& folder) {
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
   config.family = &family_of(config.model);
-  config.token_ids = token_ids_beside(folder, plan::model_kind(config.model.architecture).encoder_decoder);
+  config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture).encoder_decoder);
   return config;
 }
 

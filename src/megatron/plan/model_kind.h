@@ -7,12 +7,8 @@
 
 namespace megatron::plan {
 
-/// What plans must know of a kind of model: models/NAME/plan.cpp.
+/// What plans must know of a kind of model beside its traits (config/tables/model_kinds.h): models/NAME/plan.cpp.
 struct ModelKind {
-  bool causal = false;           ///< one stack, whose tokens see those before them alone
-  bool encoder_decoder = false;  ///< two stacks, each with a length of its own
-  bool reads_sentences = false;  ///< its samples are made of documents that are cut into sentences
-  bool frames_pairs = false;     ///< the rows of tasks are [CLS] first [SEP] second [SEP]
   /// Fills in the options of its own that were left at 0.
   void (*resolve)(config::RunConfig& config) = nullptr;
   /// Its rules beside those of all models.

@@ -27,8 +27,9 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
                 concat("model.num_attention_heads x model.kv_channels must be at most ", kMaxWidth, "."),
                 concat(heads, " x ", model.kv_channels), "--kv-channels 0 (the default)");
   rules.range<std::int64_t>("model.sliding_window", model.sliding_window, 0, kMaxPositions);
-  rules.require(model.sliding_window == 0 || model_kind(model.architecture).causal,
-                "model.sliding_window is for tokens that see those before them: model.architecture gpt.",
+  rules.require(model.sliding_window == 0 || config::model_traits(model.architecture).causal,
+                concat("model.sliding_window is for tokens that see those before them: model.architecture ",
+                       config::names_with(&config::ModelTraits::causal, " or "), "."),
                 concat("sliding_window ", model.sliding_window, ", ", model.architecture),
                 "--model.sliding_window 0 (the default)");
   rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kMaxWidth);
@@ -71,12 +72,13 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
 
 /// What only an encoder-decoder has.
 void check_stacks(const config::ModelConfig& model, Rules& rules) {
-  if (model_kind(model.architecture).encoder_decoder) return;
+  if (config::model_traits(model.architecture).encoder_decoder) return;
+  const std::string pair = config::names_with(&config::ModelTraits::encoder_decoder, " or ");
   rules.require(model.position_embedding_type != "relative",
-                "model.position_embedding_type relative and model.architecture t5 need each other.",
+                concat("model.position_embedding_type relative and model.architecture ", pair, " need each other."),
                 concat(model.position_embedding_type, " and ", model.architecture),
                 "--position-embedding-type learned_absolute");
-  rules.require(model.decoder_num_layers == 0, "model.decoder_num_layers needs model.architecture t5.",
+  rules.require(model.decoder_num_layers == 0, concat("model.decoder_num_layers needs model.architecture ", pair, "."),
                 concat(model.decoder_num_layers), "--model.decoder_num_layers 0 (the default)");
 }
 

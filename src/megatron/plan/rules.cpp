@@ -62,7 +62,7 @@ bool is_split(const std::string& split) {
 using Switches = std::vector<std::pair<const char*, bool>>;
 
 /// Reports the rule where one of the switches is on, with those that are.
-void refuse(Switches switches, const Switches& more, const char* rule, Rules& rules) {
+void refuse(Switches switches, const Switches& more, const std::string& rule, Rules& rules) {
   switches.insert(switches.end(), more.begin(), more.end());
   std::string got, fix;
   for (const auto& [option, on] : switches) {
@@ -99,7 +99,9 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
     return refuse(files, resets, "data.mock_data makes samples of its own, of no files and documents.", rules);
   }
   if (sentences)
-    refuse(kinds, resets, "model.architecture bert and t5 read sentences (megatron data preprocess --split-sentences).",
+    refuse(kinds, resets,
+           concat("model.architecture ", config::names_with(&config::ModelTraits::reads_sentences),
+                  " read sentences (megatron data preprocess --split-sentences)."),
            rules);
   rules.require(!whole || !data.fim_data, "data.fim_data is for samples that are cut out of a stream of documents.",
                 "data.packed or data.sft", "--data.fim_data false");
@@ -276,8 +278,10 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
     model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(width * 8 / 3 / 64, 1) * 64 : 4 * width;
   }
   if (model.use_mup && model.mup_base_hidden_size == 0) model.mup_base_hidden_size = model.hidden_size;
-  const ModelKind& kind = model_kind(model.architecture);
-  if (kind.resolve != nullptr) kind.resolve(config);
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  const std::string needs_pair =
+      concat(" needs model.architecture ", config::names_with(&config::ModelTraits::encoder_decoder, " or "), ".");
+  if (const auto resolve = model_kind(model.architecture).resolve; resolve != nullptr) resolve(config);
   if (model.max_position_embeddings == 0) model.max_position_embeddings = config.data.seq_length;
   if (model.vocab_size == 0) model.vocab_size = facts.tokenizer_vocab;
   rules.require(model.max_position_embeddings >= config.data.seq_length,
@@ -296,20 +300,20 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
       "data.seq_length must divide by parallel.tp where parallel.sp or train.distribute_saved_activations is on.",
       concat(config.data.seq_length, " tokens, tp ", tp),
       concat("--seq-length ", next_multiple(config.data.seq_length, tp)));
-  rules.require(!by_sequence || !kind.encoder_decoder || config.data.decoder_seq_length % tp == 0,
+  rules.require(!by_sequence || !traits.encoder_decoder || config.data.decoder_seq_length % tp == 0,
                 "data.decoder_seq_length must divide by parallel.tp where parallel.sp or "
                 "train.distribute_saved_activations is on.",
                 concat(config.data.decoder_seq_length, " tokens, tp ", tp),
                 concat("--data.decoder_seq_length ", next_multiple(config.data.decoder_seq_length, tp)));
-  rules.require(kind.encoder_decoder || config.data.decoder_seq_length == 0,
-                "data.decoder_seq_length needs model.architecture t5.", concat(config.data.decoder_seq_length),
-                "--data.decoder_seq_length 0 (the default)");
-  rules.require(kind.encoder_decoder || config.parallel.pipeline_split_rank == 0,
-                "parallel.pipeline_split_rank needs model.architecture t5.",
-                concat(config.parallel.pipeline_split_rank), "--parallel.pipeline_split_rank 0 (the default)");
-  rules.require(!kind.encoder_decoder || !config.parallel.variable_seq_lengths,
-                "model.architecture t5 sends messages of the lengths that the options say.",
-                "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
+  rules.require(traits.encoder_decoder || config.data.decoder_seq_length == 0, "data.decoder_seq_length" + needs_pair,
+                concat(config.data.decoder_seq_length), "--data.decoder_seq_length 0 (the default)");
+  rules.require(traits.encoder_decoder || config.parallel.pipeline_split_rank == 0,
+                "parallel.pipeline_split_rank" + needs_pair, concat(config.parallel.pipeline_split_rank),
+                "--parallel.pipeline_split_rank 0 (the default)");
+  rules.require(
+      !traits.encoder_decoder || !config.parallel.variable_seq_lengths,
+      concat("model.architecture ", model.architecture, " sends messages of the lengths that the options say."),
+      "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
   const std::int64_t heads = model.num_attention_heads, groups = model.num_query_groups;
   if (heads >= 1 && heads <= kMaxWidth && groups >= 0 && (groups == 0 || heads % groups == 0))
     rules.attempt([&] {
@@ -475,7 +479,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   Rules rules;
   check_model(config.model, rules);
   check_parallel(config.parallel, facts, rules);
-  check_data(config.data, model_kind(config.model.architecture).reads_sentences, facts, rules);
+  check_data(config.data, config::model_traits(config.model.architecture).reads_sentences, facts, rules);
   check_fim(config.fim, rules);
   check_optimizer(config.optimizer, rules);
   check_precision(config.optimizer, config.train.dtype, rules);

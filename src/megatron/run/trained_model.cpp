@@ -142,9 +142,9 @@ void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool s
 
 }  // namespace
 
-TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5) {
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job, interchange::Writes writes) {
   check(flags, job);
-  interchange::check_is_gpt(flags.load, job, or_t5);
+  interchange::check_writes(flags.load, job, writes);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   config.train.micro_batch_size = 1;
   auto ends = interchange::end_tokens(flags.load, tokenizer);

@@ -8,6 +8,7 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
+#include "megatron/interchange/import.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
@@ -51,8 +52,9 @@ struct TrainedModel {
 };
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
-/// whatever is wrong with the folder or the layout. The job is for GPTs; `or_t5`: and for T5s.
-TrainedModel open_trained_model(const ModelFlags& flags, const char* job, bool or_t5 = false);
+/// whatever is wrong with the folder or the layout. `writes`: what the job needs the model for.
+TrainedModel open_trained_model(const ModelFlags& flags, const char* job,
+                                interchange::Writes writes = interchange::Writes::Texts);
 
 /// The head that a task needs, and its rows.
 struct TaskModelOptions {

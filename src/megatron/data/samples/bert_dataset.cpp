@@ -116,4 +116,33 @@ void BertSamples::get(std::int64_t i, const Sample& out) const {
 
 std::string BertSamples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
 
+namespace {
+
+class MaskedBertSamples final : public MaskedSamples {
+ public:
+  explicit MaskedBertSamples(const BertDatasetSpec& spec) : MaskedSamples(spec.source.short_probability), spec_(spec) {}
+
+  SentenceBounds bounds(std::int64_t seq_length) const override {
+    return bert_bounds(seq_length, spec_.sentence_order);
+  }
+  void check(const text::Tokenizer& tokenizer) const override { Masker(spec_.masking, bert_vocabulary(tokenizer)); }
+  std::unique_ptr<const Dataset> open(const SentenceSource& source, std::int64_t seq_length,
+                                      const text::Tokenizer& tokenizer, const WaitMessage& say) const override {
+    BertDatasetSpec set = spec_;
+    set.source = source;
+    set.seq_length = seq_length;
+    BertDataset::build(set, say);
+    return std::make_unique<BertSamples>(set, bert_vocabulary(tokenizer));
+  }
+
+ private:
+  BertDatasetSpec spec_;
+};
+
+}  // namespace
+
+std::shared_ptr<const MaskedSamples> masked_samples(const BertDatasetSpec& spec) {
+  return std::make_shared<MaskedBertSamples>(spec);
+}
+
 }  // namespace megatron::data

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "megatron/data/dataset.h"
+#include "megatron/data/samples/masked_samples.h"
 #include "megatron/data/samples/masking.h"
 #include "megatron/data/samples/sentence_samples.h"
 
@@ -78,5 +80,8 @@ class BertSamples : public Dataset {
  private:
   BertDataset samples_;
 };
+
+/// The datasets of a blend, each as `spec` says: source and length are the blend's.
+std::shared_ptr<const MaskedSamples> masked_samples(const BertDatasetSpec& spec);
 
 }  // namespace megatron::data

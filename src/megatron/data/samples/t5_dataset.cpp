@@ -116,4 +116,31 @@ void T5Samples::get(std::int64_t i, const Sample& out) const {
 
 std::string T5Samples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
 
+namespace {
+
+class MaskedT5Samples final : public MaskedSamples {
+ public:
+  explicit MaskedT5Samples(const T5DatasetSpec& spec) : MaskedSamples(spec.source.short_probability), spec_(spec) {}
+
+  SentenceBounds bounds(std::int64_t seq_length) const override { return t5_bounds(seq_length); }
+  void check(const text::Tokenizer& tokenizer) const override { Masker(spec_.masking, t5_vocabulary(tokenizer)); }
+  std::unique_ptr<const Dataset> open(const SentenceSource& source, std::int64_t seq_length,
+                                      const text::Tokenizer& tokenizer, const WaitMessage& say) const override {
+    T5DatasetSpec set = spec_;
+    set.source = source;
+    set.seq_length = seq_length;
+    T5Dataset::build(set, say);
+    return std::make_unique<T5Samples>(set, t5_vocabulary(tokenizer));
+  }
+
+ private:
+  T5DatasetSpec spec_;
+};
+
+}  // namespace
+
+std::shared_ptr<const MaskedSamples> masked_samples(const T5DatasetSpec& spec) {
+  return std::make_shared<MaskedT5Samples>(spec);
+}
+
 }  // namespace megatron::data

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "megatron/data/dataset.h"
+#include "megatron/data/samples/masked_samples.h"
 #include "megatron/data/samples/masking.h"
 #include "megatron/data/samples/sentence_samples.h"
 
@@ -77,5 +79,8 @@ class T5Samples : public Dataset {
  private:
   T5Dataset samples_;
 };
+
+/// The datasets of a blend, each as `spec` says: source and length are the blend's.
+std::shared_ptr<const MaskedSamples> masked_samples(const T5DatasetSpec& spec);
 
 }  // namespace megatron::data

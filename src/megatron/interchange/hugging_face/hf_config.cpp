@@ -8,7 +8,6 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/hugging_face/json_fields.h"
-#include "megatron/plan/model_kind.h"
 #include "megatron/plan/rules.h"
 
 namespace megatron::interchange {
@@ -112,7 +111,7 @@ json common_json(const FolderConfig& folder, const std::string& dtype) {
                  {"tie_word_embeddings", !folder.model.untie_embeddings_and_output_weights},
                  {"use_cache", true}};
   for (const char* key : kTokenIds) {
-    if (key == kDecoderStart && !plan::model_kind(folder.model.architecture).encoder_decoder) continue;
+    if (key == kDecoderStart && !config::model_traits(folder.model.architecture).encoder_decoder) continue;
     const auto found = folder.token_ids.find(key);
     object[key] = found == folder.token_ids.end() ? json() : parse_json(found->second);
   }
@@ -132,7 +131,7 @@ FolderConfig parse_config(std::string_view text, const std::string& file) {
   folder.model.make_vocab_size_divisible_by = 1;
   for (const char* key : kTokenIds)
     if (const json& id = fields.value(key); !id.is_null()) folder.token_ids[key] = id.dump();
-  common_fields(fields, plan::model_kind(folder.model.architecture).encoder_decoder);
+  common_fields(fields, config::model_traits(folder.model.architecture).encoder_decoder);
   fields.finish();
   check_heads(folder.model, file);
   if (!(folder.model.layernorm_epsilon > 0))

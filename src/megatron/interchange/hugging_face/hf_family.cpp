@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "megatron/base/error.h"
-#include "megatron/plan/model_kind.h"
 
 #define MEGATRON_MODEL(name)                       \
   namespace megatron::models::name {               \
@@ -41,7 +40,7 @@ const HfFamily& hf_family(std::string_view name) {
 }
 
 const HfFamily& family_of(const config::ModelConfig& model) {
-  if (model.head != "tokens" && model.head != "classes" && plan::model_kind(model.architecture).causal)
+  if (model.head != "tokens" && model.head != "classes" && config::model_traits(model.architecture).causal)
     throw ConfigError(
         rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
                      "other head for it.",

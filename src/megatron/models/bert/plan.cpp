@@ -15,6 +15,6 @@ void describe(const config::ModelConfig& model, plan::ModelShape& shape) {
 }  // namespace
 
 extern const plan::ModelKind kPlan;
-constinit const plan::ModelKind kPlan{.reads_sentences = true, .frames_pairs = true, .describe = describe};
+constinit const plan::ModelKind kPlan{.describe = describe};
 
 }  // namespace megatron::models::bert

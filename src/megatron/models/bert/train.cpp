@@ -1,3 +1,4 @@
+#include "megatron/data/samples/bert_dataset.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/model_samples.h"
@@ -6,10 +7,10 @@ namespace megatron::models::bert {
 namespace {
 
 void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
-  spec.bert.emplace();
-  spec.bert->source.short_probability = run.config.data.short_seq_prob;
-  spec.bert->sentence_order = run.shape.sentence_head;
-  spec.bert->masking.probability = run.config.data.mask_prob;
+  data::BertDatasetSpec samples{.sentence_order = run.shape.sentence_head};
+  samples.source.short_probability = run.config.data.short_seq_prob;
+  samples.masking.probability = run.config.data.mask_prob;
+  spec.masked = data::masked_samples(samples);
 }
 
 model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {

@@ -3,6 +3,6 @@
 namespace megatron::models::gpt {
 
 extern const plan::ModelKind kPlan;
-constinit const plan::ModelKind kPlan{.causal = true};
+constinit const plan::ModelKind kPlan{};
 
 }  // namespace megatron::models::gpt

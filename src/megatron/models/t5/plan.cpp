@@ -45,7 +45,6 @@ void describe(const config::ModelConfig& model, plan::ModelShape& shape) {
 }  // namespace
 
 extern const plan::ModelKind kPlan;
-constinit const plan::ModelKind kPlan{
-    .encoder_decoder = true, .reads_sentences = true, .resolve = resolve, .check = check, .describe = describe};
+constinit const plan::ModelKind kPlan{.resolve = resolve, .check = check, .describe = describe};
 
 }  // namespace megatron::models::t5

@@ -1,3 +1,4 @@
+#include "megatron/data/samples/t5_dataset.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/model_samples.h"
@@ -6,10 +7,10 @@ namespace megatron::models::t5 {
 namespace {
 
 void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
-  spec.t5.emplace();
-  spec.t5->source.short_probability = run.config.data.short_seq_prob;
-  spec.t5->decoder_seq_length = run.config.data.decoder_seq_length;
-  spec.t5->masking.probability = run.config.data.mask_prob;
+  data::T5DatasetSpec samples{.decoder_seq_length = run.config.data.decoder_seq_length};
+  samples.source.short_probability = run.config.data.short_seq_prob;
+  samples.masking.probability = run.config.data.mask_prob;
+  spec.masked = data::masked_samples(samples);
 }
 
 model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {
