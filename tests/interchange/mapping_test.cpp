@@ -147,25 +147,51 @@ TEST(Mapping, NamesAndShapesAreThoseOfThePlan) {
   }
 }
 
+/// A family, a model of it, and what all layers of such a model have.
+struct Family {
+  const char* name;
+  plan::ModelShape shape;
+  bool rms_norm, bias, grouped;
+  bool gated_or_not;  ///< else `shape` says
+};
+
 TEST(Mapping, FollowsLayersThatDiffer) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    plan::ModelShape shape = llama();
-    shape.layers = megatron::testing::random_layers(seed, shape);
-    for (plan::LayerSpec& layer : shape.layers) {
-      layer.rms_norm = true;
-      std::get<plan::Mlp>(layer.branches.back().inner).gated = true;
+  const Family families[] = {{"llama", llama(), true, false, true, false},
+                             {"gpt2", kGpt2, false, true, false, false},
+                             {"bert", pretrained_bert(), false, true, false, false},
+                             {"t5", t5(false), true, false, false, true}};
+  for (const Family& family : families)
+    for (std::uint64_t seed = 0; seed < 50; ++seed) {
+      SCOPED_TRACE(concat(family.name, ", seed ", seed));
+      plan::ModelShape shape = family.shape;
+      shape.rms_norm = family.rms_norm;
+      shape.layers = megatron::testing::random_layers(seed, shape);
+      for (plan::LayerSpec& layer : shape.layers) {
+        layer.rms_norm = family.rms_norm;
+        for (plan::Branch& branch : layer.branches) {
+          if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
+            if (!family.grouped) attention->groups = attention->heads;
+            if (!family.grouped) attention->variant = {};
+            if (!family.grouped || !shape.linear_bias) attention->bias = family.bias;
+          }
+          if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) across->bias = family.bias;
+          if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {
+            mlp->bias = family.bias;
+            if (!family.gated_or_not) mlp->gated = shape.gated;
+          }
+        }
+      }
+      const Mapping table = table_of(family.name, shape), theirs = inverted(table);
+      const auto specs = plan::model_parameters(shape, 1, 0);
+      EXPECT_LE(specs.size(), table.size()) << "the table of a BERT has heads that the shape may lack";
+      for (const auto& spec : specs) {
+        ASSERT_TRUE(table.contains(spec.name)) << spec.name;
+        EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
+      }
+      for (const Mapping& each : {table, theirs})
+        for (const auto& [name, tensor] : each)
+          for (const int count : coverage(tensor)) ASSERT_EQ(count, 1) << name;
     }
-    const Mapping table = table_of("llama", shape), theirs = inverted(table);
-    const auto specs = plan::model_parameters(shape, 1, 0);
-    EXPECT_EQ(specs.size(), table.size());
-    for (const auto& spec : specs) {
-      ASSERT_TRUE(table.contains(spec.name)) << spec.name;
-      EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
-    }
-    for (const Mapping& each : {table, theirs})
-      for (const auto& [name, tensor] : each)
-        for (const int count : coverage(tensor)) ASSERT_EQ(count, 1) << name;
-  }
 }
 
 TEST(Mapping, RowsOfAGroupAreItsQueriesThenItsKeyThenItsValue) {

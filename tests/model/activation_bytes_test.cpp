@@ -230,7 +230,7 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
 TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
   const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
-  for (std::uint64_t seed = 0; seed < 70; ++seed) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(concat("seed ", seed));
     const Mode& mode = kModes[seed % std::size(kModes)];
     const Kind kind{"gpt", false, seed % 3 == 0 ? at::kBFloat16 : at::kFloat};
@@ -242,6 +242,9 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
     const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
     EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
         << mode.name << ": " << kept.for_backward << " bytes for " << planned;
+    const auto weights = plan::stage_costs(config, options.shape, {part}).weight_bytes[0];
+    EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
+        << mode.name << ", weights: " << kept.for_weights << " bytes for " << weights;
   }
 }
 

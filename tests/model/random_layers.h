@@ -30,8 +30,18 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         attention->groups = one_of({1, 2, 4});
         attention->heads = attention->groups * (attention->groups == 1 ? one_of({2, 4}) : one_of({1, 2}));
         attention->bias = flip();
+        if (attention->distance_bias) {  // which has a number for each of the model's heads
+          attention->heads = attention->groups = shape.num_heads;
+          attention->variant = {.add_qkv_bias = flip(), .qk_layernorm = flip()};
+          continue;
+        }
         attention->variant = {
             .add_qkv_bias = flip(), .qk_layernorm = flip(), .sliding_window = one_of({0, 0, 1, 3, 6, 20})};
+      }
+      if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) {
+        across->heads = one_of({2, 4});
+        across->head_size = one_of(sizes.head_sizes);
+        across->bias = flip();
       }
       if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner))
         *mlp = {.width = one_of(sizes.widths), .gated = flip(), .bias = flip(), .inner_dropout = mlp->inner_dropout};

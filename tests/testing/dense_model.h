@@ -143,10 +143,9 @@ class DenseModel {
 
   /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
   at::Tensor draw(const std::string& site, double p, const model::Batch& batch, std::int64_t n) const {
-    const std::int64_t b = batch.tokens_bs.size(0);
     const auto key = stream_key(o_.seed, "dropout/" + site);
-    auto out = at::zeros({b, n}, at::kDouble);
-    for (std::int64_t k = 0; k < b; ++k) {
+    auto out = at::zeros({batch.tokens_bs.size(0), n}, at::kDouble);
+    for (std::int64_t k = 0; k < out.size(0); ++k) {
       const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
       for (std::int64_t i = 0; i < n; ++i)
         out.data_ptr<double>()[k * n + i] =
@@ -200,7 +199,8 @@ class DenseModel {
 
   at::Tensor across(const at::Tensor& x, const at::Tensor& memory, const std::string& p, std::int64_t l,
                     const model::Batch& batch, bool training) const {
-    const std::int64_t b = x.size(0), n = o_.shape.num_heads, d = o_.shape.head(), keys = memory.size(1);
+    const auto spec = std::get<plan::CrossAttention>(o_.shape.layer(l).branches.at(1).inner);
+    const std::int64_t b = x.size(0), n = spec.heads, d = spec.head_size, keys = memory.size(1);
     const auto q = linear(x, p + "cross_attention.linear_q").view({b, -1, n, d}).transpose(1, 2);
     const auto kv = linear(memory, p + "cross_attention.linear_kv").view({b, keys, n, 2, d}).permute({0, 2, 3, 1, 4});
     auto hidden = at::zeros({b, 1, 1, keys}, at::kBool);
