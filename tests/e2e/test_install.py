@@ -75,12 +75,24 @@ class Install(unittest.TestCase):
         entropies = dict(re.findall(r"iteration (\d+): entropy ([0-9.]+) over 8 microbatches", printed))
         self.assertEqual(list(entropies), ["15", "30"], printed)
         self.assertLess(float(entropies["30"]), float(entropies["15"]))
+        self.a_device_is_looked_for(words)
         generate = self.build / "generate/generate"
         alone = run(generate, out, "the cat")
         self.assertRegex(alone, r"^the cat \w+")
         self.assertEqual(run(generate, out, "the cat", 2), alone)
         run(MEGATRON, "checkpoint", "export", "--load", out, "--output", self.place.path / "hugging face")
         self.assertEqual(run(generate, self.place.path / "hugging face", "the cat"), alone)
+
+    def a_device_is_looked_for(self, words):
+        """A program that embeds the library finds the plugin, so that a GPU is all that a machine without one lacks."""
+        if pathlib.Path("/dev/nvidia0").exists():
+            return
+        result = subprocess.run([str(word) for word in [self.build / "custom_loss/custom_loss", *words]] +
+                                ["--device", "cuda", "--backend", "nccl"], capture_output=True, text=True, timeout=300)
+        self.assertNotEqual(result.returncode, 0)
+        plugin = self.prefix / "lib/megatron/libmegatron_cuda.so"
+        found = f"the plugin is {plugin}" if plugin.exists() else "and no plugin"
+        self.assertIn(f"no /dev/nvidia0 on this machine; {found}", result.stderr)
 
     def another_libtorch_is_refused(self):
         torch = self.place.path / "torch"
@@ -107,6 +119,11 @@ class Install(unittest.TestCase):
         names = {str(path.relative_to(self.prefix)) for path in self.prefix.rglob("*") if path.is_file()}
         packed = {str(path.relative_to(folder / "root/usr")) for path in (folder / "root").rglob("*") if path.is_file()}
         self.assertEqual(packed, names)
+        run("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "TGZ", "-B", folder)
+        run("tar", "-xzf", next(folder.glob("*.tar.gz")), "-C", folder)
+        (tree,) = (path for path in folder.glob("megatron-cpp-0.2.0-*") if path.is_dir())
+        self.assertEqual({str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}, names)
+        self.assertIn("0.2.0", run(tree / "bin/megatron", "version"))
         program = folder / "root/usr/bin/megatron"
         path = run("readelf", "-d", program)
         self.assertIn("[$ORIGIN/../lib/megatron/torch/lib]", path)

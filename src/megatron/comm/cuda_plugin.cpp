@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "megatron/base/error.h"
 
@@ -13,6 +15,22 @@ namespace {
 
 constexpr const char* kName = "libmegatron_cuda.so";
 constexpr const char* kNeedsGpu = "--device cuda and --backend nccl need an NVIDIA GPU and the CUDA plugin.";
+
+/// The folders in which dlopen looks for a library of this program: its run path, then the system's.
+std::vector<std::filesystem::path> library_folders() {
+  std::vector<std::filesystem::path> folders;
+  const std::unique_ptr<void, int (*)(void*)> program(dlopen(nullptr, RTLD_LAZY), dlclose);
+  Dl_serinfo size;
+  if (!program || dlinfo(program.get(), RTLD_DI_SERINFOSIZE, &size) != 0) return folders;
+  std::vector<std::max_align_t> buffer(size.dls_size / sizeof(std::max_align_t) + 1);
+  auto* const info = reinterpret_cast<Dl_serinfo*>(buffer.data());
+  info->dls_size = size.dls_size;
+  info->dls_cnt = size.dls_cnt;
+  if (dlinfo(program.get(), RTLD_DI_SERINFO, info) != 0) return folders;
+  const Dl_serpath* const paths = info->dls_serpath;
+  for (unsigned i = 0; i < info->dls_cnt; ++i) folders.emplace_back(paths[i].dls_name);
+  return folders;
+}
 
 void* open_plugin() {
   const std::string found = cuda_plugin();
@@ -36,13 +54,21 @@ bool gpu_present() {
 std::string cuda_plugin() {
   std::error_code error;
   const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (const auto& path : {folder / kName, folder.parent_path() / "lib/megatron" / kName})
-    if (std::filesystem::exists(path, error)) return path.string();
+  std::vector<std::filesystem::path> places = {folder, folder.parent_path() / "lib/megatron"};
+  for (auto& other : library_folders()) places.push_back(std::move(other));
+  for (const auto& place : places)
+    if (std::filesystem::exists(place / kName, error)) return (place / kName).string();
   return "";
 }
 
 void load_cuda_plugin() {
-  if (!gpu_present()) throw ConfigError(rule_got_fix(kNeedsGpu, "no /dev/nvidia0 on this machine", "use --device cpu"));
+  if (!gpu_present()) {
+    const std::string plugin = cuda_plugin();
+    throw ConfigError(rule_got_fix(
+        kNeedsGpu,
+        concat("no /dev/nvidia0 on this machine; ", plugin.empty() ? "and no plugin" : "the plugin is " + plugin),
+        "use --device cpu"));
+  }
   open_plugin();
 }
 

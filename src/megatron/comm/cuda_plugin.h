@@ -11,18 +11,17 @@ namespace megatron::comm {
 /// Whether this machine shows an NVIDIA GPU. Loads nothing.
 bool gpu_present();
 
-/// The plugin's path: in the program's folder, as built, or in ../lib/megatron of it, as installed; "" where it is in
-/// neither. Loads nothing.
+/// The plugin's path: in the program's folder, as built; in ../lib/megatron of it, as installed; or where libraries of
+/// the program are looked for, as in one that embeds the library by find_package(megatron), whose run path names the
+/// library's folder. "" where it is in none. Loads nothing.
 std::string cuda_plugin();
 
 /// What the plugin, which is loaded if it was not, exports as `name`. Throws ConfigError as load_cuda_plugin(), and
 /// where there is no such name.
 void* cuda_plugin_entry(const char* name);
 
-/// Loads the plugin (once; later calls cost nothing): that of cuda_plugin(), else what dlopen finds by its name. A
-/// program that embeds the library by find_package(megatron) has the library's folder in its run path, which dlopen
-/// searches. After it ATen runs on CUDA. Throws ConfigError with what to do when there is no plugin, a library that it
-/// needs is missing, or no GPU.
+/// Loads the plugin (once; later calls cost nothing): that of cuda_plugin(). After it ATen runs on CUDA. Throws
+/// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU.
 void load_cuda_plugin();
 
 /// Joins the world that `place` describes over NCCL, on GPU place.local_rank: like join_gloo, with tensors on that GPU.
