@@ -11,7 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
 #include "megatron/text/split/pretokenize.h"
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 
 namespace {
 

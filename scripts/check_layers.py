@@ -14,6 +14,15 @@ TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')
 C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')
 READS = re.compile(r"\b(read_file|load_toml\w*|ifstream|fopen|MappedFile|std::filesystem)\b")
+# Sibling folders that may include one another, and why that is not undone.
+BOTH_WAYS = {
+    ("src/megatron/checkpoint/files", "src/megatron/checkpoint/slices"): "a manifest lists slices, and slices are read "
+    "and written as manifests say; boxes (slices.h) have too many users to move",
+    ("src/megatron/kernels/cpu/elementwise", "src/megatron/kernels/cpu/products"): "vectors' helpers (math-inl.h, "
+    "half-inl.h) lie with the kernels that first needed them, and moving them compiles every kernel again",
+    ("src/megatron/text/files", "src/megatron/text/models"): "a Hugging Face file names its model, which reads its own "
+    "part of the JSON",
+}
 MOST = 25  # sources at one level of a folder
 OWN = re.compile(r'#\s*include\s*[<"]megatron/(?!models/)([a-z_]+)/')
 # Which kind of model it is, nothing asks but its folder in models/, and nothing else names one but in prose. Tokenizers
@@ -79,6 +88,20 @@ def includes():
     return found
 
 
+def siblings():
+    """Pairs of folders beside each other, below src/megatron/NAME or app/, of which each includes the other, with a
+    file of each that does. A folder and those in it may: a folder's own files are what they share."""
+    edges = {}
+    for file, named in includes().items():
+        for other in named:
+            a, b = file.parent.parts, other.parent.parts
+            same = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            if same >= (1 if a[0] == "app" else 3) and same < min(len(a), len(b)):
+                edges.setdefault(("/".join(a[:same + 1]), "/".join(b[:same + 1])), (file, other))
+    return [(pair, edges[pair], edges[pair[::-1]]) for pair in sorted(edges)
+            if pair < pair[::-1] and pair[::-1] in edges]
+
+
 def circle():
     """Files of src/ and app/ that include one another in a circle; [] where there is none."""
     graph = includes()
@@ -115,6 +138,15 @@ def main():
                     bad += 1
     if circle():
         print("these include one another in a circle: " + " -> ".join(map(str, circle())))
+        bad += 1
+    both_ways = siblings()
+    for pair, one, other in both_ways:
+        if pair not in BOTH_WAYS:
+            print(f"{pair[0]} and {pair[1]} include one another ({one[0]}, {other[0]}): move what both use up, or one "
+                  "of the files")
+            bad += 1
+    for pair in set(BOTH_WAYS) - {pair for pair, _, _ in both_ways}:
+        print(f"{pair[0]} and {pair[1]} no longer include one another: strike them from BOTH_WAYS")
         bad += 1
     bad += len(crowded())
     for folder, files in crowded().items():

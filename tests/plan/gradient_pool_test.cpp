@@ -8,7 +8,7 @@
 
 #include "megatron/config/options.h"
 #include "megatron/plan/cost/memory.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "tests/testing/folders.h"
 

@@ -1,4 +1,4 @@
-#include "megatron/tasks/scores/answers.h"
+#include "megatron/tasks/answers.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/characters/byte_level.h"
-#include "megatron/text/characters/normal_forms.h"
+#include "megatron/text/normalize/normal_forms.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/files/base64.h"
 #include "megatron/text/files/sentencepiece_file.h"
@@ -17,7 +17,7 @@
 #include "megatron/text/models/word_level.h"
 #include "megatron/text/normalize/charsmap.h"
 #include "megatron/text/split/pretokenize.h"
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/text/support.h"

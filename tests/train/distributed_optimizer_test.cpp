@@ -14,7 +14,7 @@
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/memory.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/tiny_run.h"
 

@@ -5,7 +5,7 @@
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"

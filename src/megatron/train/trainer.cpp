@@ -15,7 +15,7 @@
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {

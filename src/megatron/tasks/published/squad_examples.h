@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tasks/scores/answers.h"
+#include "megatron/tasks/answers.h"
 
 namespace megatron::tasks {
 

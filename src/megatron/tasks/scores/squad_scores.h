@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "megatron/tasks/published/squad_examples.h"
-#include "megatron/tasks/scores/answers.h"
+#include "megatron/tasks/answers.h"
 
 // The official scores of SQuAD, to the last digit: means over questions, in percent.
 namespace megatron::tasks {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {

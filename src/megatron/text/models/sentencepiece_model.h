@@ -4,7 +4,7 @@
 
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/best_ways.h"
-#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/models/symbol_merge.h"
 #include "megatron/text/models/tokenizer_model.h"
 

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "megatron/text/models/best_ways.h"
-#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/models/tokenizer_model.h"
 
 namespace megatron::text {

@@ -2,7 +2,7 @@
 #include <array>
 #include <string_view>
 
-#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/models/piece_key.h"
 #include "megatron/text/models/tokenizer_model.h"
 

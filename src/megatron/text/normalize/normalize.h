@@ -5,7 +5,7 @@
 
 #include "megatron/text/normalize/aligned_text.h"
 #include "megatron/text/pipeline.h"
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 
 namespace megatron::text {
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/normalize/aligned_text.h"
 #include "megatron/text/normalize/charsmap.h"
 #include "megatron/text/pipeline.h"

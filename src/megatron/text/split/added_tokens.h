@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "megatron/text/models/byte_trie.h"
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {

@@ -1,4 +1,4 @@
-#include "megatron/plan/parameters/rank_buffers.h"
+#include "megatron/plan/cost/rank_buffers.h"
 
 #include <algorithm>
 

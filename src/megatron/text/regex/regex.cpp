@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 
 #include <pcre2.h>
 
@@ -12,7 +12,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/unicode_classes.h"
-#include "megatron/text/split/regex_alphabet.h"
+#include "megatron/text/regex/regex_alphabet.h"
 
 namespace megatron::text {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/text/split/regex_alphabet.h"
+#include "megatron/text/regex/regex_alphabet.h"
 
 #include <algorithm>
 #include <array>

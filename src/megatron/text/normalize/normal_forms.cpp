@@ -1,4 +1,4 @@
-#include "megatron/text/characters/normal_forms.h"
+#include "megatron/text/normalize/normal_forms.h"
 
 #include <algorithm>
 #include <array>

@@ -11,7 +11,7 @@
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/characters/category_ranges.h"
 #include "megatron/text/characters/unicode_classes.h"
-#include "megatron/text/split/regex.h"
+#include "megatron/text/regex/regex.h"
 
 namespace megatron::text {
 namespace {
