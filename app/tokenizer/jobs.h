@@ -5,12 +5,12 @@
 // The jobs of `megatron tokenizer`: app/tokenizer/tokenizer.cpp lists them, one row each.
 namespace megatron::app {
 
-// tokenizer_codes.cpp
+// codes.cpp
 int tokenizer_encode(const Args& args);
 int tokenizer_decode(const Args& args);
-// tokenizer_info.cpp
+// info.cpp
 int tokenizer_info(const Args& args);
-// tokenizer_train.cpp
+// train.cpp
 int tokenizer_train(const Args& args);
 
 }  // namespace megatron::app

@@ -17,7 +17,7 @@
 namespace megatron::model {
 
 /// What one pipeline stage of a model is made of: the layers of `part`, as `options` say, on their parameters. Training
-/// (gpt.h) and decoding (decode.h) run the same modules.
+/// (transformer_stage.h) and decoding (decode.h) run the same modules.
 struct StageModules {
   /// Of the first stage; the words of the one too in which a T5's decoder begins; the last two where they are learned.
   std::optional<parallel::VocabParallelEmbedding> words, positions, types;

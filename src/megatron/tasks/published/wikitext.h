@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-// WikiText and texts like it, as Shoeybi et al. 2019 evaluate them (appendix E.1). text/detokenize.h undoes the blanks
-// that the corpus puts between words and signs.
+// WikiText and texts like it, as Shoeybi et al. 2019 evaluate them (appendix E.1). text/decode/detokenize.h undoes the
+// spaces that the corpus puts between words and signs.
 namespace megatron::tasks {
 
 /// Words by which losses are normalized.

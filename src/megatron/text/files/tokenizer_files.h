@@ -20,8 +20,8 @@ std::optional<std::filesystem::path> tokenizer_file(const std::filesystem::path&
 /// Reads a folder or file as Tokenizer::load() describes. Of a folder the first of these that is there: tokenizer.json,
 /// tekken.json, encoder.json with vocab.bpe, vocab.json with merges.txt, vocab.txt, tokenizer.model, spiece.model, the
 /// only *.tiktoken, the only *.model. A file is what its beginning says: JSON, ranks, or a SentencePiece model. Beside
-/// it, tokenizer_config.json names the end token, and how vocab.txt is normalized; beside.h what else is read there.
-/// For the type NullTokenizer `path` is a number.
+/// it, tokenizer_config.json names the end token, and how vocab.txt is normalized; tokenizer_config.h what else is read
+/// there. For the type NullTokenizer `path` is a number.
 Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view type = {});
 
 /// Hugging Face's tokenizer.json: models BPE (over bytes and over characters), WordPiece, Unigram, WordLevel; the steps
@@ -32,7 +32,8 @@ Vocabulary read_vocabulary(const std::filesystem::path& path, std::string_view t
 Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line
-/// "#version…" is skipped). `specials`: what is added to the vocabulary, and what of it is special (beside.h).
+/// "#version…" is skipped). `specials`: what is added to the vocabulary, and what of it is special
+/// (tokenizer_config.h).
 Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string& vocab_name,
                                   std::vector<SpecialToken> specials, std::string_view merges,
                                   const std::string& merges_name);
