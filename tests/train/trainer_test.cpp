@@ -102,6 +102,29 @@ TEST_F(TrainerTest, WritesTheFilesOfARun) {
   EXPECT_EQ(config::save_toml(plan::resolve(saved).config), config::save_toml(saved)) << "and runs again as it is";
 }
 
+TEST_F(TrainerTest, WithoutStepsTheWeightsOfARunAreEvaluatedAlone) {
+  auto options = config("trained");
+  options.data.split = "60,20,20";
+  options.train.eval_interval = 3;
+  options.train.eval_iters = 2;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto trained = metrics("trained");
+  ASSERT_EQ(trained.size(), 6u + 2u + 1u);
+  options.train.out = (folder_ / "evaluated").string();
+  options.checkpoint.load = (folder_ / "trained").string();
+  options.train.skip_train = true;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto evaluated = metrics("evaluated");
+  ASSERT_EQ(evaluated.size(), 2u);
+  EXPECT_EQ(evaluated[0], trained[7]);
+  EXPECT_EQ(evaluated[1], trained[8]);
+  EXPECT_FALSE(checkpoint::has_checkpoint(folder_ / "evaluated" / "checkpoints"));
+  options.checkpoint.load.clear();  // new weights
+  options.train.out = (folder_ / "new").string();
+  ASSERT_EQ(run(options), Outcome::Done);
+  EXPECT_GT(metrics("new").at(0)["valid_loss"].get<double>(), evaluated[0]["valid_loss"].get<double>());
+}
+
 TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {
   auto options = config("straight", 2, 1);
   options.schedule.rampup_batch_size = {2, 1, 9};

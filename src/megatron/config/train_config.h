@@ -16,6 +16,7 @@ struct TrainConfig {
   std::int64_t eval_interval = 0;
   std::int64_t eval_iters = 10;
   std::int64_t eval_global_batch_size = 0;
+  bool skip_train = false;
   std::uint64_t seed = 1234;
   std::string dtype = "fp32";
   double label_smoothing = 0;
@@ -47,6 +48,8 @@ struct TrainConfig {
       "Samples of a validation's batch over all ranks; 0: global_batch_size.", "eval-global-batch-size",
       when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
       OnlyInTraining());
+    v("skip_train", skip_train, "Take no steps: evaluate the validation and test data with what --load names, and end.",
+      "skip-train", Affects::Nothing, OnlyInTraining());
     v("seed", seed, "Seed of weights, dropout and data order.", "seed", Affects::Samples, Common());
     v("dtype", dtype, "Data type of parameters and activations; updates are in fp32, of fp64 in fp64.",
       Choices({"fp32", "fp64", "bf16", "fp16"}), Common());

@@ -105,6 +105,7 @@ class TrainingRun {
   }
 
   Outcome go() {
+    if (config_.train.skip_train) return evaluate_alone();
     bool stop = false, leave = false;
     if (validation_is_due()) {  // a stop came in between
       stop = validate();
@@ -148,6 +149,18 @@ class TrainingRun {
   bool validation_is_due() const {
     return !data_.valid.empty() && state_.iteration > state_.validated_iteration &&
            (is_done() || state_.iteration % config_.train.eval_interval == 0);
+  }
+
+  // Validates and tests the weights that the run begins with, and leaves checkpoints as they are. Collective over the
+  // world.
+  Outcome evaluate_alone() {
+    bool stop = false;
+    if (!data_.valid.empty()) stop = validate();
+    if (!stop && !data_.test.empty()) test();
+    if (log_ && data_.valid.empty() && data_.test.empty())
+      log_->message(
+          " > nothing to evaluate: train.skip_train reads validation data (train.eval_interval) and test data");
+    return stop ? Outcome::Interrupted : Outcome::Done;
   }
 
   // Collective over the world.
