@@ -9,19 +9,10 @@
 #include <limits>
 
 #include "megatron/kernels/optimizer.h"
+#include "megatron/plan/parameters/counted.h"
 
 namespace megatron::optim {
 namespace {
-
-/// The ranges of a parameter's slice that this rank counts.
-std::vector<plan::Range> counted_ranges(const plan::ParameterSpec& spec, bool counts_whole) {
-  if (spec.shared_copy || (spec.replicated() && !counts_whole)) return {};
-  std::vector<plan::Range> ranges = plan::piece_ranges(spec);
-  std::vector<plan::Range> counted;
-  for (std::size_t i = 0; i < ranges.size(); ++i)
-    if (spec.pieces.empty() || spec.pieces[i].copy == 0) counted.push_back(ranges[i]);
-  return counted;
-}
 
 /// In blocks that one thread adds up: their boundaries do not depend on the number of threads.
 double sum_of_powers(const at::Tensor& x, double order, double scale) {
@@ -48,7 +39,7 @@ GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std
     for (const plan::ParameterRange& own : shard.parameters) {
       const auto& spec = parameters.all().at(static_cast<std::size_t>(own.parameter))->spec;
       std::int64_t at = own.param.begin;
-      for (const plan::Range& range : counted_ranges(spec, counts_whole)) {
+      for (const plan::Range& range : plan::counted_ranges(spec, counts_whole)) {
         const plan::Range part = plan::intersection(range, own.param);
         if (part.empty()) continue;
         const plan::Range world = part.shifted(own.world.begin - own.param.begin);

@@ -12,9 +12,7 @@ using NormOrder = double;
 inline constexpr NormOrder kL2 = 2, kInf = std::numeric_limits<double>::infinity();
 
 /// This rank's part of the norm of the whole model's gradient, once the gradients that it owns are whole
-/// (GradientReducer, SharedGradients). Over all ranks every parameter counts once: of what several ranks of one model
-/// copy hold one copy counts, that of the first tensor-parallel rank, of the first of the ranks that share a piece, of
-/// the first of a tied embedding's stages.
+/// (GradientReducer, SharedGradients). Over all ranks every parameter counts once (plan::counted_ranges()).
 class GradientNorm {
  public:
   /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank.

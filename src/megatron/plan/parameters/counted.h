@@ -1,0 +1,18 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "megatron/plan/parameters/shards.h"
+
+namespace megatron::plan {
+
+/// The ranges of a parameter's slice on one rank that figures over the model count there, so that over all ranks of one
+/// model copy every element counts once: of what several ranks hold one copy, that of the first tensor-parallel rank
+/// (`counts_whole`: this is it), of the first of the ranks that share a piece, of the first of a tied embedding's
+/// stages.
+std::vector<Range> counted_ranges(const ParameterSpec& spec, bool counts_whole);
+
+/// The same without the rows that pad the vocabulary, of which layouts have different numbers. `vocab`: its tokens.
+std::vector<Range> counted_ranges(const ParameterSpec& spec, bool counts_whole, std::int64_t vocab);
+
+}  // namespace megatron::plan
