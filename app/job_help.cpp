@@ -69,7 +69,7 @@ const std::vector<Row>& rows() {
        "",
        {"megatron data index data/corpus_text_document --seq-length 1024 --samples 1000,50,10 --output indices"}},
       {"train",
-       "in --train.out: recipe.toml, metrics.jsonl, checkpoints/, the tokenizer",
+       "in --train.out: recipe.toml, metrics.jsonl, TensorBoard's event files, checkpoints/, the tokenizer",
        "3",
        {"megatron train configs/gpt_tiny.toml --data-path data/corpus_text_document --tokenizer tok --train.out runs/a",
         "megatron train configs/gpt_tiny.toml --world-size 2 --tp 2 --lr 1e-3 --data-path data/corpus_text_document "

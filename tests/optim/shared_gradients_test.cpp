@@ -68,6 +68,11 @@ std::vector<plan::Shard> whole(const parallel::ParameterStore& parameters) {
   return plan::shards(parameters.layout(), 1, 0);
 }
 
+void sum_all(const SharedGradients& shared) {
+  shared.sum_within_stages();
+  shared.sum_copies();
+}
+
 double norm_of(const parallel::ParameterStore& parameters, const comm::Group& group, bool first, NormOrder kind) {
   return testing::norm_over(group, GradientNorm(parameters, whole(parameters), first).part(kind), kind);
 }
@@ -103,7 +108,7 @@ TEST(SharedGradients, CompletesThoseSplitAlongTheSequenceAndThoseOfTheTiedEmbedd
     const Rank rank(world);
     const auto tp = comm::CountingBackend::wrap(rank.tp),
                words = comm::CountingBackend::wrap(holders_group(rank.pp, {0, 1}));
-    SharedGradients(rank.parameters, whole(rank.parameters), {tp, {}, {}}, rank.words(words)).sum();
+    sum_all({rank.parameters, whole(rank.parameters), {tp, {}, {}}, rank.words(words)});
     for (const auto& parameter : rank.parameters.all()) {
       const auto& spec = parameter->spec;
       EXPECT_NEAR_TENSOR(parameter->grad, slice_of(full_gradient(spec), spec), 1e-14)
@@ -121,7 +126,7 @@ TEST(SharedGradients, LeavesWholeGradientsAloneWithoutSequenceParallelism) {
   comm::run_ranks(2, [](const comm::Group&) {
     const auto parameters = store(-1, 1, 0);
     parameters.gradients().fill_(3);
-    SharedGradients(parameters, whole(parameters), {}, {}).sum();
+    sum_all({parameters, whole(parameters), {}, {}});
     EXPECT_TRUE((parameters.gradients() == 3).all().item<bool>());
   });
 }
@@ -138,9 +143,7 @@ TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
   EXPECT_NEAR(norm_of(dense, {}, true, kL2), std::sqrt(squares), 1e-13);
   comm::run_ranks(4, [&](const comm::Group& world) {
     const Rank rank(world);
-    SharedGradients(rank.parameters, whole(rank.parameters), {rank.tp, {}, {}},
-                    rank.words(holders_group(rank.pp, {0, 1})))
-        .sum();
+    sum_all({rank.parameters, whole(rank.parameters), {rank.tp, {}, {}}, rank.words(holders_group(rank.pp, {0, 1}))});
     const bool first = rank.tp.rank() == 0;
     EXPECT_NEAR(norm_of(rank.parameters, world, first, kL2), std::sqrt(squares), 1e-13);
     EXPECT_NEAR(norm_of(rank.parameters, world, first, kInf), largest, 1e-14);

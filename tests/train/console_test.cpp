@@ -29,11 +29,66 @@ IterationLine example() {
 TEST(Console, PrintsTheIterationLineOfMegatron) {
   setenv("TZ", "UTC", 1);
   tzset();
-  EXPECT_EQ(iteration_line(example(), 1'700'000'000'012'345),
-            " [2023-11-14 22:13:20.012345] iteration       10/     200 | consumed samples:          640 | elapsed time "
-            "per iteration (ms): 1234.6 | throughput per GPU (TFLOP/s/GPU): 0.4 | learning rate: 1.500000E-04 | global "
-            "batch size:    64 | lm loss: 9.876543E+00 | loss scale: 1.0 | grad norm: 2.346 | number of skipped "
-            "iterations:   1 | number of nan iterations:   0 |");
+  EXPECT_EQ(
+      iteration_line(example(), 1'700'000'000'012'345),
+      " [2023-11-14 22:13:20.012345] iteration       10/     200 | consumed samples:          640 | elapsed time "
+      "per iteration (ms): 1234.6 | throughput per GPU (TFLOP/s/GPU): 0.420 | learning rate: 1.500000E-04 | global "
+      "batch size:    64 | lm loss: 9.876543E+00 | loss scale: 1.0 | grad norm: 2.346 | number of skipped "
+      "iterations:   1 | number of nan iterations:   0 |");
+}
+
+std::string throughput_of(double tflops) {
+  IterationLine line = example();
+  line.tflops_per_rank = tflops;
+  const std::string text = iteration_line(line, 0), name = "(TFLOP/s/GPU): ";
+  const std::size_t begin = text.find(name) + name.size();
+  return text.substr(begin, text.find(" |", begin) - begin);
+}
+
+TEST(Console, PrintsThreeDigitsOfAThroughputHoweverSmall) {
+  EXPECT_EQ(throughput_of(412.345), "412.3");
+  EXPECT_EQ(throughput_of(10), "10.0");
+  EXPECT_EQ(throughput_of(9.4321), "9.43");
+  EXPECT_EQ(throughput_of(0.4321), "0.432");
+  EXPECT_EQ(throughput_of(0.000012345), "0.0000123");
+  EXPECT_EQ(throughput_of(0), "0.0");
+}
+
+TEST(Console, PrintsWhatIsAskedForInMegatronsPlacesAndItsOwnFieldsLast) {
+  IterationLine line = example();
+  line.num_zeros = 1234;
+  line.params_norm = 56.78901;
+  line.shows_throughput = false;
+  line.tokens_per_s = 1234.56;
+  line.memory_bytes = 1.5 * 1024 * 1024;
+  line.left_s = 3729;
+  const std::string text = iteration_line(line, 0);
+  EXPECT_NE(text.find("| elapsed time per iteration (ms): 1234.6 | learning rate:"), std::string::npos) << text;
+  EXPECT_NE(text.find(" grad norm: 2.346 | num zeros: 1234 | params norm: 56.789 | number of skipped"),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(
+      text.ends_with(" number of nan iterations:   0 | tokens per second: 1234.6 | memory (MB): 1.5 | ETA: "
+                     "1:02:09 |"))
+      << text;
+}
+
+TEST(Console, HasACompactForm) {
+  setenv("TZ", "UTC", 1);
+  tzset();
+  IterationLine line = example();
+  line.tokens_per_s = 12345;
+  line.left_s = 42;
+  EXPECT_EQ(compact_line(line, 1'700'000'000'012'345),
+            " 22:13:20 step 10/200 | loss 9.8765 | lr 1.500e-04 | grad norm 2.35 | 1235 ms | 12.3 k tokens/s | 0.420 "
+            "TFLOP/s per rank | 1 skipped | ETA 42 s |");
+}
+
+TEST(Console, PrintsMemoryAsMegatronDoesAndTheSlowestRank) {
+  EXPECT_EQ(memory_line(3, 10, 1024.0 * 1024, 2.5 * 1024 * 1024),
+            "[Rank 3] (after 10 iterations) memory (MB) | allocated: 1.00 | max allocated: 2.50");
+  EXPECT_EQ(straggler_line({.rank = 3, .compute_ms = 12.345, .median_ms = 10}),
+            " slowest rank: 3 | computing per step (ms): 12.35 | median of the ranks (ms): 10.00 |");
 }
 
 TEST(Console, PrintsNumbersOfAnySize) {

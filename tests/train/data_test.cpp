@@ -66,7 +66,8 @@ class RunDataTest : public ::testing::Test {
     std::vector<json> lines;
     for (std::string line; std::getline(in, line);) {
       lines.push_back(json::parse(line));
-      for (const char* field : {"tokens_per_s", "step_ms", "data_wait_ms", "peak_memory_bytes"})
+      for (const char* field :
+           {"tokens_per_s", "tflops_per_rank", "step_ms", "data_wait_ms", "memory_bytes", "peak_memory_bytes"})
         lines.back().erase(field);
     }
     return lines;

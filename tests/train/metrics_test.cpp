@@ -31,16 +31,19 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
                               .grad_norm = 1.25,
                               .learning_rate = 1e-4,
                               .loss_scale = 1,
+                              .batch_size = 8,
                               .tokens_per_s = 1000,
+                              .tflops_per_rank = 0.5,
                               .step_ms = 12.5,
                               .data_wait_ms = 0.25,
+                              .memory_bytes = 1 << 19,
                               .peak_memory_bytes = 1 << 20});
   file.write(ValidationMetrics{.iteration = 3, .consumed_samples = 24, .loss = 5, .perplexity = std::exp(5.0)});
   const auto written = lines();
   ASSERT_EQ(written.size(), 2u);
-  EXPECT_EQ(written[0], nlohmann::json::parse(R"({"iteration":3,"consumed_samples":24,"loss":5.5,"grad_norm":1.25,
-    "learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"data_wait_ms":0.25,
-    "peak_memory_bytes":1048576})"));
+  EXPECT_EQ(written[0], nlohmann::json::parse(R"({"iteration":3,"consumed_samples":24,"batch_size":8,"loss":5.5,
+    "grad_norm":1.25,"learning_rate":1e-4,"loss_scale":1.0,"tokens_per_s":1000.0,"step_ms":12.5,"tflops_per_rank":0.5,
+    "data_wait_ms":0.25,"memory_bytes":524288,"peak_memory_bytes":1048576})"));
   EXPECT_EQ(written[1]["valid_loss"], 5.0);
   file.write(IterationMetrics{.iteration = 4, .decoupled_learning_rate = 2e-5, .high_matmul_precision = true});
   EXPECT_EQ(lines()[2]["matmul_precision"], "high");

@@ -210,9 +210,11 @@ TEST(LossScaling, APowerOfTwoLeavesEveryBitWhereItsExponentsFit) {
                         .reducer = e.reducer,
                         .shared = e.shared,
                         .norm = e.norm,
+                        .figures = e.figures,
                         .optimizer = e.optimizer,
                         .gatherer = e.gatherer,
-                        .scaler = &scaler},
+                        .scaler = &scaler,
+                        .timers = e.timers},
                        {.clip_grad = 0.5, .microbatch_tokens = 20});
         for (int i = 0; i < 4; ++i) {
           const auto batch = [&](std::size_t m) {

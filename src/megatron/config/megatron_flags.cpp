@@ -7,7 +7,6 @@ namespace {
 
 constexpr const char* kLeaveOut = "leave it out";
 constexpr const char* kOtherAxes = "leave it out; ranks are split by --tp, --pp and --dp";
-constexpr const char* kMetrics = "leave it out; metrics.jsonl in --train.out has the figures";
 
 constexpr MegatronFlag kFlags[] = {
     {"context-parallel-size", true, kOtherAxes},
@@ -49,9 +48,10 @@ constexpr MegatronFlag kFlags[] = {
     {"no-save-optim", false,
      "leave it out; megatron checkpoint reshard --weights-only makes a copy without the optimizer"},
     {"num-distributed-optimizer-instances", true, "leave it out; all data-parallel ranks share one optimizer"},
-    {"tensorboard-dir", true, kMetrics},
-    {"wandb-project", true, kMetrics},
-    {"log-throughput", false, kMetrics},
+    {"tensorboard-queue-size", true, "leave it out; each step is written at once"},
+    {"log-learning-rate-to-tensorboard", false, kLeaveOut},
+    {"log-batch-size-to-tensorboard", false, kLeaveOut},
+    {"wandb-project", true, "leave it out; metrics.jsonl in --train.out has the figures"},
 };
 
 }  // namespace

@@ -1,9 +1,7 @@
 #pragma once
-#include <cstdint>
-#include <string>
-
 #include "megatron/config/checkpoint_config.h"
 #include "megatron/config/data_config.h"
+#include "megatron/config/log_config.h"
 #include "megatron/config/meaning.h"
 #include "megatron/config/model_config.h"
 #include "megatron/config/optimizer_config.h"
@@ -14,22 +12,6 @@
 // Flags, TOML, --help, docs/config.md and the saved recipe are visitors over `visit` (options.h). Sections with many
 // options have headers of their own.
 namespace megatron::config {
-
-struct LogConfig {
-  std::int64_t interval = 10;
-  std::string progress = "auto";
-  std::string trace;
-
-  void visit(auto& v) {
-    v("interval", interval, "Steps between console lines.", "log-interval", Common());
-    v("progress", progress, "Progress line with ETA; auto: on a terminal.", RanksMayDiffer(),
-      Choices({"auto", "on", "off"}));
-    v("trace", trace,
-      "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it and "
-      "the simulated one has the same name with .svg. Empty: none.",
-      OnlyInTraining());
-  }
-};
 
 struct RunConfig {
   ModelConfig model;

@@ -51,6 +51,9 @@ class Optimizer {
   /// the masters, and returns true. After masters and steps were filled from outside.
   bool round_masters();
 
+  /// The weights that it updates, the masters where there are some: of a range of the store's buffers that lies in one
+  /// owned shard. `own`: where it begins in the owned shards, laid one after the other. A view.
+  at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
   /// Everything to keep of the owned elements, the weights first. Who fills masters from outside fills the parameters
   /// too, and calls round_masters().
   std::vector<StateSlice> state() const;
@@ -90,7 +93,6 @@ class Optimizer {
   kernels::Update update_of(const UniformRange& run, const plan::LearningRates& rates, double grad_scale) const;
   void step_matrix(const Matrix& matrix, const plan::LearningRates& rates, double grad_scale) const;
   at::Tensor whole_direction(const Matrix& matrix, double grad_scale) const;
-  at::Tensor weights_of(const plan::Range& world, std::int64_t own) const;
 
   const parallel::ParameterStore& parameters_;
   std::vector<plan::Shard> owned_;

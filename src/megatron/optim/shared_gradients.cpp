@@ -84,24 +84,28 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       for (std::size_t i = 0; i < shared_.size(); ++i)
         if (shared_[i].parameter == parameter) add(tied[i], own.param);
     }
-  tied.insert(tied.begin(), {std::move(partial), std::move(by_heads), std::move(copied)});
-  for (Sum& sum : tied)
+  const auto keep = [&](Sum& sum) {
     if (sum.group.size() > 1 && !sum.gradients.empty()) sums_.push_back(std::move(sum));
+  };
+  for (Sum* sum : {&partial, &by_heads, &copied}) keep(*sum);
+  num_within_stages_ = sums_.size();
+  for (Sum& sum : tied) keep(sum);
 }
 
-void SharedGradients::sum() const {
+void SharedGradients::sum(std::size_t begin, std::size_t end) const {
   const c10::NoGradGuard no_grad;
-  for (const auto& [group, gradients] : sums_) {
+  for (std::size_t i = begin; i < end; ++i) {
+    const auto& [group, gradients] = sums_[i];
     if (gradients.size() == 1) {
       group.all_reduce(gradients.front());
       continue;
     }
     const auto together = at::cat(gradients);
     group.all_reduce(together);
-    std::int64_t begin = 0;
+    std::int64_t at = 0;
     for (const auto& gradient : gradients) {
-      gradient.copy_(together.narrow(0, begin, gradient.numel()));
-      begin += gradient.numel();
+      gradient.copy_(together.narrow(0, at, gradient.numel()));
+      at += gradient.numel();
     }
   }
 }

@@ -51,8 +51,10 @@ class SharedGradients {
   SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, Groups groups,
                   std::vector<SharedParameter> shared);
 
-  /// Once a step, between GradientReducer::finish() and gradient_norm().
-  void sum() const;
+  /// Once a step, between GradientReducer::finish() and gradient_norm(): what tensor-parallel ranks share, 1 to 3, then
+  /// copies on several stages.
+  void sum_within_stages() const { sum(0, num_within_stages_); }
+  void sum_copies() const { sum(num_within_stages_, sums_.size()); }
 
   /// Once the values are there (drawn, or loaded): throws std::runtime_error on every holder where two copies of a
   /// shared parameter differ in a bit. They are equal from the start without communication, since each rank draws them
@@ -65,7 +67,10 @@ class SharedGradients {
     comm::Group group;
     std::vector<at::Tensor> gradients;  ///< flat views of the owned elements
   };
+  void sum(std::size_t begin, std::size_t end) const;
+
   std::vector<Sum> sums_;
+  std::size_t num_within_stages_ = 0;  ///< of sums_, which come first
   std::vector<SharedParameter> shared_;
 };
 

@@ -257,12 +257,22 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                 "none", "--load FOLDER, and another --train.out");
   rules.choices("log", log);
   rules.at_least("log.interval", log.interval, 1);
+  rules.at_least("log.tensorboard_interval", log.tensorboard_interval, 1);
+  rules.at_least("log.memory_interval", log.memory_interval, 0);
+  rules.require(log.timing_level >= 0 && log.timing_level <= 2, "log.timing_level must be 0, 1 or 2.",
+                concat(log.timing_level), "--timing-log-level 1");
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
                 "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
                 "'" + log.trace + "'", "--log.trace trace.json");
   // Operations on a GPU are only started when their turn is over: their times would be those of launches.
   rules.require(log.trace.empty() || device == "cpu", "log.trace measures ranks on the CPU.",
                 "parallel.device " + device, "leave --log.trace out, or --device cpu");
+  rules.require(!log.profile || device == "cpu", "log.profile measures ranks on the CPU.", "parallel.device " + device,
+                "leave --profile out, or --device cpu");
+  rules.require(!log.profile || log.profile_step_start < log.profile_step_end,
+                "log.profile_step_end must be greater than log.profile_step_start.",
+                concat(log.profile_step_start, " and ", log.profile_step_end),
+                concat("--profile-step-end ", log.profile_step_start + 2));
 }
 
 /// The next number from `size` on that `unit` divides.

@@ -120,6 +120,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
       reducer(parameters, context.gradients(), owned, run.config.optimizer.overlap_grad_reduce),
       shared(make_shared_gradients(run, context, parameters, owned)),
       norm(parameters, owned, context.tensor().rank() == 0),
+      figures(parameters, owned, context.tensor().rank() == 0, run.shape.vocab),
       optimizer(taking_memory_for("the optimizer's state",
                                   [&] {
                                     return optim::Optimizer(parameters, owned, run.config.optimizer,
@@ -127,15 +128,18 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                                   })),
       gatherer(parameters, context.gradients(), owned, run.config.optimizer.overlap_param_gather),
       scaler(loss_scaler(run.config)),
-      pipeline(run, context, parameters, stages, reducer),
+      timers(run.config.log.timing_level, run.config.log.timing_barrier, run.config.log.straggler, context.world()),
+      pipeline(run, context, parameters, stages, reducer, timers),
       step({.pipeline = pipeline,
             .context = context,
             .reducer = reducer,
             .shared = shared,
             .norm = norm,
+            .figures = figures,
             .optimizer = optimizer,
             .gatherer = gatherer,
-            .scaler = scaler ? &*scaler : nullptr},
+            .scaler = scaler ? &*scaler : nullptr,
+            .timers = timers},
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = config::norm_order(run.config.optimizer.clip_norm).value(),
             .microbatch_tokens = run.config.train.micro_batch_size *
@@ -144,7 +148,9 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                                                                 : 1) *
                                  run.grid.sample_shares(),
             .sentence_head = run.shape.sentence_head,
-            .counts_norm = plan::num_owners(run) > 1 || context.gradients().rank() == 0}) {}
+            .counts_norm = plan::num_owners(run) > 1 || context.gradients().rank() == 0,
+            .params_norm = run.config.log.params_norm,
+            .num_zeros_in_grad = run.config.log.num_zeros_in_grad}) {}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
                           const plan::LearningRates& rates) {

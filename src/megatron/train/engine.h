@@ -8,11 +8,13 @@
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
+#include "megatron/optim/model_figures.h"
 #include "megatron/optim/optimizer.h"
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
 #include "megatron/train/step.h"
 
@@ -34,9 +36,11 @@ struct Engine {
   optim::GradientReducer reducer;
   optim::SharedGradients shared;
   optim::GradientNorm norm;
+  optim::ModelFigures figures;
   optim::Optimizer optimizer;
   optim::ParameterGatherer gatherer;
   std::optional<optim::LossScaler> scaler;  ///< of fp16
+  Timers timers;
   Pipeline pipeline;
   TrainStep step;
 };

@@ -47,6 +47,20 @@ Prefetcher::NextIds coming_microbatches(const plan::ResolvedRun& run, const para
       };
 }
 
+namespace {
+
+// What the log says of all ranks. Collective over the world where it says something.
+void measure_ranks(const plan::ResolvedRun& run, Engine& engine, const RunState& state, RunLog::Iteration& done) {
+  const config::LogConfig& log = run.config.log;
+  const comm::Group& world = engine.context.world();
+  if (log.memory_interval > 0 && state.iteration % log.memory_interval == 0)
+    done.memory = gathered(world, {static_cast<double>(memory_bytes()), static_cast<double>(peak_memory_bytes())});
+  const bool timed = log.timing_level > 0 || log.straggler;
+  if (timed && RunLog::prints(run, state, done.result)) done.times = engine.timers.take_step(world);
+}
+
+}  // namespace
+
 bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
   const Stopwatch watch;
   const plan::ResolvedRun& run = parts.run;
@@ -64,14 +78,17 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
     ++state.skipped_iterations;
   else
     state.schedule_samples += global_batch;
-  if (parts.log)
-    parts.log->iteration(state, {.result = result,
-                                 .step_s = watch.seconds(),
-                                 .data_wait_s = parts.reader.take_waited_s(),
-                                 .global_batch = global_batch,
-                                 .rates = rates,
-                                 .next_rates = run.rates_at(state.schedule_samples),
-                                 .tokens = tokens});
+  const double waited_s = parts.reader.take_waited_s();
+  engine.timers.add(TimerId::BatchGenerator, waited_s);
+  RunLog::Iteration done{.result = result,
+                         .step_s = watch.seconds(),
+                         .data_wait_s = waited_s,
+                         .global_batch = global_batch,
+                         .rates = rates,
+                         .next_rates = run.rates_at(state.schedule_samples),
+                         .tokens = tokens};
+  measure_ranks(run, engine, state, done);
+  if (parts.log) parts.log->iteration(state, done);
   if (!result.skipped || !run.config.train.exit_on_nan || result.harmless) return result.stop;
   parts.saver.finish();
   throw std::runtime_error(concat("iteration ", state.iteration, ": loss ", result.loss, " and gradient norm ",

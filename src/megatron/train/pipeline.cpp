@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -131,17 +132,43 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
            .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};
 }
 
+// Whether the pipeline of this rank has one of log.profile_ranks.
+bool is_profiled_pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
+  if (!run.config.log.profile) return false;
+  const std::vector<int> ranks = run.grid.peers(context.world().rank(), plan::Axis::Pp);
+  const auto& named = run.config.log.profile_ranks;
+  return std::ranges::any_of(ranks, [&](int rank) { return std::ranges::find(named, rank) != named.end(); });
+}
+
+// What is waited for in an operation of a program.
+std::optional<TimerId> timer_of(schedule::Kind kind) {
+  switch (kind) {
+    case schedule::Kind::WaitRecvActivation:
+      return TimerId::ForwardRecv;
+    case schedule::Kind::WaitSendActivation:
+      return TimerId::ForwardSend;
+    case schedule::Kind::WaitRecvGradient:
+      return TimerId::BackwardRecv;
+    case schedule::Kind::WaitSendGradient:
+      return TimerId::BackwardSend;
+    default:
+      return std::nullopt;
+  }
+}
+
 }  // namespace
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                    const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-                   optim::GradientReducer& reducer)
+                   optim::GradientReducer& reducer, Timers& timers)
     : run_(run),
       context_(context),
       parameters_(parameters),
       stages_(stages),
       reducer_(reducer),
+      timers_(timers),
       measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.samples().rank() == 0),
+      is_profiled_(is_profiled_pipeline(run, context)),
       link_(make_link(run, context, parameters)) {}
 
 PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
@@ -158,11 +185,18 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
                         .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
-  if (training && measures_) {
+  const bool records = training && (measures_ || profiling_),
+             times = training && timers_.measures(TimerId::ForwardRecv);
+  if (records) {
     measured_ = &program;
     recorder_.begin(context_.pipeline());
-    hooks.observe = std::ref(recorder_);
   }
+  if (records || times)
+    hooks.observe = [&](const schedule::Op& op, pipeline::Clock::time_point start, pipeline::Clock::time_point end) {
+      if (records) recorder_(op, start, end);
+      const auto timer = timer_of(op.kind);
+      if (times && timer) timers_.add(*timer, std::chrono::duration<double>(end - start).count());
+    };
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
   for (PipelineStage& stage : stages) stage.add_to(result);
   return result;

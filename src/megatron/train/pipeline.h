@@ -13,6 +13,7 @@
 #include "megatron/pipeline/run.h"
 #include "megatron/pipeline/timeline.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/log/timers.h"
 
 namespace megatron::train {
 
@@ -59,7 +60,7 @@ class Pipeline {
   /// over the pipeline.
   Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
            const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-           optim::GradientReducer& reducer);
+           optim::GradientReducer& reducer, Timers& timers);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
@@ -73,8 +74,11 @@ class Pipeline {
   /// Forward without dropout and without gradients; the loss sums are those of the tokens. Collective over the model.
   PassResult evaluate(int num_microbatches, const MicrobatchSource& microbatch);
 
-  /// Whether this rank measures the timeline (log.trace): those of the first pipeline do, in every step.
+  /// Whether this rank measures the timeline of every step (log.trace): those of the first pipeline do.
   bool measures() const { return measures_; }
+  /// Whether log.profile_ranks names a rank of this pipeline. With profile(true) it measures the steps that follow too.
+  bool is_profiled() const { return is_profiled_; }
+  void profile(bool on) { profiling_ = on && is_profiled_; }
   /// Of the last step; nothing before the first. Collective over the pipeline of a rank that measures.
   std::optional<schedule::Timeline> timeline() const;
 
@@ -90,7 +94,9 @@ class Pipeline {
   const parallel::ParameterStore& parameters_;
   const std::vector<model::TransformerStage>& stages_;
   optim::GradientReducer& reducer_;
-  const bool measures_;
+  Timers& timers_;
+  const bool measures_, is_profiled_;
+  bool profiling_ = false;
   ForwardStep forward_step_;
   pipeline::Link link_;
   pipeline::Recorder recorder_;

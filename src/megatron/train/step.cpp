@@ -42,13 +42,28 @@ struct TrainStep::Totals {
   bool broken = false;  ///< a loss or a gradient somewhere is not finite
   bool stop = false;
   double sentence_sum = 0, sentences = 0;
+  double num_zeros = 0;
 };
+
+void TrainStep::sum_gradients() {
+  {
+    const auto timer = parts_.timers.time(TimerId::AllGradsSync);
+    parts_.reducer.finish();  // over dp
+  }
+  {
+    const auto timer = parts_.timers.time(TimerId::LayernormGradsAllReduce);
+    parts_.shared.sum_within_stages();  // over tp
+  }
+  const auto timer = parts_.timers.time(TimerId::EmbeddingGradsAllReduce);
+  parts_.shared.sum_copies();  // over the holders of copies
+}
 
 // One message for all that the ranks have to agree on. Each microbatch counts once (the tensor-parallel ranks of the
 // last stage all hold its loss, those of the other stages none), and so does each gradient.
 TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop) const {
   const bool first = parts_.context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
+  const auto timer = parts_.timers.time(TimerId::OptimizerClipMainGrad);
   const double loss_sum = sum_of(pass);
   const bool squares = options_.clip_norm == optim::kL2;
   const double part = options_.counts_norm ? parts_.norm.part(squares ? optim::kL2 : optim::kInf) : 0;
@@ -56,7 +71,7 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   const comm::Group& world = parts_.context.world();
   const auto total =
       world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0, broken ? 1.0 : 0.0,
-                                stop ? 1.0 : 0.0, counted(pass.sentence_sum), counted(pass.sentences)});
+                                stop ? 1.0 : 0.0, counted(pass.sentence_sum), counted(pass.sentences), count_zeros()});
   double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
   // Of other orders: powers of magnitudes from 0 to 1, which neither overflow nor vanish together.
   if (!squares && options_.clip_norm != optim::kInf && norm > 0 && std::isfinite(norm)) {
@@ -69,7 +84,31 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .broken = total[3] > 0,
           .stop = total[4] > 0,
           .sentence_sum = total[5],
-          .sentences = total[6]};
+          .sentences = total[6],
+          .num_zeros = total[7]};
+}
+
+// This rank's part.
+double TrainStep::count_zeros() const {
+  if (!options_.num_zeros_in_grad) return 0;
+  const auto timer = parts_.timers.time(TimerId::OptimizerCountZeros);
+  return options_.counts_norm ? static_cast<double>(parts_.figures.zero_gradients()) : 0;
+}
+
+// Collective over the world.
+double TrainStep::params_norm() const {
+  const double part = options_.counts_norm ? parts_.figures.squares_of_weights(parts_.optimizer) : 0;
+  return std::sqrt(parts_.context.world().all_reduce_scalars({part})[0]);
+}
+
+void TrainStep::update(const plan::LearningRates& rates, double grad_scale) {
+  before_update_();
+  {
+    const auto timer = parts_.timers.time(TimerId::OptimizerInnerStep);
+    parts_.optimizer.step(rates, grad_scale);
+  }
+  const auto timer = parts_.timers.time(TimerId::ParamsAllGather);
+  parts_.gatherer.start();  // over dp
 }
 
 double TrainStep::gradient_scale(int num_microbatches) const {
@@ -108,15 +147,19 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
   parts_.reducer.begin_step(num_microbatches);
   // Gradients of the sum over tokens; each bucket's reduction over dp starts by itself.
+  auto passes = parts_.timers.time(TimerId::ForwardBackward);
   const PassResult run = forward_and_backward(num_microbatches, microbatch, scale);
+  passes.stop();
+  parts_.timers.add(TimerId::ForwardCompute, run.forward_s);
+  parts_.timers.add(TimerId::BackwardCompute, run.backward_s);
   result.times.forward_s = run.forward_s;
   result.times.backward_s = run.backward_s;
   {
     const Timed timed(result.times.reduce_s);
-    parts_.reducer.finish();  // over dp
-    parts_.shared.sum();      // over tp, and the holders of copies
+    sum_gradients();
   }
   const Timed timed(result.times.optimizer_s);
+  const auto timer = parts_.timers.time(TimerId::Optimizer);
   const Totals total = totals_over_world(run, stop);  // a few numbers, over the world
   const double to_mean = mean_scale(total.count);
   result.loss = total.loss_sum * to_mean;
@@ -124,17 +167,16 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.tokens = total.count;
   result.stop = total.stop;
   result.grad_norm = total.norm * to_mean / scale;
+  if (options_.num_zeros_in_grad) result.num_zeros = total.num_zeros;
   // The same on every rank, so that none ever updates alone.
   result.skipped = total.broken || !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
   if (parts_.scaler != nullptr) {
     result.harmless = result.skipped && std::isfinite(result.loss) && parts_.scaler->can_shrink();
     parts_.scaler->update(result.skipped);
   }
-  if (result.skipped) return result;
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
-  before_update_();
-  parts_.optimizer.step(rates, to_mean * clip / scale);
-  parts_.gatherer.start();  // over dp
+  if (!result.skipped) update(rates, to_mean * clip / scale);
+  if (options_.params_norm) result.params_norm = params_norm();
   return result;
 }
 

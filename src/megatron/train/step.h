@@ -7,10 +7,12 @@
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
+#include "megatron/optim/model_figures.h"
 #include "megatron/optim/optimizer.h"
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
 
 namespace megatron::train {
@@ -23,6 +25,7 @@ struct StepOptions {
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
   /// Whether this rank's part of the norm counts: no other rank of the world holds a copy of its gradients.
   bool counts_norm = true;
+  bool params_norm = false, num_zeros_in_grad = false;  ///< what else is measured
 };
 
 /// Seconds that this rank spent in each part of a step; the rest of it waited for other stages.
@@ -38,6 +41,8 @@ struct StepResult {
   std::optional<double> sentence_loss;  ///< the sentence head's part of it: mean over samples
   double tokens = 0;                    ///< tokens that count
   double grad_norm = 0;                 ///< of the mean loss's gradient, before clipping
+  std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero
+  std::optional<double> params_norm;    ///< after the step, L2
   double loss_scale = 1;                ///< that the step used
   bool skipped = false;                 ///< loss or gradient was NaN or infinite: nothing was updated
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
@@ -56,12 +61,14 @@ class TrainStep {
     optim::GradientReducer& reducer;
     const optim::SharedGradients& shared;
     const optim::GradientNorm& norm;
+    const optim::ModelFigures& figures;
     optim::Optimizer& optimizer;
     const optim::ParameterGatherer& gatherer;
     /// Of fp16; null: the loss is not scaled. Gradients begin as those of the sum x scale / (tokens of the global
     /// batch, rounded up to a power of two, so that scaling changes no digit): nearly those of scale x mean, whatever
     /// the number of data-parallel ranks.
     optim::LossScaler* scaler;
+    Timers& timers;
   };
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
 
@@ -76,6 +83,10 @@ class TrainStep {
   PassResult forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale);
   struct Totals;
   Totals totals_over_world(const PassResult& pass, bool stop) const;
+  void sum_gradients();
+  double count_zeros() const;
+  double params_norm() const;
+  void update(const plan::LearningRates& rates, double grad_scale);
   double gradient_scale(int num_microbatches) const;
   /// Tokens that count for a sample of the global batch. Collective over dp.
   double tokens_of_a_sentence(const std::vector<model::Batch>& batches) const;

@@ -90,6 +90,7 @@ class TrainingRun {
         config_(run.config),
         stop_requested_(stop_requested),
         data_(open_data(run, eod, world)),
+        data_s_(since_start_.seconds()),
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)) {
     engine_.pipeline.use(forward_step);
@@ -100,8 +101,11 @@ class TrainingRun {
         [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
         static_cast<std::size_t>(config_.data.prefetch));
     engine_.step.before_update([this] { saver_.before_change(); });
+    engine_.timers.add(TimerId::DataSetup, data_s_);
+    engine_.timers.add(TimerId::ModelAndOptimizerSetup, since_start_.seconds() - data_s_);
     world.barrier();  // nobody writes before everybody has read
     if (world.rank() == 0) open_folder();
+    print_times({TimerId::ModelAndOptimizerSetup, TimerId::DataSetup});
   }
 
   Outcome go() {
@@ -112,9 +116,12 @@ class TrainingRun {
       save();
     }
     while (!stop && !leave && !is_done()) {
+      const bool profiled = step_is_profiled();
+      engine_.pipeline.profile(profiled);
       stop = taking_memory_for("the activations of a step", [&] {
         return run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
       });
+      if (profiled) write_profile();
       if (!stop && validation_is_due()) stop = validate();
       leave = is_time_to_leave();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
@@ -164,7 +171,40 @@ class TrainingRun {
   }
 
   // Collective over the world.
-  void save() { saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_)); }
+  void save() {
+    {
+      const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
+      saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_));
+    }
+    print_times({TimerId::SaveCheckpoint});
+  }
+
+  // What all ranks have measured by timers of their own. Collective over the world where these are on.
+  void print_times(const std::vector<TimerId>& timers) {
+    if (!engine_.timers.measures(timers.front())) return;
+    const TimesOverRanks times = engine_.timers.take(engine_.context.world(), timers);
+    const std::string text = timer_text(times, config_.log.timing_option, 1);
+    if (log_ && !text.empty()) log_->message(text);
+  }
+
+  // Whether the step that comes next is one of those that log.profile is for.
+  bool step_is_profiled() const {
+    const config::LogConfig& log = config_.log;
+    return log.profile && state_.iteration >= log.profile_step_start && state_.iteration < log.profile_step_end;
+  }
+
+  // The timeline of the last step of each profiled pipeline, by its first rank. Collective over that pipeline.
+  void write_profile() {
+    if (!engine_.pipeline.is_profiled()) return;
+    const auto timeline = engine_.pipeline.timeline();
+    if (!timeline || engine_.context.pipeline().rank() != 0) return;
+    const fs::path folder = fs::path(config_.train.out) / "profile";
+    make_folder(folder);
+    const std::string line = write_timeline(
+        *timeline, run_, state_.iteration,
+        folder / concat("step_", state_.iteration - 1, "_rank_", engine_.context.world().rank(), ".json"));
+    if (log_) log_->message(" > " + line);
+  }
 
   // The timeline of the last step. Collective over the pipeline of the ranks that measured it.
   void write_trace() {
@@ -219,6 +259,7 @@ class TrainingRun {
   bool validate() {
     const std::int64_t global_batch = validation_batch(config_.train);
     bool stop = false;
+    auto timer = engine_.timers.time(TimerId::Evaluate);
     for (const NamedData& set : data_.valid) {
       const bool all = config_.data.full_validation;
       const std::int64_t count = all ? (set.batches.size() + global_batch - 1) / global_batch * global_batch
@@ -230,6 +271,8 @@ class TrainingRun {
       collect(evaluation);
     }
     state_.validated_iteration = state_.iteration;
+    timer.stop();
+    print_times({TimerId::Evaluate});
     return stop;
   }
 
@@ -251,7 +294,9 @@ class TrainingRun {
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
   const std::string recipe_ = recipe_of(run_);
+  const Stopwatch since_start_;
   RunData data_;
+  double data_s_;  // that opening it took
   Engine engine_;
   checkpoint::Saver saver_;
   Start start_;

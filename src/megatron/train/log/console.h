@@ -3,6 +3,8 @@
 #include <optional>
 #include <string>
 
+#include "megatron/train/log/metrics.h"
+
 namespace megatron::train {
 
 /// What Megatron-LM's training log says about the iterations since the last line.
@@ -17,12 +19,25 @@ struct IterationLine {
   double sentence_loss = 0;  ///< of a BERT's sentence head, likewise
   double loss_scale = 1;
   double grad_norm = 0;
+  std::optional<double> num_zeros = {}, params_norm = {};
   std::int64_t skipped = 0, nan = 0;  ///< iterations in the interval
+  bool shows_throughput = true;
+  // What Megatron-LM's line has not, and comes last:
+  std::optional<double> tokens_per_s = {}, memory_bytes = {}, left_s = {};
 };
 
 /// Megatron-LM's line, so that scripts that parse its logs parse ours. `time_us`: microseconds since 1970, shown in
 /// local time.
 std::string iteration_line(const IterationLine& line, std::int64_t time_us);
+
+/// The same in half as many columns: what is looked at while a run goes on.
+std::string compact_line(const IterationLine& line, std::int64_t time_us);
+
+/// Megatron-LM's line of the memory of a rank.
+std::string memory_line(int rank, std::int64_t iteration, double bytes, double peak_bytes);
+
+/// What a line says of the rank that computed longest.
+std::string straggler_line(const IterationMetrics::Straggler& straggler);
 
 /// Megatron-LM's validation message: three lines.
 std::string validation_lines(const std::string& where, double loss, double perplexity,

@@ -83,19 +83,30 @@ std::string MetricsFile::whole_text() const {
 void MetricsFile::write(const IterationMetrics& metrics) {
   Json object = {{"iteration", metrics.iteration},
                  {"consumed_samples", metrics.consumed_samples},
+                 {"batch_size", metrics.batch_size},
                  {"loss", metrics.loss},
                  {"grad_norm", metrics.grad_norm},
                  {"learning_rate", metrics.learning_rate},
                  {"loss_scale", metrics.loss_scale},
                  {"tokens_per_s", metrics.tokens_per_s},
                  {"step_ms", metrics.step_ms},
+                 {"tflops_per_rank", metrics.tflops_per_rank},
                  {"data_wait_ms", metrics.data_wait_ms},
+                 {"memory_bytes", metrics.memory_bytes},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
   if (metrics.decoupled_learning_rate) object["decoupled_learning_rate"] = *metrics.decoupled_learning_rate;
   if (metrics.sentence_loss) {
     object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
     object["sop_loss"] = *metrics.sentence_loss;
   }
+  if (metrics.num_zeros) object["num_zeros"] = *metrics.num_zeros;
+  if (metrics.params_norm) object["params_norm"] = *metrics.params_norm;
+  for (const IterationMetrics::Time& time : metrics.times)
+    object["times_ms"][time.name] = Json::array({time.min_ms, time.max_ms});
+  if (metrics.straggler)
+    object["slowest_rank"] = {{"rank", metrics.straggler->rank},
+                              {"compute_ms", metrics.straggler->compute_ms},
+                              {"median_ms", metrics.straggler->median_ms}};
   if (metrics.skipped) object["skipped"] = true;
   if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
   write_line(object.dump());

@@ -18,9 +18,25 @@ struct IterationMetrics {
   double learning_rate = 0;                            ///< that the iteration used
   std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
   double loss_scale = 1;
-  double tokens_per_s = 0, step_ms = 0;
+  std::int64_t batch_size = 0;  ///< samples
+  std::int64_t world_size = 1;  ///< ranks
+  double tokens_per_s = 0;
+  double tflops_per_rank = 0;  ///< model FLOPs (causal attention counted half), 1e12 a second and rank
+  double step_ms = 0;
   double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
-  std::int64_t peak_memory_bytes = 0;
+  std::int64_t memory_bytes = 0, peak_memory_bytes = 0;  ///< of the first rank's process: now, and at most so far
+  std::optional<double> num_zeros = {}, params_norm = {};
+  /// A timer, over ranks and a step.
+  struct Time {
+    std::string name;
+    double min_ms = 0, max_ms = 0;
+  };
+  std::vector<Time> times = {};  ///< means over the steps since the last console line
+  struct Straggler {
+    int rank = 0;
+    double compute_ms = 0, median_ms = 0;  ///< a step
+  };
+  std::optional<Straggler> straggler = {};  ///< the rank that computed longest
   bool skipped = false;
   bool high_matmul_precision = false;  ///< float32 products were three of bf16
 };

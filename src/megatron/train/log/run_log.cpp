@@ -1,22 +1,70 @@
 #include "megatron/train/log/run_log.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/checksum.h"
+#include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/train/log/console.h"
+#include "megatron/train/log/scalars.h"
 
 namespace megatron::train {
 namespace {
 
+namespace fs = std::filesystem;
+
 std::int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+// What tells a run's event files from those of others that may lie in the same folder.
+std::string run_id(const fs::path& out, const fs::path& events) {
+  std::error_code error;
+  if (events.empty() || fs::equivalent(out, events, error)) return "run";
+  return fmt::format("{:08x}", crc32c(fs::absolute(out).lexically_normal().string()));
+}
+
+std::vector<IterationMetrics::Time> times_of(const std::optional<TimesOverRanks>& times, const config::LogConfig& log,
+                                             std::int64_t steps) {
+  std::vector<IterationMetrics::Time> all;
+  if (!times || log.timing_level == 0) return all;
+  const double to_ms = 1e3 / static_cast<double>(steps);
+  for (std::size_t i = 0; i < times->timers.size(); ++i)
+    if (const auto both = times->of(i))
+      all.push_back({timer_name(times->timers[i]), both->min * to_ms, both->max * to_ms});
+  return all;
+}
+
+std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<TimesOverRanks>& times,
+                                                        const config::LogConfig& log, std::int64_t steps) {
+  if (!times || !log.straggler) return std::nullopt;
+  std::vector<double> compute_s(times->seconds.front().size(), 0);
+  for (std::size_t i = 0; i < times->timers.size(); ++i)
+    if (times->timers[i] == TimerId::ForwardCompute || times->timers[i] == TimerId::BackwardCompute)
+      for (std::size_t rank = 0; rank < compute_s.size(); ++rank) compute_s[rank] += times->seconds[i][rank];
+  const auto slowest = std::ranges::max_element(compute_s);
+  const int rank = static_cast<int>(slowest - compute_s.begin());
+  const double longest_s = *slowest, to_ms = 1e3 / static_cast<double>(steps);
+  const auto middle = compute_s.begin() + static_cast<std::ptrdiff_t>(compute_s.size() / 2);
+  std::nth_element(compute_s.begin(), middle, compute_s.end());
+  return IterationMetrics::Straggler{.rank = rank, .compute_ms = longest_s * to_ms, .median_ms = *middle * to_ms};
+}
+
+ResumePoint resume_point(const RunState& start) {
+  return {.iteration = start.iteration,
+          .samples = start.consumed_samples,
+          .validated_iteration = start.validated_iteration};
 }
 
 }  // namespace
@@ -27,12 +75,21 @@ std::int64_t peak_memory_bytes() {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
+std::int64_t memory_bytes() {
+  std::int64_t total = 0, resident = 0;  // pages
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
 RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console)
     : run_(run),
       console_(console),
       metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration,
                start.validated_iteration),
       progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
+  const fs::path out = run.config.train.out, events = run.config.log.tensorboard_dir;
+  if (run.config.log.tensorboard)
+    events_.emplace(events.empty() ? out : events, run_id(out, events), resume_point(start));
   progress_.start_at(start.iteration);
   if (run.config.train.matmul_precision == "high")
     message(kernels::matmul_precision() == "high"
@@ -45,23 +102,37 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   const std::int64_t samples = done.global_batch,
                      tokens = done.tokens > 0 ? done.tokens : samples * run_.config.data.seq_length;
   const double tokens_per_s = static_cast<double>(tokens) / done.step_s;
-  metrics_.write(IterationMetrics{.iteration = state.iteration,
-                                  .consumed_samples = state.consumed_samples,
-                                  .loss = result.loss,
-                                  .grad_norm = result.grad_norm,
-                                  .sentence_loss = result.sentence_loss,
-                                  .learning_rate = done.rates.usual,
-                                  .decoupled_learning_rate = decoupled(done.rates),
-                                  .loss_scale = result.loss_scale,
-                                  .tokens_per_s = tokens_per_s,
-                                  .step_ms = 1e3 * done.step_s,
-                                  .data_wait_ms = 1e3 * done.data_wait_s,
-                                  .peak_memory_bytes = peak_memory_bytes(),
-                                  .skipped = result.skipped,
-                                  .high_matmul_precision = kernels::matmul_precision() == "high"});
+  const config::LogConfig& log = run_.config.log;
   ++interval_.iterations;
+  const double flops = plan::training_flops(run_.shape, samples, tokens / samples, run_.config.data.decoder_seq_length);
+  const IterationMetrics metrics{.iteration = state.iteration,
+                                 .consumed_samples = state.consumed_samples,
+                                 .loss = result.loss,
+                                 .grad_norm = result.grad_norm,
+                                 .sentence_loss = result.sentence_loss,
+                                 .learning_rate = done.rates.usual,
+                                 .decoupled_learning_rate = decoupled(done.rates),
+                                 .loss_scale = result.loss_scale,
+                                 .batch_size = samples,
+                                 .world_size = run_.grid.world_size(),
+                                 .tokens_per_s = tokens_per_s,
+                                 .tflops_per_rank = flops / done.step_s / 1e12 / run_.grid.world_size(),
+                                 .step_ms = 1e3 * done.step_s,
+                                 .data_wait_ms = 1e3 * done.data_wait_s,
+                                 .memory_bytes = memory_bytes(),
+                                 .peak_memory_bytes = peak_memory_bytes(),
+                                 .num_zeros = result.num_zeros,
+                                 .params_norm = result.params_norm,
+                                 .times = times_of(done.times, log, interval_.iterations),
+                                 .straggler = straggler_of(done.times, log, interval_.iterations),
+                                 .skipped = result.skipped,
+                                 .high_matmul_precision = kernels::matmul_precision() == "high"};
+  metrics_.write(metrics);
+  if (state.iteration % log.tensorboard_interval == 0) draw(state, scalars_of(metrics, log));
+  draw(state, time_scalars_of(metrics, log));
+  interval_.tokens += static_cast<double>(tokens);
   interval_.seconds += done.step_s;
-  interval_.flops += plan::training_flops(run_.shape, samples, tokens / samples, run_.config.data.decoder_seq_length);
+  interval_.flops += flops;
   if (result.skipped) {
     ++interval_.skipped;
   } else {
@@ -70,8 +141,8 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
     interval_.sentence_loss += sentences;
   }
   if (!std::isfinite(result.loss)) ++interval_.nan;
-  const bool last = state.iteration == run_.config.train.train_iters || result.stop;
-  if (last || state.iteration % run_.config.log.interval == 0) print_iteration(state, done);
+  if (!done.memory.empty()) print_memory(state, done.memory);
+  if (prints(run_, state, result)) print_interval(state, done, metrics);
   progress_.update(state.iteration,
                    concat("loss ", std::round(1e4 * result.loss) / 1e4, "  ", human_count(tokens_per_s), " tokens/s"));
 }
@@ -80,34 +151,67 @@ std::optional<double> RunLog::decoupled(const plan::LearningRates& rates) const 
   return run_.config.schedule.decoupled_lr > 0 ? std::optional(rates.words) : std::nullopt;
 }
 
-void RunLog::print_iteration(const RunState& state, const Iteration& done) {
-  const auto counted = static_cast<double>(interval_.iterations - interval_.skipped);
-  print(iteration_line({.iteration = state.iteration,
-                        .train_iters = run_.config.train.train_iters,
-                        .consumed_samples = state.consumed_samples,
-                        .step_ms = 1e3 * interval_.seconds / static_cast<double>(interval_.iterations),
-                        .tflops_per_rank = interval_.flops / interval_.seconds / 1e12 / run_.grid.world_size(),
-                        .learning_rate = done.next_rates.usual,
-                        .decoupled_learning_rate = decoupled(done.next_rates),
-                        .global_batch = done.global_batch,
-                        .loss = counted > 0 ? interval_.loss / counted : 0,
-                        .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,
-                        .loss_scale = done.result.loss_scale,
-                        .grad_norm = done.result.grad_norm,
-                        .skipped = interval_.skipped,
-                        .nan = interval_.nan},
-                       now_us()));
+bool RunLog::prints(const plan::ResolvedRun& run, const RunState& state, const StepResult& result) {
+  return state.iteration == run.config.train.train_iters || result.stop ||
+         state.iteration % run.config.log.interval == 0;
+}
+
+void RunLog::print_memory(const RunState& state, const std::vector<std::vector<double>>& memory) {
+  const auto most = std::ranges::max_element(memory, {}, [](const auto& of_rank) { return of_rank[1]; });
+  print(memory_line(static_cast<int>(most - memory.begin()), state.iteration, (*most)[0], (*most)[1]));
+}
+
+void RunLog::print_interval(const RunState& state, const Iteration& done, const IterationMetrics& metrics) {
+  const config::LogConfig& log = run_.config.log;
+  print_iteration(state, done);
+  if (metrics.straggler) print(straggler_line(*metrics.straggler));
+  if (done.times && log.timing_level > 0) {
+    const std::string times = timer_text(*done.times, log.timing_option, static_cast<double>(interval_.iterations));
+    if (!times.empty()) print(times);
+  }
   interval_ = {};
 }
 
+void RunLog::print_iteration(const RunState& state, const Iteration& done) {
+  const auto counted = static_cast<double>(interval_.iterations - interval_.skipped);
+  const config::LogConfig& log = run_.config.log;
+  const auto shows = [&](const char* field) { return std::ranges::find(log.fields, field) != log.fields.end(); };
+  const double step_s = interval_.seconds / static_cast<double>(interval_.iterations);
+  IterationLine line{.iteration = state.iteration,
+                     .train_iters = run_.config.train.train_iters,
+                     .consumed_samples = state.consumed_samples,
+                     .step_ms = 1e3 * step_s,
+                     .tflops_per_rank = interval_.flops / interval_.seconds / 1e12 / run_.grid.world_size(),
+                     .learning_rate = done.next_rates.usual,
+                     .decoupled_learning_rate = decoupled(done.next_rates),
+                     .global_batch = done.global_batch,
+                     .loss = counted > 0 ? interval_.loss / counted : 0,
+                     .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,
+                     .loss_scale = done.result.loss_scale,
+                     .grad_norm = done.result.grad_norm,
+                     .num_zeros = done.result.num_zeros,
+                     .params_norm = done.result.params_norm,
+                     .skipped = interval_.skipped,
+                     .nan = interval_.nan,
+                     .shows_throughput = log.throughput};
+  const bool compact = log.format == "compact";
+  if (compact || shows("tokens_per_s")) line.tokens_per_s = interval_.tokens / interval_.seconds;
+  if (shows("memory")) line.memory_bytes = static_cast<double>(memory_bytes());
+  if (compact || shows("eta"))
+    line.left_s = step_s * static_cast<double>(run_.config.train.train_iters - state.iteration);
+  print(compact ? compact_line(line, now_us()) : iteration_line(line, now_us()));
+}
+
 void RunLog::evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test) {
-  metrics_.write(ValidationMetrics{.iteration = state.iteration,
-                                   .consumed_samples = state.consumed_samples,
-                                   .loss = evaluation.loss,
-                                   .perplexity = evaluation.perplexity(),
-                                   .sentence_loss = evaluation.sentence_loss,
-                                   .set = set,
-                                   .test = test});
+  const ValidationMetrics metrics{.iteration = state.iteration,
+                                  .consumed_samples = state.consumed_samples,
+                                  .loss = evaluation.loss,
+                                  .perplexity = evaluation.perplexity(),
+                                  .sentence_loss = evaluation.sentence_loss,
+                                  .set = set,
+                                  .test = test};
+  metrics_.write(metrics);
+  draw(state, scalars_of(metrics, run_.config.log));
   const std::string place = concat("iteration ", state.iteration,
                                    test          ? " on test set"
                                    : set.empty() ? ""
@@ -124,8 +228,10 @@ void RunLog::test(const RunState& state, const Evaluation& evaluation) {
 }
 
 void RunLog::scores(const RunState& state, double loss, const std::vector<tasks::Metric>& metrics) {
-  metrics_.write(TaskMetrics{
-      .iteration = state.iteration, .consumed_samples = state.consumed_samples, .loss = loss, .scores = metrics});
+  const TaskMetrics scored{
+      .iteration = state.iteration, .consumed_samples = state.consumed_samples, .loss = loss, .scores = metrics};
+  metrics_.write(scored);
+  draw(state, scalars_of(scored));
   std::string line = concat(" validation at iteration ", state.iteration, " | loss: ", loss, " |");
   for (const tasks::Metric& metric : metrics)
     line += concat(" ", metric.name, ": ", std::round(100 * metric.value) / 100, " |");
@@ -133,6 +239,10 @@ void RunLog::scores(const RunState& state, double loss, const std::vector<tasks:
 }
 
 void RunLog::message(const std::string& text) { print(text); }
+
+void RunLog::draw(const RunState& state, const std::vector<Scalar>& curves) {
+  if (events_) events_->write(curves);
+}
 
 void RunLog::print(const std::string& text) {
   if (is_terminal(stderr))

@@ -9,7 +9,9 @@
 #include "megatron/base/progress.h"
 #include "megatron/plan/rules.h"
 #include "megatron/tasks/scores/metrics.h"
+#include "megatron/train/log/event_file.h"
 #include "megatron/train/log/metrics.h"
+#include "megatron/train/log/timers.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/step.h"
 
@@ -17,13 +19,16 @@ namespace megatron::train {
 
 /// Most memory that this process has held so far: the resident set's high-water mark.
 std::int64_t peak_memory_bytes();
+/// Memory that this process holds now: its resident set.
+std::int64_t memory_bytes();
 
 /// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
-/// object in metrics.jsonl for each, a progress line with the time left on a terminal's stderr.
+/// object in metrics.jsonl for each and its curves for TensorBoard, a progress line with the time left on a
+/// terminal's stderr.
 class RunLog {
  public:
-  /// Opens train.out/metrics.jsonl for a run that goes on after `start`. Keeps a reference to `run`. Lines go to
-  /// `console`.
+  /// Opens train.out/metrics.jsonl and an event file for a run that goes on after `start`. Keeps a reference to `run`.
+  /// Lines go to `console`.
   RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout);
 
   struct Iteration {
@@ -33,7 +38,12 @@ class RunLog {
     plan::LearningRates rates = 0.0;       ///< that it used
     plan::LearningRates next_rates = 0.0;  ///< after the schedule's step
     std::int64_t tokens = 0;               ///< of all samples; 0: each has data.seq_length
+    // Of all ranks, where that was asked for:
+    std::optional<TimesOverRanks> times = {};      ///< of the steps since the last console line
+    std::vector<std::vector<double>> memory = {};  ///< [rank]: bytes now, and at most so far
   };
+  /// Whether iteration() prints a console line after `state`: the same on every rank.
+  static bool prints(const plan::ResolvedRun& run, const RunState& state, const StepResult& result);
   /// `state` is the one after the iteration.
   void iteration(const RunState& state, const Iteration& done);
   /// `set`: of several validation sets, which; empty: there is one.
@@ -47,16 +57,20 @@ class RunLog {
  private:
   void print(const std::string& text);
   std::optional<double> decoupled(const plan::LearningRates& rates) const;
+  void draw(const RunState& state, const std::vector<Scalar>& curves);
   void evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test);
+  void print_interval(const RunState& state, const Iteration& done, const IterationMetrics& metrics);
   void print_iteration(const RunState& state, const Iteration& done);
+  void print_memory(const RunState& state, const std::vector<std::vector<double>>& memory);
 
   struct Interval {
     std::int64_t iterations = 0, skipped = 0, nan = 0;
-    double loss = 0, sentence_loss = 0, seconds = 0, flops = 0;
+    double loss = 0, sentence_loss = 0, seconds = 0, flops = 0, tokens = 0;
   };
   const plan::ResolvedRun& run_;
   std::FILE* console_;
   MetricsFile metrics_;
+  std::optional<EventFile> events_;
   Interval interval_;  // since the last console line
   Progress progress_;
 };

@@ -21,6 +21,8 @@ RunFolders::RunFolders(const config::RunConfig& config) {
   }
   if (folders[0] == folders[1]) folders.pop_back();
   for (const fs::path& folder : folders) locks_.emplace_back(folder, kFix);
+  if (config.log.tensorboard && !config.log.tensorboard_dir.empty())
+    make_folder(config.log.tensorboard_dir, "name another: --tensorboard-dir");
   if (const fs::path trace = config.log.trace; !trace.empty()) {
     constexpr const char* kTraceFix = "name another: --log.trace";
     make_folder(trace.parent_path(), kTraceFix);

@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "megatron/optim/optimizer.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameters/shards.h"
+
+namespace megatron::optim {
+
+/// This rank's part of figures over the whole model, to be added up over the ranks. Each element of the model counts
+/// once over all ranks, and padding not at all (plan::counted_ranges()): the sums are the same in every layout.
+class ModelFigures {
+ public:
+  /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank. `vocab`: tokens.
+  ModelFigures(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, bool counts_whole,
+               std::int64_t vocab);
+
+  /// Elements of the gradient that are exactly zero, once the gradients that this rank owns are whole.
+  std::int64_t zero_gradients() const;
+  /// Sum of squares of the weights, in double: of the masters where `optimizer` has some.
+  double squares_of_weights(const Optimizer& optimizer) const;
+
+ private:
+  struct Counted {
+    plan::Range world;  ///< in the store's buffers
+    std::int64_t own;   ///< where it begins in the masters
+  };
+  const parallel::ParameterStore& parameters_;
+  std::vector<Counted> counted_;
+};
+
+}  // namespace megatron::optim
