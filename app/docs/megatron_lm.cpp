@@ -67,7 +67,7 @@ runs/first/recipe.toml` is the whole command.
 - Folders: `--train.out` has recipe, metrics and checkpoints of a run; the same command again resumes from it, without
   `--load`.
 - Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per
-  iteration, and TensorBoard gets the same under Megatron-LM's tags (docs/logging.md).
+  iteration, and TensorBoard and W&B get the same under Megatron-LM's tags (docs/logging.md).
 - A switch that is on is turned off by `--no-NAME`; `_` and `-` are the same.
 - Warm-up and decay are counted in samples, not in iterations: `--lr-warmup-samples`, or `--lr-warmup-fraction`.
 - Not here: mixture of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models,
@@ -120,6 +120,8 @@ constexpr Difference kDifferences[] = {
     {"log.validation_ppl_to_tensorboard", "on by default"},
     {"log.memory_to_tensorboard", "on by default; of the host"},
     {"log.timers_to_tensorboard", "on by default"},
+    {"log.wandb_project", "an offline run, which `wandb sync` uploads"},
+    {"log.wandb_exp_name", "not required"},
 };
 
 std::string cell(const std::string& text) {  // a bar would end the cell

@@ -34,6 +34,10 @@ struct LogConfig {
   bool loss_scale_to_tensorboard = true;
   bool timers_to_tensorboard = true;
   bool world_size_to_tensorboard = false;
+  std::string wandb_project;
+  std::string wandb_exp_name;
+  std::string wandb_entity;
+  std::string wandb_save_dir;
 
   void visit(auto& v) {
     v("interval", interval, "Steps between console lines.", "log-interval", Common());
@@ -72,7 +76,7 @@ struct LogConfig {
     v("tensorboard", tensorboard, "Write TensorBoard event files.", RanksMayDiffer());
     v("tensorboard_dir", tensorboard_dir, "Folder of the TensorBoard event files. Empty: train.out.", "tensorboard-dir",
       RanksMayDiffer(), when("log.tensorboard"));
-    v("tensorboard_interval", tensorboard_interval, "Steps between values for TensorBoard.",
+    v("tensorboard_interval", tensorboard_interval, "Steps between values for TensorBoard and W&B.",
       "tensorboard-log-interval", RanksMayDiffer());
     v("validation_ppl_to_tensorboard", validation_ppl_to_tensorboard, "Validation perplexity among the curves.",
       "log-validation-ppl-to-tensorboard", RanksMayDiffer());
@@ -84,6 +88,14 @@ struct LogConfig {
       "log-timers-to-tensorboard", RanksMayDiffer());
     v("world_size_to_tensorboard", world_size_to_tensorboard, "Number of ranks among the curves.",
       "log-world-size-to-tensorboard", RanksMayDiffer());
+    v("wandb_project", wandb_project, "W&B project: write a run that `wandb sync` uploads. Empty: none.",
+      "wandb-project", RanksMayDiffer());
+    v("wandb_exp_name", wandb_exp_name, "Name of the run there. Empty: that of train.out.", "wandb-exp-name",
+      RanksMayDiffer(), when("log.wandb_project"));
+    v("wandb_entity", wandb_entity, "User or team there. Empty: the one who uploads.", "wandb-entity", RanksMayDiffer(),
+      when("log.wandb_project"));
+    v("wandb_save_dir", wandb_save_dir, "Folder of the offline runs. Empty: train.out.", "wandb-save-dir",
+      RanksMayDiffer(), when("log.wandb_project"));
   }
 };
 

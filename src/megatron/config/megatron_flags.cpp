@@ -51,7 +51,6 @@ constexpr MegatronFlag kFlags[] = {
     {"tensorboard-queue-size", true, "leave it out; each step is written at once"},
     {"log-learning-rate-to-tensorboard", false, kLeaveOut},
     {"log-batch-size-to-tensorboard", false, kLeaveOut},
-    {"wandb-project", true, "leave it out; metrics.jsonl in --train.out has the figures"},
 };
 
 }  // namespace

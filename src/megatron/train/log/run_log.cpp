@@ -90,6 +90,7 @@ RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* c
   const fs::path out = run.config.train.out, events = run.config.log.tensorboard_dir;
   if (run.config.log.tensorboard)
     events_.emplace(events.empty() ? out : events, run_id(out, events), resume_point(start));
+  if (!run.config.log.wandb_project.empty()) wandb_.emplace(run.config, resume_point(start));
   progress_.start_at(start.iteration);
   if (run.config.train.matmul_precision == "high")
     message(kernels::matmul_precision() == "high"
@@ -242,6 +243,7 @@ void RunLog::message(const std::string& text) { print(text); }
 
 void RunLog::draw(const RunState& state, const std::vector<Scalar>& curves) {
   if (events_) events_->write(curves);
+  if (wandb_ && !curves.empty()) wandb_->write(curves, state.iteration, state.consumed_samples);
 }
 
 void RunLog::print(const std::string& text) {

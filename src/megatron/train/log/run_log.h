@@ -12,6 +12,7 @@
 #include "megatron/train/log/event_file.h"
 #include "megatron/train/log/metrics.h"
 #include "megatron/train/log/timers.h"
+#include "megatron/train/log/wandb_file.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/step.h"
 
@@ -23,7 +24,7 @@ std::int64_t peak_memory_bytes();
 std::int64_t memory_bytes();
 
 /// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
-/// object in metrics.jsonl for each and its curves for TensorBoard, a progress line with the time left on a
+/// object in metrics.jsonl for each and its curves for TensorBoard and W&B, a progress line with the time left on a
 /// terminal's stderr.
 class RunLog {
  public:
@@ -71,6 +72,7 @@ class RunLog {
   std::FILE* console_;
   MetricsFile metrics_;
   std::optional<EventFile> events_;
+  std::optional<WandbFile> wandb_;
   Interval interval_;  // since the last console line
   Progress progress_;
 };

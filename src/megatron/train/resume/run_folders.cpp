@@ -23,6 +23,8 @@ RunFolders::RunFolders(const config::RunConfig& config) {
   for (const fs::path& folder : folders) locks_.emplace_back(folder, kFix);
   if (config.log.tensorboard && !config.log.tensorboard_dir.empty())
     make_folder(config.log.tensorboard_dir, "name another: --tensorboard-dir");
+  if (!config.log.wandb_project.empty() && !config.log.wandb_save_dir.empty())
+    make_folder(config.log.wandb_save_dir, "name another: --wandb-save-dir");
   if (const fs::path trace = config.log.trace; !trace.empty()) {
     constexpr const char* kTraceFix = "name another: --log.trace";
     make_folder(trace.parent_path(), kTraceFix);
