@@ -76,6 +76,30 @@ const std::vector<Row>& rows() {
         "--tokenizer tok",
         "torchrun --nproc-per-node 8 --no-python megatron train configs/gpt2_124m.toml --tp 2 --train.dtype bf16 "
         "--device cuda"}},
+      {"pretrain_gpt",
+       "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
+       "3",
+       {"torchrun --nproc-per-node 2 --no-python megatron pretrain_gpt --tensor-model-parallel-size 2 --num-layers 4 "
+        "--hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 "
+        "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_document --vocab-file tok/vocab.json --merge-file "
+        "tok/merges.txt --save runs/a --save-interval 10 --load runs/a"}},
+      {"pretrain_bert",
+       "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
+       "3",
+       {"megatron pretrain_bert --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 "
+        "--max-position-embeddings 64 --micro-batch-size 2 --train-iters 20 --lr 1e-3 --data-path "
+        "data/corpus_text_sentence --vocab-file vocab.txt"}},
+      {"pretrain_t5",
+       "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
+       "3",
+       {"megatron pretrain_t5 --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 64 --num-attention-heads 2 "
+        "--encoder-seq-length 64 --decoder-seq-length 32 --max-position-embeddings 64 --micro-batch-size 2 "
+        "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_sentence --vocab-file vocab.txt"}},
+      {"preprocess_data",
+       "PREFIX_KEY_document.bin and .idx (with --split-sentences PREFIX_KEY_sentence)",
+       "",
+       {"megatron preprocess_data --input text.jsonl --output-prefix data/corpus --tokenizer-type GPT2BPETokenizer "
+        "--vocab-file tok/vocab.json --merge-file tok/merges.txt --append-eod --workers 2"}},
       {"finetune",
        "in --train.out: seed_N/ with weights, metrics, predictions and result.json; results.json, results.md",
        "3",
@@ -110,7 +134,8 @@ const std::vector<Row>& rows() {
        "nothing, or the file of --draw",
        "",
        {"megatron plan configs/gpt2_124m.toml --world-size 4 --tp 2",
-        "megatron plan configs/gpt_tiny_pp.toml --draw schedule.svg"}},
+        "megatron plan configs/gpt_tiny_pp.toml --draw schedule.svg",
+        "megatron plan --megatron-args arguments.txt --program pretrain_gpt"}},
       {"plot",
        "the file of --output",
        "",

@@ -29,7 +29,7 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
   for (const Job& job : jobs) {
     list +=
         concat("  ", command, " ", job.name,
-               std::string(13 - std::min<std::size_t>(12, names.emplace_back(job.name).size()), ' '), job.help, "\n");
+               std::string(17 - std::min<std::size_t>(16, names.emplace_back(job.name).size()), ' '), job.help, "\n");
   }
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
     std::printf("%s JOB …\n\n%s\n%s JOB --help lists a job's options.\n", command.c_str(), list.c_str(),

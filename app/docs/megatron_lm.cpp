@@ -17,62 +17,85 @@ namespace {
 
 constexpr const char* kHead = R"(# From Megatron-LM
 
-Written by `megatron docs megatron-lm`. After this page you can run a `pretrain_gpt.py` command line of yours here:
-the data, the checkpoint and most of the words stay as they are.
+Written by `megatron docs megatron-lm`. After this page your launch scripts run here: the command line, the data, the
+tokenizer's files and the checkpoint's folder stay as they are.
 
-## What to do first
+## Keep the command
 
-A command line of Megatron-LM
+A launch script of Megatron-LM
 
 ```
 torchrun --nproc-per-node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 256 \
     --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 8 \
     --train-iters 20 --lr 1e-3 --lr-decay-style linear --split 969,30,1 --data-path data/corpus_text_document \
-    --tokenizer-type GPT2BPETokenizer --vocab-file tok/vocab.json --merge-file tok/merges.txt --transformer-impl local
+    --tokenizer-type GPT2BPETokenizer --vocab-file tok/vocab.json --merge-file tok/merges.txt --transformer-impl local \
+    --save runs/first --save-interval 10 --load runs/first
 ```
 
-becomes a recipe and the words that differ from it. The recipe may be empty: every option has a default
-(`docs/config.md`). `megatron plan` shows what the words mean before anything runs. Flags of Megatron-LM that are not
-supported are named, all at once, each with what to write instead:
+needs one other path: `share/megatron/shims/pretrain_gpt.py` of the installation (`shims/` of the sources) takes the
+place of Megatron-LM's script. It runs `megatron pretrain_gpt` with the same words, which also works by itself and under
+`torchrun --no-python`, mpirun and Slurm. `pretrain_bert.py`, `pretrain_t5.py` and `preprocess_data.py` are there too.
+
+- Every default is Megatron-LM's, not that of a recipe: linear decay, logs every 100 iterations, dropout 0.1.
+- Flags that change no result here (kernels, communication, logs) are named in one line at the start.
+- Flags that ask for what is not here are refused before anything is written, in one error that names them all, with
+  exit code 2.
+- `--save` is the folder of checkpoints, `recipe.toml` and `metrics.jsonl`; without it no checkpoint is saved, and the
+  other files are in `runs/pretrain_gpt`. A `--load` without checkpoint begins from scratch, with a warning.
+- Without a GPU the ranks compute on the CPU, whatever `--distributed-backend` says.
+- Options of this program may stand among the words by their whole name: `--train.out DIR`, `--parallel.world_size 2`.
+
+`megatron plan` shows what such a command means, before there are data, tokenizer or GPUs: its recipe, what each word
+stands for, what is ignored and why. The file has the words as a shell does; the first may be the number of ranks.
+
+```
+$ cat arguments.txt
+WORLD_SIZE=2 --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128
+--micro-batch-size 2 --train-iters 20 --lr 1e-3 --lr-warmup-iters 2 --transformer-impl local
+$ megatron plan --megatron-args arguments.txt --program pretrain_gpt
+…
+# What stands for options:
+#   --num-layers 4  ->  model.num_layers = 4
+…
+#   --lr-warmup-iters 2  ->  schedule.lr_warmup_samples = 8
+# What is ignored, and why:
+#   --transformer-impl local: kernels
+```
+
+What it prints is a recipe: `megatron train` runs it, and the rest of this documentation applies to it.
+
+## What stays, what differs
+
+- Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
+- Ranks: torchrun, mpirun and Slurm work as before; without them `--parallel.world_size N` starts N ranks.
+- Checkpoints: `megatron checkpoint import --from DIR --output DIR` reads Megatron-LM's; `docs/interchange.md`.
+- Loss: the mean over all tokens of a global batch, as with `--calculate-per-token-loss`. Without that flag Megatron-LM
+  takes the mean of the microbatches' means, which differs where they have different numbers of tokens in the loss.
+- Padding: rows of the embedding beyond the tokenizer's tokens never take part in the softmax.
+- Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per
+  iteration.
+- Not here: mixture of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models,
+  multi-modal models, retrieval, multi-token prediction, latent attention, reinforcement learning.
+)";
+
+constexpr const char* kRecipes = R"(
+## With a recipe
+
+`megatron train RECIPE` takes most of Megatron-LM's names too, with the defaults of `docs/config.md`: the recipe holds
+what stays, the words what differs. There a switch that is on is turned off by `--no-NAME`, `_` and `-` are the same,
+warm-up and decay are counted in samples, and the same command resumes without `--load`. Flags that are no option are
+named, all at once, each with what to write instead:
 
 ```
 $ touch empty.toml
 $ megatron plan empty.toml --num-layers 4 --tokenizer tok --vocab-file tok/vocab.json --transformer-impl local
 this flag of Megatron-LM is not supported.
   got:  --vocab-file
-  fix:  leave --vocab-file out; instead: --tokenizer, the folder of vocabulary and merges
+  fix:  leave --vocab-file out; instead: --tokenizer, the file or its folder; of a vocabulary with merges VOCAB,MERGES
 this flag of Megatron-LM is not supported.
   got:  --transformer-impl
-  fix:  leave --transformer-impl out
+  fix:  leave --transformer-impl out; it changes no result (kernels)
 ```
-
-With these mended it runs, also without torchrun:
-
-```
-$ megatron train empty.toml --world-size 2 --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 256 \
-    --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 8 \
-    --train-iters 20 --lr 1e-3 --lr-decay-style linear --split 969,30,1 --data-path data/corpus_text_document \
-    --tokenizer tok --train.out runs/first
-```
-
-`runs/first/recipe.toml` is the resolved recipe, every default included: from now on `megatron train
-runs/first/recipe.toml` is the whole command.
-
-## What stays, what differs
-
-- Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
-- Ranks: torchrun, mpirun and Slurm work as before; without them `--world-size N` starts N ranks. `--tp`, `--pp` and
-  `--sp` are short for Megatron-LM's names.
-- Checkpoints: `megatron checkpoint import --from DIR --output DIR` reads Megatron-LM's; `docs/interchange.md`.
-- Folders: `--train.out` has recipe, metrics and checkpoints of a run; the same command again resumes from it, without
-  `--load`.
-- Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per
-  iteration, and TensorBoard and W&B get the same under Megatron-LM's tags (docs/logging.md).
-- A switch that is on is turned off by `--no-NAME`; `_` and `-` are the same.
-- Warm-up and decay are counted in samples, not in iterations: `--lr-warmup-samples`, or `--lr-warmup-fraction`.
-- Not here: mixture of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models,
-  multi-modal models, retrieval, multi-token prediction, latent attention, reinforcement learning. Their flags are
-  refused like any unknown word, with exit code 2, before anything is written.
 )";
 
 /// Names that only this program has: Megatron-LM's parser does not know them.
@@ -162,13 +185,49 @@ std::string switches_table() {
   return out;
 }
 
-std::string flags_table() {
+std::string advice_table() {
   std::string out =
       "| Megatron-LM | write instead |\n"
       "|---|---|\n";
-  std::vector<config::MegatronFlag> flags(config::megatron_flags().begin(), config::megatron_flags().end());
-  std::ranges::sort(flags, {}, [](const config::MegatronFlag& flag) { return std::string(flag.name); });
-  for (const config::MegatronFlag& flag : flags) out += concat("| `--", flag.name, "` | ", cell(flag.fix), " |\n");
+  for (const config::MegatronAdvice& entry : config::megatron_advice())
+    out += concat("| `--", entry.name, "` | ", cell(entry.fix), " |\n");
+  return out;
+}
+
+std::string names_of(const config::MegatronFlag& flag) {
+  std::string names;
+  for (const std::string& name : flag.names) names += (names.empty() ? "`--" : ", `--") + name + "`";
+  return names;
+}
+
+/// The flags that stand for options.
+std::string mapped_table() {
+  std::string out =
+      "| flag | default | options of a recipe |\n"
+      "|---|---|---|\n";
+  for (const config::MegatronFlag& flag : config::megatron_flags()) {
+    if (flag.use != config::FlagUse::Maps) continue;
+    std::string options;
+    for (const std::string& path : config::mapped_paths(flag)) options += (options.empty() ? "`" : ", `") + path + "`";
+    const char* const none = flag.kind == config::FlagKind::Switch ? "off" : "none";
+    out += "| " + names_of(flag) + " | " + (flag.default_value.empty() ? none : "`" + cell(flag.default_value) + "`") +
+           " | " + options + " |\n";
+  }
+  return out;
+}
+
+/// The flags of one use, together where they have one reason.
+std::string reasons_table(config::FlagUse use, const char* title) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const config::MegatronFlag& flag : config::megatron_flags()) {
+    if (flag.use != use) continue;
+    const std::string but = flag.harmless.empty() ? "" : " (but " + flag.harmless + ")";
+    auto row = std::ranges::find(rows, flag.text, &std::pair<std::string, std::string>::first);
+    if (row == rows.end()) row = rows.insert(row, {flag.text, ""});
+    row->second += (row->second.empty() ? "" : ", ") + names_of(flag) + but;
+  }
+  std::string out = concat("| ", title, " | flags |\n|---|---|\n");
+  for (const auto& [reason, flags] : rows) out += "| " + cell(reason) + " | " + flags + " |\n";
   return out;
 }
 
@@ -183,11 +242,26 @@ int docs_megatron_lm(const Args& args) {
   const auto words = config::parse_command_line(none, args, "megatron docs megatron-lm");
   if (!words.empty())
     throw ConfigError(rule_got_fix("docs megatron-lm takes no words.", words[0], concat("leave '", words[0], "' out")));
-  std::printf(
-      "%s\n## Accepted under Megatron-LM's name\n\n%s\n## Switches that stand for other options\n\n%s\n"
-      "## Refused, with what to write instead\n\n"
-      "The program says the same when it meets the flag, exits with 2 and writes nothing.\n\n%s",
-      kHead, options_table().c_str(), switches_table().c_str(), flags_table().c_str());
+  const auto section = [](const std::string& head, const std::string& table) {
+    std::fputs(("\n" + head + "\n\n" + table).c_str(), stdout);
+  };
+  std::fputs(kHead, stdout);
+  section("## Flags that stand for options", mapped_table());
+  section("## Flags that are accepted and ignored", reasons_table(config::FlagUse::Ignored, "why"));
+  section(
+      "## Flags that need what is not here\n\n"
+      "Refused, but with their default or with the value in parentheses, which ask for nothing.",
+      reasons_table(config::FlagUse::Missing, "what is missing"));
+  section("## Flags that are refused", reasons_table(config::FlagUse::Refused, "what it does"));
+  section("## Flags that are gone from Megatron-LM", reasons_table(config::FlagUse::Removed, "what to write instead"));
+  std::fputs(kRecipes, stdout);
+  section("### Accepted under Megatron-LM's name", options_table());
+  section("### Switches that stand for other options", switches_table());
+  section(
+      "### Refused, with what to write instead\n\n"
+      "The program says the same when it meets the flag, exits with 2 and writes nothing. Other flags of Megatron-LM "
+      "are refused with the reason of the tables above.",
+      advice_table());
   return kDone;
 }
 

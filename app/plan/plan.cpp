@@ -3,12 +3,15 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "app/plan/megatron_args.h"
 #include "app/terminal.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
+#include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/config/value.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
@@ -23,14 +26,17 @@ namespace {
 using schedule::Timeline;
 
 constexpr const char* kUsage =
-    "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n\n"
+    "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n"
+    "megatron plan --megatron-args FILE [--program pretrain_gpt|pretrain_bert|pretrain_t5] [--json]\n\n"
     "Shows what a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters,\n"
-    "gradient buckets, samples per rank, memory, FLOPs. Runs nothing.";
+    "gradient buckets, samples per rank, memory, FLOPs. Runs nothing. With --megatron-args: what the command line of "
+    "a\n"
+    "program of Megatron-LM means here, as a recipe.";
 
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false;
-  std::string draw, trace, processor = "amx";
+  std::string draw, trace, processor = "amx", megatron_args, program = "pretrain_gpt";
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.", config::Common());
     v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
@@ -40,9 +46,41 @@ struct PlanOptions {
       "Instruction set of the ranks' processors, where train.kernels is auto; bf16 on the first two keeps packed "
       "copies of weights.",
       config::Choices({"amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+    v("megatron_args", megatron_args,
+      "Instead of a recipe: file with the arguments of a program of Megatron-LM as a shell has them, the first may be "
+      "WORLD_SIZE=N.");
+    v("program", program, "With --megatron-args: whose arguments they are.",
+      config::Choices(config::megatron_programs()));
     run.visit(v);
   }
 };
+
+/// The options of `megatron plan` that may stand beside --megatron-args.
+struct ArgumentsOptions {
+  bool as_json = false;
+  std::string megatron_args, program = "pretrain_gpt";
+  void visit(auto& v) {
+    v("json", as_json, "");
+    v("megatron_args", megatron_args, "");
+    v("program", program, "", config::Choices(config::megatron_programs()));
+  }
+};
+
+bool has_megatron_args(const Args& args) {
+  return std::ranges::any_of(args, [](const std::string& word) {
+    const std::string name = config::normalized(word.substr(0, word.find('=')));
+    return name == "--megatron-args";
+  });
+}
+
+int plan_arguments(const Args& args) {
+  ArgumentsOptions options;
+  const Args rest = config::parse_command_line(options, args, kUsage);
+  if (!rest.empty() || options.megatron_args.empty())
+    throw ConfigError(rule_got_fix("--megatron-args takes the place of a recipe.", rest.empty() ? "no file" : rest[0],
+                                   "megatron plan --megatron-args FILE"));
+  return plan_megatron_args(options.megatron_args, options.program, options.as_json);
+}
 
 bool draws_picture(const std::string& file) {
   if (file.ends_with(".svg")) return true;
@@ -117,6 +155,9 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
 }  // namespace
 
 int plan(const Args& args) {
+  const bool asks_for_help =
+      std::ranges::find(args, "--help") != args.end() || std::ranges::find(args, "-h") != args.end();
+  if (has_megatron_args(args) && !asks_for_help) return plan_arguments(args);
   PlanOptions options;
   std::optional<run::RunAndTokenizer> resolved;
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,

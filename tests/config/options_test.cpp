@@ -377,7 +377,7 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
     EXPECT_THAT(recipe_error("", {flag, "bf16"}), HasSubstr("instead: --optimizer.state_dtype, of both moments"));
   EXPECT_THAT(recipe_error("", {"--use-precision-aware-optimizer"}), HasSubstr("--optimizer.state_dtype"));
   EXPECT_THAT(recipe_error("", {"--context_parallel_size=2"}),
-              HasSubstr("fix:  leave --context_parallel_size out; ranks are split"));
+              HasSubstr("fix:  leave --context_parallel_size out; not here: context"));
   EXPECT_THAT(recipe_error("", {"--no-overlap-p2p-communication"}), HasSubstr("--pp-communication batched"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-seconds", "5"}), HasSubstr("an option must be one"));
@@ -432,12 +432,24 @@ TEST(Recipe, RefusesASwitchOfMegatronsBesideAnOptionThatSaysOtherwise) {
 TEST(Recipe, HasNoFlagOfMegatronsThatIsAnOption) {
   RunConfig run;
   for (const Field& field : fields_of(run).fields) {
-    EXPECT_EQ(megatron_flag(normalized(field.path)), nullptr) << field.path;
+    EXPECT_FALSE(megatron_answer(normalized(field.path))) << field.path;
     for (const std::string& alias : field.aliases) {
-      EXPECT_EQ(megatron_flag(normalized(alias)), nullptr) << alias;
+      EXPECT_FALSE(megatron_answer(normalized(alias))) << alias;
       EXPECT_EQ(megatron_switch(normalized(alias)), nullptr) << alias;
     }
   }
+}
+
+TEST(Recipe, AnswersEveryFlagOfMegatrons) {
+  RunConfig run;
+  std::set<std::string> names;
+  for (const Field& field : fields_of(run).fields)
+    for (const std::string& alias : field.aliases) names.insert(normalized(alias));
+  for (const MegatronFlag& flag : megatron_flags()) {
+    const std::string name = normalized(flag.names.front());
+    EXPECT_TRUE(names.contains(name) || megatron_switch(name) != nullptr || megatron_answer(name)) << name;
+  }
+  EXPECT_FALSE(megatron_answer("no-such-flag"));
 }
 
 TEST(Markdown, HasARowForEveryOption) {

@@ -1,4 +1,5 @@
 """Pages that the program writes are as it writes them, and the page from Megatron-LM is true."""
+import json
 import pathlib
 import re
 import sys
@@ -11,7 +12,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def section(page, title):
-    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.split(r"\n##+ ", re.split(rf"\n##+ {title}\n", page)[1])[0]
 
 
 def rows(table):
@@ -35,6 +36,28 @@ class FromMegatron(unittest.TestCase):
         cls.place = RunFolder()
         cls.addClassCleanup(cls.place.close)
         cls.help = run("train", "--help", "all")
+
+    def test_the_command_of_the_page_means_what_it_says(self):
+        block = section(self.page, "Keep the command").split("$ cat arguments.txt\n")[1]
+        words, plan = block.split("$ megatron plan --megatron-args arguments.txt --program pretrain_gpt\n")
+        arguments = self.place.path / "arguments.txt"
+        arguments.write_text(words)
+        out = run("plan", "--megatron-args", arguments, "--program", "pretrain_gpt")
+        for line in plan.split("```")[0].splitlines():
+            if line != "…":
+                self.assertIn(line + "\n", out)
+        recipe = self.place.path / "of_arguments.toml"
+        recipe.write_text(out)
+        planned = run("plan", recipe, "--device", "cpu", "--backend", "auto", "--vocab-size", 1000, "--json")
+        self.assertGreater(json.loads(planned)["parameters"], 0)
+
+    def test_flags_that_are_not_here_are_refused_in_one_error(self):
+        found = re.findall(r"`--([\w-]+)`", section(self.page, "Flags that are refused"))
+        self.assertGreater(len(found), 10)
+        arguments = self.place.path / "refused.txt"
+        arguments.write_text(" ".join(f"--{name} 77" for name in found if name not in ("fake-process-group",)))
+        message = run("plan", "--megatron-args", arguments, code=2)
+        self.assertIn("pretrain_gpt: these options need what is not here.", message)
 
     def test_accepted_flags_are_options_of_train(self):
         found = rows(section(self.page, "Accepted under Megatron-LM's name"))

@@ -32,7 +32,8 @@ struct CheckpointConfig {
       "Take the network's options from the checkpoint that the run starts from, whatever else is given for them.",
       "use-checkpoint-args", OnlyInTraining());
     v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save", OnlyInTraining());
-    v("save_interval", save_interval, "Steps between checkpoints; 0: only at the end.", "save-interval", Common());
+    v("save_interval", save_interval, "Steps between checkpoints; 0: only at the end; -1: no checkpoints.",
+      "save-interval", Common());
     v("async_save", async_save, "Write checkpoints while training continues; the next one waits for it.", "async-save");
     v("keep_last", keep_last, "Checkpoints to keep; 0: all.");
     v("keep_every", keep_every, "Also keep checkpoints whose iteration is a multiple of this; 0: no others.",

@@ -93,12 +93,15 @@ class WordParser {
         set(by_name_.at(normalized(path)), "--" + typed, false, {value}, /*by_switch=*/true);
       return;
     }
-    const MegatronFlag* const megatrons =
-        of_a_run_ && found == by_name_.end() ? megatron_flag(normalized(typed)) : nullptr;
-    if (megatrons != nullptr) {
-      const bool more = next < words.size() && !starts_with_dashes(words[next]);
-      if (equals == std::string::npos && megatrons->takes_value && more) ++next;
-      const std::string fix = megatrons->fix, out = "leave it out";
+    const std::optional<MegatronAnswer> megatrons =
+        of_a_run_ && found == by_name_.end() ? megatron_answer(normalized(typed)) : std::nullopt;
+    if (megatrons) {
+      const auto more = [&] { return next < words.size() && !starts_with_dashes(words[next]); };
+      const bool one =
+          megatrons->kind == FlagKind::Int || megatrons->kind == FlagKind::Float || megatrons->kind == FlagKind::String;
+      if (equals == std::string::npos && one && more()) ++next;
+      while (equals == std::string::npos && !one && megatrons->kind != FlagKind::Switch && more()) ++next;
+      const std::string &fix = megatrons->fix, out = "leave it out";
       return report(rule_got_fix(
           "this flag of Megatron-LM is not supported.", "--" + typed,
           concat("leave --", typed, " out", fix.starts_with(out) ? fix.substr(out.size()) : "; instead: " + fix)));

@@ -5,57 +5,47 @@
 namespace megatron::config {
 namespace {
 
-constexpr const char* kLeaveOut = "leave it out";
-constexpr const char* kOtherAxes = "leave it out; ranks are split by --tp, --pp and --dp";
-
-constexpr MegatronFlag kFlags[] = {
-    {"context-parallel-size", true, kOtherAxes},
-    {"expert-model-parallel-size", true, kOtherAxes},
-    {"no-overlap-p2p-communication", false, "--pp-communication batched"},
-    {"overlap-p2p-communication", false, "--pp-communication overlapped"},
-    {"overlap-p2p-communication-warmup-flush", false, "--pp-communication overlapped"},
-    {"batch-p2p-communication", false, "--pp-communication batched"},
-    {"checkpoint-activations", false, "--train.recompute full"},
-    {"virtual-pipeline-model-parallel-size", true, "--vpp"},
-    {"attention-softmax-in-fp32", false, "leave it out; sums and softmax are always in fp32 or fp64"},
-    {"exp-avg-dtype", true, "--optimizer.state_dtype, of both moments"},
-    {"exp-avg-sq-dtype", true, "--optimizer.state_dtype, of both moments"},
-    {"main-grads-dtype", true, "--optimizer.grad_dtype"},
-    {"main-params-dtype", true, "leave it out; masters are in fp32"},
-    {"use-precision-aware-optimizer", false, "leave it out; --optimizer.state_dtype and --optimizer.grad_dtype say it"},
-    {"lr-warmup-iters", true, "--lr-warmup-samples, iterations x global batch"},
-    {"lr-decay-iters", true, "--lr-decay-samples, iterations x global batch"},
-    {"lr-wsd-decay-iters", true, "--lr-wsd-decay-samples, iterations x global batch"},
-    {"train-samples", true, "--train-iters, samples / global batch"},
-    {"encoder-num-layers", true, "--num-layers"},
-    {"encoder-seq-length", true, "--seq-length"},
-    {"vocab-file", true, "--tokenizer, the folder of vocabulary and merges"},
-    {"merge-file", true, "--tokenizer, the folder of vocabulary and merges"},
-    {"distributed-timeout-minutes", true, "--parallel.timeout_s, minutes x 60"},
-    {"dataloader-type", true, "leave it out; samples are drawn in Megatron's single order"},
-    {"num-workers", true, "--data.prefetch, microbatches that a thread of each rank reads ahead"},
-    {"group-query-attention", false, "leave it out; --num-query-groups says it"},
-    {"apply-layernorm-1p", false, "leave it out; norms are weight x normalized"},
-    {"transformer-impl", true, kLeaveOut},
-    {"use-mcore-models", false, kLeaveOut},
-    {"use-flash-attn", false, kLeaveOut},
-    {"attention-backend", true, kLeaveOut},
-    {"recompute-activations", false, "--train.recompute selective"},
-    {"ckpt-format", true, "leave it out; checkpoints are safetensors in any layout"},
-    {"auto-detect-ckpt-format", false, kLeaveOut},
-    {"no-load-rng", false, "leave it out; random numbers follow from --seed and the iteration"},
-    {"no-save-rng", false, "leave it out; random numbers follow from --seed and the iteration"},
-    {"no-save-optim", false,
-     "leave it out; megatron checkpoint reshard --weights-only makes a copy without the optimizer"},
-    {"num-distributed-optimizer-instances", true, "leave it out; all data-parallel ranks share one optimizer"},
-    {"tensorboard-queue-size", true, "leave it out; each step is written at once"},
-    {"log-learning-rate-to-tensorboard", false, kLeaveOut},
-    {"log-batch-size-to-tensorboard", false, kLeaveOut},
+constexpr MegatronAdvice kAdvice[] = {
+    {"attention-softmax-in-fp32", "leave it out; sums and softmax are always in fp32 or fp64"},
+    {"batch-p2p-communication", "--pp-communication batched"},
+    {"checkpoint-activations", "--train.recompute full"},
+    {"dataloader-inter-document-masking", "--reset-attention-mask"},
+    {"dataloader-type", "leave it out; samples are drawn in Megatron's single order"},
+    {"distributed-timeout-minutes", "--parallel.timeout_s, minutes x 60"},
+    {"encoder-num-layers", "--num-layers"},
+    {"encoder-seq-length", "--seq-length"},
+    {"exit-on-missing-checkpoint", "leave it out; a --load that is absent is an error"},
+    {"exp-avg-dtype", "--optimizer.state_dtype, of both moments"},
+    {"exp-avg-sq-dtype", "--optimizer.state_dtype, of both moments"},
+    {"group-query-attention", "leave it out; --num-query-groups says it"},
+    {"lr-decay-iters", "--lr-decay-samples, iterations x global batch"},
+    {"lr-warmup-iters", "--lr-warmup-samples, iterations x global batch"},
+    {"lr-wsd-decay-iters", "--lr-wsd-decay-samples, iterations x global batch"},
+    {"main-grads-dtype", "--optimizer.grad_dtype"},
+    {"main-params-dtype", "leave it out; masters are in fp32"},
+    {"merge-file", "--tokenizer VOCAB,MERGES"},
+    {"no-bias-gelu-fusion", "--model.activation gelu, the exact function"},
+    {"no-check-for-nan-in-loss-and-grad", "leave it out; --train.exit_on_nan turns the check on"},
+    {"no-overlap-p2p-communication", "--pp-communication batched"},
+    {"no-pad-vocab-size", "--make-vocab-size-divisible-by 1"},
+    {"no-save-optim", "leave it out; megatron checkpoint reshard --weights-only makes a copy without the optimizer"},
+    {"num-distributed-optimizer-instances", "leave it out; all data-parallel ranks share one optimizer"},
+    {"num-workers", "--data.prefetch, microbatches that a thread of each rank reads ahead"},
+    {"overlap-p2p-communication", "--pp-communication overlapped"},
+    {"overlap-p2p-communication-warmup-flush", "--pp-communication overlapped"},
+    {"persistent-save-interval", "--save-interval"},
+    {"pretrained-checkpoint", "--load with --finetune"},
+    {"recompute-activations", "--train.recompute selective"},
+    {"train-samples", "--train-iters, samples / global batch"},
+    {"use-precision-aware-optimizer", "leave it out; --optimizer.state_dtype and --optimizer.grad_dtype say it"},
+    {"virtual-pipeline-model-parallel-size", "--vpp"},
+    {"vocab-file", "--tokenizer, the file or its folder; of a vocabulary with merges VOCAB,MERGES"},
+    {"window-size", "--model.sliding_window, the token itself counted"},
 };
 
 }  // namespace
 
-std::span<const MegatronFlag> megatron_flags() { return kFlags; }
+std::span<const MegatronAdvice> megatron_advice() { return kAdvice; }
 
 const std::vector<MegatronSwitch>& megatron_switches() {
   static const std::vector<MegatronSwitch> all = {
@@ -79,10 +69,28 @@ const MegatronSwitch* megatron_switch(const std::string& name) {
   return nullptr;
 }
 
-const MegatronFlag* megatron_flag(const std::string& name) {
-  const auto* const found =
-      std::find_if(std::begin(kFlags), std::end(kFlags), [&](const MegatronFlag& flag) { return name == flag.name; });
-  return found == std::end(kFlags) ? nullptr : found;
+std::optional<MegatronAnswer> megatron_answer(const std::string& name) {
+  const auto* const advice =
+      std::ranges::find_if(kAdvice, [&](const MegatronAdvice& entry) { return name == entry.name; });
+  const MegatronFlag* const flag = megatron_flag(name);
+  if (advice != std::end(kAdvice)) {  // some are of older versions
+    const FlagKind old = name == "virtual-pipeline-model-parallel-size" ? FlagKind::Int : FlagKind::Switch;
+    return MegatronAnswer{flag == nullptr ? old : flag->kind, advice->fix};
+  }
+  if (flag == nullptr) return std::nullopt;
+  switch (flag->use) {
+    case FlagUse::Maps:
+      return std::nullopt;
+    case FlagUse::Ignored:
+      return MegatronAnswer{flag->kind, "leave it out; it changes no result (" + flag->text + ")"};
+    case FlagUse::Missing:
+      return MegatronAnswer{flag->kind, "leave it out; not here: " + flag->text};
+    case FlagUse::Refused:
+      return MegatronAnswer{flag->kind, "leave it out; it " + flag->text};
+    case FlagUse::Removed:
+      return MegatronAnswer{flag->kind, "leave it out; gone from Megatron-LM (" + flag->text + ")"};
+  }
+  return std::nullopt;
 }
 
 }  // namespace megatron::config

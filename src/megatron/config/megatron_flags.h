@@ -1,20 +1,32 @@
 #pragma once
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/config/megatron/flag_table.h"
+
+// Megatron-LM's flags where the words stand beside a recipe (`megatron train RECIPE`). Its own programs, with its
+// defaults, are in megatron/translate.h.
 namespace megatron::config {
 
-/// A flag of Megatron-LM's training that no option here has as its name.
-struct MegatronFlag {
+/// What to write instead of a flag that is no option here.
+struct MegatronAdvice {
   const char* name;
-  bool takes_value;
-  const char* fix;  ///< what to write instead
+  const char* fix;  ///< begins with "leave it out", or with what to write
 };
 
-/// The entry for a normalized name without dashes, or null. A name that is merely near one of our options would
-/// otherwise be answered with that option, which means something else.
-const MegatronFlag* megatron_flag(const std::string& name);
+/// Those that an option of another name or unit answers to, in the order of docs/from_megatron_lm.md.
+std::span<const MegatronAdvice> megatron_advice();
+
+/// Of a flag that megatron_advice() or the table of flags knows, by its normalized name without dashes; nothing for
+/// one that is an option here and for an unknown one. A name that is merely near one of our options would otherwise be
+/// answered with that option, which means something else.
+struct MegatronAnswer {
+  FlagKind kind;
+  std::string fix;
+};
+std::optional<MegatronAnswer> megatron_answer(const std::string& name);
 
 /// A flag of Megatron-LM without a value that stands for values of options here, e.g. --bf16.
 struct MegatronSwitch {
@@ -27,7 +39,6 @@ struct MegatronSwitch {
 };
 
 /// All of them, in the order of docs/from_megatron_lm.md.
-std::span<const MegatronFlag> megatron_flags();
 const std::vector<MegatronSwitch>& megatron_switches();
 
 /// The entry for a normalized name without dashes, or null.

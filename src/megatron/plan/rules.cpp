@@ -247,7 +247,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
 
 void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
                   Rules& rules) {
-  rules.at_least("checkpoint.save_interval", checkpoint.save_interval, 0);
+  rules.at_least("checkpoint.save_interval", checkpoint.save_interval, -1);
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
   rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
   rules.require(!checkpoint.finetune || !checkpoint.load.empty(),

@@ -172,6 +172,7 @@ class TrainingRun {
 
   // Collective over the world.
   void save() {
+    if (config_.checkpoint.save_interval < 0) return;
     {
       const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
       saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_));

@@ -98,7 +98,7 @@ Vocabulary read_one_file(const fs::path& path, std::string_view type) {
   if (file == "encoder.json" || file == "vocab.bpe") return read_pair(folder / "encoder.json", folder / "vocab.bpe");
   if (file == "vocab.json" || file == "merges.txt") return read_pair(folder / "vocab.json", folder / "merges.txt");
   const std::string bytes = read_file(path, kMaxFileBytes);
-  if (path.extension() == ".txt") {
+  if (path.extension() == ".txt" || (path.extension() != ".json" && type.starts_with("BertWordPiece"))) {
     Vocabulary vocabulary = parse_vocab_txt(bytes, path.string(), normalization_beside(folder, type));
     check_added_tokens(folder, vocabulary);
     return vocabulary;
@@ -138,6 +138,12 @@ std::optional<fs::path> tokenizer_file(const fs::path& folder) {
 
 Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   if (type == "NullTokenizer") return read_null(path.string());
+  const std::string name = path.string();
+  if (const std::size_t comma = name.find(','); comma != std::string::npos && !fs::exists(path)) {
+    Vocabulary vocabulary = read_pair(name.substr(0, comma), name.substr(comma + 1));
+    apply_type(type, name, vocabulary);
+    return vocabulary;
+  }
   if (!fs::exists(path))
     throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
   const fs::path file = file_of(path);

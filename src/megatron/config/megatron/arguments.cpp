@@ -1,0 +1,236 @@
+#include "megatron/config/megatron/arguments.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+
+#include "megatron/base/error.h"
+#include "megatron/base/text/nearest.h"
+
+namespace megatron::config {
+namespace {
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// The text without spaces around it and without the '_' that Python permits between digits; nothing where one is
+/// elsewhere.
+std::optional<std::string> plain_number(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+  if (text.starts_with('+')) text.remove_prefix(1);
+  if (text.starts_with('+')) return std::nullopt;
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '_')
+      plain += text[i];
+    else if (i == 0 || i + 1 == text.size() || !is_digit(text[i - 1]) || !is_digit(text[i + 1]))
+      return std::nullopt;
+  }
+  return plain;
+}
+
+template <class Number>
+std::optional<Number> read_number(std::string_view text) {
+  const std::optional<std::string> plain = plain_number(text);
+  Number value{};
+  if (!plain || plain->empty()) return std::nullopt;
+  const char* const last = plain->data() + plain->size();
+  const auto [end, error] = std::from_chars(plain->data(), last, value);
+  if (error != std::errc() || end != last) return std::nullopt;
+  if constexpr (std::is_floating_point_v<Number>)
+    if (!std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+/// Whether argparse takes the word for a flag's value: no flag, or a negative number, or words with a space.
+bool is_value(const std::string& word) {
+  if (word.size() < 2 || word[0] != '-') return true;
+  return is_digit(word[1]) || word[1] == '.' || word.find(' ') != std::string::npos;
+}
+
+bool is_list(FlagKind kind) {
+  return kind == FlagKind::List || kind == FlagKind::ListOrNone || kind == FlagKind::Three;
+}
+
+const char* kind_text(FlagKind kind) {
+  switch (kind) {
+    case FlagKind::Switch:
+      return "no value";
+    case FlagKind::Int:
+      return "an integer";
+    case FlagKind::Float:
+      return "a number";
+    case FlagKind::String:
+      return "one value";
+    case FlagKind::List:
+      return "one value or more";
+    case FlagKind::ListOrNone:
+      return "values";
+    case FlagKind::Three:
+      return "three integers";
+  }
+  return "";
+}
+
+std::string joined(const std::vector<std::string>& words, const char* separator) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+}  // namespace
+
+std::string MegatronArguments::Given::words() const {
+  std::string text = typed;
+  for (const std::string& value : values) text += " " + value;
+  return text;
+}
+
+MegatronArguments::MegatronArguments(const std::vector<std::string>& words) {
+  std::size_t next = 0;
+  std::vector<std::string> stray;
+  while (next < words.size()) {
+    const std::string& word = words[next++];
+    if (word == "--help" || word == "-h")
+      help_ = true;
+    else if (word.starts_with("--") && word.size() > 2)
+      option(word, words, next);
+    else
+      stray.push_back(word);
+  }
+  if (!stray.empty())
+    errors_.push_back(rule_got_fix("every word must be an option of Megatron-LM or a value of one.", joined(stray, " "),
+                                   "leave it out, or put it behind its option"));
+  for (const Given& given : given_) check(given);
+}
+
+void MegatronArguments::option(const std::string& word, const std::vector<std::string>& words, std::size_t& next) {
+  const std::size_t equals = std::min(word.find('='), word.size());
+  const std::string typed = word.substr(0, equals);
+  if (typed.find('.') != std::string::npos) {
+    own_.push_back(word);
+    while (next < words.size() && is_value(words[next])) own_.push_back(words[next++]);
+    return;
+  }
+  const MegatronFlag* const flag = megatron_flag(typed.substr(2));
+  Given given{.flag = flag, .typed = typed, .values = {}};
+  if (equals < word.size()) given.values.push_back(word.substr(equals + 1));
+  const FlagKind kind = flag == nullptr ? FlagKind::ListOrNone : flag->kind;
+  const bool takes_next = equals == word.size() && kind != FlagKind::Switch;
+  while (takes_next && next < words.size() && is_value(words[next]) && (is_list(kind) || given.values.empty()) &&
+         (kind != FlagKind::Three || given.values.size() < 3))
+    given.values.push_back(words[next++]);
+  if (flag == nullptr) return unknown(typed);
+  const auto [place, is_new] = place_.emplace(flag, given_.size());
+  if (is_new)
+    given_.push_back(std::move(given));
+  else
+    given_[place->second] = std::move(given);
+}
+
+void MegatronArguments::check(const Given& given) {
+  const MegatronFlag& flag = *given.flag;
+  const auto wrong = [&](const std::string& fix) {
+    errors_.push_back(rule_got_fix(concat(given.typed, " takes ", kind_text(flag.kind), "."),
+                                   given.values.empty() ? "none" : "'" + joined(given.values, "' '") + "'", fix));
+  };
+  const std::string example =
+      flag.default_value.empty() ? concat("leave ", given.typed, " out") : concat(given.typed, " ", flag.default_value);
+  const std::size_t count = given.values.size();
+  if (flag.kind == FlagKind::Switch) {
+    if (count > 0) wrong(given.typed);
+    return;
+  }
+  if (flag.kind == FlagKind::Three) {
+    const bool three = count == 3 && std::ranges::all_of(given.values, [](const std::string& value) {
+                         return read_number<std::int64_t>(value).has_value();
+                       });
+    if (!three) wrong(concat("leave ", given.typed, " out"));
+    return;
+  }
+  if (is_list(flag.kind) ? flag.kind == FlagKind::List && count == 0 : count != 1) return wrong(example);
+  if (flag.kind == FlagKind::Int && !read_number<std::int64_t>(given.values[0])) return wrong(example);
+  if (flag.kind == FlagKind::Float && !read_number<double>(given.values[0])) return wrong(example);
+  if (flag.choices.empty()) return;
+  for (const std::string& value : given.values) {
+    if (std::ranges::find(flag.choices, value) != flag.choices.end()) continue;
+    const std::string near = nearest_name(value, flag.choices);
+    errors_.push_back(rule_got_fix(concat(given.typed, " must be one of ", joined(flag.choices, ", "), "."),
+                                   "'" + value + "'",
+                                   concat(given.typed, " ", near.empty() ? flag.choices.front() : near)));
+  }
+}
+
+void MegatronArguments::unknown(const std::string& typed) {
+  std::vector<std::string> names;
+  for (const MegatronFlag& flag : megatron_flags()) names.insert(names.end(), flag.names.begin(), flag.names.end());
+  const std::string near = nearest_name(typed.substr(2), names);
+  errors_.push_back(rule_got_fix("an option must be one of Megatron-LM's parser.", typed,
+                                 near.empty() ? concat("leave ", typed, " out") : "--" + near));
+}
+
+const MegatronArguments::Given* MegatronArguments::find(std::string_view name) const {
+  const MegatronFlag* const flag = megatron_flag(name);
+  if (flag == nullptr) throw std::logic_error(concat("the table has no flag ", name));
+  const auto place = place_.find(flag);
+  return place == place_.end() ? nullptr : &given_[place->second];
+}
+
+std::string MegatronArguments::text(std::string_view name) const {
+  const Given* const given = find(name);
+  if (given == nullptr) return megatron_flag(name)->default_value;
+  return given->values.empty() ? "" : given->values.front();
+}
+
+std::int64_t MegatronArguments::integer(std::string_view name) const {
+  return read_number<std::int64_t>(text(name)).value();
+}
+
+double MegatronArguments::number(std::string_view name) const { return read_number<double>(text(name)).value(); }
+
+std::vector<std::string> MegatronArguments::list(std::string_view name) const {
+  const Given* const given = find(name);
+  return given == nullptr ? std::vector<std::string>() : given->values;
+}
+
+std::vector<std::string> shell_words(std::string_view text, const std::string& name) {
+  std::vector<std::string> words;
+  std::string word;
+  bool in_word = false;
+  char quote = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote == '\'' ? c == '\'' : quote == '"' && c == '"') {
+      quote = 0;
+    } else if (quote == '\'') {
+      word += c;
+    } else if (c == '\\' && i + 1 < text.size()) {
+      const char next = text[++i];
+      if (next == '\n') continue;  // the line goes on
+      if (quote == '"' && next != '"' && next != '\\' && next != '$' && next != '`') word += '\\';
+      word += next;
+      in_word = true;
+    } else if (quote == '"') {
+      word += c;
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+      in_word = true;
+    } else if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+      if (in_word) words.push_back(std::move(word));
+      word.clear();
+      in_word = false;
+    } else {
+      word += c;
+      in_word = true;
+    }
+  }
+  if (quote != 0)
+    throw ConfigError(rule_got_fix(name + ": every quote must be closed.", std::string("an open ") + quote,
+                                   "close it, or write \\ before it"));
+  if (in_word) words.push_back(std::move(word));
+  return words;
+}
+
+}  // namespace megatron::config

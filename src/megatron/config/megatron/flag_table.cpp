@@ -1,0 +1,52 @@
+#include "megatron/config/megatron/flag_table.h"
+
+#include <map>
+
+namespace megatron::config {
+namespace {
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+}  // namespace
+
+const std::vector<MegatronFlag>& megatron_flags() {
+  static const std::vector<MegatronFlag> rows = {
+#define FLAG(names, kind, default_value, choices, use, text, harmless) \
+  {split(names, ' '), FlagKind::kind, default_value, split(choices, '|'), FlagUse::use, text, harmless},
+#include "megatron/config/megatron/flags/checkpointing.def"
+#include "megatron/config/megatron/flags/data.def"
+#include "megatron/config/megatron/flags/distributed.def"
+#include "megatron/config/megatron/flags/logging.def"
+#include "megatron/config/megatron/flags/model.def"
+#include "megatron/config/megatron/flags/network.def"
+#include "megatron/config/megatron/flags/other.def"
+#include "megatron/config/megatron/flags/training.def"
+#undef FLAG
+  };
+  return rows;
+}
+
+const MegatronFlag* megatron_flag(std::string_view name) {
+  static const std::map<std::string, const MegatronFlag*, std::less<>> by_name = [] {
+    std::map<std::string, const MegatronFlag*, std::less<>> all;
+    for (const MegatronFlag& flag : megatron_flags())
+      for (const std::string& each : flag.names) all.emplace(each, &flag);
+    return all;
+  }();
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? nullptr : found->second;
+}
+
+std::vector<std::string> mapped_paths(const MegatronFlag& flag) {
+  return flag.use == FlagUse::Maps ? split(flag.text, ' ') : std::vector<std::string>();
+}
+
+}  // namespace megatron::config

@@ -1,0 +1,144 @@
+#include "megatron/config/megatron/translate.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/translation.h"
+#include "megatron/config/options.h"
+#include "megatron/config/value.h"
+
+namespace megatron::config {
+namespace {
+
+template <class Number>
+bool read(const std::string& word, Number& value) {
+  const std::optional<Value> parsed = parse_value(FieldValue(&value), std::vector<std::string>{word});
+  if (parsed) assign(FieldValue(&value), *parsed);
+  return parsed.has_value();
+}
+
+bool same(FlagKind kind, const std::string& one, const std::string& other) {
+  if (kind != FlagKind::Int && kind != FlagKind::Float) return one == other;
+  double a = 0, b = 0;
+  return read(one, a) && read(other, b) && a == b;
+}
+
+/// The default of a flag that is not here, or a value that is no more than that.
+bool asks_for_nothing(const MegatronArguments::Given& given) {
+  const MegatronFlag& flag = *given.flag;
+  if ((flag.use != FlagUse::Missing && flag.use != FlagUse::Refused) || given.values.size() != 1) return false;
+  const std::string& value = given.values.front();
+  if (!flag.harmless.empty() && same(flag.kind, value, flag.harmless)) return true;
+  return !flag.default_value.empty() && same(flag.kind, value, flag.default_value);
+}
+
+/// One error for all flags that ask for what is not here.
+void report_absent(Translation& c) {
+  std::string got;
+  const auto add = [&](const std::string& words, const std::string& why) {
+    got += concat(got.empty() ? "" : "\n        ", words, " (", why, ")");
+  };
+  for (const auto& given : c.args.given()) {
+    const MegatronFlag& flag = *given.flag;
+    if (flag.use == FlagUse::Maps || flag.use == FlagUse::Ignored || asks_for_nothing(given)) continue;
+    add(given.words(), flag.use == FlagUse::Removed ? "gone from Megatron-LM; " + flag.text : flag.text);
+  }
+  for (const auto& [words, feature] : c.absent) add(words, feature);
+  c.require(got.empty(), concat(c.program, ": these options need what is not here."), got,
+            "leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
+}
+
+void list_given(Translation& c) {
+  MegatronTranslation& result = c.result;
+  result.config = c.run;
+  const Fields fields = fields_of(result.config);
+  const auto setting = [&](const std::string& path) {
+    const auto field = std::ranges::find(fields.fields, path, &Field::path);
+    if (field == fields.fields.end()) throw std::logic_error("no option is named " + path);
+    return path + " = " + toml_value(field->value);
+  };
+  for (const auto& given : c.args.given()) {
+    const auto reason = c.ignored.find(given.flag);
+    if (reason != c.ignored.end()) {
+      result.ignored.push_back({given.words(), reason->second});
+    } else if (given.flag->use == FlagUse::Maps) {
+      std::string text;
+      for (const std::string& path : mapped_paths(*given.flag)) text += (text.empty() ? "" : ", ") + setting(path);
+      result.maps.push_back({given.words(), text});
+    } else {
+      result.ignored.push_back({given.words(), asks_for_nothing(given) ? "no effect at this value" : given.flag->text});
+    }
+  }
+  result.own = c.args.own_words();
+}
+
+}  // namespace
+
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
+}
+
+int as_int(std::int64_t value) {
+  constexpr std::int64_t kLow = std::numeric_limits<int>::min(), kHigh = std::numeric_limits<int>::max();
+  return static_cast<int>(std::clamp(value, kLow, kHigh));
+}
+
+bool read_integer(const std::string& word, std::int64_t& value) { return read(word, value); }
+
+void Translation::require(bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
+  if (!holds) errors += (errors.empty() ? "" : "\n") + rule_got_fix(rule, got, fix);
+}
+
+std::int64_t Translation::needed(const char* name, const char* example) {
+  if (args.has(name)) return args.integer(name);
+  require(false, concat("--", name, " must be given."), "none", concat("--", name, " ", example));
+  return 1;
+}
+
+void Translation::forbid_both(const char* one, const char* other) {
+  require(!args.has(one) || !args.has(other), concat("--", one, " and --", other, " exclude one another."), "both",
+          concat("leave --", other, " out"));
+}
+
+void Translation::ignore(const char* name, const std::string& why) {
+  if (args.has(name)) ignored.emplace(megatron_flag(name), why);
+}
+
+void Translation::miss(const char* name, const std::string& feature) {
+  for (const auto& given : args.given())
+    if (given.flag == megatron_flag(name)) absent.emplace_back(given.words(), feature);
+}
+
+const std::vector<std::string>& megatron_programs() {
+  static const std::vector<std::string> all = {"pretrain_gpt", "pretrain_bert", "pretrain_t5"};
+  return all;
+}
+
+MegatronTranslation translate_megatron_arguments(const std::string& program, const std::vector<std::string>& words,
+                                                 const MegatronLaunch& launch) {
+  const MegatronArguments arguments(words);
+  Translation c{.program = program, .args = arguments, .launch = launch};
+  for (const std::string& error : arguments.errors()) c.errors += (c.errors.empty() ? "" : "\n") + error;
+  if (c.errors.empty())  // else values may be no numbers
+    for (const auto translate : {translate_model, translate_positions, translate_layout, translate_batches,
+                                 translate_data, translate_tokenizer, translate_optimizer, translate_schedule,
+                                 translate_recomputation, translate_checkpoints, translate_evaluation})
+      translate(c);
+  report_absent(c);
+  if (!c.errors.empty()) throw ConfigError(c.errors);
+  list_given(c);
+  return std::move(c.result);
+}
+
+std::string ignored_line(const MegatronTranslation& translation) {
+  std::string line;
+  for (const auto& entry : translation.ignored)
+    line += (line.empty() ? "ignored, as they change no result: " : ", ") + entry.words;
+  return line;
+}
+
+}  // namespace megatron::config

@@ -1,0 +1,149 @@
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/translation.h"
+
+// The network, its positions and how ranks share it.
+namespace megatron::config {
+namespace {
+
+void activation(Translation& c, ModelConfig& m) {
+  m.add_bias_linear = !c.args.has("disable-bias-linear");
+  c.require(!c.args.has("swiglu") || !c.args.has("squared-relu"), "--swiglu and --squared-relu exclude one another.",
+            "both", "leave --squared-relu out");
+  const bool fused = m.add_bias_linear && !c.args.has("no-bias-gelu-fusion");
+  m.gated_linear_unit = c.args.has("swiglu");
+  // The fused kernel has the approximation by tanh, F.gelu the exact function.
+  m.activation = m.gated_linear_unit          ? "silu"
+                 : c.args.has("squared-relu") ? "squared_relu"
+                 : fused                      ? "gelu_tanh"
+                                              : "gelu";
+  if (m.gated_linear_unit || c.args.has("squared-relu"))
+    c.ignore("no-bias-gelu-fusion", c.args.has("swiglu") ? "with --swiglu" : "with --squared-relu");
+}
+
+void window(Translation& c, ModelConfig& m) {
+  if (!c.args.has("window-size")) return;
+  std::string text = c.args.text("window-size");
+  std::erase_if(text, [](char c) { return c == '(' || c == ')' || c == ' '; });
+  const std::size_t comma = text.find(',');
+  std::int64_t left = 0, right = 0;
+  const bool two = comma != std::string::npos && read_integer(text.substr(0, comma), left) &&
+                   read_integer(text.substr(comma + 1), right) && left >= -1 && (right == 0 || right == -1);
+  c.require(two, "--window-size must be the tokens before and the tokens behind, of which a GPT sees none.", text,
+            "--window-size 128,0");
+  if (two && left >= 0) m.sliding_window = left + 1;  // the token itself counts
+}
+
+void stages(Translation& c, ParallelConfig& p) {
+  c.forbid_both("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank");
+  c.forbid_both("pipeline-model-parallel-layout", "num-layers-per-virtual-pipeline-stage");
+  c.forbid_both("pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank");
+  if (c.args.has("num-virtual-stages-per-pipeline-rank"))
+    p.vpp = as_int(c.args.integer("num-virtual-stages-per-pipeline-rank"));
+  if (c.args.has("num-layers-per-virtual-pipeline-stage"))
+    p.layers_per_virtual_stage = c.args.integer("num-layers-per-virtual-pipeline-stage");
+  p.pp_layout = c.args.text("pipeline-model-parallel-layout");
+  if (c.args.has("decoder-first-pipeline-num-layers"))
+    p.first_stage_layers = c.args.integer("decoder-first-pipeline-num-layers");
+  if (c.args.has("decoder-last-pipeline-num-layers"))
+    p.last_stage_layers = c.args.integer("decoder-last-pipeline-num-layers");
+  p.account_for_embedding = c.args.has("account-for-embedding-in-pipeline-split");
+  p.account_for_loss = c.args.has("account-for-loss-in-pipeline-split");
+  if (c.args.has("microbatch-group-size-per-virtual-pipeline-stage"))
+    p.microbatch_group_size = as_int(c.args.integer("microbatch-group-size-per-virtual-pipeline-stage"));
+  // Messages overlap with computation in the interleaved schedule alone.
+  const std::int64_t layers = c.run.model.num_layers + (p.account_for_embedding ? 1 : 0) + (p.account_for_loss ? 1 : 0);
+  const bool interleaved = p.vpp > 1 || !p.pp_layout.empty() ||
+                           (p.layers_per_virtual_stage > 0 && layers / std::max(1, p.pp) > p.layers_per_virtual_stage);
+  const bool overlapped = interleaved && !c.args.has("no-overlap-p2p-communication");
+  p.pp_communication = overlapped ? "overlapped" : "batched";
+}
+
+}  // namespace
+
+void translate_model(Translation& c) {
+  ModelConfig& m = c.run.model;
+  m.architecture = c.is_bert() ? "bert" : c.is_t5() ? "t5" : "gpt";
+  c.forbid_both("num-layers", "encoder-num-layers");
+  m.num_layers = c.needed(c.args.has("encoder-num-layers") ? "encoder-num-layers" : "num-layers", "12");
+  m.hidden_size = c.needed("hidden-size", "768");
+  m.num_attention_heads = c.needed("num-attention-heads", "12");
+  m.max_position_embeddings = c.needed("max-position-embeddings", "1024");
+  if (c.is_t5() && c.args.has("decoder-num-layers")) m.decoder_num_layers = c.args.integer("decoder-num-layers");
+  if (!c.is_t5()) c.ignore("decoder-num-layers", "of pretrain_t5");
+  activation(c, m);
+  m.ffn_hidden_size = c.args.has("ffn-hidden-size") ? c.args.integer("ffn-hidden-size")
+                      : m.gated_linear_unit         ? product(m.hidden_size, 8) / 3 / 64 * 64
+                                                    : product(m.hidden_size, 4);
+  const std::int64_t heads = std::max<std::int64_t>(1, m.num_attention_heads);
+  c.require(c.args.has("kv-channels") || m.hidden_size % heads == 0,
+            "--hidden-size must divide by --num-attention-heads where --kv-channels is not given.",
+            concat(m.hidden_size, " and ", heads),
+            concat("--kv-channels ", std::max<std::int64_t>(1, m.hidden_size / heads)));
+  m.kv_channels = c.args.has("kv-channels") ? c.args.integer("kv-channels") : m.hidden_size / heads;
+  if (c.args.has("group-query-attention"))
+    m.num_query_groups = c.args.integer("num-query-groups");
+  else
+    c.ignore("num-query-groups", "without --group-query-attention");
+  m.make_vocab_size_divisible_by = c.args.has("no-pad-vocab-size") ? 1 : c.args.integer("make-vocab-size-divisible-by");
+  if (c.args.has("no-pad-vocab-size")) c.ignore("make-vocab-size-divisible-by", "with --no-pad-vocab-size");
+  m.untie_embeddings_and_output_weights = c.args.has("untie-embeddings-and-output-weights");
+  m.bert_binary_head = !c.args.has("bert-no-binary-head");
+  m.num_tokentypes = m.bert_binary_head ? 2 : 0;
+  if (!c.is_bert()) {
+    m.bert_binary_head = true;
+    m.num_tokentypes = 2;
+    c.ignore("bert-no-binary-head", "of pretrain_bert");
+  }
+  m.normalization = c.args.text("normalization");
+  m.apply_residual_connection_post_layernorm = c.args.has("apply-residual-connection-post-layernorm");
+  m.layernorm_epsilon = c.args.number("norm-epsilon");
+  m.add_qkv_bias = c.args.has("add-qkv-bias");
+  m.qk_layernorm = c.args.has("qk-layernorm");
+  m.init_method_std = c.args.number("init-method-std");
+  m.hidden_dropout = c.args.number("hidden-dropout");
+  m.attention_dropout = c.args.number("attention-dropout");
+  window(c, m);
+}
+
+void translate_positions(Translation& c) {
+  ModelConfig& m = c.run.model;
+  m.position_embedding_type = c.args.text("position-embedding-type");
+  if (c.args.has("use-rotary-position-embeddings")) {
+    m.position_embedding_type = "rope";
+    c.ignore("position-embedding-type", "with --use-rotary-position-embeddings");
+  } else if (m.position_embedding_type == "yarn" || m.position_embedding_type == "mrope") {
+    c.miss("position-embedding-type", m.position_embedding_type == "yarn" ? "YaRN" : "mRoPE");
+  } else if (m.position_embedding_type == "relative" && !c.is_t5()) {
+    c.miss("position-embedding-type", "relative positions outside pretrain_t5");
+  }
+  const bool rope = m.position_embedding_type == "rope";
+  c.require(rope || !c.args.has("no-position-embedding"), "--no-position-embedding needs rotary positions.",
+            m.position_embedding_type, "--position-embedding-type none");
+  m.relative_attention_num_buckets = c.args.integer("relative-attention-num-buckets");
+  m.relative_attention_max_distance = c.args.integer("relative-attention-max-distance");
+  m.rotary_base = static_cast<double>(c.args.integer("rotary-base"));
+  m.rotary_percent = c.args.number("rotary-percent");
+  m.rotary_interleaved = rope && c.args.has("rotary-interleaved");
+  if (rope && c.args.has("use-rope-scaling")) m.rope_scaling_factor = c.args.number("rope-scaling-factor");
+  if (!rope)
+    for (const char* name : {"rotary-interleaved", "use-rope-scaling", "rotary-base", "rotary-percent"})
+      c.ignore(name, "without rotary positions");
+  if (!rope || !c.args.has("use-rope-scaling")) c.ignore("rope-scaling-factor", "without --use-rope-scaling");
+}
+
+void translate_layout(Translation& c) {
+  ParallelConfig& p = c.run.parallel;
+  p.world_size = c.launch.world_size;
+  p.tp = as_int(c.args.integer("tensor-model-parallel-size"));
+  p.pp = as_int(c.args.integer("pipeline-model-parallel-size"));
+  p.sp = p.tp > 1 && c.args.has("sequence-parallel");
+  if (p.tp <= 1) c.ignore("sequence-parallel", "with --tensor-model-parallel-size 1");
+  stages(c, p);
+  p.backend = c.launch.device == "cuda" ? c.args.text("distributed-backend") : "auto";
+  p.device = c.launch.device;
+  p.timeout_s = static_cast<double>(product(c.args.integer("distributed-timeout-minutes"), 60));
+}
+
+}  // namespace megatron::config

@@ -1,0 +1,288 @@
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/translation.h"
+
+// Batches, data, optimizer, schedule, checkpoints.
+namespace megatron::config {
+namespace {
+
+std::string split_shares(const std::string& text) {
+  std::string shares, number;
+  for (const char c : text + " ") {
+    if ((c >= '0' && c <= '9') || c == '.') {
+      number += c;
+    } else if (!number.empty()) {
+      shares += (shares.empty() ? "" : ",") + number;
+      number.clear();
+    }
+  }
+  return shares;
+}
+
+void fill_in_middle(Translation& c) {
+  FimConfig& f = c.run.fim;
+  f.rate = c.args.number("fim-rate");
+  f.spm_rate = c.args.number("fim-spm-rate");
+  if (c.args.has("fim-fragment-rate")) f.fragment_rate = c.args.number("fim-fragment-rate");
+  f.split_sample = c.args.text("fim-split-sample");
+  f.no_prefix = c.args.text("fim-no-prefix");
+  f.prefix_token = c.args.text("fim-prefix-token");
+  f.middle_token = c.args.text("fim-middle-token");
+  f.suffix_token = c.args.text("fim-suffix-token");
+  f.pad_token = c.args.text("fim-pad-token");
+  f.eod_token = c.args.text("fim-eod-token");
+}
+
+void gradients(Translation& c, OptimizerConfig& o) {
+  const std::string& dtype = c.run.train.dtype;
+  const bool in_fp32 = c.args.has("accumulate-allreduce-grads-in-fp32");
+  const bool main_in_fp32 = c.args.text("main-grads-dtype") == "fp32";
+  if (dtype == "bf16") {  // reduced in fp32 by itself
+    const bool low = c.args.has("grad-reduce-in-bf16") || (!in_fp32 && !main_in_fp32);
+    o.grad_dtype = low ? "bf16" : "fp32";
+    if (c.args.has("grad-reduce-in-bf16")) c.ignore("accumulate-allreduce-grads-in-fp32", "with --grad-reduce-in-bf16");
+  } else {
+    o.grad_dtype = in_fp32 ? "fp32" : dtype;  // of fp16 in fp16
+    c.ignore("grad-reduce-in-bf16", "without --bf16");
+  }
+  const std::string first = c.args.text("exp-avg-dtype"), second = c.args.text("exp-avg-sq-dtype");
+  if (first == second && (first == "fp32" || first == "bf16")) {
+    o.state_dtype = first;
+  } else {
+    c.miss("exp-avg-dtype", "moments in this data type");
+    c.miss("exp-avg-sq-dtype", "moments in this data type");
+  }
+}
+
+}  // namespace
+
+void translate_batches(Translation& c) {
+  TrainConfig& t = c.run.train;
+  const ParallelConfig& p = c.run.parallel;
+  t.micro_batch_size = c.needed("micro-batch-size", "1");
+  const std::int64_t model = std::max<std::int64_t>(1, product(p.tp, p.pp));
+  c.require(c.launch.world_size % model == 0, "the world size must be a multiple of tp x pp.",
+            concat(c.launch.world_size, " ranks, tp ", p.tp, ", pp ", p.pp), concat("start ", model, " ranks"));
+  const std::int64_t dp = std::max<std::int64_t>(1, c.launch.world_size / model);
+  t.global_batch_size =
+      c.args.has("global-batch-size") ? c.args.integer("global-batch-size") : product(t.micro_batch_size, dp);
+  t.seed = static_cast<std::uint64_t>(std::max<std::int64_t>(0, c.args.integer("seed")));
+  c.require(c.args.integer("seed") >= 0, "--seed must be at least 0.", c.args.text("seed"), "--seed 1234");
+  c.require(!c.args.has("bf16") || !c.args.has("fp16"), "--bf16 and --fp16 exclude one another.", "both",
+            "leave --fp16 out");
+  t.dtype = c.args.has("bf16") ? "bf16" : c.args.has("fp16") ? "fp16" : "fp32";
+  // A dynamic loss scale meets infinite gradients by design.
+  const bool dynamic = t.dtype == "fp16" && !(c.args.has("loss-scale") && c.args.number("loss-scale") != 0);
+  t.exit_on_nan = !dynamic && !c.args.has("no-check-for-nan-in-loss-and-grad");
+  for (const std::string& word : c.args.list("rampup-batch-size")) {
+    std::int64_t number = 0;
+    if (read_integer(word, number)) c.run.schedule.rampup_batch_size.push_back(number);
+  }
+  c.forbid_both("train-iters", "train-samples");
+  if (c.args.has("train-samples"))
+    t.train_iters = c.args.integer("train-samples") / std::max<std::int64_t>(1, t.global_batch_size);
+  else
+    t.train_iters = c.needed("train-iters", "100000");
+}
+
+void translate_data(Translation& c) {
+  DataConfig& d = c.run.data;
+  c.forbid_both("data-path", "data-args-path");
+  d.data_path = c.args.list("data-path");
+  d.data_args_path = c.args.text("data-args-path");
+  d.train_data_path = c.args.list("train-data-path");
+  d.valid_data_path = c.args.list("valid-data-path");
+  d.test_data_path = c.args.list("test-data-path");
+  d.per_split_data_args_path = c.args.text("per-split-data-args-path");
+  d.split = c.args.has("split") ? split_shares(c.args.text("split")) : "969,30,1";
+  c.forbid_both("seq-length", "encoder-seq-length");
+  d.seq_length = c.needed(c.args.has("encoder-seq-length") ? "encoder-seq-length" : "seq-length", "1024");
+  if (c.is_t5())
+    d.decoder_seq_length = c.needed("decoder-seq-length", "128");
+  else
+    c.ignore("decoder-seq-length", "of pretrain_t5");
+  d.data_cache_path = c.args.text("data-cache-path");
+  d.multiple_validation_sets = c.args.has("multiple-validation-sets");
+  d.full_validation = c.args.has("full-validation");
+  d.sft = c.args.has("sft");
+  d.fim_data = c.args.has("fim-data");
+  d.reset_position_ids = c.args.has("reset-position-ids");
+  // The mask that hides other documents is part of what the data loader makes.
+  const bool mask = c.args.has("reset-attention-mask") && !c.args.has("no-create-attention-mask-in-dataloader");
+  if (!mask) c.ignore("reset-attention-mask", "with --no-create-attention-mask-in-dataloader");
+  d.reset_attention_mask = mask || c.args.has("dataloader-inter-document-masking");
+  d.eod_mask_loss = c.args.has("eod-mask-loss");
+  if (c.is_bert() || c.is_t5())
+    for (bool* option : {&d.reset_position_ids, &d.reset_attention_mask, &d.eod_mask_loss, &d.sft, &d.fim_data})
+      *option = false;
+  if (c.is_bert() || c.is_t5())
+    for (const char* name : {"reset-position-ids", "reset-attention-mask", "dataloader-inter-document-masking",
+                             "eod-mask-loss", "sft", "fim-data"})
+      c.ignore(name, "of pretrain_gpt");
+  d.mask_prob = c.args.number("mask-prob");
+  d.short_seq_prob = c.args.number("short-seq-prob");
+  if (c.args.has("num-workers")) d.prefetch = product(2, c.args.integer("num-workers"));  // two batches per worker
+  fill_in_middle(c);
+}
+
+void translate_tokenizer(Translation& c) {
+  DataConfig& d = c.run.data;
+  std::string type = c.args.text("tokenizer-type");
+  if (type.empty()) type = c.is_bert() || c.is_t5() ? "BertWordPieceLowerCase" : "GPT2BPETokenizer";
+  d.tokenizer_type = type;
+  if (c.args.has("vocab-size")) c.run.model.vocab_size = c.args.integer("vocab-size");
+  if (type == "MultimodalTokenizer" || type == "NullMultimodalTokenizer" || type == "SFTTokenizer")
+    c.miss("tokenizer-type", type == "SFTTokenizer" ? "named prompt formats" : "multi-modal models");
+  const bool by_files = type == "GPT2BPETokenizer" || type.starts_with("BertWordPiece");
+  if (type == "NullTokenizer") {
+    c.require(c.args.has("vocab-size"), "--tokenizer-type NullTokenizer needs --vocab-size.", "none",
+              "--vocab-size 50257");
+    d.tokenizer = concat(c.run.model.vocab_size - 1);  // the last number ends documents
+    c.run.model.vocab_size = 0;
+    for (const char* name : {"tokenizer-model", "vocab-file", "merge-file"}) c.ignore(name, "with NullTokenizer");
+  } else if (by_files) {
+    const std::string vocabulary = c.args.text("vocab-file"), merges = c.args.text("merge-file");
+    const bool pair = type == "GPT2BPETokenizer" && !merges.empty();
+    d.tokenizer = pair ? vocabulary + "," + merges : vocabulary;
+    if (!pair) c.ignore("merge-file", "with " + type);
+    c.ignore("tokenizer-model", "with " + type);
+  } else {
+    d.tokenizer = c.args.text("tokenizer-model");
+    c.ignore("vocab-file", "with " + type);
+    c.ignore("merge-file", "with " + type);
+  }
+  if (d.sft) c.miss("tiktoken-pattern", "other patterns with --sft");
+}
+
+void translate_optimizer(Translation& c) {
+  OptimizerConfig& o = c.run.optimizer;
+  o.name = c.args.text("optimizer");
+  if (o.name != "adam" && o.name != "sgd" && o.name != "lion") {
+    c.miss("optimizer", concat(o.name, " as Megatron-LM has it"));
+    o.name = "adam";
+  }
+  o.adam_beta1 = c.args.number("adam-beta1");
+  o.adam_beta2 = c.args.number("adam-beta2");
+  o.adam_eps = c.args.number("adam-eps");
+  o.sgd_momentum = c.args.number("sgd-momentum");
+  o.lion_beta1 = c.args.number("lion-beta1");
+  o.lion_beta2 = c.args.number("lion-beta2");
+  for (const char* name : {"muon-momentum", "muon-num-ns-steps"}) c.ignore(name, "of --optimizer muon");
+  c.ignore("data-parallel-sharding-strategy", "of --use-megatron-fsdp");
+  o.weight_decay = c.args.number("weight-decay");
+  o.clip_grad = c.args.number("clip-grad");
+  gradients(c, o);
+  if (c.run.train.dtype == "fp16" && c.args.has("loss-scale")) o.loss_scale = c.args.number("loss-scale");
+  o.initial_loss_scale = c.args.number("initial-loss-scale");
+  o.min_loss_scale = c.args.number("min-loss-scale");
+  o.loss_scale_window = static_cast<std::int64_t>(c.args.number("loss-scale-window"));
+  o.hysteresis = c.args.integer("hysteresis");
+  if (c.run.train.dtype != "fp16") c.ignore("loss-scale", "without --fp16");
+  if (c.args.has("ddp-bucket-size")) o.bucket_size = c.args.integer("ddp-bucket-size");
+  o.overlap_grad_reduce = c.args.has("overlap-grad-reduce");
+  o.use_distributed_optimizer = c.args.has("use-distributed-optimizer");
+  o.overlap_param_gather = c.args.has("overlap-param-gather");
+  c.require(!o.overlap_param_gather || o.use_distributed_optimizer,
+            "--overlap-param-gather needs --use-distributed-optimizer.", "none", "--use-distributed-optimizer");
+  c.require(!o.overlap_param_gather || o.overlap_grad_reduce, "--overlap-param-gather needs --overlap-grad-reduce.",
+            "none", "--overlap-grad-reduce");
+}
+
+void translate_schedule(Translation& c) {
+  ScheduleConfig& s = c.run.schedule;
+  c.require(c.args.has("lr"), "--lr must be given.", "none", "--lr 1e-4");
+  s.lr = c.args.has("lr") ? c.args.number("lr") : 1;
+  s.min_lr = c.args.number("min-lr");
+  s.lr_warmup_init = c.args.number("lr-warmup-init");
+  s.lr_decay_style = c.args.text("lr-decay-style");
+  s.lr_wsd_decay_style = c.args.text("lr-wsd-decay-style");
+  const std::int64_t batch = c.run.train.global_batch_size;
+  const bool samples = c.args.has("train-samples");
+  const auto in_samples = [&](const char* iterations, const char* in, std::int64_t otherwise) {
+    const char* const counts = samples ? in : iterations;
+    const char* const other = samples ? iterations : in;
+    c.require(!c.args.has(other) || c.args.text(other) == megatron_flag(other)->default_value,
+              concat("--", other, " counts otherwise than --", samples ? "train-samples." : "train-iters."),
+              concat("--", other, " ", c.args.text(other)), concat("--", counts));
+    if (c.args.text(counts).empty()) return otherwise;
+    return samples ? c.args.integer(counts) : product(c.args.integer(counts), batch);
+  };
+  const std::int64_t whole = samples ? c.args.integer("train-samples") : product(c.run.train.train_iters, batch);
+  s.lr_decay_samples = in_samples("lr-decay-iters", "lr-decay-samples", whole);
+  s.lr_wsd_decay_samples = in_samples("lr-wsd-decay-iters", "lr-wsd-decay-samples", 0);
+  s.lr_warmup_samples = in_samples("lr-warmup-iters", "lr-warmup-samples", 0);
+  if (!c.args.has("lr-warmup-fraction")) return;
+  s.lr_warmup_fraction = c.args.number("lr-warmup-fraction");
+  c.require(s.lr_warmup_samples == 0, "--lr-warmup-fraction excludes other lengths of the warm-up.",
+            concat(s.lr_warmup_samples, " samples"), "leave --lr-warmup-fraction out");
+}
+
+void translate_recomputation(Translation& c) {
+  TrainConfig& t = c.run.train;
+  const std::string asked = c.args.has("recompute-activations") ? "selective" : c.args.text("recompute-granularity");
+  t.recompute = asked.empty() ? "none" : asked;
+  if (t.recompute == "full") {
+    if (c.args.has("recompute-method")) t.recompute_method = c.args.text("recompute-method");
+    if (c.args.has("recompute-num-layers")) t.recompute_num_layers = c.args.integer("recompute-num-layers");
+    t.distribute_saved_activations = c.args.has("distribute-saved-activations");
+  } else {
+    for (const char* name : {"recompute-method", "recompute-num-layers", "distribute-saved-activations"})
+      c.ignore(name, "without --recompute-granularity full");
+  }
+  if (c.args.has("recompute-modules")) t.recompute_modules = c.args.list("recompute-modules");
+  for (const std::string& module : t.recompute_modules)
+    if (t.recompute == "selective" && module != "core_attn" && module != "mlp" && module != "layernorm")
+      return c.miss("recompute-modules", concat("recomputation of ", module));
+  if (t.recompute != "selective") {
+    t.recompute_modules = {"core_attn"};
+    c.ignore("recompute-modules", "without --recompute-granularity selective");
+  }
+}
+
+void translate_checkpoints(Translation& c) {
+  CheckpointConfig& saved = c.run.checkpoint;
+  saved.load = c.args.text("load");
+  saved.finetune = c.args.has("finetune") && !saved.load.empty();
+  saved.no_load_optim = c.args.has("no-load-optim") && !saved.load.empty();
+  if (saved.load.empty())
+    for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint"})
+      c.ignore(name, "without --load");
+  saved.save = c.args.text("save");
+  const bool saves = c.args.has("save");
+  if (saves) {
+    saved.save_interval = c.needed("save-interval", "1000");
+    c.require(saved.save_interval > 0, "--save-interval must be above 0.", c.args.text("save-interval"),
+              "--save-interval 1000");
+    c.run.train.out = saved.save;
+  } else {
+    saved.save_interval = -1;
+    c.run.train.out = "runs/" + c.program;
+    for (const char* name : {"save-interval", "save-retain-interval", "async-save"}) c.ignore(name, "without --save");
+  }
+  // All are kept, or the last and every multiple.
+  const bool some = saves && c.args.has("save-retain-interval");
+  saved.keep_last = some ? 1 : 0;
+  saved.keep_every = some ? c.args.integer("save-retain-interval") : 0;
+  const bool legacy = c.args.text("ckpt-format") == "torch";
+  saved.async_save = saves && c.args.has("async-save") && (legacy || c.args.has("use-persistent-ckpt-worker"));
+  if (!saved.async_save) c.ignore("async-save", "without --use-persistent-ckpt-worker");
+  c.result.pretrained = c.args.text("pretrained-checkpoint");
+  if (!c.result.pretrained.empty() && saved.load.empty()) {
+    saved.load = c.result.pretrained;
+    saved.finetune = true;
+  }
+  c.result.load_must_exist = c.args.has("exit-on-missing-checkpoint");
+}
+
+void translate_evaluation(Translation& c) {
+  TrainConfig& t = c.run.train;
+  t.eval_iters = c.args.integer("eval-iters");
+  if (c.args.has("eval-interval") && (t.eval_iters > 0 || c.run.data.full_validation))
+    t.eval_interval = c.args.integer("eval-interval");
+  else
+    c.ignore("eval-interval", "with --eval-iters 0");
+  c.run.log.interval = c.args.integer("log-interval");
+}
+
+}  // namespace megatron::config
