@@ -10,8 +10,8 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
-#include "megatron/text/split/pretokenize.h"
 #include "megatron/text/regex/regex.h"
+#include "megatron/text/split/pretokenize.h"
 
 namespace {
 

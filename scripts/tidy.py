@@ -2,8 +2,8 @@
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
 together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default all; `program`:
 src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. Needs build/ to be configured,
-and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where it
-found something."""
+and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where
+it found something."""
 import concurrent.futures
 import json
 import os

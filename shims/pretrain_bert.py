@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Takes the place of Megatron-LM's pretrain_bert.py in a launch script: the same arguments, run by `megatron pretrain_bert`."""
+"""Takes the place of Megatron-LM's pretrain_bert.py in a launch script: the same arguments,
+run by `megatron pretrain_bert`."""
 import run_megatron
 
 run_megatron.run("pretrain_bert")

@@ -1,4 +1,4 @@
-#include "megatron/data/samples/mock_dataset.h"
+#include "megatron/data/mock_dataset.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's argument lists train as they do there: its example scripts with small sizes, against recipes by hand."""
+"""Megatron-LM's argument lists train as they do there: its example scripts, small, against recipes by hand."""
 import json
 import pathlib
 import shlex

@@ -8,7 +8,6 @@
 
 #include "megatron/base/error.h"
 #include "megatron/text/characters/byte_level.h"
-#include "megatron/text/normalize/normal_forms.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/files/base64.h"
 #include "megatron/text/files/sentencepiece_file.h"
@@ -16,8 +15,9 @@
 #include "megatron/text/files/tokenizer_files.h"
 #include "megatron/text/models/word_level.h"
 #include "megatron/text/normalize/charsmap.h"
-#include "megatron/text/split/pretokenize.h"
+#include "megatron/text/normalize/normal_forms.h"
 #include "megatron/text/regex/regex.h"
+#include "megatron/text/split/pretokenize.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/text/support.h"

@@ -139,10 +139,10 @@ struct ModelConfig : AttentionVariant {
     v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
       "init-method-std", Affects::Step);
     v("use_mup", use_mup,
-      "gpt: maximal update parametrization (Yang et al. 2021): first weights, learning rates, attention and logits "
+      "Maximal update parametrization of a GPT (Yang et al. 2021): first weights, learning rates, attention and logits "
       "scale "
       "with the width, so that what was tuned at mup_base_hidden_size holds at any.",
-      "use-mup", when("model.architecture", {"gpt"}));
+      "use-mup", when("model.architecture", kinds_with(&ModelTraits::causal)));
     v("mup_base_hidden_size", mup_base_hidden_size, "Width at which nothing is scaled; 0: hidden_size.",
       "mup-base-hidden-size", when("model.use_mup"));
     v("mup_embedding_mult", mup_embedding_mult, "Multiplies the embeddings.", "mup-embedding-mult",

@@ -6,7 +6,6 @@
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/data/samples/blended_dataset.h"
-#include "megatron/data/samples/mock_dataset.h"
 #include "megatron/data/samples/packed_dataset.h"
 #include "megatron/data/samples/sft.h"
 
@@ -99,19 +98,10 @@ IndexedDataset check_sentence_set(const PartSpec& spec, std::size_t i, std::opti
 }
 
 MockDatasetSpec mock_spec(const PartSpec& spec) {
-  MockDatasetSpec mock{.vocab = spec.mock_vocab,
-                       .seq_length = spec.index.seq_length,
-                       .num_samples = std::max<std::int64_t>(1, spec.index.num_samples.value_or(1)),
-                       .key = stream_key(spec.index.seed, concat("mock data/", split_part_name(spec.part)))};
-  if (spec.bert) {
-    mock.kind = MockKind::Pairs;
-    mock.sentence_order = spec.bert->sentence_order;
-    mock.mask_probability = spec.bert->masking.probability;
-  }
-  if (spec.t5) {
-    mock.kind = MockKind::EncoderDecoder;
-    mock.decoder_seq_length = spec.t5->decoder_seq_length;
-  }
+  MockDatasetSpec mock = spec.mock;
+  mock.seq_length = spec.index.seq_length;
+  mock.num_samples = std::max<std::int64_t>(1, spec.index.num_samples.value_or(1));
+  mock.key = stream_key(spec.index.seed, concat("mock data/", split_part_name(spec.part)));
   return mock;
 }
 
@@ -120,7 +110,7 @@ bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && 
 }  // namespace
 
 std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage& say) {
-  if (spec.mock_vocab > 0) return std::make_unique<MockDataset>(mock_spec(spec));
+  if (spec.mock.vocab > 0) return std::make_unique<MockDataset>(mock_spec(spec));
   if (is_plain(spec)) return open_set(spec, 0, spec.index.num_samples, say);
   const BlendPlan plan = plan_part(spec);
   std::vector<std::unique_ptr<const Dataset>> sets;
@@ -145,7 +135,7 @@ std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage
 
 void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
                 const WaitMessage& say) {
-  if (spec.mock_vocab > 0) return static_cast<void>(MockDataset(mock_spec(spec)));
+  if (spec.mock.vocab > 0) return static_cast<void>(MockDataset(mock_spec(spec)));
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
   for (std::size_t i = 0; i < requests.size(); ++i) {

@@ -6,6 +6,7 @@
 
 #include "megatron/config/data_config.h"
 #include "megatron/data/dataset.h"
+#include "megatron/data/mock_dataset.h"
 #include "megatron/data/run_blends.h"
 #include "megatron/data/samples/fill_in_middle.h"
 #include "megatron/data/samples/gpt_dataset.h"
@@ -30,7 +31,8 @@ struct PartSpec {
   std::shared_ptr<const MaskedSamples> masked = {};        ///< the blend names sentences, which make such samples
   std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
-  std::int64_t mock_vocab = 0;                             ///< above 0: samples of as many tokens, of no blend
+  /// With a vocabulary: samples of no blend, of this kind; lengths, number and key follow from the rest.
+  MockDatasetSpec mock = {};
 };
 
 /// Builds the indices of the part unless they are there, and opens it: one dataset, or a blend of several with

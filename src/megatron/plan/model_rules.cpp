@@ -88,8 +88,10 @@ void check_mup(const config::ModelConfig& model, Rules& rules) {
   rules.range("model.mup_output_mult", model.mup_output_mult, 1e-6, 1e6);
   rules.range("model.mup_base_head_dim", model.mup_base_head_dim, 0.0, 1e6);
   rules.range("model.mup_attn_scale_power", model.mup_attn_scale_power, 0.0, 8.0);
-  rules.require(!model.use_mup || model_kind(model.architecture).causal, "model.use_mup is for model.architecture gpt.",
-                model.architecture, "--model.use_mup false");
+  rules.require(
+      !model.use_mup || config::model_traits(model.architecture).causal,
+      concat("model.use_mup is for model.architecture ", config::names_with(&config::ModelTraits::causal), "."),
+      model.architecture, "--model.use_mup false");
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
-#include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"

@@ -184,7 +184,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
                                   .eod_mask_loss = config.data.eod_mask_loss},
                       .tokenizer = tools.tokenizer,
                       .chat = tools.chat};
-  if (config.data.mock_data) spec.mock_vocab = run.shape.vocab;
+  if (config.data.mock_data) spec.mock.vocab = run.shape.vocab;
   if (trains)
     spec.index.num_samples = run.train_samples;
   else if (!config.data.full_validation || part == data::SplitPart::Test)

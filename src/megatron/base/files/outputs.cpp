@@ -54,10 +54,11 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
 
 void check_file_name_part(const std::string& whose, const std::string& part, const std::string& fix) {
   constexpr std::size_t kMaxPartBytes = 128;
-  if (!part.empty() && part.size() <= kMaxPartBytes && part.find('/') == std::string::npos && printable(part) == part) return;
-  throw ConfigError(
-      rule_got_fix(concat(whose, " is part of a file's name: 1 to ", kMaxPartBytes, " bytes of visible UTF-8 without '/'."),
-                   in_quotes(part), fix));
+  if (!part.empty() && part.size() <= kMaxPartBytes && part.find('/') == std::string::npos && printable(part) == part)
+    return;
+  throw ConfigError(rule_got_fix(
+      concat(whose, " is part of a file's name: 1 to ", kMaxPartBytes, " bytes of visible UTF-8 without '/'."),
+      in_quotes(part), fix));
 }
 
 }  // namespace megatron

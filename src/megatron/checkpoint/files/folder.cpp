@@ -124,9 +124,9 @@ std::string latest_name(const fs::path& folder) {
   std::string name = read_whole(folder / kLatest, 4096);
   while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back()))) name.pop_back();
   if (iteration_of(name) < 0)
-    throw Damage(
-        rule_got_fix(concat((folder / kLatest).string(), ": must name a checkpoint in the same folder, like iter_0000100."),
-                     concat("\"", printable(name), "\""), whole_ones(folder)));
+    throw Damage(rule_got_fix(
+        concat((folder / kLatest).string(), ": must name a checkpoint in the same folder, like iter_0000100."),
+        concat("\"", printable(name), "\""), whole_ones(folder)));
   return name;
 }
 

@@ -114,7 +114,11 @@ void Translation::miss(const char* name, const std::string& feature) {
 }
 
 const std::vector<std::string>& megatron_programs() {
-  static const std::vector<std::string> all = {"pretrain_gpt", "pretrain_bert", "pretrain_t5"};
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> programs = model_kinds();
+    for (std::string& kind : programs) kind.insert(0, "pretrain_");
+    return programs;
+  }();
   return all;
 }
 
@@ -124,9 +128,10 @@ MegatronTranslation translate_megatron_arguments(const std::string& program, con
   Translation c{.program = program, .args = arguments, .launch = launch};
   for (const std::string& error : arguments.errors()) c.errors += (c.errors.empty() ? "" : "\n") + error;
   if (c.errors.empty())  // else values may be no numbers
-    for (const auto translate : {translate_model, translate_positions, translate_layout, translate_batches,
-                                 translate_data, translate_tokenizer, translate_optimizer, translate_schedule,
-                                 translate_recomputation, translate_checkpoints, translate_evaluation})
+    for (const auto translate :
+         {translate_model, translate_positions, translate_layout, translate_batches, translate_data,
+          translate_batch_steps, translate_tokenizer, translate_optimizer, translate_schedule, translate_recomputation,
+          translate_checkpoints, translate_evaluation, translate_logs})
       translate(c);
   report_absent(c);
   if (!c.errors.empty()) throw ConfigError(c.errors);

@@ -35,6 +35,22 @@ void window(Translation& c, ModelConfig& m) {
   if (two && left >= 0) m.sliding_window = left + 1;  // the token itself counts
 }
 
+void width_scaling(Translation& c, ModelConfig& m) {
+  m.use_mup = c.args.has("use-mup");
+  if (!m.use_mup) {
+    for (const char* name :
+         {"mup-base-hidden-size", "mup-embedding-mult", "mup-output-mult", "mup-base-head-dim", "mup-attn-scale-power"})
+      c.ignore(name, "without --use-mup");
+    return;
+  }
+  if (!c.traits().causal) c.miss("use-mup", "maximal update parametrization of models other than GPTs");
+  if (c.args.has("mup-base-hidden-size")) m.mup_base_hidden_size = c.args.integer("mup-base-hidden-size");
+  m.mup_embedding_mult = c.args.number("mup-embedding-mult");
+  m.mup_output_mult = c.args.number("mup-output-mult");
+  if (c.args.has("mup-base-head-dim")) m.mup_base_head_dim = c.args.number("mup-base-head-dim");
+  m.mup_attn_scale_power = c.args.number("mup-attn-scale-power");
+}
+
 void stages(Translation& c, ParallelConfig& p) {
   c.forbid_both("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank");
   c.forbid_both("pipeline-model-parallel-layout", "num-layers-per-virtual-pipeline-stage");
@@ -64,14 +80,19 @@ void stages(Translation& c, ParallelConfig& p) {
 
 void translate_model(Translation& c) {
   ModelConfig& m = c.run.model;
-  m.architecture = c.is_bert() ? "bert" : c.is_t5() ? "t5" : "gpt";
+  m.architecture = c.kind();
   c.forbid_both("num-layers", "encoder-num-layers");
-  m.num_layers = c.needed(c.args.has("encoder-num-layers") ? "encoder-num-layers" : "num-layers", "12");
-  m.hidden_size = c.needed("hidden-size", "768");
-  m.num_attention_heads = c.needed("num-attention-heads", "12");
-  m.max_position_embeddings = c.needed("max-position-embeddings", "1024");
-  if (c.is_t5() && c.args.has("decoder-num-layers")) m.decoder_num_layers = c.args.integer("decoder-num-layers");
-  if (!c.is_t5()) c.ignore("decoder-num-layers", "of pretrain_t5");
+  const bool from_checkpoint = c.args.has("use-checkpoint-args") && c.args.has("load");
+  const auto size = [&](const char* name, const char* example) {
+    return from_checkpoint && !c.args.has(name) ? std::stoll(example) : c.needed(name, example);
+  };
+  m.num_layers = size(c.args.has("encoder-num-layers") ? "encoder-num-layers" : "num-layers", "12");
+  m.hidden_size = size("hidden-size", "768");
+  m.num_attention_heads = size("num-attention-heads", "12");
+  m.max_position_embeddings = size("max-position-embeddings", "1024");
+  if (c.traits().encoder_decoder && c.args.has("decoder-num-layers"))
+    m.decoder_num_layers = c.args.integer("decoder-num-layers");
+  if (!c.traits().encoder_decoder) c.ignore("decoder-num-layers", "of pretrain_t5");
   activation(c, m);
   m.ffn_hidden_size = c.args.has("ffn-hidden-size") ? c.args.integer("ffn-hidden-size")
                       : m.gated_linear_unit         ? product(m.hidden_size, 8) / 3 / 64 * 64
@@ -91,7 +112,7 @@ void translate_model(Translation& c) {
   m.untie_embeddings_and_output_weights = c.args.has("untie-embeddings-and-output-weights");
   m.bert_binary_head = !c.args.has("bert-no-binary-head");
   m.num_tokentypes = m.bert_binary_head ? 2 : 0;
-  if (!c.is_bert()) {
+  if (!c.traits().two_segments) {
     m.bert_binary_head = true;
     m.num_tokentypes = 2;
     c.ignore("bert-no-binary-head", "of pretrain_bert");
@@ -105,6 +126,7 @@ void translate_model(Translation& c) {
   m.hidden_dropout = c.args.number("hidden-dropout");
   m.attention_dropout = c.args.number("attention-dropout");
   window(c, m);
+  width_scaling(c, m);
 }
 
 void translate_positions(Translation& c) {
@@ -115,7 +137,7 @@ void translate_positions(Translation& c) {
     c.ignore("position-embedding-type", "with --use-rotary-position-embeddings");
   } else if (m.position_embedding_type == "yarn" || m.position_embedding_type == "mrope") {
     c.miss("position-embedding-type", m.position_embedding_type == "yarn" ? "YaRN" : "mRoPE");
-  } else if (m.position_embedding_type == "relative" && !c.is_t5()) {
+  } else if (m.position_embedding_type == "relative" && !c.traits().encoder_decoder) {
     c.miss("position-embedding-type", "relative positions outside pretrain_t5");
   }
   const bool rope = m.position_embedding_type == "rope";

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <sstream>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
@@ -55,6 +58,62 @@ void gradients(Translation& c, OptimizerConfig& o) {
   }
 }
 
+/// Sizes that the global batch takes, and the first sample of each: "0:384 200B:768", thresholds in tokens. Empty where
+/// the text is none of that, which the recipe's own rules explain.
+std::vector<std::pair<std::int64_t, std::int64_t>> batch_steps(const std::string& text, std::int64_t seq_length) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> steps;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const std::size_t colon = word.find(':');
+    std::int64_t tokens = 0, size = 0, unit = 1;
+    if (colon == std::string::npos || colon == 0) return {};
+    std::string threshold = word.substr(0, colon);
+    for (const auto& [suffix, factor] : {std::pair{'K', 1'000LL}, std::pair{'M', 1'000'000LL},
+                                         std::pair{'B', 1'000'000'000LL}, std::pair{'T', 1'000'000'000'000LL}})
+      if (threshold.back() == suffix) unit = factor;
+    if (unit > 1) threshold.pop_back();
+    if (!read_integer(threshold, tokens) || !read_integer(word.substr(colon + 1), size) || tokens < 0 || size <= 0)
+      return {};
+    steps.emplace_back(product(tokens, unit) / std::max<std::int64_t>(1, seq_length), size);
+  }
+  return steps;
+}
+
+/// Steps until `samples` are trained on, the last of which ends at or before them.
+std::int64_t steps_for(std::int64_t samples, const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes) {
+  std::int64_t consumed = 0, iterations = 0;
+  for (std::size_t i = 0; i < sizes.size() && consumed < samples; ++i) {
+    const bool last = i + 1 == sizes.size();
+    const std::int64_t size = sizes[i].second, end = last ? samples : std::min(samples, sizes[i + 1].first);
+    // A size holds for each step that begins before the next threshold.
+    const std::int64_t steps = end <= consumed          ? 0
+                               : last || end == samples ? (end - consumed) / size
+                                                        : (end - consumed + size - 1) / size;
+    iterations += steps;
+    consumed += steps * size;
+  }
+  return iterations;
+}
+
+void batch_by_steps(Translation& c, const std::string& text) {
+  TrainConfig& t = c.run.train;
+  c.forbid_both("step-batch-size-schedule", "rampup-batch-size");
+  c.require(c.args.has("train-samples"), "--step-batch-size-schedule needs the run's length in samples.", "none",
+            "--train-samples 19531250");
+  c.run.schedule.step_batch_size = text;
+  const auto sizes = batch_steps(text, c.run.data.seq_length);
+  if (sizes.empty()) return;
+  if (!c.args.has("global-batch-size")) t.global_batch_size = sizes.back().second;
+  if (c.args.has("train-samples")) t.train_iters = steps_for(c.args.integer("train-samples"), sizes);
+}
+
+void exits(Translation& c) {
+  TrainConfig& t = c.run.train;
+  if (c.args.has("exit-interval")) t.exit_interval = c.args.integer("exit-interval");
+  if (c.args.has("exit-duration-in-mins"))
+    t.exit_duration_mins = static_cast<double>(c.args.integer("exit-duration-in-mins"));
+}
+
 }  // namespace
 
 void translate_batches(Translation& c) {
@@ -84,6 +143,13 @@ void translate_batches(Translation& c) {
     t.train_iters = c.args.integer("train-samples") / std::max<std::int64_t>(1, t.global_batch_size);
   else
     t.train_iters = c.needed("train-iters", "100000");
+  exits(c);
+}
+
+void translate_batch_steps(Translation& c) {
+  std::string text = c.args.text("step-batch-size-schedule");
+  std::erase_if(text, [](char letter) { return letter == '\'' || letter == '"'; });
+  if (!text.empty()) batch_by_steps(c, text);
 }
 
 void translate_data(Translation& c) {
@@ -98,11 +164,19 @@ void translate_data(Translation& c) {
   d.split = c.args.has("split") ? split_shares(c.args.text("split")) : "969,30,1";
   c.forbid_both("seq-length", "encoder-seq-length");
   d.seq_length = c.needed(c.args.has("encoder-seq-length") ? "encoder-seq-length" : "seq-length", "1024");
-  if (c.is_t5())
+  if (c.traits().encoder_decoder)
     d.decoder_seq_length = c.needed("decoder-seq-length", "128");
   else
     c.ignore("decoder-seq-length", "of pretrain_t5");
   d.data_cache_path = c.args.text("data-cache-path");
+  d.mock_data = c.args.has("mock-data");
+  if (d.mock_data) {
+    d.data_path = d.train_data_path = d.valid_data_path = d.test_data_path = {};
+    d.data_args_path = d.per_split_data_args_path = "";
+    for (const char* name : {"data-path", "data-args-path", "train-data-path", "valid-data-path", "test-data-path",
+                             "per-split-data-args-path"})
+      c.ignore(name, "with --mock-data");
+  }
   d.multiple_validation_sets = c.args.has("multiple-validation-sets");
   d.full_validation = c.args.has("full-validation");
   d.sft = c.args.has("sft");
@@ -113,10 +187,10 @@ void translate_data(Translation& c) {
   if (!mask) c.ignore("reset-attention-mask", "with --no-create-attention-mask-in-dataloader");
   d.reset_attention_mask = mask || c.args.has("dataloader-inter-document-masking");
   d.eod_mask_loss = c.args.has("eod-mask-loss");
-  if (c.is_bert() || c.is_t5())
+  if (c.traits().reads_sentences)
     for (bool* option : {&d.reset_position_ids, &d.reset_attention_mask, &d.eod_mask_loss, &d.sft, &d.fim_data})
       *option = false;
-  if (c.is_bert() || c.is_t5())
+  if (c.traits().reads_sentences)
     for (const char* name : {"reset-position-ids", "reset-attention-mask", "dataloader-inter-document-masking",
                              "eod-mask-loss", "sft", "fim-data"})
       c.ignore(name, "of pretrain_gpt");
@@ -129,7 +203,7 @@ void translate_data(Translation& c) {
 void translate_tokenizer(Translation& c) {
   DataConfig& d = c.run.data;
   std::string type = c.args.text("tokenizer-type");
-  if (type.empty()) type = c.is_bert() || c.is_t5() ? "BertWordPieceLowerCase" : "GPT2BPETokenizer";
+  if (type.empty()) type = c.traits().reads_sentences ? "BertWordPieceLowerCase" : "GPT2BPETokenizer";
   d.tokenizer_type = type;
   if (c.args.has("vocab-size")) c.run.model.vocab_size = c.args.integer("vocab-size");
   if (type == "MultimodalTokenizer" || type == "NullMultimodalTokenizer" || type == "SFTTokenizer")
@@ -152,6 +226,12 @@ void translate_tokenizer(Translation& c) {
     c.ignore("vocab-file", "with " + type);
     c.ignore("merge-file", "with " + type);
   }
+  if (type.starts_with("BertWordPiece"))
+    d.vocab_extra_ids = c.args.integer("vocab-extra-ids");
+  else if (type == "SentencePieceTokenizer" && c.args.integer("vocab-extra-ids") > 0)
+    c.miss("vocab-extra-ids", "sentinels behind a SentencePiece model");
+  else
+    c.ignore("vocab-extra-ids", "with " + type);
   if (d.sft) c.miss("tiktoken-pattern", "other patterns with --sft");
 }
 
@@ -197,6 +277,9 @@ void translate_schedule(Translation& c) {
   s.lr_warmup_init = c.args.number("lr-warmup-init");
   s.lr_decay_style = c.args.text("lr-decay-style");
   s.lr_wsd_decay_style = c.args.text("lr-wsd-decay-style");
+  if (c.args.has("decoupled-lr")) s.decoupled_lr = c.args.number("decoupled-lr");
+  if (c.args.has("decoupled-min-lr")) s.decoupled_min_lr = c.args.number("decoupled-min-lr");
+  if (s.decoupled_lr <= 0) c.ignore("decoupled-min-lr", "without --decoupled-lr");
   const std::int64_t batch = c.run.train.global_batch_size;
   const bool samples = c.args.has("train-samples");
   const auto in_samples = [&](const char* iterations, const char* in, std::int64_t otherwise) {
@@ -245,8 +328,9 @@ void translate_checkpoints(Translation& c) {
   saved.load = c.args.text("load");
   saved.finetune = c.args.has("finetune") && !saved.load.empty();
   saved.no_load_optim = c.args.has("no-load-optim") && !saved.load.empty();
+  saved.use_checkpoint_args = c.args.has("use-checkpoint-args") && !saved.load.empty();
   if (saved.load.empty())
-    for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint"})
+    for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint", "use-checkpoint-args"})
       c.ignore(name, "without --load");
   saved.save = c.args.text("save");
   const bool saves = c.args.has("save");
@@ -282,7 +366,8 @@ void translate_evaluation(Translation& c) {
     t.eval_interval = c.args.integer("eval-interval");
   else
     c.ignore("eval-interval", "with --eval-iters 0");
-  c.run.log.interval = c.args.integer("log-interval");
+  if (c.args.has("eval-global-batch-size")) t.eval_global_batch_size = c.args.integer("eval-global-batch-size");
+  t.skip_train = c.args.has("skip-train");
 }
 
 }  // namespace megatron::config

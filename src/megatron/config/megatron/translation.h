@@ -7,6 +7,7 @@
 
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
+#include "megatron/config/tables/model_kinds.h"
 
 // How translate.cpp works: one command line on its way to a recipe, section by section, after Megatron-LM's
 // validate_args().
@@ -27,8 +28,9 @@ struct Translation {
   std::vector<std::pair<std::string, std::string>> absent = {};  ///< words, and the feature they need
   std::string errors = {};
 
-  bool is_bert() const { return program == "pretrain_bert"; }
-  bool is_t5() const { return program == "pretrain_t5"; }
+  /// The kind of model that the program trains (model.architecture): pretrain_gpt a gpt.
+  std::string kind() const { return program.substr(program.find('_') + 1); }
+  ModelTraits traits() const { return model_traits(kind()); }
 
   void require(bool holds, const std::string& rule, const std::string& got, const std::string& fix);
   /// What must be given, as an integer; 1 where it is not, which is reported.
@@ -45,11 +47,13 @@ void translate_positions(Translation& c);
 void translate_layout(Translation& c);
 void translate_batches(Translation& c);  // needs the layout
 void translate_data(Translation& c);
+void translate_batch_steps(Translation& c);  // needs the batches and the data
 void translate_tokenizer(Translation& c);
 void translate_optimizer(Translation& c);  // needs the batches: the data type
 void translate_schedule(Translation& c);   // needs the batches
 void translate_recomputation(Translation& c);
 void translate_checkpoints(Translation& c);
 void translate_evaluation(Translation& c);  // needs the data
+void translate_logs(Translation& c);
 
 }  // namespace megatron::config

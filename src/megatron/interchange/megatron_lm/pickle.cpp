@@ -157,7 +157,8 @@ class Machine {
   }
   void push_stack_name() {
     const Index name = pop(), module = pop();
-    if (node(name).kind != Kind::Text || node(module).kind != Kind::Text) refuse("a global that is not named by strings");
+    if (node(name).kind != Kind::Text || node(module).kind != Kind::Text)
+      refuse("a global that is not named by strings");
     if (node(name).text.size() > kMaxNameBytes || node(module).text.size() > kMaxNameBytes) refuse("a long global");
     push_name(node(module).text, node(name).text);
   }

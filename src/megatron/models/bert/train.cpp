@@ -11,6 +11,9 @@ void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
   samples.source.short_probability = run.config.data.short_seq_prob;
   samples.masking.probability = run.config.data.mask_prob;
   spec.masked = data::masked_samples(samples);
+  spec.mock.kind = data::MockKind::Pairs;
+  spec.mock.sentence_order = samples.sentence_order;
+  spec.mock.mask_probability = samples.masking.probability;
 }
 
 model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {

@@ -11,6 +11,8 @@ void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
   samples.source.short_probability = run.config.data.short_seq_prob;
   samples.masking.probability = run.config.data.mask_prob;
   spec.masked = data::masked_samples(samples);
+  spec.mock.kind = data::MockKind::EncoderDecoder;
+  spec.mock.decoder_seq_length = samples.decoder_seq_length;
 }
 
 model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {

@@ -44,8 +44,7 @@ struct LinkRates {
   double bytes_per_s() const { return bandwidth_gb_s * 1e9 * efficiency; }
   double latency_s() const { return latency_us * 1e-6; }
   void visit(auto& v) {
-    v("bandwidth_gb_s", bandwidth_gb_s,
-      "Bandwidth in one direction, GB/s: [node] of a rank, [cluster] of a node.");
+    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth in one direction, GB/s: [node] of a rank, [cluster] of a node.");
     v("efficiency", efficiency, "Share of it that collectives reach.");
     v("latency_us", latency_us, "Of one step of a ring, 10^-6 seconds.");
   }

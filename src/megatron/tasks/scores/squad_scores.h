@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tasks/published/squad_examples.h"
 #include "megatron/tasks/answers.h"
+#include "megatron/tasks/published/squad_examples.h"
 
 // The official scores of SQuAD, to the last digit: means over questions, in percent.
 namespace megatron::tasks {

@@ -209,9 +209,20 @@ JinjaValue JinjaValue::callable(const JinjaStatement* macro) {
 int JinjaValue::depth() const { return is_list() ? list().depth : kind_ == Kind::Dict ? mapping().depth : 0; }
 
 std::string_view JinjaValue::name() const {
-  constexpr std::string_view kNames[] = {
-      "what is not defined", "none",   "a boolean",   "a number", "a number",  "a string", "a list", "a tuple", "a view",
-      "a generator",         "a dict", "a namespace", "the loop", "a function"};
+  constexpr std::string_view kNames[] = {"what is not defined",
+                                         "none",
+                                         "a boolean",
+                                         "a number",
+                                         "a number",
+                                         "a string",
+                                         "a list",
+                                         "a tuple",
+                                         "a view",
+                                         "a generator",
+                                         "a dict",
+                                         "a namespace",
+                                         "the loop",
+                                         "a function"};
   return kNames[static_cast<std::size_t>(kind_)];
 }
 

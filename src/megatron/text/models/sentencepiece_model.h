@@ -2,9 +2,9 @@
 #include <array>
 #include <unordered_map>
 
+#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/models/best_ways.h"
-#include "megatron/text/characters/byte_trie.h"
 #include "megatron/text/models/symbol_merge.h"
 #include "megatron/text/models/tokenizer_model.h"
 

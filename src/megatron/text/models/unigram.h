@@ -1,8 +1,8 @@
 #pragma once
 #include <array>
 
-#include "megatron/text/models/best_ways.h"
 #include "megatron/text/characters/byte_trie.h"
+#include "megatron/text/models/best_ways.h"
 #include "megatron/text/models/tokenizer_model.h"
 
 namespace megatron::text {

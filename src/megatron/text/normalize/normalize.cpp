@@ -5,9 +5,9 @@
 
 #include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/bert_tables.h"
-#include "megatron/text/normalize/normal_forms.h"
 #include "megatron/text/characters/unicode_classes.h"
 #include "megatron/text/normalize/bert_text.h"
+#include "megatron/text/normalize/normal_forms.h"
 #include "megatron/text/normalize/sentencepiece_text.h"
 
 namespace megatron::text {
