@@ -13,7 +13,7 @@
 namespace megatron::app {
 namespace {
 
-std::string usage() {
+std::string predictions_usage() {
   return "megatron eval predictions --task " + config::task_choices() +
          " --data F --predictions F [--null-odds F]\n\n"
          "What predictions score against the task's file, in percent: of SQuAD as the official scripts report it.";
@@ -40,7 +40,7 @@ struct PredictionFlags {
 
 int eval_predictions(const Args& args) {
   PredictionFlags flags;
-  no_words(config::parse_command_line(flags, args, usage()));
+  no_words(config::parse_command_line(flags, args, predictions_usage()));
   const tasks::TaskInfo& task = tasks::task_info(tasks::task_kind_of(flags.task));
   need_option(!flags.data.empty(), "--data");
   need_option(!flags.predictions.empty(), "--predictions");

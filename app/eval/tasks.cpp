@@ -27,7 +27,7 @@
 namespace megatron::app {
 namespace {
 
-std::string usage() {
+std::string task_usage() {
   return "megatron eval " + config::task_choices() +
          "|squad --load DIR --data F [OPTION]…\n\n"
          "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
@@ -168,7 +168,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 
 int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, usage()), usage().c_str());
+  check_eval_flags(flags, config::parse_command_line(flags, args, task_usage()), task_usage().c_str());
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(run::environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))

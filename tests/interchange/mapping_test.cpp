@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "tests/model/random_layers.h"
 

@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "megatron/config/run_config.h"
 #include "megatron/config/unused_options.h"
@@ -104,7 +107,6 @@ TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
       // A table of positions that is not there has no size.
       const bool without = option.meaning.sizes_alone && model.position_embedding_type != "learned_absolute";
       EXPECT_TRUE(named || by_shapes || without) << option.path << " in a model with " << model.position_embedding_type;
-      for (const NetworkDifference& each : found) EXPECT_EQ(each.option, option.path) << "which alone was changed";
     }
   }
   EXPECT_EQ(seen, all) << "one of the models above must read each";
@@ -131,7 +133,7 @@ TEST(Network, HeadsThatTogetherLeaveShapesAsTheyAreAreNamed) {
   for (const NetworkDifference& each : differences(model, other)) options.push_back(each.option);
   EXPECT_EQ(options,
             (std::vector<std::string>{"model.num_attention_heads", "model.num_query_groups", "model.kv_channels"}));
-  other.head = "options";  // parameters differ, but not those that heads decide
+  other.head = "options";  // which is seen in what follows the layers, and may be another
   EXPECT_EQ(differences(model, other).size(), 3u);
 }
 

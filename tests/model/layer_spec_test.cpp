@@ -34,7 +34,7 @@ using megatron::testing::StagedModel;
 
 constexpr std::uint64_t kSpecs = 200;
 
-/// Every fourth model has two stacks, of two layers each: the second one's have cross attention.
+/// Every fifth model has two stacks, of two layers each: the second one's have cross attention.
 void add_second_stack(plan::ModelShape& shape) {
   shape.num_layers = 4;
   shape.encoder_layers = 2;
@@ -50,7 +50,7 @@ TransformerOptions random_model(std::uint64_t seed) {
   std::mt19937_64 random(1000 + seed);
   const auto flip = [&] { return random() % 2 == 1; };
   TransformerOptions options = small(3);
-  const bool two_stacks = seed % 4 == 1;
+  const bool two_stacks = seed % 5 == 1;
   options.shape.learned_positions = flip();
   options.shape.tied_output = flip();
   options.shape.residual_after_norm = random() % 4 == 0;
@@ -229,8 +229,8 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
     comm::run_ranks(t, [&](const comm::Group& tp) {
       const auto store = make_store(options.shape, t, tp.rank(), weights, dtype);
       if (options.shape.encoder_decoder()) return expect_same_answers(options, store, tp);
+      const StageModules modules(options, plan::parts_of_layers({3}).front(), store, tp);
       if (tp.rank() == 0) {
-        const StageModules modules(options, plan::parts_of_layers({3}).front(), store, tp);
         ++one_stack;
         token_by_token += takes_token(modules, at::zeros({1, 2, options.shape.hidden})) ? 1 : 0;
       }
@@ -247,7 +247,7 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
       }
     });
   });
-  EXPECT_EQ(one_stack, 150);
+  EXPECT_EQ(one_stack, 160);
   if (kernels::decodes(at::zeros({1, 2, 16})))
     EXPECT_EQ(token_by_token, one_stack) << "the others went the general way";
 }

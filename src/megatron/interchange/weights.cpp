@@ -43,15 +43,19 @@ std::vector<std::string> that_differ(const Parameters& a, const Parameters& b) {
   return names;
 }
 
-/// Whether the parameters, which differ in `all`, tell that an option differs: that with its value alone some of
-/// those become others.
+/// Whether parameters that differ, `all`, are what tells of an option: with the other's value of it alone some of those
+/// become others, and none of a layer does. What embeds tokens or heads a task may be missing, new or longer.
 bool told_by_shapes(const Parameters& ours, const config::ModelConfig& with_their_value,
                     const std::vector<std::string>& all) {
   const auto changed = parameters_of(with_their_value);
   if (!changed) return false;
-  const std::vector<std::string> decided = that_differ(ours, *changed);
-  return std::ranges::any_of(decided,
-                             [&](const std::string& name) { return std::ranges::find(all, name) != all.end(); });
+  bool told = false;
+  for (const std::string& name : that_differ(ours, *changed)) {
+    if (std::ranges::find(all, name) == all.end()) continue;
+    if (name.find(".layers.") != std::string::npos) return false;
+    told = true;
+  }
+  return told;
 }
 
 /// The model as it is computed: sizes that were left at 0, which stands for what others come to, are filled in.

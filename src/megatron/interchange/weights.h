@@ -28,9 +28,10 @@ struct NetworkDifference {
   std::string ours, theirs;
 };
 
-/// What `ours` computes otherwise than `theirs` although names and shapes of parameters do not tell: every option that
-/// affects what weights mean (config/meaning.h), that both read, and that decides no parameter in which the two differ
-/// (that is for checkpoint::compare_weights). Of another kind of model the kind alone. Empty: weights mean the same.
+/// What `ours` computes otherwise than `theirs`: every option that affects what weights mean (config/meaning.h) and
+/// that both read. Those are left out whose effect is in parameters outside of layers alone (embeddings, heads) in
+/// which the two differ: checkpoint::compare_weights judges these. Of another kind of model the kind alone. Empty:
+/// weights mean the same.
 std::vector<NetworkDifference> differences(const config::ModelConfig& ours, const config::ModelConfig& theirs);
 
 /// Those of `model` from the network in `folder`, for people: "model.rotary_base: 10000, and 50000 in the folder".
