@@ -98,10 +98,11 @@ class RunOptions(unittest.TestCase):
         options = ("--data-path", self.path / "tokens_text_sentence", "--tokenizer", tokenizer)
         self.assertIn("[EOS]", self.train("none", *options, recipe=recipe, code=2))
         self.train("t5", *options, "--vocab-extra-ids", 20, recipe=recipe)
-        self.assertIn("vocab_size = 142", (self.path / "t5/recipe.toml").read_text())
+        words = len(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
+        self.assertIn(f"\nvocab_size = {words + 22}\n", (self.path / "t5/recipe.toml").read_text())
         answer = json.loads(run("generate", "--load", self.path / "t5", "--prompt", "<extra_id_0> the",
                                 "--max-new-tokens", 4, "--temperature", 0, "--json"))
-        self.assertIn(122, answer["prompt_ids"], "<extra_id_0> follows [BOS] and [EOS]")
+        self.assertIn(words + 2, answer["prompt_ids"], "<extra_id_0> follows [BOS] and [EOS]")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ inline std::vector<Layout> option_layouts() {
   for (const char* with :
        {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002", "optimizer.clip_norm=3 optimizer.clip_grad=0.02",
         "model.use_mup=true model.mup_base_hidden_size=8 model.mup_embedding_mult=3 "
-        "model.mup_base_head_dim=4"}) {
+        "model.mup_base_head_dim=4 optimizer.clip_grad=0.02"}) {
     std::vector<Layout> some;
     some.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true});
