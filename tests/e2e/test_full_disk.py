@@ -100,7 +100,7 @@ class FullDisk(unittest.TestCase):
 
     def test_nothing_is_left_of_a_checkpoint_that_finds_no_room_whatever_the_room(self):
         disk = self.disk(4 << 20)
-        words = self.place.train_words(disk.path / "run", "--save-interval", 1)
+        words = self.place.train_words(disk.path / "run", "--save-interval", 1, "--no-log.tensorboard")
         disk.run(*words, "--train-iters", 1)
         pages = [-(-path.stat().st_size // 4096) for path in (disk.seen / "run/checkpoints/iter_0000001").iterdir()]
         size = 4096 * sum(pages)

@@ -108,12 +108,14 @@ std::string host_name() {
 std::size_t length_until(std::string_view records, const ResumePoint& resume) {
   constexpr std::size_t kFraming = 16;
   std::size_t length = 0;
+  bool has_values = false;
   while (const auto record = first_record(records.substr(length))) {
     const auto event = kind_of(*record);
     if (!event || is_after(*event, resume)) break;
+    has_values = has_values || !event->tag.empty();
     length += kFraming + record->size();
   }
-  return length;
+  return has_values ? length : 0;
 }
 
 EventFile::EventFile(const fs::path& folder, const std::string& run, const ResumePoint& resume) {

@@ -46,7 +46,7 @@ class EventFile {
 };
 
 /// The beginning of an event file's records that belong to a run which goes on at `resume`, in bytes: up to the first
-/// of a later step, or the first that is damaged.
+/// of a later step, or the first that is damaged. 0 where there are no values before it.
 std::size_t length_until(std::string_view records, const ResumePoint& resume);
 
 }  // namespace megatron::train
