@@ -68,6 +68,14 @@ TEST(Columns, EncodingsAndCompressionsGiveTheSameTexts) {
               HasSubstr("{\"text\":\"longer than twelve bytes\",\"fixed\":[1,2]}\n"));
 }
 
+TEST(Columns, DifferencesOfManyValuesAreAddedUp) {
+  std::string expected;
+  for (std::int64_t i = 0; i < 150; ++i)
+    expected += concat("{\"a\":\"", std::string(static_cast<std::size_t>(i * 7 % 40), 'x'), "\",\"b\":\"prefix", i,
+                       "\",\"n\":", i * i * i * (i % 2 == 0 ? -1 : 1), "}\n");
+  EXPECT_EQ(lines_of("parquet", file_of("parquet", "many")), expected);
+}
+
 TEST(Columns, AFileThatIsCutOffIsRefusedWhereverItIs) {
   for (const char* format : {"parquet", "arrow"})
     for (const char* name : {"flat", "nested"}) {
@@ -135,9 +143,26 @@ TEST(Columns, AReaderTakesRowsForLines) {
   EXPECT_THROW(TextReader({.inputs = {folder / "rows"}, .format = TextFormat::Lines}).next(document), ConfigError);
 }
 
+TEST(Columns, ReadingResumesBetweenAnyTwoRows) {
+  const TemporaryFolder folder;
+  write_bytes(folder / "rows", file_of("arrow", "nested"));
+  const std::string_view lines = kNested;
+  std::int64_t line = 1;
+  for (std::size_t begin = 0, end = 0; begin < lines.size(); begin = end + 1, ++line) {
+    end = lines.find('\n', begin);
+    BlockReader reader({.inputs = {folder / "rows"}});
+    reader.start_at({0, static_cast<std::int64_t>(begin), line});
+    TextBlock block;
+    ASSERT_TRUE(reader.next(block));
+    const TextBlock::Record& record = block.records.at(0);
+    EXPECT_EQ(block.bytes.substr(record.begin, record.size), lines.substr(begin, end - begin));
+    EXPECT_EQ(record.line, line);
+  }
+}
+
 TEST(Columns, ASavedDatasetStandsForItsFiles) {
   const TemporaryFolder folder;
-  const std::string place = folder.path();
+  const std::string& place = folder.path();
   EXPECT_EQ(with_dataset_files({"-", place}), (std::vector<std::string>{"-", place}));
   write_bytes(folder / "state.json", R"({"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]})");
   EXPECT_EQ(with_dataset_files({"x", place}), (std::vector<std::string>{"x", place + "/b.arrow", place + "/a.arrow"}));
