@@ -23,7 +23,7 @@ SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|z)\.so|ld-linu
 OF_TORCH = re.compile(r"^lib(torch|c10|gomp|cud|cupti|nccl|cublas|cusparse|nv)")
 # Beside the program, then torch as the neighbour of this package; the plugin lies one folder deeper.
 RUN_PATHS = {"bin": "$ORIGIN/../lib:$ORIGIN/../../torch/lib", "lib": "$ORIGIN",
-             "lib/megatron": "$ORIGIN/../../../torch/lib:$ORIGIN/../../../nvidia/nccl/lib:"
+             "lib/megatron": "$ORIGIN/..:$ORIGIN/../../../torch/lib:$ORIGIN/../../../nvidia/nccl/lib:"
                              "$ORIGIN/../../../nvidia/cu13/lib"}
 
 

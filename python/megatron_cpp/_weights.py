@@ -4,6 +4,7 @@ import json
 import math
 import mmap
 import pathlib
+import sys
 
 from ._program import _wrong
 
@@ -159,7 +160,11 @@ def load_weights(path, framework="torch", optimizer=False):
     "numpy", where bfloat16 becomes float32. Checksums are not compared: `megatron checkpoint verify` does that."""
     if framework not in ("torch", "numpy"):
         raise _wrong('framework must be "torch" or "numpy".', repr(framework), 'framework="torch"')
-    backend = _Torch() if framework == "torch" else _Numpy()
+    try:
+        backend = _Torch() if framework == "torch" else _Numpy()
+    except ImportError as error:
+        raise _wrong(f"load_weights needs {framework}.", str(error),
+                     f"{sys.executable} -m pip install {framework}") from None
     path = pathlib.Path(path)
 
     def wanted(name):

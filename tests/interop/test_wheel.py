@@ -160,6 +160,9 @@ class Wheel(unittest.TestCase):
                   "except m.MegatronError as e:\n  print(e.code, e)")
         printed = run(self.python, "-c", script, cwd=self.work, env=self.environment)
         self.assertRegex(printed, "(?s)^2 .*nosuch.toml.*fix:")
+        (self.site / "numpy").unlink()
+        script = f"import megatron_cpp as m; m.load_weights({str(self.run_folder)!r}, framework='numpy')"
+        self.assertIn("-m pip install numpy", run(self.python, "-c", script, code=1, env=self.environment))
         (self.site / "torch").unlink()
         said = run(self.path / "env/bin/megatron", "version", code=2, env=self.environment)
         self.assertIn("-m pip install torch==2.11.0", said)
