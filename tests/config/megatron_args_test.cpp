@@ -249,6 +249,11 @@ TEST(MegatronArgs, OfBertAndT5) {
   EXPECT_EQ(t5.data.decoder_seq_length, 128);
   EXPECT_EQ(t5.data.tokenizer_type, "BertWordPieceCase");
   EXPECT_EQ(t5.optimizer.grad_dtype, "fp32");
+  EXPECT_EQ(t5.model.position_embedding_type, "learned_absolute");
+  // Relative positions are another model there: scores are divided, and nothing is dropped inside of an MLP.
+  EXPECT_THAT(
+      error_of(std::string(kSmall) + "--decoder-seq-length 128 --position-embedding-type relative", "pretrain_t5"),
+      HasSubstr("relative positions as Megatron-LM has them"));
 }
 
 TEST(MegatronArgs, SayWhichGeluAndWhichWidth) {

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/testing"))
 from program import MEGATRON, run, text_of_sentences  # noqa: E402
 
-# examples/gpt3/train_gpt3_175b_distributed.sh and examples/bert/train_bert_340m_distributed.sh:
-# only sizes and paths are others.
+# examples/gpt3/train_gpt3_175b_distributed.sh, examples/bert/train_bert_340m_distributed.sh and
+# examples/t5/train_t5_220m_distributed.sh: only sizes and paths are others.
 GPT3 = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32
 --attention-backend auto --micro-batch-size 1 --rampup-batch-size 4 4 64 --global-batch-size 12 --train-iters 20
 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.006 --clip-grad 1.0 --fp16
@@ -93,6 +93,43 @@ global_batch_size = 16
 dtype = "fp16"
 eval_interval = 1000
 """
+T5 = """--encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 64 --num-attention-heads 4 --kv-channels 16
+--ffn-hidden-size 256 --encoder-seq-length 48 --decoder-seq-length 20 --max-position-embeddings 48 --micro-batch-size 4
+--global-batch-size 16 --lr 0.0001 --train-iters 20 --lr-decay-iters 20 --lr-decay-style linear --min-lr 0.00001
+--weight-decay 1e-2 --lr-warmup-fraction .01 --clip-grad 1.0 --bf16 --init-method-std 0.015
+--transformer-impl transformer_engine --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1
+--attention-backend auto --data-path F/sentences_text_sentence --vocab-file F/bert-vocab.txt --tokenizer-type
+BertWordPieceCase --split 949,50,1 --log-interval 100 --tensorboard-dir F/board --save-interval 500
+--eval-interval 1000 --eval-iters 10 --distributed-backend nccl --save F/t5 --load F/t5"""
+T5_RECIPE = """
+[model]
+architecture = "t5"
+position_embedding_type = "learned_absolute"
+num_layers = 2
+hidden_size = 64
+num_attention_heads = 4
+init_method_std = 0.015
+[data]
+data_path = ["F/sentences_text_sentence"]
+tokenizer = "F/bert-vocab.txt"
+tokenizer_type = "BertWordPieceCase"
+seq_length = 48
+decoder_seq_length = 20
+split = "949,50,1"
+[schedule]
+lr = 1e-4
+min_lr = 1e-5
+lr_decay_style = "linear"
+lr_warmup_fraction = 0.01
+[train]
+out = "F/t5_recipe"
+train_iters = 20
+micro_batch_size = 4
+global_batch_size = 16
+dtype = "bf16"
+eval_interval = 1000
+"""
+
 
 class Pretrain(unittest.TestCase):
     @classmethod
@@ -150,6 +187,18 @@ class Pretrain(unittest.TestCase):
 
     def test_the_example_of_bert_trains_as_its_recipe(self):
         self.compare("pretrain_bert", BERT, BERT_RECIPE, "bert", 4)
+
+    def test_the_example_of_t5_trains_as_its_recipe(self):
+        self.compare("pretrain_t5", T5, T5_RECIPE, "t5", 1)
+        # In fp32, and as two ranks that share each matrix and each sequence: the same losses, to rounding.
+        exact = T5.replace("--bf16", "")
+        self.pretrain("pretrain_t5", exact.replace("F/t5", "F/one"), "--lr", "1e-2")
+        self.pretrain("pretrain_t5", exact.replace("F/t5", "F/two"), "--lr", "1e-2", "--tensor-model-parallel-size", 2,
+                      "--sequence-parallel", "--parallel.world_size", 2)
+        one, two = self.losses("one"), self.losses("two")
+        self.assertLess(one[20], one[1] - 1)
+        for iteration, loss in one.items():
+            self.assertAlmostEqual(two[iteration], loss, delta=2e-4)
 
     def test_the_same_command_resumes_and_another_folder_is_not_taken_for_ones_own(self):
         small = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/parameters/output_bias.h"
 
 namespace megatron::model {
 namespace {
@@ -32,14 +33,12 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   if (part.embedding || plan::begins_decoder(shape, part))
     words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
                   VocabParallelEmbedding::Options{split});
-  if (part.embedding) {
-    if (shape.learned_positions)
-      positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
-                        VocabParallelEmbedding::Options{split});
-    if (shape.token_types > 0)
-      types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
-                    VocabParallelEmbedding::Options{split});
-  }
+  if (part.embedding && shape.learned_positions)
+    positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
+                      VocabParallelEmbedding::Options{split});
+  if (part.embedding && shape.token_types > 0)
+    types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
+                  VocabParallelEmbedding::Options{split});
   const Block::Options block{.epsilon = options.layernorm_epsilon,
                              .activation = options.activation,
                              .sequence_parallel = split,
@@ -47,13 +46,13 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                              .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);
+    if (l + 1 == shape.encoder_layers)
+      encoder_norm = norm_of(parameters, "encoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
     if (shape.position_buckets == 0) continue;
     auto& bias = shape.in_encoder(l) ? encoder_bias : decoder_bias;
     if (!bias)
       bias.emplace(parameters.get(plan::ModelShape::position_table(shape.in_encoder(l))), shape.in_encoder(l),
                    shape.position_max_distance);
-    if (l + 1 == shape.encoder_layers)
-      encoder_norm = norm_of(parameters, "encoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
   }
   if (!part.output) return;
   final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
@@ -68,7 +67,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                                                         .label_smoothing = options.label_smoothing,
                                                         .chunk_tokens = options.loss_chunk_tokens,
                                                         .sequence_parallel = split},
-                 shape.masked_lm_head ? parameters.get("output_layer.bias") : nullptr);
+                 plan::has_output_bias(shape) ? parameters.get("output_layer.bias") : nullptr);
 }
 
 at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb,

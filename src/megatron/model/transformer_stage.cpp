@@ -162,7 +162,7 @@ Attend TransformerStage::Impl::attention(const Pass& pass, std::int64_t number, 
             spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs, .device = qkv.device()}));
     form.rotary = {modules.rope, pass.position_ids_bs};
     // What pads a T5's decoder comes after all that counts.
-    if (!spec.causal || !spec.distance_bias) form.options.key_lengths = pass.key_lengths_b;
+    if (!spec.causal || !options.shape.encoder_decoder()) form.options.key_lengths = pass.key_lengths_b;
     if (spec.distance_bias) {
       form.options.bias = pass.distances.values;
       form.bias_gradient = [bias = *(spec.causal ? modules.decoder_bias : modules.encoder_bias),
@@ -232,7 +232,8 @@ at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) c
 
 at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
   if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
-  const auto x = modules.embed(batch.decoder_tokens_bs.t().contiguous(), {});
+  const auto tokens_sb = batch.decoder_tokens_bs.t().contiguous();
+  const auto x = modules.embed(tokens_sb, counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device()));
   return dropout(x, stream_site(pass, "decoder embedding", x));
 }
 

@@ -320,6 +320,15 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
   rules.require(traits.encoder_decoder || config.parallel.pipeline_split_rank == 0,
                 "parallel.pipeline_split_rank" + needs_pair, concat(config.parallel.pipeline_split_rank),
                 "--parallel.pipeline_split_rank 0 (the default)");
+  const bool learned_pair = traits.encoder_decoder && model.position_embedding_type == "learned_absolute";
+  rules.require(!learned_pair || model.max_position_embeddings >= config.data.decoder_seq_length,
+                "model.max_position_embeddings must be at least data.decoder_seq_length.",
+                concat(model.max_position_embeddings, " positions, ", config.data.decoder_seq_length, " tokens"),
+                concat("--max-position-embeddings ", config.data.decoder_seq_length));
+  rules.require(!learned_pair || (config.parallel.pp == 1 && config.parallel.vpp == 1),
+                concat("model.architecture ", model.architecture,
+                       " with learned positions, which both stacks read, must be one stage."),
+                concat("pp ", config.parallel.pp, ", vpp ", config.parallel.vpp), "--pp 1 --vpp 1");
   rules.require(
       !traits.encoder_decoder || !config.parallel.variable_seq_lengths,
       concat("model.architecture ", model.architecture, " sends messages of the lengths that the options say."),

@@ -137,8 +137,8 @@ void translate_positions(Translation& c) {
     c.ignore("position-embedding-type", "with --use-rotary-position-embeddings");
   } else if (m.position_embedding_type == "yarn" || m.position_embedding_type == "mrope") {
     c.miss("position-embedding-type", m.position_embedding_type == "yarn" ? "YaRN" : "mRoPE");
-  } else if (m.position_embedding_type == "relative" && !c.traits().encoder_decoder) {
-    c.miss("position-embedding-type", "relative positions outside pretrain_t5");
+  } else if (m.position_embedding_type == "relative") {
+    c.miss("position-embedding-type", "relative positions as Megatron-LM has them");
   }
   const bool rope = m.position_embedding_type == "rope";
   c.require(rope || !c.args.has("no-position-embedding"), "--no-position-embedding needs rotary positions.",

@@ -106,10 +106,11 @@ at::Tensor CachedT5::Impl::run(const at::Tensor& x, std::size_t first, std::size
 }
 
 at::Tensor CachedT5::Impl::read(const at::Tensor& in, const at::Tensor& key_lengths_b) const {
-  const at::Tensor x = part.embedding ? modules.embed(in.t().contiguous(), {}) : in;
+  const at::Tensor x =
+      part.embedding ? modules.embed(in.t().contiguous(), counted_positions(in.size(1), in.size(0), in.device())) : in;
   if (encoder_blocks == 0) return x;
   const std::int64_t s = x.size(0);
-  const at::Tensor bias = modules.encoder_bias->between(s, s).values;
+  const at::Tensor bias = modules.encoder_bias ? modules.encoder_bias->between(s, s).values : at::Tensor();
   const auto attention = [&](std::size_t l) -> Attend {
     return [&, &block = modules.blocks[l]](const at::Tensor& qkv) -> Recomputable {
       const Heads heads = heads_of(qkv, block.attention().groups, block.attention().head_size);
@@ -173,7 +174,8 @@ EncoderOutput CachedT5::Impl::attend_text(const T5Cache& cache, std::size_t inde
 at::Tensor CachedT5::Impl::write(const at::Tensor& in, T5Cache& cache) const {
   grow(cache);
   const bool begins = plan::begins_decoder(options.shape, part);
-  const at::Tensor x = begins ? modules.embed(in.unsqueeze(0), {}) : in;
+  const auto position = [&] { return counted_positions(1, in.size(0), in.device()).add(cache.length); };
+  const at::Tensor x = begins ? modules.embed(in.unsqueeze(0), position()) : in;
   const at::Tensor bias =
       modules.decoder_bias ? modules.decoder_bias->between(1, cache.length + 1).values : at::Tensor();
   const at::Tensor y = run(

@@ -5,7 +5,9 @@
 #include "megatron/plan/model_kind.h"
 
 // T5 (Raffel et al. 2020): an encoder, and a decoder that reads what the encoder made; attention by distance in place
-// of positions, scores that are not divided by the root of their width, dropout also inside of MLPs.
+// of positions, scores that are not divided by the root of their width, dropout also inside of MLPs. With learned
+// positions it is Megatron-LM's: both stacks add the same table, and the rest is as in a GPT, with a bias of the
+// logits.
 namespace megatron::models::t5 {
 namespace {
 
@@ -15,10 +17,10 @@ void resolve(config::RunConfig& config) {
 }
 
 void check(const config::ModelConfig& model, plan::Rules& rules) {
-  rules.require(model.position_embedding_type == "relative",
-                "model.position_embedding_type relative and model.architecture t5 need each other.",
-                concat(model.position_embedding_type, " and ", model.architecture),
-                "--position-embedding-type relative");
+  rules.require(model.position_embedding_type == "relative" || model.position_embedding_type == "learned_absolute",
+                "model.architecture t5 has model.position_embedding_type relative or, as Megatron-LM's, "
+                "learned_absolute.",
+                model.position_embedding_type, "--position-embedding-type relative");
   rules.require(model.head == "tokens", "the heads of tasks are for model.architecture gpt and bert.",
                 concat("t5, model.head ", model.head), "--model.head tokens (the default)");
   rules.require(model.num_query_groups == 0 || model.num_query_groups == model.num_attention_heads,
@@ -33,6 +35,7 @@ void check(const config::ModelConfig& model, plan::Rules& rules) {
 void describe(const config::ModelConfig& model, plan::ModelShape& shape) {
   shape.encoder_layers = model.num_layers;
   shape.num_layers += model.decoder_num_layers > 0 ? model.decoder_num_layers : model.num_layers;
+  if (shape.learned_positions) return;  // Megatron-LM's: GPT's blocks with cross attention between them
   shape.position_buckets = model.relative_attention_num_buckets;
   shape.position_max_distance = model.relative_attention_max_distance;
   shape.attention_scale = 1;

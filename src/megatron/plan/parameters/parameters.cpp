@@ -5,10 +5,13 @@
 #include <numeric>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/parameters/output_bias.h"
 #include "megatron/plan/ranks/heads.h"
 
 namespace megatron::plan {
 namespace {
+
+constexpr const char* kPositionEmbedding = "embedding.position_embeddings.weight";
 
 std::int64_t product(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -171,8 +174,7 @@ std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, boo
 
 void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
   if (shape.learned_positions)
-    build.add("embedding.position_embeddings.weight", {shape.max_positions, shape.hidden}, -1, Init::Normal,
-              shape.words_std());
+    build.add(kPositionEmbedding, {shape.max_positions, shape.hidden}, -1, Init::Normal, shape.words_std());
   if (shape.token_types > 0)
     build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
               shape.words_std());
@@ -195,6 +197,14 @@ class Shared {
       words->across_layers = true;
     }
     words->in_forward = words->in_forward || in_forward;
+  }
+
+  /// The learned positions, by a decoder behind the encoder of the same rank (rules.cpp).
+  void use_positions_again() {
+    ParameterSpec* positions = build_.find(kPositionEmbedding);
+    if (positions == nullptr) return;
+    ++positions->gradient_uses;
+    positions->across_layers = true;
   }
 
   /// The tables of biases of the stacks that the part has layers of; each layer adds to their gradients.
@@ -311,7 +321,10 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
       shared.use_words(/*in_forward=*/false);
       add_other_embeddings(shape, build);
     }
-    if (begins_decoder(shape, part)) shared.use_words(/*in_forward=*/false);
+    if (begins_decoder(shape, part)) {
+      shared.use_words(/*in_forward=*/false);
+      shared.use_positions_again();
+    }
     shared.use_position_tables(part);
     for (std::int64_t layer = part.first_layer; layer < part.first_layer + part.num_layers; ++layer) {
       build.at_depth(1 + layer);
@@ -332,7 +345,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     } else {
       shared.use_words(/*in_forward=*/true);
     }
-    if (shape.masked_lm_head) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
+    if (has_output_bias(shape)) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
   }
   return build.take();
 }
