@@ -1,4 +1,4 @@
-"""Megatron-LM's argument lists train as they do there: its example scripts, small, against recipes by hand."""
+"""Megatron-LM's argument lists train as they do there: its example scripts, shrunk, against recipes by hand."""
 import json
 import pathlib
 import shlex
@@ -195,6 +195,9 @@ class Pretrain(unittest.TestCase):
         self.pretrain("pretrain_t5", exact.replace("F/t5", "F/one"), "--lr", "1e-2")
         self.pretrain("pretrain_t5", exact.replace("F/t5", "F/two"), "--lr", "1e-2", "--tensor-model-parallel-size", 2,
                       "--sequence-parallel", "--parallel.world_size", 2)
+        stages = self.pretrain("pretrain_t5", exact.replace("F/t5", "F/stages"), "--pipeline-model-parallel-size", 2,
+                               "--parallel.world_size", 2, code=2)
+        self.assertIn("t5 with learned positions, which both stacks read, must be one stage.", stages)
         one, two = self.losses("one"), self.losses("two")
         self.assertLess(one[20], one[1] - 1)
         for iteration, loss in one.items():
