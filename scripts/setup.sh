@@ -82,8 +82,8 @@ install_libtorch() {
 
 # The Python packages that tests/interop compares with, torch of .venv among them, and trained models.
 install_interop() {
-  local requirements=tests/interop/requirements.txt stamp python packages
-  stamp=.cache/interop/$(cat $requirements tests/interop/torch_on_cpu.py | cksum | tr ' ' -)
+  local requirements=tests/interop/requirements.txt without_torch=tests/interop/requirements_without_torch.txt stamp python packages
+  stamp=.cache/interop/$(cat $requirements $without_torch tests/interop/torch_on_cpu.py | cksum | tr ' ' -)
   [ -e "$stamp" ] && return
   echo "installing the Python packages of the interop tests into .cache/interop"
   python=$(find_python)
@@ -92,7 +92,9 @@ install_interop() {
   if [ -x .venv/bin/python ]; then python=$(readlink -f .venv/bin/python); fi
   "$python" -m venv --clear .cache/interop &&
     .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-      -r $requirements ||
+      -r $requirements &&
+    .cache/interop/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+      --no-deps -r $without_torch ||
     stop "the Python packages of the interop tests could not be installed." "pip failed (see above)" "again with a network"
   if [ -n "${TORCH_DIR:-}" ]; then
     echo "TORCH_DIR is set: tests that need Python's torch are skipped" >&2

@@ -1,6 +1,7 @@
 // megatron checkpoint import | export: weights of other programs, both ways.
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,7 +31,7 @@ std::vector<const interchange::WeightFormat*> formats(bool written) {
 
 std::string import_usage() {
   std::string text =
-      "megatron checkpoint import --from DIR --output DIR [--dtype fp32|bf16|fp16]\n\n"
+      "megatron checkpoint import --from DIR --output DIR [--dtype fp32|bf16|fp16] [--weights-only]\n\n"
       "Makes a checkpoint of this program from weights of another:";
   for (const auto* format : formats(false)) text += concat("\n  ", format->name, ": ", format->models);
   return text;
@@ -50,15 +51,21 @@ std::string format_names() {
 
 struct ImportFlags {
   std::string from, output, dtype;
+  bool weights_only = false;
   void visit(auto& v) {
     v("from", from, "Hugging Face folder, or Megatron-LM's checkpoint folder.", config::Required());
-    v("output", output, "Folder to write: checkpoints, with one of iteration 0.", config::Required());
-    v("dtype", dtype, "Data type of the weights: fp32, bf16 or fp16; empty: as they are.");
+    v("output", output,
+      "Folder to write: checkpoints, with one of the iteration at which the run stood, of weights alone 0.",
+      config::Required());
+    v("dtype", dtype,
+      "Data type of the weights: fp32, bf16 or fp16; empty: as they are. With it the weights alone are taken.");
+    v("weights_only", weights_only, "Leave out the optimizer's state and the counters: a checkpoint of iteration 0.");
   }
 };
 
 struct ExportFlags {
   std::string load, output, format, dtype;
+  bool weights_only = false;
   void visit(auto& v) {
     std::string outputs, dtypes = "fp32, bf16 or fp16";
     for (const auto* each : formats(true)) {
@@ -70,6 +77,7 @@ struct ExportFlags {
     v("format", format,
       concat(format_names(), "; empty: by the ending of --output, else ", formats(true)[0]->name, "."));
     v("dtype", dtype, concat(dtypes, "; empty: as it is."));
+    v("weights_only", weights_only, "torch_dist: leave out the state of training.");
   }
 };
 
@@ -116,8 +124,13 @@ int checkpoint_import(const Args& args) {
   ImportFlags flags;
   const std::string usage = import_usage();
   check(config::parse_command_line(flags, args, usage), flags.from, flags.output, usage);
-  interchange::import_weights(flags.from, flags.output, {.dtype = dtype_of(flags.dtype)});
-  std::printf("%s: imported from %s\n", flags.output.c_str(), flags.from.c_str());
+  const std::int64_t iteration = interchange::import_weights(
+      flags.from, flags.output, {.dtype = dtype_of(flags.dtype), .weights_only = flags.weights_only});
+  if (iteration > 0)
+    std::printf("%s: imported from %s at iteration %s\n", flags.output.c_str(), flags.from.c_str(),
+                std::to_string(iteration).c_str());
+  else
+    std::printf("%s: imported from %s\n", flags.output.c_str(), flags.from.c_str());
   return kDone;
 }
 
@@ -132,6 +145,9 @@ int checkpoint_export(const Args& args) {
   checkpoint::read_newest(flags.load, [&] {
     interchange::FolderConfig config = interchange::export_config(flags.load);
     if (config.labels.empty()) config.labels = interchange::labels_of(flags.load);
+    const auto training = format.keeps_training && !flags.weights_only ? interchange::training_state_of(flags.load)
+                                                                       : std::optional<interchange::TrainingState>();
+    options.training = training ? &*training : nullptr;
     format.write(*interchange::open_weights(flags.load), config, flags.output, options);
   });
   std::printf("%s: exported from %s\n", flags.output.c_str(), flags.load.c_str());

@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 WeightFormat native_format();
 WeightFormat hugging_face_format();
 WeightFormat megatron_format();
+WeightFormat torch_dist_format();
 WeightFormat gguf_format();
 
 namespace {
@@ -61,15 +62,21 @@ std::string holders() {
 }  // namespace
 
 std::span<const WeightFormat> weight_formats() {
-  static const std::array formats = {native_format(), hugging_face_format(), megatron_format(), gguf_format()};
+  static const std::array formats = {native_format(), hugging_face_format(), megatron_format(), torch_dist_format(),
+                                     gguf_format()};
   return formats;
 }
 
 const WeightFormat* find_format(const fs::path& folder) {
-  // Ours last: Megatron-LM's folders of iterations look like them.
+  // Ours last: Megatron-LM's folders of iterations look like them. Of Megatron-LM's formats the newer one first.
   for (const WeightFormat& format : weight_formats() | std::views::reverse)
     if (format.detect != nullptr && format.detect(folder)) return &format;
   return nullptr;
+}
+
+std::optional<TrainingState> training_state_of(const fs::path& folder) {
+  const WeightFormat& format = format_of(folder);
+  return format.training == nullptr ? std::nullopt : format.training(folder);
 }
 
 const WeightFormat& format_of(const fs::path& folder) {

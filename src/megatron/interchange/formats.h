@@ -3,12 +3,14 @@
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/training_state.h"
 
 namespace megatron::interchange {
 
@@ -17,6 +19,9 @@ struct ExportOptions {
   std::string dtype;
   /// Where tokenizer and generation files are copied from; empty: none are.
   std::filesystem::path tokenizer;
+  /// Where the run stood that the weights are of, for a format that keeps it (WeightFormat::keeps_training); null: the
+  /// weights alone are written.
+  const TrainingState* training = nullptr;
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
 };
 
@@ -33,6 +38,8 @@ struct WeightFormat {
   config::ModelConfig (*model)(const std::filesystem::path& folder) = nullptr;  ///< as model_config_of()
   FolderConfig (*config)(const std::filesystem::path& folder) = nullptr;        ///< as export_config()
   std::unique_ptr<checkpoint::WeightSource> (*weights)(const std::filesystem::path& folder) = nullptr;
+  /// Where the run stood that saved the folder; nothing where it holds weights alone. Null: so does every folder.
+  std::optional<TrainingState> (*training)(const std::filesystem::path& folder) = nullptr;
   /// As companion_folder(). Null: the files beside the weights lie in the folder itself.
   std::filesystem::path (*companions)(const std::filesystem::path& folder) = nullptr;
   std::vector<std::string> (*labels)(const std::filesystem::path& folder) = nullptr;  ///< null: it names no classes
@@ -44,6 +51,7 @@ struct WeightFormat {
   const char* ending = "";            ///< of an --output that means this format: ".gguf"
   std::vector<const char*> dtypes{};  ///< of --dtype, besides fp32, bf16 and fp16
   const char* output = "";            ///< what --output names, for --help
+  bool keeps_training = false;        ///< ExportOptions::training
   /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything
   /// is written, for a model that the format cannot hold.
   void (*write)(const checkpoint::WeightSource& weights, const FolderConfig& config,
@@ -58,5 +66,9 @@ const WeightFormat* find_format(const std::filesystem::path& folder);
 
 /// The same; throws ConfigError, which lists the formats, instead of null.
 const WeightFormat& format_of(const std::filesystem::path& folder);
+
+/// Where the run stood that saved `folder`, of any kind; nothing where it holds weights alone. Throws ConfigError for
+/// what is damaged.
+std::optional<TrainingState> training_state_of(const std::filesystem::path& folder);
 
 }  // namespace megatron::interchange

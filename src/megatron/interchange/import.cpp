@@ -66,18 +66,44 @@ class SourceStream final : public checkpoint::TensorStream {
   const checkpoint::WeightSource& source_;
 };
 
+/// A tensor as it is stored, whole.
+checkpoint::HeldSlice whole_tensor(const checkpoint::WeightSource& source, const std::string& name) {
+  const std::vector<std::int64_t>& shape = *source.shape(name);
+  const auto type = scalar_type(source.dtype(name), source.name() + ": \"" + name + "\"");
+  return {name, checkpoint::dtype_name(type), shape, {std::vector<std::int64_t>(shape.size(), 0), shape}};
+}
+
+std::int64_t import_training(const fs::path& folder, const fs::path& output, const TrainingState& training) {
+  std::vector<checkpoint::HeldSlice> tensors;
+  for (const std::string& name : training.tensors->tensors()) {
+    tensors.push_back(whole_tensor(*training.tensors, name));
+    for (const std::string& kind : training.kinds)
+      if (const std::string state = state_name(kind, name); training.tensors->shape(state) != nullptr)
+        tensors.push_back(whole_tensor(*training.tensors, state));
+  }
+  checkpoint::Metadata metadata = training.metadata();
+  metadata["imported_from"] = nlohmann::json(fs::absolute(folder).lexically_normal().filename().string()).dump();
+  make_folder(output);
+  const checkpoint::FolderLock lock(output, "name another --output");
+  copy_companions(folder, output);
+  write_file(output / "recipe.toml", config::save_toml(training.recipe));
+  checkpoint::save_streamed(output, training.iteration, metadata, {tensors}, SourceStream(*training.tensors));
+  return training.iteration;
+}
+
 }  // namespace
 
-void import_weights(const fs::path& folder, const fs::path& output, const ImportOptions& options) {
+std::int64_t import_weights(const fs::path& folder, const fs::path& output, const ImportOptions& options) {
   checkpoint::check_new_folder(output, "checkpoint import");
+  if (!options.weights_only && options.dtype.empty())
+    if (const auto training = training_state_of(folder); training && !format_of(folder).native)
+      return import_training(folder, output, *training);
   const auto source = open_weights(folder);
   const config::ModelConfig model = model_config_of(folder);
   std::vector<checkpoint::HeldSlice> tensors;
   for (const std::string& name : source->tensors()) {
-    const std::vector<std::int64_t>& shape = *source->shape(name);
-    const auto type =
-        scalar_type(options.dtype.empty() ? source->dtype(name) : options.dtype, source->name() + ": \"" + name + "\"");
-    tensors.push_back({name, checkpoint::dtype_name(type), shape, {std::vector<std::int64_t>(shape.size(), 0), shape}});
+    tensors.push_back(whole_tensor(*source, name));
+    if (!options.dtype.empty()) tensors.back().dtype = checkpoint::dtype_name(scalar_type(options.dtype, "--dtype"));
   }
   checkpoint::Metadata metadata = {
       {"recipe",
@@ -89,6 +115,7 @@ void import_weights(const fs::path& folder, const fs::path& output, const Import
   const checkpoint::FolderLock lock(output, "name another --output");
   copy_companions(folder, output);
   checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
+  return 0;
 }
 
 void check_writes(const fs::path& folder, const std::string& job, Writes writes) {

@@ -11,14 +11,17 @@
 namespace megatron::interchange {
 
 struct ImportOptions {
-  std::string dtype;  ///< "float32", "bfloat16", "float16"; empty: each tensor's own
+  std::string dtype;  ///< "float32", "bfloat16", "float16"; empty: each tensor's own. With it weights alone are taken
+  bool weights_only = false;
 };
 
-/// Makes `output` a folder of checkpoints of ours with one of iteration 0, that holds the weights of `folder` (of any
-/// kind), the recipe of its network, and beside it the files of its tokenizer. Holds a few MiB of the weights at a
-/// time. `output` must not hold checkpoints.
-void import_weights(const std::filesystem::path& folder, const std::filesystem::path& output,
-                    const ImportOptions& options);
+/// Makes `output` a folder of checkpoints of ours with one that holds what is in `folder` (of another program): of
+/// a run that can be resumed its weights, optimizer's state, counters and recipe, at its iteration; else at iteration 0
+/// the weights and the recipe of their network. Together with it are the files of its
+/// tokenizer and, of a run, recipe.toml. Holds a few MiB of the
+/// tensors at a time. `output` must not hold checkpoints. Returns the iteration.
+std::int64_t import_weights(const std::filesystem::path& folder, const std::filesystem::path& output,
+                            const ImportOptions& options);
 
 /// The configuration with which the weights in `folder`, of any kind, are exported: of a checkpoint of ours the network
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.

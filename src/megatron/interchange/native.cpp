@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/run_config.h"
@@ -84,6 +85,39 @@ std::vector<std::string> labels_in(const fs::path& folder) {
   return labels;
 }
 
+/// A whole number of the metadata, from 0 on.
+std::int64_t counter(const checkpoint::Metadata& metadata, const std::string& name, const fs::path& folder) {
+  const auto found = metadata.find(name);
+  const json value = found == metadata.end() ? json() : try_parse_json(found->second).value_or(json());
+  if (!value.is_number_integer() || value.get<std::int64_t>() < 0)
+    throw ConfigError(rule_got_fix(
+        concat("The checkpoint in ", folder.string(), " must hold the counter \"", name, "\" of a training run."),
+        found == metadata.end() ? "nothing" : printable(found->second.substr(0, 80)),
+        "megatron checkpoint verify with its folder says what is wrong"));
+  return value.get<std::int64_t>();
+}
+
+std::optional<TrainingState> training_in(const fs::path& folder) {
+  const fs::path found = checkpoint::find_checkpoint(folder);
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+  if (!manifest.metadata.contains("consumed_samples")) return std::nullopt;
+  const auto read = [&](const char* name) { return counter(manifest.metadata, name, found); };
+  TrainingState state{.iteration = manifest.iteration,
+                      .consumed_samples = read("consumed_samples"),
+                      .schedule_samples = read("schedule_samples"),
+                      .skipped_iterations = read("skipped_iterations"),
+                      .validated_iteration = read("validated_iteration"),
+                      .optimizer_steps = manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0};
+  state.recipe = checkpoint::saved_recipe(found);
+  state.optimizer = state.recipe.optimizer.name;
+  for (const std::string& kind : config::state_names(state.recipe.optimizer)) {
+    const auto first = manifest.tensors.lower_bound(state_name(kind, ""));
+    if (first != manifest.tensors.end() && first->first.starts_with(state_name(kind, ""))) state.kinds.push_back(kind);
+  }
+  state.tensors = checkpoint::open_checkpoint(found);
+  return state;
+}
+
 }  // namespace
 
 std::optional<FolderConfig> imported_config(const fs::path& found) {
@@ -104,6 +138,7 @@ WeightFormat native_format() {
           .model = [](const fs::path& folder) { return checkpoint::saved_recipe(folder).model; },
           .config = config_of,
           .weights = checkpoint::open_checkpoint,
+          .training = training_in,
           .companions = companions_of,
           .labels = labels_in,
           .native = true};

@@ -319,6 +319,18 @@ fs::path find_megatron(const fs::path& folder) {
     return false;
   };
   if (has_ranks(folder)) return folder;
+  const fs::path latest = latest_megatron(folder);
+  if (latest.empty()) return {};
+  if (!has_ranks(latest))
+    throw ConfigError(
+        rule_got_fix(concat(latest.string(),
+                            ": must hold the mp_rank_ folders of a checkpoint in the format torch, or the .metadata "
+                            "and common.pt of one in the format torch_dist."),
+                     "neither", "copy the whole folder again"));
+  return latest;
+}
+
+fs::path latest_megatron(const fs::path& folder) {
   if (!fs::is_regular_file(folder / kLatest)) return {};
   std::string name = read_file(folder / kLatest, 64);
   name.erase(name.find_last_not_of(" \r\n\t") + 1);
@@ -330,10 +342,6 @@ fs::path find_megatron(const fs::path& folder) {
           rule_got_fix(concat((folder / kLatest).string(), ": must hold an iteration, or release."), "something else"));
     name = fmt::format("iter_{:07}", number);
   }
-  if (!has_ranks(folder / name))
-    throw ConfigError(rule_got_fix(
-        concat((folder / name).string(), ": must hold the mp_rank_ folders of a checkpoint in the format torch."),
-        "none", "save it with --ckpt-format torch"));
   return folder / name;
 }
 

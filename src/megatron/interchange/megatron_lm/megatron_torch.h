@@ -16,6 +16,9 @@ namespace megatron::interchange {
 /// where it is no such folder.
 std::filesystem::path find_megatron(const std::filesystem::path& folder);
 
+/// The folder that its latest_checkpointed_iteration.txt names, whatever is in it; empty where there is no such file.
+std::filesystem::path latest_megatron(const std::filesystem::path& folder);
+
 /// The weights of a GPT, saved with any tensor, pipeline and virtual pipeline parallelism, under our names: Megatron-
 /// Core's names, with layer norms of their own or fused into the linear layers, and the older language_model.…. Rows
 /// that pad the vocabulary are left out where the arguments say how many tokens it has. Throws ConfigError naming the

@@ -1,0 +1,245 @@
+#include "megatron/interchange/megatron_lm/dist/common_file.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "megatron/base/error.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/megatron_lm/pickle_writer.h"
+
+namespace megatron::interchange {
+namespace {
+
+/// Options of the network. Throws ConfigError for what Megatron-LM's arguments cannot say.
+void write_network(PickleWriter& pickle, const config::ModelConfig& model) {
+  const plan::ModelShape shape = shape_of(model);
+  const bool gated = model.gated_linear_unit;
+  const bool known =
+      gated ? model.activation == "silu"
+            : model.activation == "gelu_tanh" || model.activation == "gelu" || model.activation == "squared_relu";
+  if (!known)
+    throw ConfigError(rule_got_fix("export: Megatron-LM's arguments know gelu, gelu_tanh, squared_relu and gated silu.",
+                                   concat(model.activation, gated ? ", gated" : ""), "--format huggingface"));
+  if (model.sliding_window > 0 || model.apply_residual_connection_post_layernorm ||
+      (model.rope_scaling_factor != 1 &&
+       (model.rope_low_freq_factor != 1 || model.rope_high_freq_factor != 4 || model.rope_original_positions != 8192)))
+    throw ConfigError(
+        rule_got_fix("export: Megatron-LM's arguments must be able to say what the network is.",
+                     "model.sliding_window, apply_residual_connection_post_layernorm or a stretch of rope "
+                     "with other constants than Megatron-LM's",
+                     "--format huggingface"));
+  const bool rope = model.position_embedding_type == "rope";
+  pickle.entry("num_layers", shape.num_layers);
+  pickle.entry("encoder_num_layers", shape.num_layers);
+  pickle.entry("hidden_size", shape.hidden);
+  pickle.entry("ffn_hidden_size", shape.ffn_hidden);
+  pickle.entry("num_attention_heads", shape.num_heads);
+  pickle.entry("kv_channels", shape.head());
+  pickle.entry("group_query_attention", shape.groups() != shape.num_heads);
+  pickle.entry("num_query_groups", shape.groups() != shape.num_heads ? shape.groups() : std::int64_t{1});
+  pickle.entry("max_position_embeddings", shape.max_positions);
+  pickle.entry("padded_vocab_size", shape.vocab);
+  pickle.entry("vocab_size", shape.vocab);
+  pickle.entry("make_vocab_size_divisible_by", model.make_vocab_size_divisible_by);
+  pickle.entry("position_embedding_type", model.position_embedding_type);
+  pickle.entry("add_position_embedding", true);
+  pickle.entry("use_rotary_position_embeddings", rope);
+  pickle.entry("rotary_base", static_cast<std::int64_t>(std::llround(model.rotary_base)));
+  pickle.entry("rotary_percent", model.rotary_percent);
+  pickle.entry("rotary_interleaved", model.rotary_interleaved);
+  pickle.entry("use_rope_scaling", model.rope_scaling_factor != 1);
+  pickle.entry("rope_scaling_factor", model.rope_scaling_factor);
+  pickle.entry("normalization", model.normalization);
+  pickle.entry("norm_epsilon", model.layernorm_epsilon);
+  pickle.entry("qk_layernorm", model.qk_layernorm);
+  pickle.entry("add_bias_linear", model.add_bias_linear);
+  pickle.entry("add_qkv_bias", model.add_qkv_bias);
+  pickle.entry("swiglu", gated);
+  pickle.entry("squared_relu", model.activation == "squared_relu");
+  pickle.entry("openai_gelu", false);
+  pickle.entry("bias_gelu_fusion", model.activation == "gelu_tanh");
+  pickle.entry("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights);
+  pickle.entry("bert_binary_head", model.bert_binary_head);
+  pickle.entry("init_method_std", model.init_method_std);
+  pickle.entry("hidden_dropout", model.hidden_dropout);
+  pickle.entry("attention_dropout", model.attention_dropout);
+  pickle.entry("apply_layernorm_1p", false);
+  pickle.entry("apply_query_key_layer_scaling", false);
+  pickle.null_entry("num_experts");
+  pickle.null_entry("spec");
+}
+
+/// Of a schedule that counts in samples.
+struct Schedule {
+  explicit Schedule(const TrainingState& training) : recipe(training.recipe) {
+    batch = std::max<std::int64_t>(recipe.train.global_batch_size, 1);
+    run = recipe.train.train_iters * batch;
+    const config::ScheduleConfig& schedule = recipe.schedule;
+    decay = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : run;
+    warmup = schedule.lr_warmup_samples > 0
+                 ? schedule.lr_warmup_samples
+                 : static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(decay));
+  }
+  const config::RunConfig& recipe;
+  std::int64_t batch, run, decay, warmup;
+};
+
+void write_run(PickleWriter& pickle, const TrainingState& training) {
+  const config::RunConfig& recipe = training.recipe;
+  const Schedule schedule(training);
+  const config::OptimizerConfig& optimizer = recipe.optimizer;
+  pickle.entry("seq_length", recipe.data.seq_length);
+  pickle.entry("encoder_seq_length", recipe.data.seq_length);
+  pickle.entry("split", recipe.data.split);
+  pickle.entry("reset_position_ids", recipe.data.reset_position_ids);
+  pickle.entry("reset_attention_mask", recipe.data.reset_attention_mask);
+  pickle.entry("eod_mask_loss", recipe.data.eod_mask_loss);
+  pickle.entry("mask_prob", recipe.data.mask_prob);
+  pickle.entry("short_seq_prob", recipe.data.short_seq_prob);
+  pickle.entry("micro_batch_size", recipe.train.micro_batch_size);
+  pickle.entry("global_batch_size", schedule.batch);
+  pickle.entry("train_iters", recipe.train.train_iters);
+  pickle.entry("eval_interval", recipe.train.eval_interval);
+  pickle.entry("eval_iters", recipe.train.eval_iters);
+  pickle.entry("seed", static_cast<std::int64_t>(recipe.train.seed));
+  pickle.entry("bf16", recipe.train.dtype == "bf16");
+  pickle.entry("fp16", recipe.train.dtype == "fp16");
+  pickle.entry("optimizer", optimizer.name);
+  pickle.entry("adam_beta1", optimizer.adam_beta1);
+  pickle.entry("adam_beta2", optimizer.adam_beta2);
+  pickle.entry("adam_eps", optimizer.adam_eps);
+  pickle.entry("sgd_momentum", optimizer.sgd_momentum);
+  pickle.entry("weight_decay", optimizer.weight_decay);
+  pickle.entry("decoupled_weight_decay", optimizer.decoupled_weight_decay);
+  pickle.entry("clip_grad", optimizer.clip_grad);
+  pickle.entry("lr", recipe.schedule.lr);
+  pickle.entry("min_lr", recipe.schedule.min_lr);
+  pickle.entry("lr_warmup_init", recipe.schedule.lr_warmup_init);
+  pickle.entry("lr_decay_style", recipe.schedule.lr_decay_style);
+  pickle.entry("lr_decay_samples", schedule.decay);
+  pickle.entry("lr_warmup_samples", schedule.warmup);
+  pickle.entry("iteration", training.iteration);
+  pickle.entry("consumed_train_samples", training.consumed_samples);
+  pickle.entry("skipped_train_samples", 0);
+  const std::int64_t interval = recipe.train.eval_interval;
+  pickle.entry("consumed_valid_samples",
+               interval > 0 ? training.validated_iteration / interval * recipe.train.eval_iters * schedule.batch : 0);
+}
+
+/// Parameters with weight decay, or those without. Names of torch's AdamW and of Transformer Engine's FusedAdam.
+void write_group(PickleWriter& pickle, const TrainingState& training, bool decays) {
+  const config::RunConfig& recipe = training.recipe;
+  pickle.begin_dict();
+  pickle.entry("is_expert_parallel", false);
+  pickle.entry("is_decoupled_lr", false);
+  pickle.entry("default_config", true);
+  pickle.entry("wd_mult", decays ? 1.0 : 0.0);
+  pickle.entry("lr_mult", 1.0);
+  pickle.entry("max_lr", recipe.schedule.lr);
+  pickle.entry("min_lr", recipe.schedule.min_lr);
+  pickle.entry("lr", recipe.schedule.lr);  // the schedule sets it before the next step
+  pickle.entry("weight_decay", decays ? recipe.optimizer.weight_decay : 0.0);
+  pickle.entry("step", training.optimizer_steps);
+  if (training.optimizer == "sgd") {
+    pickle.entry("momentum", recipe.optimizer.sgd_momentum);
+    pickle.entry("dampening", 0);
+    pickle.entry("nesterov", false);
+  } else {
+    pickle.text("betas");
+    pickle.begin_tuple();
+    pickle.number(recipe.optimizer.adam_beta1);
+    pickle.number(recipe.optimizer.adam_beta2);
+    pickle.end_tuple();
+    pickle.entry("eps", recipe.optimizer.adam_eps);
+    pickle.entry("amsgrad", false);
+    pickle.entry("capturable", false);
+    pickle.entry("bias_correction", true);
+    pickle.entry("decoupled_weight_decay", recipe.optimizer.decoupled_weight_decay);
+  }
+  pickle.entry("maximize", false);
+  pickle.null_entry("foreach");
+  pickle.entry("differentiable", false);
+  pickle.null_entry("fused");
+  pickle.end_dict();
+}
+
+/// The entries that plain optimizers look for.
+void write_plain_optimizer(PickleWriter& pickle, const TrainingState& training) {
+  pickle.text("state");
+  pickle.begin_dict();
+  pickle.entry("common_step", static_cast<double>(training.optimizer_steps));
+  pickle.end_dict();
+  pickle.text("param_groups");
+  pickle.begin_list();
+  for (const bool decays : {true, false}) write_group(pickle, training, decays);
+  pickle.end_list();
+}
+
+/// What the optimizers of fp32, of halves and the distributed one look for, in one dictionary: each finds its own.
+void write_optimizer(PickleWriter& pickle, const TrainingState& training) {
+  pickle.text("optimizer");
+  pickle.begin_dict();
+  write_plain_optimizer(pickle, training);
+  pickle.text("optimizer");
+  pickle.begin_dict();
+  write_plain_optimizer(pickle, training);
+  pickle.end_dict();
+  pickle.entry("param_state_sharding_type", "fully_reshardable");
+  pickle.end_dict();
+}
+
+void write_scheduler(PickleWriter& pickle, const TrainingState& training) {
+  const Schedule schedule(training);
+  const double decay = training.recipe.optimizer.weight_decay;
+  pickle.text("opt_param_scheduler");
+  pickle.begin_dict();
+  pickle.entry("max_lr", training.recipe.schedule.lr);
+  pickle.entry("lr_warmup_steps", schedule.warmup);
+  pickle.entry("num_steps", training.schedule_samples);
+  pickle.entry("lr_decay_style", training.recipe.schedule.lr_decay_style);
+  pickle.entry("lr_decay_steps", schedule.decay);
+  pickle.entry("min_lr", training.recipe.schedule.min_lr);
+  pickle.entry("start_wd", decay);
+  pickle.entry("end_wd", decay);
+  pickle.entry("wd_incr_style", "constant");
+  pickle.entry("wd_incr_steps", schedule.run);
+  pickle.end_dict();
+}
+
+}  // namespace
+
+std::string common_pickle(const config::ModelConfig& model, const std::string& dtype, const TrainingState* training) {
+  PickleWriter pickle;
+  pickle.begin_dict();
+  pickle.text("args");
+  pickle.begin_object("argparse", "Namespace");
+  pickle.begin_dict();
+  write_network(pickle, model);
+  if (training != nullptr) write_run(pickle, *training);
+  pickle.text("params_dtype");
+  pickle.name("torch", dtype);
+  pickle.entry("tensor_model_parallel_size", 1);
+  pickle.entry("pipeline_model_parallel_size", 1);
+  pickle.entry("ckpt_format", "torch_dist");
+  pickle.entry("no_save_optim", training == nullptr || training->kinds.empty());
+  pickle.entry("no_save_rng", true);
+  pickle.end_dict();
+  pickle.end_object();
+  pickle.entry("checkpoint_version", 3.0);
+  pickle.entry("iteration", training == nullptr ? std::int64_t{0} : training->iteration);
+  pickle.entry("num_floating_point_operations_so_far", 0);
+  if (training != nullptr && !training->kinds.empty()) {
+    write_optimizer(pickle, *training);
+    write_scheduler(pickle, *training);
+  }
+  pickle.text("content_metadata");
+  pickle.begin_dict();
+  pickle.entry("distrib_optim_sharding_type", "fully_reshardable");
+  pickle.entry("singleton_local_shards", false);
+  pickle.entry("chained_optim_avoid_prefix", true);
+  pickle.end_dict();
+  pickle.end_dict();
+  return pickle.take();
+}
+
+}  // namespace megatron::interchange

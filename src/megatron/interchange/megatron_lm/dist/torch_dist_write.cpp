@@ -1,0 +1,267 @@
+#include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/atomic_folder.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/format.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/interchange/megatron_lm/dist/common_file.h"
+#include "megatron/interchange/megatron_lm/dist/torch_dist.h"
+#include "megatron/interchange/megatron_lm/pickle_writer.h"
+#include "megatron/interchange/stored_tensor.h"
+#include "megatron/interchange/training_state.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+constexpr const char* kFile = "__0_0.distcp";
+constexpr const char* kModule = "torch.distributed.checkpoint.metadata";
+constexpr std::int64_t kBytesAtOnce = std::int64_t{64} << 20;  // of one archive
+
+/// torch's names of a dtype and of its storages.
+std::pair<const char*, const char*> torch_names(at::ScalarType type) {
+  switch (type) {
+    case at::kBFloat16:
+      return {"bfloat16", "BFloat16Storage"};
+    case at::kHalf:
+      return {"float16", "HalfStorage"};
+    case at::kDouble:
+      return {"float64", "DoubleStorage"};
+    default:
+      return {"float32", "FloatStorage"};
+  }
+}
+
+/// Parts of a module that keep a state of their own, with which Megatron-Core expects an entry, empty without fp8.
+constexpr const char* kExtraStates[] = {"self_attention.linear_proj", "self_attention.linear_qkv",
+                                        "self_attention.core_attention", "mlp.linear_fc1", "mlp.linear_fc2"};
+
+class DcpWriter {
+ public:
+  explicit DcpWriter(const fs::path& folder) : file_(folder / kFile) {}
+
+  /// The tensor `ours` of `source`, as `type`, under a name of Megatron-Core; its layer of `layers`, or -1.
+  void add(const checkpoint::WeightSource& source, const std::string& ours, const DistName& theirs, std::int64_t layers,
+           at::ScalarType type) {
+    const Sizes& shape = *source.shape(ours);
+    Entry& entry = entries_[theirs.name];
+    entry.dtype = torch_names(type).first;
+    entry.shape = shape;
+    if (theirs.layer >= 0) entry.shape.insert(entry.shape.begin(), layers);
+    std::int64_t row = static_cast<std::int64_t>(c10::elementSize(type));
+    for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
+    const std::int64_t step = std::clamp<std::int64_t>(kBytesAtOnce / std::max<std::int64_t>(row, 1), 1, shape.at(0));
+    for (std::int64_t first = 0; first < shape[0]; first += step) {
+      checkpoint::Box box{Sizes(shape.size(), 0), shape};
+      box.offset[0] = first;
+      box.shape[0] = std::min(step, shape[0] - first);
+      const at::Tensor values = at::empty(box.shape, type);
+      source.read(ours, box, values);
+      if (theirs.layer >= 0) {
+        box.offset.insert(box.offset.begin(), theirs.layer);
+        box.shape.insert(box.shape.begin(), 1);
+      }
+      const std::string archive =
+          saved_tensor(torch_names(type).second, box.shape,
+                       {static_cast<const char*>(values.const_data_ptr()), static_cast<std::size_t>(values.nbytes())});
+      entry.chunks.push_back({box, write(archive)});
+    }
+  }
+  /// What has been added under `known` has this name too: the bytes are there once.
+  void alias(const std::string& known, const std::string& name) {
+    if (const auto found = entries_.find(known); found != entries_.end()) entries_[name] = found->second;
+  }
+  /// An object that is [None].
+  void add_nothing(const std::string& name) {
+    if (nothing_.size == 0) {
+      PickleWriter pickle;
+      pickle.begin_list();
+      pickle.none();
+      pickle.end_list();
+      nothing_ = write(saved_value(pickle.take()));
+    }
+    objects_.push_back(name);
+  }
+
+  /// The pickle of the index; the file of tensors is complete.
+  std::string finish() {
+    file_.commit();
+    PickleWriter pickle;
+    pickle.begin_object(kModule, "Metadata");
+    pickle.begin_dict();
+    pickle.text("state_dict_metadata");
+    pickle.begin_dict();
+    for (const auto& [name, entry] : entries_) write_tensor(pickle, name, entry);
+    for (const std::string& name : objects_) {
+      pickle.text(name);
+      pickle.begin_object(kModule, "BytesStorageMetadata");
+    }
+    pickle.end_dict();
+    pickle.null_entry("planner_data");
+    pickle.text("storage_data");
+    pickle.begin_dict();
+    for (const auto& [name, entry] : entries_)
+      for (const DcpChunk& chunk : entry.chunks) write_place(pickle, name, &chunk.box.offset, chunk.place);
+    for (const std::string& name : objects_) write_place(pickle, name, nullptr, nothing_);
+    pickle.end_dict();
+    pickle.null_entry("storage_meta");
+    pickle.end_dict();
+    pickle.end_object();
+    return pickle.take();
+  }
+
+ private:
+  struct Entry {
+    const char* dtype = "";
+    Sizes shape;
+    std::vector<DcpChunk> chunks;
+  };
+
+  DcpPlace write(const std::string& bytes) {
+    DcpPlace place{kFile, file_.size(), bytes.size()};
+    file_.write(bytes);
+    return place;
+  }
+
+  static void write_tensor(PickleWriter& pickle, const std::string& name, const Entry& entry) {
+    pickle.text(name);
+    pickle.begin_object(kModule, "TensorStorageMetadata");
+    pickle.begin_dict();
+    pickle.text("properties");
+    pickle.begin_object(kModule, "TensorProperties");
+    pickle.begin_tuple();
+    pickle.name("torch", entry.dtype);
+    pickle.name("torch.serialization", "_get_layout");
+    pickle.begin_tuple();
+    pickle.text("torch.strided");
+    pickle.end_tuple();
+    pickle.call();
+    pickle.boolean(false);  // requires_grad
+    pickle.name(kModule, "_MEM_FORMAT_ENCODING");
+    pickle.begin_tuple();
+    pickle.integer(0);
+    pickle.end_tuple();
+    pickle.call();
+    pickle.boolean(false);  // pinned
+    pickle.end_tuple();
+    pickle.end_object();
+    pickle.text("size");
+    pickle.size(entry.shape);
+    pickle.text("chunks");
+    pickle.begin_list();
+    for (const DcpChunk& chunk : entry.chunks) {
+      pickle.begin_object(kModule, "ChunkStorageMetadata");
+      pickle.begin_dict();
+      pickle.text("offsets");
+      pickle.size(chunk.box.offset);
+      pickle.text("sizes");
+      pickle.size(chunk.box.shape);
+      pickle.end_dict();
+      pickle.end_object();
+    }
+    pickle.end_list();
+    pickle.end_dict();
+    pickle.end_object();
+  }
+
+  static void write_place(PickleWriter& pickle, const std::string& name, const Sizes* offset, const DcpPlace& place) {
+    pickle.begin_object(kModule, "MetadataIndex");
+    pickle.begin_dict();
+    pickle.entry("fqn", name);
+    pickle.text("offset");
+    if (offset == nullptr)
+      pickle.none();
+    else
+      pickle.size(*offset);
+    pickle.null_entry("index");
+    pickle.end_dict();
+    pickle.end_object();
+    pickle.begin_object("torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    pickle.begin_dict();
+    pickle.entry("relative_path", place.file);
+    pickle.entry("offset", static_cast<std::int64_t>(place.offset));
+    pickle.entry("length", static_cast<std::int64_t>(place.size));
+    pickle.end_dict();
+    pickle.end_object();
+  }
+
+  AtomicFile file_;
+  std::map<std::string, Entry> entries_;
+  std::vector<std::string> objects_;
+  DcpPlace nothing_;
+};
+
+at::ScalarType weight_type(const checkpoint::WeightSource& weights, const ExportOptions& options) {
+  if (!options.dtype.empty()) return scalar_type(options.dtype, "export: dtype");
+  const std::string stored = weights.dtype("embedding.word_embeddings.weight");
+  if (options.training == nullptr) return scalar_type(stored, "export: dtype");
+  const std::string& dtype = options.training->recipe.train.dtype;
+  return dtype == "bf16" ? at::kBFloat16 : dtype == "fp16" ? at::kHalf : dtype == "fp64" ? at::kDouble : at::kFloat;
+}
+
+/// The first name of each tensor is the one that Megatron-Core gives today.
+void write_state(DcpWriter& writer, const TrainingState& training, const std::vector<std::string>& names,
+                 std::int64_t layers, at::ScalarType weights) {
+  const at::ScalarType precise = weights == at::kDouble ? at::kDouble : at::kFloat;
+  for (const std::string& ours : names) {
+    const DistName theirs = dist_names(ours).front();
+    const auto state = [&](const std::string& kind) { return concat("optimizer.state.", kind, ".", theirs.name); };
+    for (const std::string& kind : training.kinds)
+      if (training.tensors->shape(state_name(kind, ours)) != nullptr)
+        writer.add(*training.tensors, state_name(kind, ours), {state(kind), theirs.layer}, layers, precise);
+    // The plain and the distributed optimizer call masters by two names.
+    if (weights != precise)
+      writer.add(*training.tensors, ours, {state("param"), theirs.layer}, layers, precise);
+    else
+      writer.alias(theirs.name, state("param"));
+    writer.alias(state("param"), state("fp32_param"));
+  }
+}
+
+}  // namespace
+
+void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
+                      const ExportOptions& options) {
+  AtomicFolder::check(folder);
+  const plan::ModelShape shape = shape_of(config.model);
+  if (shape.encoder_decoder() || !shape.predicts_tokens())
+    throw ConfigError(rule_got_fix("export: torch_dist holds a GPT or a BERT with its output layer.",
+                                   concat(config.model.architecture, ", model.head ", config.model.head),
+                                   "--format huggingface"));
+  const TrainingState* const training = options.training;
+  const at::ScalarType type = weight_type(weights, options);
+  const std::string common = common_pickle(config.model, torch_names(type).first, training);
+  AtomicFolder output(folder);
+  const std::string name = training == nullptr ? "release" : fmt::format("iter_{:07}", training->iteration);
+  const fs::path place = output.temporary_path() / name;
+  make_folder(place);
+  DcpWriter writer(place);
+  const std::vector<std::string> names = weights.tensors();
+  for (const std::string& ours : names) writer.add(weights, ours, dist_names(ours).front(), shape.num_layers, type);
+  if (training != nullptr && !training->kinds.empty()) write_state(writer, *training, names, shape.num_layers, type);
+  for (const char* module : kExtraStates)
+    for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
+      writer.add_nothing(
+          fmt::format("{}layers.{}._extra_state/shard_{}_{}", shape.stack(), module, layer, shape.num_layers));
+  for (const std::string& module : {shape.stack() + "final_layernorm", std::string("output_layer")})
+    writer.add_nothing(module + "._extra_state/shard_0_1");
+  write_file(place / ".metadata", writer.finish());
+  write_file(place / "common.pt", saved_value(common));
+  write_file(place / "metadata.json",
+             "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, \"common_backend\": \"torch\", "
+             "\"common_backend_version\": 1}");
+  write_file(output.temporary_path() / "latest_checkpointed_iteration.txt",
+             training == nullptr ? "release" : std::to_string(training->iteration));
+  output.commit();
+}
+
+}  // namespace megatron::interchange

@@ -1,0 +1,13 @@
+#pragma once
+#include <filesystem>
+
+#include "megatron/interchange/formats.h"
+
+namespace megatron::interchange {
+
+/// Writes `folder` with one checkpoint that Megatron-LM loads: with options.training iter_N, whose optimizer may be the
+/// plain or the distributed one there, else "release", the weights alone. The vocabulary is not padded.
+void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfig& config,
+                      const std::filesystem::path& folder, const ExportOptions& options);
+
+}  // namespace megatron::interchange

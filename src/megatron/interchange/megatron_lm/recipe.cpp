@@ -1,0 +1,137 @@
+#include "megatron/interchange/megatron_lm/recipe.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/text/format.h"
+#include "megatron/interchange/megatron_lm/arguments.h"
+
+namespace megatron::interchange {
+namespace {
+
+using Kind = PickleNode::Kind;
+
+constexpr std::int64_t kMaxSteps = std::int64_t{1} << 40, kMaxBatch = std::int64_t{1} << 31;
+constexpr std::size_t kMaxPaths = 1 << 16;
+
+/// A list of texts; empty for anything else.
+std::vector<std::string> texts(const Pickle& values, const PickleNode* list) {
+  std::vector<std::string> result;
+  if (list == nullptr || (list->kind != Kind::List && list->kind != Kind::Tuple) || list->items.size() > kMaxPaths)
+    return {};
+  for (const std::uint32_t item : list->items) {
+    const PickleNode& node = values[item];
+    if (node.kind == Kind::Integer)
+      result.push_back(std::to_string(node.integer));
+    else if (node.kind == Kind::Float)
+      result.push_back(fmt::format("{}", node.number));
+    else if (node.kind == Kind::Text)
+      result.push_back(node.text);
+    else
+      return {};
+  }
+  return result;
+}
+
+void read_data(const Pickle& values, const Arguments& args, config::DataConfig& data) {
+  data.data_path = texts(values, args.find("data_path"));
+  data.train_data_path = texts(values, args.find("train_data_path"));
+  data.valid_data_path = texts(values, args.find("valid_data_path"));
+  data.test_data_path = texts(values, args.find("test_data_path"));
+  data.split = args.text("split", data.split);
+  data.seq_length = args.size("seq_length", kMaxSteps, data.seq_length);
+  data.reset_position_ids = args.flag("reset_position_ids");
+  data.reset_attention_mask = args.flag("reset_attention_mask");
+  data.eod_mask_loss = args.flag("eod_mask_loss");
+  data.mask_prob = args.number("mask_prob", data.mask_prob);
+  data.short_seq_prob = args.number("short_seq_prob", data.short_seq_prob);
+}
+
+void read_optimizer(const Arguments& args, config::OptimizerConfig& optimizer) {
+  const std::string name = args.text("optimizer", "adam");
+  const auto known = config::optimizer_names();
+  if (std::ranges::find(known, name) == known.end()) args.refuse("optimizer", "one of --optimizer's", name);
+  optimizer.name = name;
+  optimizer.adam_beta1 = args.number("adam_beta1", optimizer.adam_beta1);
+  optimizer.adam_beta2 = args.number("adam_beta2", optimizer.adam_beta2);
+  optimizer.adam_eps = args.number("adam_eps", optimizer.adam_eps);
+  optimizer.sgd_momentum = args.number("sgd_momentum", optimizer.sgd_momentum);
+  optimizer.weight_decay = args.number("weight_decay", optimizer.weight_decay);
+  optimizer.decoupled_weight_decay = args.flag("decoupled_weight_decay", true);
+  optimizer.clip_grad = args.number("clip_grad", optimizer.clip_grad);
+  optimizer.loss_scale = args.number("loss_scale", 0);
+  optimizer.initial_loss_scale = args.number("initial_loss_scale", optimizer.initial_loss_scale);
+  optimizer.min_loss_scale = args.number("min_loss_scale", optimizer.min_loss_scale);
+  optimizer.loss_scale_window =
+      static_cast<std::int64_t>(args.number("loss_scale_window", static_cast<double>(optimizer.loss_scale_window)));
+  optimizer.hysteresis = args.size("hysteresis", kMaxSteps, optimizer.hysteresis);
+  optimizer.use_distributed_optimizer = args.flag("use_distributed_optimizer");
+}
+
+void read_train(const Arguments& args, config::TrainConfig& train) {
+  train.micro_batch_size = args.size("micro_batch_size", kMaxBatch, train.micro_batch_size);
+  train.global_batch_size = args.size("global_batch_size", kMaxBatch, train.micro_batch_size);
+  const std::int64_t samples = args.size("train_samples", kMaxSteps, 0);
+  train.train_iters = samples > 0 ? std::max<std::int64_t>(1, samples / train.global_batch_size)
+                                  : args.size("train_iters", kMaxSteps, train.train_iters);
+  train.eval_interval = args.count("eval_interval", kMaxSteps, 0);
+  train.eval_iters = args.count("eval_iters", kMaxSteps, train.eval_iters);
+  train.seed = static_cast<std::uint64_t>(args.count("seed", kMaxBatch * 2, 1234));
+  train.dtype = args.flag("bf16") ? "bf16" : args.flag("fp16") ? "fp16" : "fp32";
+}
+
+/// A number of iterations as one of samples.
+std::int64_t samples(const Arguments& args, const std::string& name, std::int64_t batch) {
+  if (const std::int64_t given = args.count((name + "_samples").c_str(), kMaxSteps, 0); given > 0) return given;
+  return args.count((name + "_iters").c_str(), kMaxSteps, 0) * batch;
+}
+
+void read_schedule(const Pickle& values, const Arguments& args, const PickleNode* scheduler, std::int64_t batch,
+                   config::ScheduleConfig& schedule) {
+  schedule.lr = args.number("lr", schedule.lr);
+  schedule.min_lr = args.number("min_lr", 0);
+  schedule.lr_warmup_init = args.number("lr_warmup_init", 0);
+  schedule.lr_decay_style = args.text("lr_decay_style", "linear");
+  schedule.lr_decay_samples = samples(args, "lr_decay", batch);
+  schedule.lr_warmup_samples = samples(args, "lr_warmup", batch);
+  schedule.lr_warmup_fraction = args.number("lr_warmup_fraction", 0);
+  schedule.lr_wsd_decay_samples = samples(args, "lr_wsd_decay", batch);
+  schedule.lr_wsd_decay_style = args.text("lr_wsd_decay_style", schedule.lr_wsd_decay_style);
+  if (const PickleNode* ramp = args.find("rampup_batch_size"); ramp != nullptr)
+    for (const std::string& word : texts(values, ramp)) {
+      std::int64_t number = -1;
+      const auto end = word.data() + word.size();
+      if (const auto [at, error] = std::from_chars(word.data(), end, number); at != end || number < 0)
+        args.refuse("rampup_batch_size", "three whole numbers", "something else");
+      schedule.rampup_batch_size.push_back(number);
+    }
+  if (scheduler == nullptr) return;
+  const auto count = [&](const char* name, std::int64_t& into) {
+    const PickleNode* const found = values.find(*scheduler, name);
+    if (found != nullptr && found->kind == Kind::Integer && found->integer >= 0 &&
+        found->integer <= (std::int64_t{1} << 60))
+      into = found->integer;
+  };
+  count("lr_decay_steps", schedule.lr_decay_samples);
+  count("lr_warmup_steps", schedule.lr_warmup_samples);
+  if (schedule.lr_warmup_samples > 0) schedule.lr_warmup_fraction = 0;
+}
+
+}  // namespace
+
+config::RunConfig recipe_of_arguments(const Pickle& values, const PickleNode& node, const PickleNode* scheduler,
+                                      const config::ModelConfig& model, const std::string& file) {
+  const Arguments args(values, node, file);
+  config::RunConfig recipe;
+  recipe.model = model;
+  read_data(values, args, recipe.data);
+  read_optimizer(args, recipe.optimizer);
+  read_train(args, recipe.train);
+  read_schedule(values, args, scheduler, recipe.train.global_batch_size, recipe.schedule);
+  recipe.checkpoint.save_interval = args.count("save_interval", kMaxSteps, 0);
+  return recipe;
+}
+
+}  // namespace megatron::interchange

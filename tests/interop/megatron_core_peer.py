@@ -1,0 +1,289 @@
+"""The package megatron-core on a CPU: its models, optimizers and distributed checkpoints, several ranks as processes.
+
+The package expects a GPU. Here torch.cuda.current_device() answers "cpu", device="cuda" means "cpu" and the tracker of
+random numbers does nothing (no test uses dropout); models, optimizers, schedules and files are the package's own.
+"""
+import argparse
+import contextlib
+import logging
+import os
+import pathlib
+import pickle
+import random
+import signal
+import tempfile
+import warnings
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+
+import torch  # noqa: E402
+import torch.multiprocessing  # noqa: E402
+
+torch.cuda.current_device = lambda: "cpu"
+torch.cuda.FloatTensor, torch.cuda.DoubleTensor = torch.FloatTensor, torch.DoubleTensor
+torch.cuda.BFloat16Tensor = torch.BFloat16Tensor
+torch.cuda.synchronize = lambda *positional: None
+torch.Tensor.cuda = lambda self, *positional, **named: self
+torch.set_num_threads(1)
+
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder  # noqa: E402
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
+from megatron.core.distributed import finalize_model_grads  # noqa: E402
+from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
+from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+import megatron.core.tensor_parallel.layers  # noqa: E402
+import megatron.core.tensor_parallel.random  # noqa: E402
+
+
+class OnCpu(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, positional=(), named=None):
+        named = dict(named or {})
+        if str(named.get("device", "")).startswith("cuda"):
+            named["device"] = "cpu"
+        if func is torch.Tensor.type and len(positional) == 1 and not named:
+            return func(*positional).replace("torch.", "torch.cuda.", 1)  # what clip_grads.py asserts
+        return func(*positional, **named)
+
+
+class NoTracker:
+    def fork(self, *positional, **named):
+        return contextlib.nullcontext()
+
+    def is_initialized(self):
+        return True
+
+
+for module in (tensor_parallel, tensor_parallel.layers, tensor_parallel.random):
+    module.get_cuda_rng_tracker = lambda *positional, **named: NoTracker()
+
+_set_state = DistributedOptimizer._set_main_param_and_optimizer_states
+
+
+def _set_state_but_for_the_step(self, model_param, tensors):
+    """Torch's Adam has its step in a tensor of its own, which the package loads before, the same one for all
+    parameters, and asks for here."""
+    group, order = self.model_param_group_index_map[model_param]
+    state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+    state["step"] = state["step"].clone()
+    _set_state(self, model_param, {**tensors, "step": state["step"]})
+
+
+DistributedOptimizer._set_main_param_and_optimizer_states = _set_state_but_for_the_step
+
+LAYERS = dict(use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0, bias_dropout_fusion=False,
+              masked_softmax_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
+              apply_rope_fusion=False)
+VOCABULARY, PADDED, SEQUENCE = 90, 96, 16
+MODELS = {
+    "gpt2": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
+    "llama": dict(num_layers=4, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24, num_query_groups=2,
+                  gated_linear_unit=True, add_bias_linear=False, normalization="RMSNorm",
+                  activation_func=torch.nn.functional.silu, layernorm_epsilon=1e-6),
+    "bert": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
+}
+LR, MIN_LR, BATCH, STEPS = 3e-3, 3e-4, 4, 20
+
+
+def build(name, dtype, tp, pp):
+    """This rank's stage of a model of MODELS."""
+    options = MODELS[name]
+    config = TransformerConfig(params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
+                               tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+                               bias_activation_fusion=name == "gpt2", **LAYERS, **options)
+    torch.manual_seed(5)
+    stage = dict(vocab_size=PADDED, max_sequence_length=SEQUENCE,
+                 pre_process=parallel_state.is_pipeline_first_stage(),
+                 post_process=parallel_state.is_pipeline_last_stage())
+    if name == "bert":
+        model = BertModel(config, 2, bert_layer_local_spec, share_embeddings_and_output_weights=True,
+                          add_binary_head=True, **stage)
+    else:
+        llama = name == "llama"
+        model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization),
+                         share_embeddings_and_output_weights=not llama, rotary_base=50000,
+                         position_embedding_type="rope" if llama else "learned_absolute", **stage)
+    return model.to(dtype) if dtype != torch.float32 else model
+
+
+def arguments(name, dtype, tp, pp, **others):
+    """What Megatron-LM's training keeps of its arguments in a checkpoint."""
+    options, llama = MODELS[name], name == "llama"
+    world = torch.distributed.get_world_size()
+    return argparse.Namespace(**{**dict(
+        num_layers=options["num_layers"], hidden_size=16, num_attention_heads=4, ffn_hidden_size=24, kv_channels=4,
+        group_query_attention=llama, num_query_groups=2 if llama else 1, max_position_embeddings=SEQUENCE,
+        seq_length=SEQUENCE, encoder_seq_length=SEQUENCE, padded_vocab_size=PADDED, vocab_size=VOCABULARY,
+        make_vocab_size_divisible_by=8, swiglu=llama, squared_relu=False, openai_gelu=False,
+        bias_gelu_fusion=name == "gpt2", normalization="RMSNorm" if llama else "LayerNorm",
+        norm_epsilon=1e-6 if llama else 1e-5, add_bias_linear=not llama, add_qkv_bias=False,
+        untie_embeddings_and_output_weights=llama, position_embedding_type="rope" if llama else "learned_absolute",
+        rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False, num_experts=None,
+        spec=None, params_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=False, hidden_dropout=0.0,
+        attention_dropout=0.0, init_method_std=0.02, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+        data_parallel_size=world // tp // pp, world_size=world, micro_batch_size=2, global_batch_size=BATCH,
+        train_iters=STEPS, seed=7, optimizer="adam", lr=LR, min_lr=MIN_LR, lr_decay_style="cosine",
+        lr_warmup_iters=2, lr_decay_iters=None, lr_warmup_init=0.0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
+        adam_eps=1e-8, clip_grad=1.0, split="9,1,0", bert_binary_head=True, num_tokentypes=2 if name == "bert" else 0,
+        exit_signal=signal.SIGTERM, attention_backend=AttnBackend.auto, no_save_optim=None, no_save_rng=None,
+        ckpt_format="torch_dist", consumed_train_samples=0, skipped_train_samples=0, consumed_valid_samples=0), **others})
+
+
+class Numbers:
+    """A tokenizer of numbers, as its NullTokenizer."""
+    eod, vocab_size, unique_identifiers = 0, PADDED, {"class": "Numbers"}
+
+
+def write_tokens(prefix):
+    """A .bin/.idx pair of documents that a model can learn something of: counting in steps."""
+    draw = random.Random(3)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(PADDED))
+    for _ in range(60):
+        first, step, length = draw.randrange(90), draw.randrange(1, 5), draw.randrange(5, 60)
+        builder.add_document(torch.tensor([(first + i * step) % 90 for i in range(length)]), [length])
+    builder.finalize(f"{prefix}.idx")
+
+
+def samples(prefix):
+    """The training samples of a run, in its order."""
+    config = GPTDatasetConfig(random_seed=7, sequence_length=SEQUENCE, blend=([str(prefix)], None), split="9,1,0",
+                              path_to_cache=f"{prefix}-cache", tokenizer=Numbers(), reset_position_ids=False,
+                              reset_attention_mask=False, eod_mask_loss=False)
+    return BlendedMegatronDatasetBuilder(GPTDataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
+
+
+class Run:
+    """A training run on all ranks, with the package's DDP, optimizer and schedule."""
+
+    def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None):
+        """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
+        none."""
+        self.prefix, self.samples = prefix, samples(prefix)
+        parallel_state.initialize_model_parallel(tp, pp)
+        self.name, self.dtype, self.tp, self.pp, self.sharding = name, dtype, tp, pp, sharding
+        distributed = sharding is not None
+        module = build(name, dtype, tp, pp)
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, overlap_grad_reduce=False,
+                                            grad_reduce_in_fp32=True)
+        self.model = DistributedDataParallel(module.config, ddp, module)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(optimizer="adam", lr=LR, min_lr=MIN_LR, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
+                            adam_eps=1e-8, clip_grad=1.0, bf16=dtype == torch.bfloat16, params_dtype=dtype,
+                            use_distributed_optimizer=distributed), [self.model])
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer, init_lr=0.0, max_lr=LR, min_lr=MIN_LR, lr_warmup_steps=2 * BATCH,
+            lr_decay_steps=STEPS * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
+            wd_incr_steps=STEPS * BATCH, wd_incr_style="constant")
+        self.iteration = 0
+
+    def loss(self, batch):
+        """Of a microbatch of samples; a whole model."""
+        tokens = torch.stack([sample["tokens"] for sample in batch])
+        labels = torch.stack([sample["labels"] for sample in batch])
+        positions = torch.arange(SEQUENCE).expand_as(tokens)
+        if self.name == "bert":  # each token from itself: what is trained does not matter here
+            losses, order = self.model(tokens, torch.ones_like(tokens), tokentype_ids=tokens % 2, lm_labels=labels)
+            return losses.float().mean() + order.float().square().mean()
+        return self.model(tokens, positions, None, labels=labels).float().mean()
+
+    def step(self):
+        """Trains on the next global batch; the loss before it."""
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        first = self.iteration * BATCH
+        batch = [self.samples[i] for i in range(first, first + BATCH)]
+        parts = [batch[i:i + 2] for i in range(0, BATCH, 2)]
+        total = 0.0
+        for part in parts:
+            loss = self.loss(part)
+            (loss / len(parts)).backward()
+            total += loss.item() / len(parts)
+        finalize_model_grads([self.model])
+        succeeded, _, _ = self.optimizer.step()
+        assert succeeded
+        self.scheduler.step(increment=BATCH)
+        self.iteration += 1
+        return total
+
+    def state(self, loading, metadata=None):
+        metadata = dict(metadata) if metadata is not None else {
+            **({"distrib_optim_sharding_type": self.sharding} if self.sharding else {}),
+            "singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+        content = dict(metadata)
+        metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        state = {"args": arguments(self.name, self.dtype, self.tp, self.pp, data_path=[str(self.prefix)],
+                                   consumed_train_samples=self.iteration * BATCH),
+                 "checkpoint_version": 3.0, "iteration": self.iteration,
+                 "model": self.model.module.sharded_state_dict(metadata=metadata)}
+        state["optimizer"] = self.optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
+        state["opt_param_scheduler"] = self.scheduler.state_dict()
+        state["num_floating_point_operations_so_far"] = 0
+        return state, content
+
+    def save(self, folder):
+        """A folder as Megatron-LM's training writes it."""
+        place = pathlib.Path(folder) / f"iter_{self.iteration:07d}"
+        if torch.distributed.get_rank() == 0:
+            place.mkdir(parents=True)
+        torch.distributed.barrier()
+        state, content = self.state(False)
+        dist_checkpointing.save(state, str(place), content_metadata=content)
+        if torch.distributed.get_rank() == 0:
+            (pathlib.Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(self.iteration))
+
+    def load(self, folder):
+        folder = pathlib.Path(folder)
+        place = str(folder / f"iter_{int((folder / 'latest_checkpointed_iteration.txt').read_text()):07d}")
+        metadata = dist_checkpointing.load_content_metadata(place)
+        if self.sharding:  # torch's Adam has no state before its first step, which the package does not expect
+            for optimizer in self.optimizer.chained_optimizers:
+                optimizer._init_optimizer_states_with_dummy_values()
+        state, _ = self.state(True, metadata)
+        loaded = dist_checkpointing.load(state, place)
+        self.model.module.load_state_dict(loaded["model"])
+        self.optimizer.load_state_dict(loaded["optimizer"])
+        self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+        self.iteration = loaded["iteration"]
+        return loaded
+
+
+def plain_tensors(folder):
+    """Every tensor of the checkpoint in a folder, as the package itself reads them."""
+    loaded = dist_checkpointing.load_plain_tensors(str(next(pathlib.Path(folder).glob("iter_*"))))
+    return {key: tensor for key, tensor in loaded.items() if torch.is_tensor(tensor)}
+
+
+def run(world, work, *arguments):
+    """Calls work(*arguments) on each of `world` ranks, forked, which can talk to one another; their results."""
+    with tempfile.TemporaryDirectory(prefix="megatron-core-") as folder:
+        context = torch.multiprocessing.get_context("fork")
+        ranks = [context.Process(target=_rank, args=(rank, world, folder, work, arguments)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        results = []
+        for rank in range(world):
+            with open(f"{folder}/result-{rank}", "rb") as file:
+                results.append(pickle.load(file))
+        return results
+
+
+def _rank(rank, world, folder, work, arguments):
+    OnCpu().__enter__()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    with open(f"{folder}/result-{rank}", "wb") as file:
+        pickle.dump(work(*arguments), file)
+    torch.distributed.destroy_process_group()
