@@ -1,4 +1,4 @@
-"""Runs go from Megatron-Core to this program and back by distributed checkpoints. Needs torch, megatron-core, psutil."""
+"""Runs go from Megatron-Core to this program and back by distributed checkpoints. Needs torch and megatron-core."""
 import json
 import pathlib
 import sys

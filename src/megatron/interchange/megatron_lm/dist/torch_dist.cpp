@@ -66,7 +66,7 @@ config::ModelConfig model_of(const Opened& opened) {
     if (opened.has_stack("decoder"))
       throw ConfigError(rule_got_fix(concat(file, ": the model must be a GPT or a BERT."),
                                      "a T5, whose scores and output Megatron-LM computes otherwise than this program"));
-    model.architecture = "bert";
+    model.architecture = config::kinds_with(&config::ModelTraits::two_segments).front();
     model.bert_binary_head = opened.has("binary_head.weight");
     const DcpTensor* const types = opened.tensors->find("embedding.tokentype_embeddings.weight");
     model.num_tokentypes = types == nullptr || types->shape.empty() ? 0 : types->shape[0];
