@@ -50,7 +50,7 @@ class Install(unittest.TestCase):
 
     def the_program_finds_its_files(self):
         program = self.prefix / "bin/megatron"
-        self.assertIn("0.2.0", run(program, "version"))
+        self.assertIn("0.3.0", run(program, "version"))
         words = ["bench", "scaling", "--hardware", "dgx-h100", "--recipes", "gpt_1.3b", "--json"]
         self.assertIn("gpt_1.3b", run(program, *words, cwd=self.prefix))
         plugin = self.prefix / "lib/megatron/libmegatron_cuda.so"
@@ -112,7 +112,7 @@ class Install(unittest.TestCase):
         folder = self.place.path / "packages"
         run("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "DEB", "-B", folder)
         for package, needed in {"megatron-cpp": "libsodium23", "libmegatron-dev": "libsodium-dev"}.items():
-            file = next(folder.glob(f"{package}_0.2.0_*.deb"))
+            file = next(folder.glob(f"{package}_0.3.0_*.deb"))
             self.assertIn(needed, run("dpkg-deb", "-f", file, "Depends"))
             run("dpkg-deb", "-x", file, folder / "root")
             self.assertIn("Apache License", (folder / f"root/usr/share/doc/{package}/copyright").read_text())
@@ -121,9 +121,9 @@ class Install(unittest.TestCase):
         self.assertEqual(packed, names)
         run("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "TGZ", "-B", folder)
         run("tar", "-xzf", next(folder.glob("*.tar.gz")), "-C", folder)
-        (tree,) = (path for path in folder.glob("megatron-cpp-0.2.0-*") if path.is_dir())
+        (tree,) = (path for path in folder.glob("megatron-cpp-0.3.0-*") if path.is_dir())
         self.assertEqual({str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}, names)
-        self.assertIn("0.2.0", run(tree / "bin/megatron", "version"))
+        self.assertIn("0.3.0", run(tree / "bin/megatron", "version"))
         program = folder / "root/usr/bin/megatron"
         path = run("readelf", "-d", program)
         self.assertIn("[$ORIGIN/../lib/megatron/torch/lib]", path)
