@@ -248,8 +248,9 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
     });
   });
   EXPECT_EQ(one_stack, 160);
-  if (kernels::decodes(at::zeros({1, 2, 16})))
+  if (kernels::decodes(at::zeros({1, 2, 16}))) {
     EXPECT_EQ(token_by_token, one_stack) << "the others went the general way";
+  }
 }
 
 }  // namespace

@@ -182,16 +182,16 @@ TEST_F(Agreement, AResumedRunKeepsItsGlobalBatchAndSaysWhatChanged) {
   options.train.micro_batch_size = 4;
   options.train.global_batch_size = 0;  // 4 x dp 2
   options.train.train_iters = 2;
-  EXPECT_EQ(resumed_batch(options), 0) << "nothing to resume";
+  EXPECT_EQ(resumed_batch(options).size, 0) << "nothing to resume";
   ASSERT_THAT(said(
                   options, [](auto&) {}, train_whole),
               Each(std::string()));
-  EXPECT_EQ(resumed_batch(options), 8);
+  EXPECT_EQ(resumed_batch(options).size, 8);
   options.parallel.world_size = 4;
   options.schedule.lr = 0.02;
   options.train.seed = 5;
   options.log.interval = 3;
-  const auto run = plan::resolve(options, {.resumed_batch = resumed_batch(options)});
+  const auto run = plan::resolve(options, {.resumed_batch = resumed_batch(options).size});
   EXPECT_EQ(run.config.train.global_batch_size, 8);
   EXPECT_THAT(check_checkpoint(folder_.path() / "run", run),
               ::testing::ElementsAre("warning: options differ from those of the checkpoint (saved -> now):",
@@ -200,7 +200,7 @@ TEST_F(Agreement, AResumedRunKeepsItsGlobalBatchAndSaysWhatChanged) {
   options.checkpoint.load = (folder_.path() / "run").string();
   options.checkpoint.finetune = true;
   options.train.out = (folder_.path() / "tuned").string();
-  EXPECT_EQ(resumed_batch(options), 0) << "a run of its own";
+  EXPECT_EQ(resumed_batch(options).size, 0) << "a run of its own";
 }
 
 }  // namespace

@@ -79,16 +79,14 @@ std::vector<std::pair<std::int64_t, std::int64_t>> batch_steps(const std::string
   return steps;
 }
 
-/// Steps until `samples` are trained on, the last of which ends at or before them.
+/// Steps until `samples` or more are trained on.
 std::int64_t steps_for(std::int64_t samples, const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes) {
   std::int64_t consumed = 0, iterations = 0;
-  for (std::size_t i = 0; i < sizes.size() && consumed < samples; ++i) {
-    const bool last = i + 1 == sizes.size();
-    const std::int64_t size = sizes[i].second, end = last ? samples : std::min(samples, sizes[i + 1].first);
-    // A size holds for each step that begins before the next threshold.
-    const std::int64_t steps = end <= consumed          ? 0
-                               : last || end == samples ? (end - consumed) / size
-                                                        : (end - consumed + size - 1) / size;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::int64_t size = sizes[i].second,
+                       end = i + 1 < sizes.size() ? std::min(samples, sizes[i + 1].first) : samples;
+    if (end <= consumed) continue;
+    const std::int64_t steps = (end - consumed + size - 1) / size;  // a size holds for each that begins before the end
     iterations += steps;
     consumed += steps * size;
   }
@@ -98,12 +96,14 @@ std::int64_t steps_for(std::int64_t samples, const std::vector<std::pair<std::in
 void batch_by_steps(Translation& c, const std::string& text) {
   TrainConfig& t = c.run.train;
   c.forbid_both("step-batch-size-schedule", "rampup-batch-size");
+  c.forbid_both("step-batch-size-schedule", "global-batch-size");
   c.require(c.args.has("train-samples"), "--step-batch-size-schedule needs the run's length in samples.", "none",
             "--train-samples 19531250");
   c.run.schedule.step_batch_size = text;
   const auto sizes = batch_steps(text, c.run.data.seq_length);
   if (sizes.empty()) return;
-  if (!c.args.has("global-batch-size")) t.global_batch_size = sizes.back().second;
+  t.eval_global_batch_size = t.global_batch_size;
+  t.global_batch_size = sizes.back().second;
   if (c.args.has("train-samples")) t.train_iters = steps_for(c.args.integer("train-samples"), sizes);
 }
 
