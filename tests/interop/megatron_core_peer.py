@@ -138,8 +138,8 @@ def arguments(name, dtype, tp, pp, **others):
         lr_warmup_iters=2, lr_decay_iters=None, lr_warmup_init=0.0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
         adam_eps=1e-8, clip_grad=1.0, split="9,1,0", bert_binary_head=True, num_tokentypes=2 if name == "bert" else 0,
         exit_signal=signal.SIGTERM, attention_backend=AttnBackend.auto, no_save_optim=None, no_save_rng=None,
-        ckpt_format="torch_dist", consumed_train_samples=0, skipped_train_samples=0, consumed_valid_samples=0),
-        **others})
+        ckpt_format="torch_dist", transformer_impl="local", consumed_train_samples=0, skipped_train_samples=0,
+        consumed_valid_samples=0), **others})
 
 
 class Numbers:

@@ -1,4 +1,4 @@
-"""Runs go from Megatron-Core to this program and back by distributed checkpoints. Needs torch and megatron-core."""
+"""Runs go from Megatron-Core to this program and back by its checkpoints. Needs torch, megatron-core, psutil."""
 import json
 import pathlib
 import sys
@@ -72,6 +72,10 @@ class MegatronCore(unittest.TestCase):
     def test_a_run_with_llamas_layers_and_two_ranks_goes_on_here_and_there(self):
         self.there_and_back("llama", {"tp": 2, "sharding": "fully_reshardable"}, world=2,
                             here=("--world-size", 2, "--pp", 2), back=({"sharding": "fully_reshardable"},))
+
+    def test_state_that_is_stored_by_buffer_is_found_in_it(self):
+        """Megatron-LM's default with the distributed optimizer."""
+        self.there_and_back("llama", {"tp": 2, "sharding": "dp_reshardable"}, world=2)
 
     def test_every_bit_comes_back(self):
         for name, options in (("bert", {}), ("gpt2", {"sharding": "fully_reshardable", "dtype": torch.bfloat16})):

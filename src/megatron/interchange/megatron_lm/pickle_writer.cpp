@@ -7,7 +7,7 @@
 namespace megatron::interchange {
 namespace {
 
-constexpr std::uint64_t kAlignment = 64;
+constexpr std::uint64_t kDataAlignment = 64;
 
 constexpr std::array<std::uint32_t, 256> kCrcTable = [] {
   std::array<std::uint32_t, 256> table{};
@@ -25,7 +25,7 @@ std::uint32_t crc32(std::string_view data) {
   return ~crc;
 }
 
-class Bytes {
+class ArchiveBytes {
  public:
   template <class T>
   void put(T value) {
@@ -41,7 +41,7 @@ class Bytes {
 };
 
 /// What the local header and the directory's record of a file have in common, from the version on.
-void put_description(Bytes& bytes, const ArchiveFile& file, std::uint32_t crc, std::uint16_t extra) {
+void put_description(ArchiveBytes& bytes, const ArchiveFile& file, std::uint32_t crc, std::uint16_t extra) {
   bytes.put(std::uint16_t{10});  // needs version 1.0
   bytes.put(std::uint16_t{0});   // no flags
   bytes.put(std::uint16_t{0});   // stored
@@ -107,7 +107,7 @@ std::string PickleWriter::take() {
 }
 
 std::string make_archive(const std::vector<ArchiveFile>& files) {
-  Bytes bytes, directory;
+  ArchiveBytes bytes, directory;
   std::uint64_t total = 1024;
   for (const ArchiveFile& file : files) total += file.data.size() + 256;
   bytes.reserve(total);
@@ -116,7 +116,7 @@ std::string make_archive(const std::vector<ArchiveFile>& files) {
     const auto begin = static_cast<std::uint32_t>(bytes.size());
     // An extra field, of 4 bytes and its content, moves the data to where it belongs.
     const std::uint64_t unpadded = bytes.size() + 30 + file.name.size() + 4;
-    const auto padding = static_cast<std::uint16_t>((kAlignment - unpadded % kAlignment) % kAlignment);
+    const auto padding = static_cast<std::uint16_t>((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment);
     bytes.put(std::uint32_t{0x04034b50});
     put_description(bytes, file, crc, static_cast<std::uint16_t>(padding + 4));
     bytes.put_text(file.name);

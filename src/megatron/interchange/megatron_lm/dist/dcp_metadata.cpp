@@ -15,10 +15,10 @@ namespace {
 using Kind = PickleNode::Kind;
 using Sizes = std::vector<std::int64_t>;
 
-constexpr std::size_t kMaxDims = 8, kMaxNameBytes = 512;
-constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
+constexpr std::size_t kMaxTensorDims = 8, kMaxKeyBytes = 512;
+constexpr std::int64_t kMaxPlaceBytes = std::int64_t{1} << 60;
 
-constexpr std::pair<std::string_view, const char*> kDtypes[] = {
+constexpr std::pair<std::string_view, const char*> kTorchDtypes[] = {
     {"torch.float32", "F32"}, {"torch.float64", "F64"}, {"torch.float16", "F16"}, {"torch.bfloat16", "BF16"},
     {"torch.int64", "I64"},   {"torch.int32", "I32"},   {"torch.int16", "I16"},   {"torch.int8", "I8"},
     {"torch.uint8", "U8"},    {"torch.bool", "BOOL"}};
@@ -61,22 +61,22 @@ class MetadataReader {
     return found;
   }
   std::string name_of(const PickleNode& node) const {
-    if (node.kind != Kind::Text || node.text.empty() || node.text.size() > kMaxNameBytes)
+    if (node.kind != Kind::Text || node.text.empty() || node.text.size() > kMaxKeyBytes)
       refuse("tensors must have names.", "something else");
     return node.text;
   }
   std::uint64_t count(const PickleNode& state, std::string_view name) const {
     const PickleNode& node = attribute(state, name);
-    if (node.kind != Kind::Integer || node.integer < 0 || node.integer > kMaxBytes)
+    if (node.kind != Kind::Integer || node.integer < 0 || node.integer > kMaxPlaceBytes)
       refuse(concat("\"", name, "\" must be a number of bytes."), "something else");
     return static_cast<std::uint64_t>(node.integer);
   }
   Sizes sizes(const PickleNode& node) const {
-    if ((node.kind != Kind::Tuple && node.kind != Kind::List) || node.items.size() > kMaxDims)
+    if ((node.kind != Kind::Tuple && node.kind != Kind::List) || node.items.size() > kMaxTensorDims)
       refuse("a shape must be a list of sizes.", "something else");
     Sizes result;
     for (const std::uint32_t item : node.items) {
-      if (values_[item].kind != Kind::Integer || values_[item].integer < 0 || values_[item].integer > kMaxBytes)
+      if (values_[item].kind != Kind::Integer || values_[item].integer < 0 || values_[item].integer > kMaxPlaceBytes)
         refuse("a shape must be a list of sizes.", "something else");
       result.push_back(values_[item].integer);
     }
@@ -162,7 +162,7 @@ class MetadataReader {
       if (state.kind == Kind::Dict) node = values_.find(state, "dtype");
     }
     if (node == nullptr || node->kind != Kind::Name) refuse("every tensor must have its dtype.", "one has not");
-    for (const auto& [theirs, ours] : kDtypes)
+    for (const auto& [theirs, ours] : kTorchDtypes)
       if (node->text == theirs) return ours;
     return node->text;
   }

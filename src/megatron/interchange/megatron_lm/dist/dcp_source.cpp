@@ -1,5 +1,7 @@
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -87,11 +89,41 @@ void DcpSource::read(const std::string& tensor, const checkpoint::Box& box, cons
   const Place& place = places_.at(tensor);
   if (!checkpoint::inside(box, place.shape))
     throw std::logic_error(concat("a slice that lies outside of \"", printable(tensor), "\""));
+  if (!place.flat.empty()) {
+    for (const FlatSlice& slice : place.flat) read_flat(slice, box, into);
+    return;
+  }
   if (place.layer < 0) return folder_->read(*place.tensor, box, into);
   checkpoint::Box all = box;
   all.offset.insert(all.offset.begin(), place.layer);
   all.shape.insert(all.shape.begin(), 1);
   folder_->read(*place.tensor, all, into.unsqueeze(0));
+}
+
+void DcpSource::read_flat(const FlatSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const {
+  const plan::ParameterSpec& spec = slice.spec;
+  const std::int64_t dim = std::max(spec.split_dim, 0);
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<plan::ShardSlice> pieces = spec.pieces;
+  if (pieces.empty()) pieces = {{.offset = 0, .length = spec.shape[d]}};
+  at::Tensor local;
+  std::int64_t first = 0;  // of the piece, in the slice
+  for (const plan::ShardSlice& piece : pieces) {
+    const std::int64_t begin = std::max(piece.offset, box.offset[d]);
+    const std::int64_t end = std::min(piece.offset + piece.length, box.offset[d] + box.shape[d]);
+    if (begin < end) {
+      if (!local.defined()) {
+        local = at::empty({spec.local_size()}, scalar_type(slice.tensor->dtype, folder_->name()));
+        folder_->read(*slice.tensor, {{slice.begin}, {spec.local_size()}}, local);
+        local = local.view(spec.local_shape());
+        for (std::size_t other = 0; other < box.shape.size(); ++other)
+          if (other != d) local = local.narrow(static_cast<std::int64_t>(other), box.offset[other], box.shape[other]);
+      }
+      into.narrow(dim, begin - box.offset[d], end - begin)
+          .copy_(local.narrow(dim, first + begin - piece.offset, end - begin));
+    }
+    first += piece.length;
+  }
 }
 
 }  // namespace megatron::interchange

@@ -11,6 +11,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/megatron_lm/dist/dcp_metadata.h"
 #include "megatron/interchange/megatron_lm/torch_file.h"
+#include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::interchange {
 
@@ -41,11 +42,18 @@ class DcpFolder {
 /// Tensors of such a folder under our names.
 class DcpSource final : public checkpoint::WeightSource {
  public:
-  /// A tensor, or one layer's of a tensor of all layers.
+  /// A tensor-parallel rank's slice of a parameter, row by row within a tensor of one dimension.
+  struct FlatSlice {
+    const DcpTensor* tensor = nullptr;
+    std::int64_t begin = 0;
+    plan::ParameterSpec spec;
+  };
+  /// A tensor, one layer's of a tensor of all layers, or slices.
   struct Place {
     const DcpTensor* tensor = nullptr;
-    std::int64_t layer = -1;          ///< -1: all of it
-    std::vector<std::int64_t> shape;  ///< ours: not more than it has
+    std::int64_t layer = -1;           ///< -1: all of it
+    std::vector<std::int64_t> shape;   ///< ours: not more than it has
+    std::vector<FlatSlice> flat = {};  ///< together the whole; empty: `tensor` has it
   };
   DcpSource(std::shared_ptr<const DcpFolder> folder, std::map<std::string, Place> places)
       : folder_(std::move(folder)), places_(std::move(places)) {}
@@ -57,6 +65,8 @@ class DcpSource final : public checkpoint::WeightSource {
   void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override;
 
  private:
+  void read_flat(const FlatSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const;
+
   std::shared_ptr<const DcpFolder> folder_;
   std::map<std::string, Place> places_;
 };

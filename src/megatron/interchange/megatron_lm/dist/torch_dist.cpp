@@ -17,6 +17,7 @@
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
+#include "megatron/interchange/megatron_lm/dist/buffers.h"
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
@@ -185,9 +186,8 @@ std::optional<std::int64_t> optimizer_steps(const TorchFile& file, const PickleN
 }
 
 /// fp16's: Megatron-Core's trackers count down and up as ours do.
-checkpoint::Metadata loss_scale_of(const TorchFile& file, const PickleNode* optimizer) {
+checkpoint::Metadata loss_scale_of(const TorchFile& file, const PickleNode* scaler) {
   const Pickle& values = file.values();
-  const PickleNode* const scaler = optimizer == nullptr ? nullptr : values.find(*optimizer, "grad_scaler");
   if (scaler == nullptr) return {};
   const auto scale = number_of(file, values.find(*scaler, "scale"));
   const auto clean = count_of(file, scaler, "growth_tracker");
@@ -204,11 +204,66 @@ std::unique_ptr<checkpoint::WeightSource> open_weights_of(const fs::path& folder
   return std::make_unique<DcpSource>(opened.tensors, weight_places(opened, shape, checked_specs(opened, shape)));
 }
 
-/// Whether tensors are those of a format that depends on how the optimizer's buffers were laid out.
-bool has_buffers(const Opened& opened) {
-  const auto& tensors = opened.tensors->metadata().tensors;
-  const auto found = tensors.lower_bound("optimizer.distributed.");
-  return found != tensors.end() && found->first.starts_with("optimizer.distributed.");
+/// Whether masters, rounded, are the weights: of the first rows of each parameter.
+bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::vector<plan::ParameterSpec>& specs) {
+  constexpr std::int64_t kCompared = 4096;
+  for (const plan::ParameterSpec& spec : specs) {
+    checkpoint::Box box{std::vector<std::int64_t>(spec.shape.size(), 0), *weights.shape(spec.name)};
+    const std::int64_t row = box.shape[0] == 0 ? 1 : box.elements() / box.shape[0];
+    box.shape[0] = std::min(box.shape[0], std::max<std::int64_t>(1, kCompared / std::max<std::int64_t>(row, 1)));
+    const at::ScalarType type = scalar_type(weights.dtype(spec.name), weights.name());
+    const at::Tensor stored = at::empty(box.shape, type), rounded = at::empty(box.shape, type);
+    weights.read(spec.name, box, stored);
+    masters.read(spec.name, box, rounded);
+    if (!stored.equal(rounded)) return false;
+  }
+  return true;
+}
+
+/// Adds masters and state that the distributed optimizer has stored by buffer. Which of the two orders of parameters a
+/// run had the arguments say only in part; the masters show it.
+void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std::vector<plan::ParameterSpec>& specs,
+                 TrainingState& state, Places& places) {
+  const Arguments args(opened.common.values(), *opened.args, opened.common.name());
+  if (args.find("virtual_pipeline_model_parallel_size") != nullptr)
+    args.refuse("virtual_pipeline_model_parallel_size", "None where the optimizer's state is stored by buffer",
+                "a number");
+  BufferLayout layout{.tp = static_cast<int>(args.size("tensor_model_parallel_size", 1 << 16, 1)),
+                      .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 16, 1)),
+                      .fused_norms = args.text("transformer_impl", "transformer_engine") != "local"};
+  const DcpSource weights(opened.tensors, places);
+  std::string problem;
+  for (const bool other : {false, true}) {
+    layout.fused_norms = layout.fused_norms != other;
+    try {
+      Places masters = buffer_places(*opened.tensors, shape, layout, "param");
+      if (!are_masters(weights, DcpSource(opened.tensors, masters), specs)) continue;
+      for (const std::string& kind : config::state_names(state.recipe.optimizer)) {
+        for (auto& [name, place] : buffer_places(*opened.tensors, shape, layout, kind))
+          masters[state_name(kind, name)] = std::move(place);
+        state.kinds.push_back(kind);
+      }
+      for (auto& [name, place] : masters) places[name] = std::move(place);
+      return;
+    } catch (const ConfigError& error) {
+      problem = error.what();
+    }
+  }
+  if (!problem.empty()) throw ConfigError(problem);
+  throw ConfigError(
+      rule_got_fix(concat(opened.tensors->name(), ": the optimizer's masters must round to the weights."), "others",
+                   "save it with --dist-ckpt-optim-fully-reshardable, or take the weights alone: --weights-only"));
+}
+
+/// The dictionary that the distributed optimizer keeps in an object of its own, in a file that `file` becomes; null
+/// where there is none.
+const PickleNode* kept_object(const Opened& opened, const char* name, std::optional<TorchFile>& file) {
+  const auto& objects = opened.tensors->metadata().objects;
+  const auto found = objects.find(concat("optimizer.distributed.dp_group_idx_0.", name, "/shard_0_1"));
+  if (found == objects.end()) return nullptr;
+  file.emplace(opened.tensors->open(found->second));
+  const PickleNode& root = file->root();
+  return root.kind == Kind::List && root.items.size() == 1 ? &file->values()[root.items[0]] : nullptr;
 }
 
 std::optional<TrainingState> training_of(const fs::path& folder) {
@@ -232,14 +287,17 @@ std::optional<TrainingState> training_of(const fs::path& folder) {
     if (!found_state.empty()) state.kinds.push_back(kind);
     places.insert(found_state.begin(), found_state.end());
   }
-  if (state.kinds.empty() && has_buffers(opened))
-    throw ConfigError(rule_got_fix(
-        concat(found.string(), ": the optimizer's state must be stored by parameter (fully_reshardable)."),
-        "it is stored by buffer (dp_reshardable), which only Megatron-LM can read",
-        "save it there with --dist-ckpt-optim-fully-reshardable, or take the weights alone: --weights-only"));
+  const bool by_buffer = state.kinds.empty() && has_buffers(*opened.tensors);
+  if (by_buffer) add_buffers(opened, shape, specs, state, places);
   const PickleNode* const optimizer = values.find(common.root(), "optimizer");
-  state.optimizer_steps = std::min(optimizer_steps(common, optimizer).value_or(state.iteration), state.iteration);
-  state.loss_scale = loss_scale_of(common, optimizer);
+  std::optional<TorchFile> groups_file, scaler_file;
+  const PickleNode* const groups = by_buffer ? kept_object(opened, "optimizer", groups_file) : nullptr;
+  const auto steps = groups != nullptr ? optimizer_steps(*groups_file, groups) : optimizer_steps(common, optimizer);
+  state.optimizer_steps = std::min(steps.value_or(state.iteration), state.iteration);
+  const PickleNode* const scaler = by_buffer              ? kept_object(opened, "grad_scaler", scaler_file)
+                                   : optimizer == nullptr ? nullptr
+                                                          : values.find(*optimizer, "grad_scaler");
+  state.loss_scale = loss_scale_of(scaler_file ? *scaler_file : common, scaler);
   const std::int64_t batch = state.recipe.train.global_batch_size;
   state.consumed_samples = count_of(common, opened.args, "consumed_train_samples").value_or(state.iteration * batch);
   state.schedule_samples =

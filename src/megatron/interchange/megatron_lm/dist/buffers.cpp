@@ -1,0 +1,155 @@
+#include "megatron/interchange/megatron_lm/dist/buffers.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/plan/stages.h"
+
+namespace megatron::interchange {
+namespace {
+
+constexpr std::string_view kBuffers = "optimizer.distributed.";
+constexpr std::int64_t kParameterAlignment = 64;
+
+/// In which order Megatron-Core registers the parts of a layer, and what follows the layers.
+constexpr std::array<std::string_view, 9> kParts = {"input_layernorm.",
+                                                    "self_attention.linear_proj.",
+                                                    "self_attention.linear_qkv.",
+                                                    "self_attention.q_layernorm.",
+                                                    "self_attention.k_layernorm.",
+                                                    "pre_mlp_layernorm.",
+                                                    "mlp.linear_fc1.",
+                                                    "mlp.linear_fc2.",
+                                                    ""};
+constexpr std::array<std::string_view, 9> kFusedParts = {"self_attention.linear_proj.",
+                                                         "input_layernorm.",
+                                                         "self_attention.linear_qkv.",
+                                                         "self_attention.q_layernorm.",
+                                                         "self_attention.k_layernorm.",
+                                                         "pre_mlp_layernorm.",
+                                                         "mlp.linear_fc1.",
+                                                         "mlp.linear_fc2.",
+                                                         ""};
+constexpr std::array<std::string_view, 6> kAfterLayers = {"lm_head.",     "embedding.", "output_layer.",
+                                                          "binary_head.", "pooler.",    ""};
+
+template <std::size_t N>
+std::size_t index_in(const std::array<std::string_view, N>& table, std::string_view name) {
+  return static_cast<std::size_t>(
+      std::ranges::find_if(table, [&](std::string_view part) { return name.starts_with(part); }) - table.begin());
+}
+
+/// What the order of a rank's parameters is sorted by: before, in and after the layers; the layer; the part.
+std::array<std::size_t, 3> key_of(const plan::ParameterSpec& spec, bool fused_norms) {
+  const std::size_t layers = spec.name.find(".layers.");
+  if (layers != std::string::npos) {
+    const std::size_t dot = spec.name.find('.', layers + 8);
+    const std::string_view part = std::string_view(spec.name).substr(dot + 1);
+    return {1, static_cast<std::size_t>(spec.depth),
+            fused_norms ? index_in(kFusedParts, part) : index_in(kParts, part)};
+  }
+  if (spec.name.starts_with("embedding.") && !spec.shared_copy) return {0, 0, 0};
+  if (spec.name.find("final_layernorm.") != std::string::npos) return {2, 0, 0};
+  return {3, 0, index_in(kAfterLayers, spec.name)};
+}
+
+class Buckets {
+ public:
+  Buckets(const DcpFolder& folder, int group, std::string theirs) : folder_(folder), theirs_(std::move(theirs)) {
+    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_0.dtype_");
+    const auto& tensors = folder.metadata().tensors;
+    const auto first = tensors.lower_bound(begin);
+    const std::size_t end = first == tensors.end() ? std::string::npos : first->first.find(".bucket_idx_");
+    if (end == std::string::npos || !first->first.starts_with(begin))
+      refuse(concat("the buffer of model-parallel rank ", group), "none");
+    prefix_ = first->first.substr(0, end) + ".bucket_idx_";
+    if (tensors.contains(concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_1")))
+      refuse("one buffer a rank", "several");
+    open();
+  }
+
+  /// Where the next parameter of so many elements begins.
+  std::pair<const DcpTensor*, std::int64_t> take(std::int64_t elements) {
+    if (at_ == size()) {
+      ++number_;
+      open();
+    }
+    const std::int64_t begin = (at_ + kParameterAlignment - 1) / kParameterAlignment * kParameterAlignment;
+    if (elements > size() - begin) refuse("buckets that end with a parameter", "one that ends within it");
+    at_ = begin + elements;
+    return {bucket_, begin};
+  }
+  void finish() const {
+    if (at_ != size() || folder_.find(name(number_ + 1)) != nullptr)
+      refuse("buckets of the parameters alone", "longer ones");
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
+    throw ConfigError(
+        rule_got_fix(concat(folder_.name(), ": the optimizer's state by buffer must have ", rule, "."), got,
+                     "save it with --dist-ckpt-optim-fully-reshardable, or take the weights: --weights-only"));
+  }
+  std::string name(int number) const { return concat(prefix_, number, ".", theirs_); }
+  std::int64_t size() const { return bucket_->shape[0]; }
+  void open() {
+    bucket_ = folder_.find(name(number_));
+    if (bucket_ == nullptr || bucket_->shape.size() != 1)
+      refuse(concat("\"", theirs_, "\" of every bucket"), "not of one");
+    at_ = 0;
+  }
+
+  const DcpFolder& folder_;
+  std::string theirs_, prefix_;
+  int number_ = 0;
+  const DcpTensor* bucket_ = nullptr;
+  std::int64_t at_ = 0;
+};
+
+std::vector<plan::StagePart> even_stages(const plan::ModelShape& shape, int pp, const DcpFolder& folder) {
+  if (shape.num_layers % pp != 0)
+    throw ConfigError(rule_got_fix(concat(folder.name(), ": stages must have as many layers each."),
+                                   concat(shape.num_layers, " layers, ", pp, " stages")));
+  return plan::parts_of_layers(std::vector<std::int64_t>(static_cast<std::size_t>(pp), shape.num_layers / pp));
+}
+
+}  // namespace
+
+bool has_buffers(const DcpFolder& folder) {
+  const auto& tensors = folder.metadata().tensors;
+  const auto found = tensors.lower_bound(std::string(kBuffers));
+  return found != tensors.end() && found->first.starts_with(kBuffers);
+}
+
+std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
+                                                      const BufferLayout& layout, const std::string& theirs) {
+  std::map<std::string, DcpSource::Place> places;
+  const auto parts = even_stages(shape, layout.pp, folder);
+  for (int pp = 0; pp < layout.pp; ++pp)
+    for (int tp = 0; tp < layout.tp; ++tp) {
+      auto specs = plan::model_parameters(shape, layout.tp, tp, {parts[static_cast<std::size_t>(pp)]});
+      std::ranges::stable_sort(specs, {},
+                               [&](const plan::ParameterSpec& spec) { return key_of(spec, layout.fused_norms); });
+      Buckets buckets(folder, pp * layout.tp + tp, theirs);
+      for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
+        const auto [bucket, begin] = buckets.take(spec->local_size());
+        if (spec->has_copies())
+          throw ConfigError(rule_got_fix(concat(folder.name(),
+                                                ": args.num_query_groups must divide by the ranks of tensor "
+                                                "parallelism."),
+                                         concat(shape.groups(), " and ", layout.tp), "--weights-only"));
+        if (spec->shared_copy || (spec->replicated() && tp > 0)) continue;
+        DcpSource::Place& place = places[spec->name];
+        place.tensor = bucket;
+        place.shape = checkpoint::true_shape(*spec, shape);
+        place.flat.push_back({bucket, begin, *spec});
+      }
+      buckets.finish();
+    }
+  return places;
+}
+
+}  // namespace megatron::interchange

@@ -1,0 +1,28 @@
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "megatron/interchange/megatron_lm/dist/dcp_source.h"
+#include "megatron/plan/parameters/parameters.h"
+
+// The state of Megatron-Core's distributed optimizer stored by buffer ("dp_reshardable"): each rank of tensor and
+// pipeline parallelism has one-dimensional tensors, its buckets, in which its parameters follow one another.
+namespace megatron::interchange {
+
+/// What a run had that saved one.
+struct BufferLayout {
+  int tp = 1, pp = 1;
+  bool fused_norms = false;  ///< norms were registered within the linear layers behind them (Transformer Engine)
+};
+
+/// Where the state `theirs` ("param", "exp_avg") of each parameter lies, by our names of the parameters. Parameters are
+/// registered in the order of the model and laid out in the opposite one, each beginning at a multiple of 64; buckets
+/// end with a parameter. Throws ConfigError where the buckets are not as long as that says.
+std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
+                                                      const BufferLayout& layout, const std::string& theirs);
+
+/// Whether the folder has state that is stored so.
+bool has_buffers(const DcpFolder& folder);
+
+}  // namespace megatron::interchange
