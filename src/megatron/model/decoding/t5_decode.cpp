@@ -137,8 +137,9 @@ T5Cache CachedT5::Impl::begin(const at::Tensor& states, const at::Tensor& key_le
     const auto kept = pairs.permute({3, 1, 2, 0, 4}).contiguous();
     cache.cross_keys.push_back(tokens_first(kept[0]));
     cache.cross_values.push_back(tokens_first(kept[1]));
+    const auto& own = modules.blocks[l].attention();  // whose heads need not be those of cross attention
     for (auto* tensors : {&cache.keys, &cache.values})
-      tensors->push_back(tokens_first(at::empty({b, n, cache.capacity, d}, tensor)));
+      tensors->push_back(tokens_first(at::empty({b, own.groups, cache.capacity, own.head_size}, tensor)));
   }
   return cache;
 }
