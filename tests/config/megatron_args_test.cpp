@@ -382,12 +382,12 @@ TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
 
 TEST(MegatronArgs, ListWhatTheyMeanAndWhatIsIgnored) {
   const auto translation = translated(std::string(kSmall) +
-                                      "--lr-warmup-iters 5 --expert-tensor-parallel-size 1 --tensorboard-dir tb "
+                                      "--lr-warmup-iters 5 --expert-tensor-parallel-size 1 --log-progress "
                                       "--no-bias-swiglu-fusion --mask-prob .2 --train.out runs/a");
   EXPECT_THAT(words_of(translation.ignored),
-              ElementsAre("--expert-tensor-parallel-size 1", "--tensorboard-dir tb", "--no-bias-swiglu-fusion"));
+              ElementsAre("--expert-tensor-parallel-size 1", "--log-progress", "--no-bias-swiglu-fusion"));
   EXPECT_EQ(ignored_line(translation),
-            "ignored, as they change no result: --expert-tensor-parallel-size 1, --tensorboard-dir tb, "
+            "ignored, as they change no result: --expert-tensor-parallel-size 1, --log-progress, "
             "--no-bias-swiglu-fusion");
   ASSERT_EQ(translation.maps.size(), 10u);
   EXPECT_EQ(translation.maps[8].words, "--lr-warmup-iters 5");

@@ -348,7 +348,7 @@ const std::vector<Recipe>& recipes() {
            "--train.kernels sse",
            "--matmul-precision low",
            "--train.dtype bf16 --matmul-precision high",
-           "--save-interval -1",
+           "--save-interval -2",
            "--checkpoint.keep_last -1",
            "--checkpoint.keep_every -1",
            "--finetune",
@@ -368,7 +368,7 @@ const std::vector<Recipe>& recipes() {
       {"t5",
        small_t5(),
        {
-           "--position-embedding-type learned_absolute",
+           "--position-embedding-type rope",
            "--num-query-groups 2",
            "--add-qkv-bias --disable-bias-linear",
            "--apply-residual-connection-post-layernorm",

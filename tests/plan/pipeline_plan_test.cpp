@@ -202,7 +202,7 @@ TEST(PipelineProgram, SaysTheNearestNameOfASchedule) {
   const auto error = [](const char* name) { return error_of([=](auto& c) { c.parallel.pp_schedule = name; }); };
   EXPECT_THAT(error("zb_h1"), HasSubstr("got:  'zb_h1'\n  fix:  --schedule zb-h1"));
   EXPECT_THAT(error("1F1B"), HasSubstr("fix:  --schedule 1f1b"));
-  EXPECT_THAT(error("interleave"), HasSubstr("fix:  --schedule auto")) << "interleaved needs several stages a rank";
+  EXPECT_THAT(error("interleave"), HasSubstr("fix:  --schedule auto")) << "interleaved needs several stages per rank";
   EXPECT_THAT(error_of([](auto& c) {
                 c.parallel.pp_schedule = "interleave";
                 c.parallel.vpp = 2;
@@ -307,10 +307,10 @@ TEST(PipelineProgram, RefusesSchedulesThatDoNotSuitTheStagesInOneError) {
     const char* error;
   };
   const std::vector<Case> cases = {
-      {[](auto& c) { c.parallel.pp_schedule = "interleaved"; }, "schedule interleaved has at least 2 stages a rank"},
-      {[](auto& c) { c.parallel.pp_schedule = "zb-v"; }, "schedule zb-v has 2 stages a rank"},
-      {[](auto& c) { c.parallel.pp_schedule = "zb-v", c.parallel.vpp = 4; }, "schedule zb-v has 2 stages a rank"},
-      {[](auto& c) { c.parallel.pp_schedule = "1f1b", c.parallel.vpp = 2; }, "schedule 1f1b has 1 stage a rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "interleaved"; }, "schedule interleaved has at least 2 stages per rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "zb-v"; }, "schedule zb-v has 2 stages per rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "zb-v", c.parallel.vpp = 4; }, "schedule zb-v has 2 stages per rank"},
+      {[](auto& c) { c.parallel.pp_schedule = "1f1b", c.parallel.vpp = 2; }, "schedule 1f1b has 1 stage per rank"},
       {[](auto& c) { c.parallel.pp_schedule = "dualpipev", c.parallel.vpp = 2, c.train.global_batch_size = 3; },
        "schedule dualpipev has at least 2 microbatches per pipeline rank in every step.\n  got:  3 microbatches, 2 "
        "pipeline ranks\n  fix:  --global-batch-size 4, or --schedule interleaved"},

@@ -371,7 +371,7 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
          c.train.matmul_precision = "high";
          c.train.dtype = "bf16";
        }},
-      {"checkpoint.save_interval", [](RunConfig& c) { c.checkpoint.save_interval = -1; }},
+      {"checkpoint.save_interval", [](RunConfig& c) { c.checkpoint.save_interval = -2; }},
       {"checkpoint.keep_last", [](RunConfig& c) { c.checkpoint.keep_last = -1; }},
       {"checkpoint.keep_every", [](RunConfig& c) { c.checkpoint.keep_every = -1; }},
       {"checkpoint.finetune", [](RunConfig& c) { c.checkpoint.finetune = true; }},

@@ -102,7 +102,7 @@ TEST(Jinja, NamesLineAndConstructOfWhatItRefuses) {
   EXPECT_THAT(error_of("{% call f() %}{% endcall %}"), HasSubstr("line 1: the statement \"call\""));
   EXPECT_THAT(error_of("{% if n %}\n{% for i in list %}{% endif %}"), HasSubstr("\"endfor\""));
   EXPECT_THAT(error_of("{% for i in list recursive %}{% endfor %}"), HasSubstr("\"recursive\" where a tag should end"));
-  EXPECT_THAT(error_of("{{ 'a' < 1 }}"), HasSubstr("an order of a text and a number"));
+  EXPECT_THAT(error_of("{{ 'a' < 1 }}"), HasSubstr("an order of a string and a number"));
   EXPECT_THAT(error_of("{% set n.a = 1 %}"), HasSubstr("which only a namespace lets"));
 }
 
