@@ -1,5 +1,6 @@
 """Runs go from Megatron-Core to this program and back by its checkpoints. Needs torch, megatron-core, psutil."""
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from peers import peers
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import run  # noqa: E402
 
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # before torch is imported: else the package has its functions compiled
 torch, _, _, MISSING = peers("torch", "megatron.core", "psutil")
 if not MISSING:
     import megatron_core_peer as peer
