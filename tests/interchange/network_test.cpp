@@ -61,6 +61,12 @@ ModelConfig classes(ModelConfig model) {
   return model;
 }
 
+ModelConfig scaled_with_width(ModelConfig model) {
+  model.use_mup = true;
+  model.mup_base_hidden_size = 8;
+  return model;
+}
+
 /// Another value that the option can have.
 void perturb(const config::Field& option) {
   std::visit(
@@ -87,7 +93,8 @@ std::map<std::string, std::vector<std::int64_t>> parameters_of(const ModelConfig
 
 TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
-  for (const ModelConfig& model : {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert())}) {
+  for (const ModelConfig& model :
+       {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2())}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;

@@ -63,7 +63,7 @@ TransformerOptions random_model(std::uint64_t seed) {
   constexpr kernels::Activation kForms[] = {kernels::Activation::GeluTanh, kernels::Activation::GeluErf,
                                             kernels::Activation::Silu, kernels::Activation::Relu};
   options.activation = kForms[random() % std::size(kForms)];
-  if (seed % 3 == 1) {  // what maximal update parametrization scales
+  if (seed % 3 == 1 && !two_stacks) {  // what maximal update parametrization scales
     options.shape.embedding_scale = 3;
     options.shape.output_scale = 0.25;
     options.shape.attention_scale = 0.4;
