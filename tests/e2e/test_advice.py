@@ -265,7 +265,7 @@ WRONG = {
         --micro-batch-size 0
         --microbatches 1000000000
         --loss-chunk-tokens 0
-        --optimizer.clip-norm l7
+        --optimizer.clip-norm max
         --launch thread
         word""",
     "bench comm": "\n--ranks 0\n--sizes 0\nword",
