@@ -168,7 +168,11 @@ NameMeaning meaning_of(std::string_view name) {
   if (storage_dtype(name) != nullptr) return Value;
   for (const auto& [known, meaning] : kNames)
     if (name == known) return meaning;
-  return Unknown;
+  // Megatron-LM's exit_signal, which some versions of Python write by its name: signal.SIGTERM.
+  constexpr std::string_view kSignal = "signal.SIG";
+  const bool is_signal = name.starts_with(kSignal) && name.size() <= kSignal.size() + 8 &&
+                         std::ranges::all_of(name.substr(kSignal.size()), [](char c) { return c >= 'A' && c <= 'Z'; });
+  return is_signal ? Value : Unknown;
 }
 
 }  // namespace megatron::interchange
