@@ -120,7 +120,7 @@ TEST_F(TrainerTest, WithoutStepsTheWeightsOfARunAreEvaluatedAlone) {
   options.checkpoint.load.clear();  // new weights
   options.train.out = (folder_ / "new").string();
   ASSERT_EQ(run(options), Outcome::Done);
-  EXPECT_GT(metrics("new").at(0)["valid_loss"].get<double>(), evaluated[0]["valid_loss"].get<double>());
+  EXPECT_NE(metrics("new").at(0)["valid_loss"], evaluated[0]["valid_loss"]);
 }
 
 TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {

@@ -122,6 +122,9 @@ constexpr std::pair<const char*, NameMeaning> kNames[] = {
     {"pathlib.PosixPath", Object},
     {"pathlib._local.PosixPath", Object},
     {"signal.Signals", Object},
+    // How Python 3.11 writes a member of an enumeration: what is called is its class and its name, which are data here.
+    {"builtins.getattr", Object},
+    {"__builtin__.getattr", Object},
     {"megatron.core.enums.ModelType", Object},
     {"megatron.model.enums.ModelType", Object},
     {"megatron.core.transformer.enums.AttnBackend", Object},
