@@ -16,6 +16,8 @@ import warnings
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+# torch refuses the signal and the enumerations among its own arguments as some versions of Python 3.11 write them.
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
