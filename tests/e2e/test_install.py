@@ -88,7 +88,8 @@ class Install(unittest.TestCase):
         if pathlib.Path("/dev/nvidia0").exists():
             return
         result = subprocess.run([str(word) for word in [self.build / "custom_loss/custom_loss", *words]] +
-                                ["--device", "cuda", "--parallel.backend", "nccl"], capture_output=True, text=True, timeout=300)
+                                ["--device", "cuda", "--parallel.backend", "nccl"], capture_output=True, text=True,
+                                timeout=300)
         self.assertNotEqual(result.returncode, 0)
         plugin = self.prefix / "lib/megatron/libmegatron_cuda.so"
         found = f"the plugin is {plugin}" if plugin.exists() else "and no plugin"
