@@ -158,7 +158,7 @@ TEST_F(TrainerTest, ARunThatLeavesEarlyGoesOnAsIfItHadNot) {
   const auto losses = [&](const std::string& name) {
     std::vector<json> kept;
     for (const json& line : metrics(name))
-      kept.push_back(line.value(line.contains("loss") ? "loss" : "valid_loss", 0.0));
+      kept.emplace_back(line.value(line.contains("loss") ? "loss" : "valid_loss", 0.0));
     return kept;
   };
   options.train.out = (folder_ / "parts").string();
