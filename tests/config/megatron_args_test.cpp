@@ -1,7 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/arguments.h"
@@ -66,6 +71,67 @@ TEST(MegatronTable, MapsToOptionsThatExist) {
   for (const Field& field : fields_of(run).fields) paths.insert(field.path);
   for (const MegatronFlag& flag : megatron_flags())
     for (const std::string& path : mapped_paths(flag)) EXPECT_TRUE(paths.contains(path)) << flag.flag() << " " << path;
+}
+
+/// A value that is not the default: another number, another choice, any word.
+std::vector<std::string> another_value(const MegatronFlag& flag) {
+  const std::map<std::string, std::string> forms = {{"window-size", "7,0"},
+                                                    {"split", "8,1,1"},
+                                                    {"step-batch-size-schedule", "0:4"},
+                                                    {"hidden-size", "1536"},
+                                                    {"recompute-modules", "mlp"}};
+  if (const auto form = forms.find(flag.names.front()); form != forms.end()) return {form->second};
+  if (flag.kind == FlagKind::Switch) return {};
+  if (flag.kind == FlagKind::Int) return {flag.default_value == "2" ? "3" : "2"};
+  if (flag.kind == FlagKind::Float) return {flag.default_value == "0.25" ? "0.5" : "0.25"};
+  if (flag.kind == FlagKind::Three) return {"4", "4", "32"};
+  for (const std::string& choice : flag.choices)
+    if (choice != flag.default_value) return {choice};
+  return {"3"};
+}
+
+TEST(MegatronTable, NoFlagIsDroppedWithoutAWord) {
+  // With each of these lists some flags have an effect that they have not with the others.
+  const std::vector<std::pair<std::string, std::string>> lists = {
+      {"pretrain_gpt", ""},
+      {"pretrain_gpt",
+       "--tensor-model-parallel-size 2 --load F --save F --save-interval 5 --use-persistent-ckpt-worker "
+       "--position-embedding-type rope "
+       "--use-rope-scaling --group-query-attention --num-query-groups 4"},
+      {"pretrain_gpt",
+       "--fp16 --recompute-granularity full --recompute-method block --use-mup --decoupled-lr 1 "
+       "--wandb-project p --timing-log-level 1 --fim-data"},
+      {"pretrain_gpt",
+       "--bf16 --recompute-granularity selective --use-distributed-optimizer --overlap-grad-reduce "
+       "--tokenizer-type GPTSentencePieceTokenizer"},
+      {"pretrain_t5", "--decoder-seq-length 64"},
+      {"pretrain_bert", ""},
+      {"pretrain_gpt", "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"},
+      {"pretrain_gpt", "--train-samples 400"}};
+  for (const MegatronFlag& flag : megatron_flags()) {
+    // The data types of both moments must be one, else that is an error: tried together below.
+    const bool other_spelling = flag.names.front().starts_with("encoder-");  // of num-layers, seq-length
+    if (flag.use != FlagUse::Maps || other_spelling || flag.names.front().starts_with("exp-avg")) continue;
+    bool told = false;
+    for (const auto& [program, more] : lists) {
+      std::string base = kSmall + more;
+      if (more.starts_with("--train-samples")) base.erase(base.find("--train-iters 100"), 17);
+      std::string typed = flag.flag();
+      for (const std::string& value : another_value(flag)) typed += " " + value;
+      const RunConfig plain = recipe(base, program, 2);
+      try {
+        const auto with = translated(base + " " + typed, program, 2);
+        const auto names_it = [&](const auto& line) { return line.words.starts_with(flag.flag()); };
+        told = told || save_toml(with.config) != save_toml(plain) || !with.pretrained.empty() || with.load_must_exist ||
+               std::ranges::any_of(with.ignored, names_it);
+      } catch (const ConfigError&) {
+        continue;  // excluded by what the list has
+      }
+      if (told) break;
+    }
+    EXPECT_TRUE(told) << flag.flag() << " changes no recipe";
+  }
+  EXPECT_EQ(recipe(std::string(kSmall) + "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16").optimizer.state_dtype, "bf16");
 }
 
 TEST(MegatronArguments, AreReadAsArgparseReadsThem) {
