@@ -7,7 +7,7 @@
 #include "megatron/data/part_dataset.h"
 #include "megatron/plan/rules.h"
 
-// What a run reads: its data and the checkpoint that it goes on from.
+// What a run reads: its data and the checkpoint that it resumes from.
 namespace megatron::train {
 
 /// What samples are made with, as the options ask for it.
@@ -40,7 +40,7 @@ std::filesystem::path save_folder(const config::RunConfig& config);
 std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
 
 /// Whether checkpoint.load is the folder that the run saves in and has no checkpoint yet, as in scripts of Megatron-LM
-/// that name both from the first start on: the run begins anew.
+/// that name both from the first start on: the run starts over.
 bool begins_where_it_saves(const config::RunConfig& config);
 
 /// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else: checkpoint.finetune, or

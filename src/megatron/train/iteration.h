@@ -16,7 +16,7 @@ namespace megatron::train {
 /// How often ranks that wait for another one's work meet: well before they would give it up.
 std::chrono::milliseconds beat_of(const config::RunConfig& config);
 
-/// How a run saves what it goes on from.
+/// How a run saves what it resumes from.
 checkpoint::Saver::Options saver_options(const config::RunConfig& config);
 
 /// The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.

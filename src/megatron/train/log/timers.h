@@ -88,7 +88,7 @@ class Timers {
 
   /// What the ranks of `world` have measured since this was last asked of the same timers. Collective over it.
   TimesOverRanks take(const comm::Group& world, const std::vector<TimerId>& timers);
-  /// The same of a step's timers, those of this level.
+  /// A step's timers, those of this level: gathered as take() does.
   TimesOverRanks take_step(const comm::Group& world);
 
  private:

@@ -112,7 +112,7 @@ void add_scaler(const Engine& engine, checkpoint::Metadata& metadata) {
   metadata["loss_scale_hysteresis"] = std::to_string(state.hysteresis);
 }
 
-/// Of fp16. A checkpoint of another precision has no loss scale: then it begins anew.
+/// Of fp16. A checkpoint of another precision has no loss scale: then it starts over.
 void load_scaler(const checkpoint::Metadata& metadata, const std::filesystem::path& folder, Engine& engine,
                  std::vector<std::string>& messages) {
   if (!engine.scaler) return;
