@@ -1,11 +1,23 @@
 #include "app/jobs.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+#include <system_error>
 
 #include "app/job_help.h"
 #include "megatron/base/error.h"
+#include "megatron/base/files/mapped_faults.h"
+#include "megatron/base/files/write_error.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/text/nearest.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 
 namespace megatron::app {
@@ -14,10 +26,28 @@ namespace {
 
 int run_or_help(const std::string& name, const Job& job, const Args& args) {
   try {
+    if (job.run == nullptr) {
+      Args words = {job.name};
+      words.insert(words.end(), args.begin(), args.end());
+      return run_with_libtorch(words);
+    }
     return job.run(args);
   } catch (const config::HelpRequested& help) {
     std::fputs((help.what() + help_ending(name)).c_str(), stdout);
     return kDone;
+  }
+}
+
+/// dispatch() with the words of the command line, what it throws printed; the exit code.
+int run_job(const std::vector<Job>& jobs, const Args& args) {
+  try {
+    return dispatch("megatron", jobs, args == Args{"--version"} ? Args{"version"} : args);
+  } catch (const ConfigError& error) {
+    write_line(stderr, message_of(error));
+    return kWrong;
+  } catch (const std::exception& error) {
+    write_line(stderr, message_of(error));
+    return kFailed;
   }
 }
 
@@ -42,6 +72,38 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
   const std::string near = nearest_name(args[0], names);
   throw ConfigError(rule_got_fix(command + " must be followed by the name of a job.", args[0],
                                  near.empty() ? "one of\n" + list : command + " " + near));
+}
+
+int run_with_libtorch(const Args& words) {
+  constexpr const char* kName = "megatron-torch";
+  std::error_code error;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  std::string tried;
+  for (const auto& place : {folder / kName, folder.parent_path() / "lib/megatron" / kName}) {
+    std::vector<char*> argv = {const_cast<char*>("megatron")};
+    for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    std::fflush(stdout);
+    execv(place.c_str(), argv.data());
+    tried += concat(tried.empty() ? "" : ", ", place.string(), " (", std::generic_category().message(errno), ")");
+  }
+  throw std::runtime_error(rule_got_fix("megatron needs megatron-torch, the part of it that computes.", tried,
+                                        "make build, or install the whole package again"));
+}
+
+void run_program(const std::vector<Job>& jobs, int argc, char** argv) {
+  let_large_writes_fail();
+  explain_mapped_faults();
+  const int code = run_job(jobs, {argv + 1, argv + argc});
+  // What is printed waits in a buffer: that the disk is full or the reader gone shows only here. Where a job has met
+  // it before, an empty line asks for the reason again.
+  errno = 0;
+  const bool had_failed = std::ferror(stdout) != 0;
+  if (had_failed) std::fputc('\n', stdout);
+  const bool written = std::fflush(stdout) == 0 && !had_failed;
+  if (!written) write_line(stderr, write_error("standard output", "could not be written", errno != 0 ? errno : EIO));
+  // All that a job has is given back by now. What is left are libtorch's tables of operators, which take 0.07 s apart.
+  std::_Exit(!written && code == kDone ? kFailed : code);
 }
 
 }  // namespace megatron::app

@@ -6,9 +6,12 @@
 #include "megatron/run/exit_codes.h"
 
 // The jobs of the command line: one function and one source file each (train.cpp, tokenizer.cpp, …), one row each in
-// jobs.cpp. `args` are the words after the job's name. A job returns the exit code of the contract below or throws;
+// megatron.cpp. `args` are the words after the job's name. A job returns the exit code of the contract below or throws;
 // dispatch() prints config::HelpRequested on stdout, with what job_help.h knows of the job, and
-// main() what else it throws: ConfigError on stderr and 2, others on stderr and 1.
+// run_program() what else it throws: ConfigError on stderr and 2, others on stderr and 1.
+//
+// Jobs that compute are in a program of their own, megatron-torch (megatron_torch.cpp): libtorch takes 0.2 s to load,
+// which whoever counts tokens or looks at a plan need not wait for. `megatron` becomes it where it is needed.
 namespace megatron::app {
 
 using Args = std::vector<std::string>;
@@ -21,8 +24,8 @@ using run::kWrong;
 
 struct Job {
   const char* name;
-  const char* help;  ///< one line
-  int (*run)(const Args& args);
+  const char* help;              ///< one line
+  int (*run)(const Args& args);  ///< null: the job is one of megatron-torch
 };
 
 /// Runs the job that args[0] names with the words after it. `--help` or -h lists the jobs on stdout. No name and an
@@ -34,6 +37,14 @@ struct Job {
 ///   }
 int dispatch(const std::string& command, const std::vector<Job>& jobs, const Args& args);
 
+/// What main() returns: dispatch() with the words of the command line, and what it throws on stderr. Lets what is
+/// printed reach its file, or says why it does not, and ends the process.
+[[noreturn]] void run_program(const std::vector<Job>& jobs, int argc, char** argv);
+
+/// Becomes megatron-torch, which runs the job that words[0] names: does not return. megatron-torch is in the folder of
+/// this program, as built, or in ../lib/megatron of it, as installed. Throws std::runtime_error where it is in neither.
+[[noreturn]] int run_with_libtorch(const Args& words);
+
 int bench(const Args& args);
 int checkpoint(const Args& args);
 int data(const Args& args);
@@ -42,6 +53,7 @@ int docs(const Args& args);
 int eval(const Args& args);
 int finetune(const Args& args);
 int generate(const Args& args);
+int operators(const Args& args);
 int plan(const Args& args);
 int plot(const Args& args);
 int preprocess_data(const Args& args);

@@ -7,9 +7,9 @@ option(MEGATRON_BUNDLE_LIBTORCH "Install libtorch's libraries too, into lib/mega
 
 # libtorch: beside us where it is bundled or linked to, else where the build found it.
 set(torch_here ${CMAKE_INSTALL_LIBDIR}/megatron/torch)
-set_target_properties(megatron PROPERTIES
-  INSTALL_RPATH "$ORIGIN/../${torch_here}/lib;${TORCH_DIR_FOUND}/lib")
+set_target_properties(megatron-torch PROPERTIES INSTALL_RPATH "$ORIGIN/torch/lib;${TORCH_DIR_FOUND}/lib")
 install(TARGETS megatron RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+install(TARGETS megatron-torch RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR}/megatron COMPONENT program)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/shims DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron COMPONENT program
   USE_SOURCE_PERMISSIONS FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/megatron COMPONENT program)
@@ -35,7 +35,7 @@ file(STRINGS ${PROJECT_SOURCE_DIR}/docs/tour.md tour ENCODING UTF-8 REGEX "^\\*\
 string(REGEX MATCHALL "`[a-z_0-9/]+\\.h`" public_headers "${tour}")
 string(REPLACE "`" "" public_headers "${public_headers}")
 file(GLOB run_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/megatron ${PROJECT_SOURCE_DIR}/src/megatron/run/*.h)
-set(waiting ${public_headers} ${run_headers} generate/generate.h generate/texts.h base/version.h)
+set(waiting ${public_headers} ${run_headers} generate/generate.h text/texts.h base/version.h)
 set(headers)
 while(waiting)
   list(POP_FRONT waiting header)

@@ -71,10 +71,10 @@ function(megatron_library folder)
   endif()
 endfunction()
 
-# megatron_precompile(TARGET [LIBRARY|TORCH|PROGRAM]): what a file includes from elsewhere is half of the time that it
+# megatron_precompile(TARGET [LIBRARY|TORCH|PROGRAM|TORCH_PROGRAM]): what a file includes from elsewhere is half of the time that it
 # takes to compile: such headers are compiled once. LIBRARY: libtorch's, for a library; TORCH: GoogleTest's beside them,
-# for tests; PROGRAM: what the jobs of the command line include; none: GoogleTest's alone. They have a small target of
-# their own, but for PROGRAM: a precompiled header belongs to one, and whoever uses it must be compiled with OpenMP as
+# for tests; PROGRAM: what the jobs of the command line include, TORCH_PROGRAM: those that compute; none: GoogleTest's alone. They have a small target of
+# their own, but for programs: a precompiled header belongs to one, and whoever uses it must be compiled with OpenMP as
 # it is, or without as it is, and both as libraries or as programs.
 function(megatron_precompile target)
   set(tests_optimization -O1)  # they wait for the libraries; -O2 takes half as long again to compile
@@ -96,11 +96,15 @@ function(megatron_precompile target)
       <filesystem> <functional> <map> <memory> <optional> <span> <string> <utility> <vector>)
     set(libraries megatron_options torch_cpu nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX)
   endif()
-  if(ARGV1 STREQUAL PROGRAM)
+  if(ARGV1 MATCHES "PROGRAM")
     set(owner ${target})  # the only one
-    target_precompile_headers(${target} PRIVATE <ATen/core/Tensor.h> <nlohmann/json.hpp> <algorithm> <filesystem> <fstream>
-      <functional> <map> <memory> <optional> <span> <string> <utility> <vector> <megatron/config/options.h>
-      <megatron/plan/rules.h> <megatron/text/tokenizer.h> <megatron/run/recipe.h> <megatron/run/trained_model.h>)
+    set(headers <nlohmann/json.hpp> <algorithm> <filesystem> <fstream> <functional> <map> <memory> <optional> <span>
+      <string> <utility> <vector> <megatron/config/options.h> <megatron/plan/rules.h> <megatron/text/tokenizer.h>
+      <megatron/recipe/resolve.h>)
+    if(ARGV1 STREQUAL TORCH_PROGRAM)
+      list(APPEND headers <ATen/core/Tensor.h> <megatron/run/trained_model.h>)
+    endif()
+    target_precompile_headers(${target} PRIVATE ${headers})
   endif()
   if(NOT TARGET ${owner} AND owner STREQUAL library_headers)
     add_library(${owner} STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/headers.cpp)

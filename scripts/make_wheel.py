@@ -82,7 +82,7 @@ def fill(package, build):
         shutil.copytree(ROOT / "shims", shims, ignore=shutil.ignore_patterns("__pycache__", "*.md"), dirs_exist_ok=True)
         shutil.copy(ROOT / "python/shims/run_megatron.py", shims)
     licences = {}
-    for name, library in sorted(needed_libraries(build / "megatron").items()):
+    for name, library in sorted(needed_libraries(build / "megatron-torch").items()):
         (package / "lib").mkdir(exist_ok=True)
         shutil.copy(library, package / "lib" / name)
         if licence := licence_of(library):

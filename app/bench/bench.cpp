@@ -23,7 +23,8 @@ int bench(const Args& args) {
 std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {
   namespace fs = std::filesystem;
   const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
-  const fs::path sources = program.parent_path().parent_path(), installed = sources / "share/megatron";
+  const fs::path sources = program.parent_path().parent_path();         // built: build/megatron-torch
+  const fs::path installed = sources.parent_path() / "share/megatron";  // lib/megatron/megatron-torch
   for (const fs::path& path : {fs::path(name), file, sources / file, installed / file})
     if (fs::is_regular_file(path)) return path.string();
   throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."),

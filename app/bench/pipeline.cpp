@@ -12,7 +12,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/run/recipe.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/train/engine.h"
 
 // How near real pipeline runs come to their prediction: first runs whose operations are timed, a simulation of each
@@ -87,7 +87,7 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
         "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
   std::vector<plan::ResolvedRun> runs;
   for (const std::string& name : options.schedules) {
-    if (!schedule::is_name(name) && !run::read_schedule_file(name))
+    if (!schedule::is_name(name) && !recipe::read_schedule_file(name))
       throw ConfigError(rule_got_fix("--schedules must name pipeline schedules, or files of them.", "'" + name + "'",
                                      "--schedules 1f1b zb-h1 (the default)"));
     const auto complete = [&](config::RunConfig& config) {
@@ -100,7 +100,7 @@ std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std
     config::RunConfig config = options.run;
     complete(config);
     const plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .complete = complete};
-    runs.push_back(run::resolve_with_tokenizer(config, facts).run);
+    runs.push_back(recipe::resolve_with_tokenizer(config, facts).run);
   }
   return runs;
 }

@@ -26,7 +26,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/run/recipe.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/log/run_log.h"
 
@@ -172,7 +172,7 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
   for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu", "recompute"})
     flags.emplace(concat("train.", name), config::normalized(name));
   return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0,
-                                .schedule_file = run::read_schedule_file(options.schedule),
+                                .schedule_file = recipe::read_schedule_file(options.schedule),
                                 .flags = std::move(flags),
                                 .complete = complete});
 }

@@ -17,7 +17,7 @@
 #include "megatron/corpus/filter/filter.h"
 #include "megatron/corpus/overlap/overlap.h"
 #include "megatron/data/files/dataset_folder.h"
-#include "megatron/run/tokenizer.h"
+#include "megatron/text/open_tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -347,7 +347,7 @@ int data_filter(const Args& args) {
                  "--url-key", "--block-domains or --block-urls");
   const auto mode = Progress::mode_of(flags.run.progress);
   std::optional<text::Tokenizer> tokenizer;
-  if (!flags.tokenizer.empty()) tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  if (!flags.tokenizer.empty()) tokenizer = text::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   corpus::FilterOptions options{.output = flags.output, .rejected = flags.rejected, .min_tokens = flags.min_tokens};
   options.text = flags.input.text(flags.run);
   options.tokenizer = tokenizer ? &*tokenizer : nullptr;

@@ -16,7 +16,7 @@
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/config/tables/tasks.h"
-#include "megatron/run/tokenizer.h"
+#include "megatron/text/open_tokenizer.h"
 #include "megatron/tasks/task_info.h"
 #include "megatron/text/tokenizer.h"
 
@@ -99,7 +99,7 @@ int data_features(const Args& args) {
                                    "--seq-length 0 --max-query-length 0 (the task's usual lengths)"));
   const Progress::Mode mode = Progress::mode_of(flags.progress);
   const int threads = threads_of(flags.threads);
-  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = text::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   check_outputs({flags.output}, {flags.input});
   std::optional<AtomicFile> output;
   if (!flags.output.empty()) output.emplace(flags.output);

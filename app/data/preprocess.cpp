@@ -14,7 +14,7 @@
 #include "megatron/config/options.h"
 #include "megatron/data/files/dataset_folder.h"
 #include "megatron/data/preprocess/preprocess.h"
-#include "megatron/run/tokenizer.h"
+#include "megatron/text/open_tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -177,7 +177,7 @@ int data_preprocess(const Args& args) {
   need_option(!flags.output_prefix.empty(), "--output-prefix", "PREFIX");
   const auto mode = Progress::mode_of(flags.progress);
   const text::Specials specials = specials_of(flags.special_tokens);
-  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = text::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   data::PreprocessOptions options = preprocess_options(flags, tokenizer);
   options.on_bad_line = bad_line_log();
   const data::TextEncoder encoder =

@@ -12,7 +12,7 @@
 #include "app/json_line.h"
 #include "app/tokenizer/text_stream.h"
 #include "megatron/base/error.h"
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 #include "megatron/interchange/import.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/ranks.h"
@@ -49,7 +49,7 @@ void report(const run::TrainedModel& model, const Texts& texts, const std::vecto
   json objects = json::array();
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const generate::Beam& best = answers[i].front();
-    const std::string text = model.tokenizer.decode(generate::ids_with_text(model.tokenizer, best.tokens, ends));
+    const std::string text = model.tokenizer.decode(text::ids_with_text(model.tokenizer, best.tokens, ends));
     if (as_json)
       objects.push_back({{"prompt_ids", texts[i]}, {"new_ids", best.tokens}, {"text", text}, {"score", best.score}});
     else

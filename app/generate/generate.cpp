@@ -17,7 +17,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
@@ -210,7 +210,7 @@ Request prepare(GenerateFlags flags) {
 }
 
 std::vector<std::int32_t> ids_with_text(const Request& request, const std::vector<std::int64_t>& ids) {
-  return generate::ids_with_text(request.model.tokenizer, ids, request.options.ends);
+  return text::ids_with_text(request.model.tokenizer, ids, request.options.ends);
 }
 
 void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts) {
@@ -222,7 +222,7 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
     if (request.flags.json) {
       objects.push_back({{"prompt_ids", request.prompts[i]},
                          {"new_ids", texts[i]},
-                         {"text", generate::text_after(request.model.tokenizer, ids, added)}});
+                         {"text", text::text_after(request.model.tokenizer, ids, added)}});
       continue;
     }
     ids.insert(ids.end(), added.begin(), added.end());

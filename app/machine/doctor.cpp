@@ -1,4 +1,3 @@
-#include <torch/version.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -12,12 +11,11 @@
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
+#include "megatron/base/machine/gpu.h"
+#include "megatron/base/machine/processor.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/version.h"
-#include "megatron/comm/cuda_plugin.h"
 #include "megatron/config/options.h"
-#include "megatron/kernels/operators.h"
-#include "megatron/kernels/runtime.h"
 
 namespace megatron::app {
 namespace {
@@ -82,26 +80,22 @@ json gpus() {
 }
 
 json report() {
-  const bool plugin = !comm::cuda_plugin().empty();
+  const bool plugin = !cuda_plugin().empty();
   const json found = gpus();
   json backends = {"local", "gloo"};
   if (plugin && !found.empty()) backends.push_back("nccl");
   return {{"cpu", line_of("/proc/cpuinfo", "model name")},
           {"cores", usable_cores()},
           {"instruction_sets", instruction_sets()},
-          {"kernels", kernels::instruction_set()},
+          {"kernels", name_of(available_isas().front())},
           {"memory", memory()},
           {"gpus", found},
           {"backends", backends},
           {"cuda_plugin", plugin},
           {"versions",
            {{"megatron", program_version()},
-            {"libtorch", TORCH_VERSION},
+            {"libtorch", libtorch_version()},
             {"compiler", concat("g++ ", __GNUC__, ".", __GNUC_MINOR__)}}}};
-}
-
-const char* dtype_name(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp64";
 }
 
 std::string joined(const json& names) {
@@ -133,30 +127,6 @@ void print_human(const json& all) {
   for (const auto& [name, version] : all["versions"].items()) row(name.c_str(), version.get<std::string>());
 }
 
-/// Which implementation serves each operator: on this CPU by dtype, and on CUDA.
-json operators() {
-  json all = json::object();
-  for (const kernels::OperatorInfo& info : kernels::operator_list()) {
-    json& row = all[info.name];
-    for (const auto& [dtype, own] : info.on_cpu)
-      row[dtype_name(dtype)] = own ? kernels::instruction_set() : "reference";
-    row["cuda"] = info.on_cuda ? "cuda" : "reference";
-  }
-  return all;
-}
-
-void print_operators(const json& all) {
-  std::printf("%-28s", "operator");
-  for (const auto& [column, _] : all.begin()->items()) std::printf(" %-12s", column.c_str());
-  std::printf("\n");
-  for (const auto& [name, row] : all.items()) {
-    std::printf("%-28s", name.c_str());
-    for (const auto& [_, implementation] : row.items())
-      std::printf(" %-12s", implementation.get<std::string>().c_str());
-    std::printf("\n");
-  }
-}
-
 struct DoctorOptions {
   bool as_json = false, operators = false;
   void visit(auto& v) {
@@ -175,21 +145,17 @@ int doctor(const Args& args) {
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("megatron doctor takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  if (!options.operators && !options.as_json) {
-    print_human(report());
-    return kDone;
-  }
-  const json all = options.operators ? operators() : report();
+  if (options.operators) return run_with_libtorch({"operators", options.as_json ? "--json" : "--no-json"});
   if (options.as_json)
-    std::printf("%s\n", all.dump().c_str());
+    std::printf("%s\n", report().dump().c_str());
   else
-    print_operators(all);
+    print_human(report());
   return kDone;
 }
 
 int version(const Args& args) {
   if (!args.empty()) throw ConfigError(rule_got_fix("megatron version takes no options.", args[0], "megatron version"));
-  std::printf("megatron %s, libtorch %s\n", program_version(), TORCH_VERSION);
+  std::printf("megatron %s, libtorch %s\n", program_version(), libtorch_version());
   return kDone;
 }
 

@@ -16,7 +16,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
-#include "megatron/run/recipe.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/schedule/pictures/draw.h"
 #include "megatron/schedule/text.h"
 
@@ -159,9 +159,9 @@ int plan(const Args& args) {
       std::ranges::find(args, "--help") != args.end() || std::ranges::find(args, "-h") != args.end();
   if (has_megatron_args(args) && !asks_for_help) return plan_arguments(args);
   PlanOptions options;
-  std::optional<run::RunAndTokenizer> resolved;
+  std::optional<recipe::RunAndTokenizer> resolved;
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
-                               [&] { resolved = run::resolve_with_tokenizer(options.run, {}); });
+                               [&] { resolved = recipe::resolve_with_tokenizer(options.run, {}); });
   const plan::ResolvedRun& run = resolved->run;
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;

@@ -13,7 +13,7 @@
 #include "megatron/base/files/outputs.h"
 #include "megatron/config/options.h"
 #include "megatron/data/files/byte_stream.h"
-#include "megatron/run/tokenizer.h"
+#include "megatron/text/open_tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -204,7 +204,7 @@ int tokenizer_encode(const Args& args) {
   threads_of(flags.threads);
   check_files(flags);
   const text::Specials specials = specials_of(flags.special_tokens);
-  const text::Tokenizer tokenizer = run::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
+  const text::Tokenizer tokenizer = text::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   LineEncoder lines(tokenizer, flags);
   for (const std::string& input : flags.input) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -19,7 +19,7 @@ class TextStream {
 
   void push(const std::vector<std::int64_t>& ids) {
     std::string text;
-    for (const std::int32_t id : generate::ids_with_text(tokenizer_, ids, ends_)) text += decoder_.push(id);
+    for (const std::int32_t id : text::ids_with_text(tokenizer_, ids, ends_)) text += decoder_.push(id);
     print(text);
   }
 

@@ -27,7 +27,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/run/recipe.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/run/stop.h"
 #include "megatron/tasks/scores/seeds.h"
 #include "megatron/train/resume/agreement.h"
@@ -205,7 +205,7 @@ Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) 
   FinetuneOptions options = parse(args);
   config::FinetuneRecipe& recipe = options.recipe;
   const plan::Facts facts{.launched_world_size = place ? place->world_size : 0};
-  auto [resolved, tokenizer] = run::resolve_with_tokenizer(recipe, facts);
+  auto [resolved, tokenizer] = recipe::resolve_with_tokenizer(recipe, facts);
   finetune::TaskData data = open_data(recipe, *tokenizer);
   const std::int64_t steps = finetune::steps_of(static_cast<std::int64_t>(data.train->size()), recipe.task.epochs,
                                                 resolved.config.train.global_batch_size);
@@ -310,7 +310,7 @@ void write_beginning(const Work& job) {
   for (const std::uint64_t seed : job.seeds) {
     const fs::path folder = finetune::seed_folder(job.out(), seed);
     make_folder(folder);
-    run::keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
+    interchange::keep_tokenizer(job.tokenizer, folder, job.run.config.checkpoint.load);
   }
   write_file(job.out() / "recipe.toml", config::save_toml(job.options.recipe));
 }

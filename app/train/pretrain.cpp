@@ -6,9 +6,9 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/gpu.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
-#include "megatron/comm/cuda_plugin.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
@@ -95,7 +95,7 @@ int run_pretrain(const std::string& program, const Args& args) {
   config::RunConfig own;  // to know the ranks that this program starts itself
   config::parse_words(config::fields_of(own), arguments.own_words(), "");
   const auto place = comm::place_from(run::environment());
-  const bool gpus = comm::gpu_present() && !comm::cuda_plugin().empty();
+  const bool gpus = gpu_present() && !cuda_plugin().empty();
   const int ranks = place ? place->world_size : std::max(1, own.parallel.world_size);
   auto translation =
       config::translate_megatron_arguments(program, args, {.world_size = ranks, .device = gpus ? "cuda" : "cpu"});

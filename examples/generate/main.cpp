@@ -5,7 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/generate/generate.h"
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
@@ -27,8 +27,8 @@ int main(int argc, char** argv) {
           model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
           rank.tensor());
       const auto texts = generate::generate(staged, {{prompt.begin(), prompt.end()}}, options);
-      const auto ids = generate::ids_with_text(model.tokenizer, texts[0], options.ends);
-      if (world.rank() == 0) std::cout << argv[2] << generate::text_after(model.tokenizer, prompt, ids) << "\n";
+      const auto ids = text::ids_with_text(model.tokenizer, texts[0], options.ends);
+      if (world.rank() == 0) std::cout << argv[2] << text::text_after(model.tokenizer, prompt, ids) << "\n";
       return run::kDone;
     });
   } catch (const std::exception& error) {

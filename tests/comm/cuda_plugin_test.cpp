@@ -5,6 +5,7 @@
 
 #include "as_rank.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/gpu.h"
 #include "megatron/comm/processes/launch.h"
 
 namespace megatron::comm {

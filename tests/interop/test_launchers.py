@@ -101,7 +101,11 @@ PartitionName=all Nodes={host} Default=YES
         for daemon in self.daemons:
             daemon.terminate()
         for daemon in self.daemons:
-            daemon.wait(ENDS_IN)
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:  # slurmd has been seen to wait for a step that is over
+                daemon.kill()
+                daemon.wait()
 
 
 class Launchers(unittest.TestCase):

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/machine/processor.h"
 #include "megatron/kernels/cpu/products/tile_multiply.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/matmul.h"
@@ -172,7 +173,7 @@ TEST(Tiles, EmulationDoesWhatTheInstructionsDo) {
       EXPECT_NEAR(emulated[i * 20 + j], j < 16 ? truth[row][column].item<double>() : 7.0, 1e-4);
     }
   }
-  if (!cpu::has_tiles()) GTEST_SKIP() << "this machine has no AMX";
+  if (!has_tiles()) GTEST_SKIP() << "this machine has no AMX";
 #if defined(__x86_64__)
   const auto real = three_products<cpu::HardwareTiles>(a, pairs, c);
   for (std::size_t i = 0; i < real.size(); ++i) EXPECT_NEAR(real[i], emulated[i], 1e-4);
@@ -180,7 +181,7 @@ TEST(Tiles, EmulationDoesWhatTheInstructionsDo) {
 }
 
 TEST(Tiles, DotProductsDoWhatTilesDo) {
-  if (!cpu::has_dots()) GTEST_SKIP() << "this machine has no AVX512_BF16";
+  if (!has_dots()) GTEST_SKIP() << "this machine has no AVX512_BF16";
   constexpr std::size_t kPieces = 3, kStride = 40;
   const auto depth = static_cast<std::int64_t>(kPieces * cpu::kPieceDepth);
   const at::Tensor a = bf16({32, depth}), b = bf16({depth, 32}), packed = pack_for_tiles(b), c = at::randn({32, 40});

@@ -1,9 +1,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include "megatron/base/machine/gpu.h"
 #include "megatron/comm/cuda_plugin.h"
 
 /// First line of a test that needs a GPU: skips it where there is none, else makes ATen run on cuda.
 #define NEEDS_A_GPU()                                                    \
-  if (!::megatron::comm::gpu_present()) GTEST_SKIP() << "no NVIDIA GPU"; \
+  if (!::megatron::gpu_present()) GTEST_SKIP() << "no NVIDIA GPU"; \
   ::megatron::comm::load_cuda_plugin()

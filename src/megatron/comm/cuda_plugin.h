@@ -8,14 +8,6 @@
 // Everything that needs CUDA lives in libmegatron_cuda.so, which is loaded here and linked nowhere.
 namespace megatron::comm {
 
-/// Whether this machine shows an NVIDIA GPU. Loads nothing.
-bool gpu_present();
-
-/// The plugin's path: in the program's folder, as built; in ../lib/megatron of it, as installed; or where libraries of
-/// the program are looked for, as in one that embeds the library by find_package(megatron), whose run path names the
-/// library's folder. "" where it is in none. Loads nothing.
-std::string cuda_plugin();
-
 /// What the plugin, which is loaded if it was not, exports as `name`. Throws ConfigError as load_cuda_plugin(), and
 /// where there is no such name.
 void* cuda_plugin_entry(const char* name);

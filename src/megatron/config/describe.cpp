@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "megatron/base/error.h"
+#include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 
@@ -212,5 +213,39 @@ std::string to_markdown(const Fields& fields) {
       });
   return out;
 }
+
+void Remark::add_to(Field& field) const {
+  if (apply_ == nullptr)
+    field.aliases.emplace_back(static_cast<const char*>(what_), size_);
+  else
+    apply_(what_, &field, field.meaning);
+}
+
+void Remark::add_to(Meaning& section) const {
+  if (apply_ != nullptr) apply_(what_, nullptr, section);
+}
+
+void FieldCollector::add(std::string_view name, std::string_view help, FieldValue value, Remarks remarks) {
+  Field field{prefix_ + std::string(name), std::string(help), {}, value, title_, {}, section_};
+  for (const Remark& remark : remarks) remark.add_to(field);
+  result_.fields.push_back(std::move(field));
+}
+
+FieldCollector::Outer FieldCollector::enter(std::string_view name, std::string_view help, Remarks remarks) {
+  Outer outer{prefix_, section_};
+  prefix_ += name;
+  result_.sections.push_back({prefix_, std::string(help)});
+  prefix_ += '.';
+  for (const Remark& remark : remarks) remark.add_to(section_);  // of every option in it
+  return outer;
+}
+
+void FieldCollector::leave(Outer outer) {
+  prefix_ = std::move(outer.prefix);
+  section_ = std::move(outer.section);
+}
+
+template void RunConfig::visit(FieldCollector& v);
+template void FinetuneRecipe::visit(FieldCollector& v);
 
 }  // namespace megatron::config

@@ -8,10 +8,16 @@ namespace megatron::config {
 struct FinetuneRecipe : RunConfig {
   TaskConfig task;
 
-  void visit(auto& v) {
-    v("task", task, "What is learned, and on what.");
-    RunConfig::visit(v);
-  }
+  template <class Visitor>
+  void visit(Visitor& v);
 };
+
+template <class Visitor>
+void FinetuneRecipe::visit(Visitor& v) {
+  v("task", task, "What is learned, and on what.");
+  RunConfig::visit(v);
+}
+
+extern template void FinetuneRecipe::visit(FieldCollector& v);
 
 }  // namespace megatron::config

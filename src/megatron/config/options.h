@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -66,22 +68,41 @@ struct Fields {
   std::vector<Section> sections;
 };
 
+/// What a declaration says of an option beyond its help: an alias, or one of Example and what Meaning::add() takes.
+/// Holds a reference. One type for all of them: a job's hundreds of declarations compile to calls of two functions.
+class Remark {
+ public:
+  Remark(std::string_view alias) : what_(alias.data()), size_(alias.size()) {}
+  template <class T>
+  requires(!std::is_convertible_v<const T&, std::string_view>) Remark(const T& what)
+      : what_(&what), apply_([](const void* stored, Field* field, Meaning& meaning) {
+          if constexpr (std::is_same_v<T, Example>) {
+            if (field != nullptr) field->example = static_cast<const Example*>(stored)->text;
+          } else {
+            meaning.add(*static_cast<const T*>(stored));
+          }
+        }) {}
+
+  void add_to(Field& field) const;
+  void add_to(Meaning& section) const;
+
+ private:
+  const void* what_;
+  std::size_t size_ = 0;
+  void (*apply_)(const void*, Field*, Meaning&) = nullptr;  ///< null: an alias
+};
+
 /// The visitor that collects Fields.
 class FieldCollector {
  public:
   template <class T, class... More>
   void operator()(std::string_view name, T& member, std::string_view help, const More&... more) {
     if constexpr (requires(FieldCollector & v) { member.visit(v); }) {
-      result_.sections.push_back({prefix_ + std::string(name), std::string(help)});
-      const std::string outer = std::exchange(prefix_, prefix_ + std::string(name) + ".");
-      const Meaning outer_meaning = section_;
-      (section_.add(more), ...);  // of every option in it
+      Outer outer = enter(name, help, {Remark(more)...});
       member.visit(*this);
-      section_ = outer_meaning;
-      prefix_ = outer;
+      leave(std::move(outer));
     } else {
-      result_.fields.push_back({prefix_ + std::string(name), std::string(help), {}, &member, title_, {}, section_});
-      (add(result_.fields.back(), more), ...);
+      add(name, help, &member, {Remark(more)...});
     }
   }
   /// The options that are declared next stand under `text` in --help.
@@ -89,11 +110,15 @@ class FieldCollector {
   Fields take() { return std::move(result_); }
 
  private:
-  static void add(Field& field, std::string_view alias) { field.aliases.emplace_back(alias); }
-  static void add(Field& field, const Example& example) { field.example = example.text; }
-  template <class Part>
-  requires requires(Meaning meaning, Part part) { meaning.add(part); }
-  static void add(Field& field, const Part& part) { field.meaning.add(part); }
+  using Remarks = std::initializer_list<Remark>;
+  struct Outer {
+    std::string prefix;
+    Meaning section;
+  };
+
+  void add(std::string_view name, std::string_view help, FieldValue value, Remarks remarks);
+  Outer enter(std::string_view name, std::string_view help, Remarks remarks);
+  void leave(Outer outer);
 
   Fields result_;
   std::string prefix_, title_ = "options";

@@ -13,6 +13,8 @@
 // options have headers of their own.
 namespace megatron::config {
 
+class FieldCollector;
+
 struct RunConfig {
   ModelConfig model;
   ParallelConfig parallel;
@@ -24,18 +26,25 @@ struct RunConfig {
   CheckpointConfig checkpoint;
   LogConfig log;
 
-  void visit(auto& v) {
-    v("model", model, "The network.", Affects::Weights);
-    v("parallel", parallel, "How ranks share the work.");
-    v("data", data, "Text, tokenizer, samples.");
-    v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.", Affects::Samples, when("data.fim_data"),
-      OnlyInTraining());
-    v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
-    v("schedule", schedule, "Learning rate and batch size over the run.");
-    v("train", train, "Length, batch, precision, evaluation.");
-    v("checkpoint", checkpoint, "Saving and resuming.", Affects::Nothing);
-    v("log", log, "What is printed and written.", Affects::Nothing);
-  }
+  template <class Visitor>
+  void visit(Visitor& v);
 };
+
+template <class Visitor>
+void RunConfig::visit(Visitor& v) {
+  v("model", model, "The network.", Affects::Weights);
+  v("parallel", parallel, "How ranks share the work.");
+  v("data", data, "Text, tokenizer, samples.");
+  v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.", Affects::Samples, when("data.fim_data"),
+    OnlyInTraining());
+  v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
+  v("schedule", schedule, "Learning rate and batch size over the run.");
+  v("train", train, "Length, batch, precision, evaluation.");
+  v("checkpoint", checkpoint, "Saving and resuming.", Affects::Nothing);
+  v("log", log, "What is printed and written.", Affects::Nothing);
+}
+
+// Compiled once: hundreds of options would take seconds in every file that reads a command line.
+extern template void RunConfig::visit(FieldCollector& v);
 
 }  // namespace megatron::config

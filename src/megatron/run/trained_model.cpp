@@ -18,7 +18,6 @@
 #include "megatron/plan/mend.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/run/tokenizer.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/resume/agreement.h"
 
@@ -26,6 +25,17 @@ namespace megatron::run {
 namespace {
 
 constexpr int kMaxRanks = 1 << 15;
+
+/// The tokenizer of the model in `folder`: the one beside its weights, else the one that `recipe`, which its run has
+/// saved, names. Throws ConfigError that begins with `job` where there is none.
+text::Tokenizer tokenizer_of_model(const std::string& folder, const config::RunConfig& recipe, const char* job) {
+  const auto place = interchange::companion_folder(folder);
+  if (!place.empty()) return text::Tokenizer::load(place);
+  if (recipe.data.tokenizer.empty())
+    throw ConfigError(rule_got_fix(concat(job, ": the model must have its tokenizer."),
+                                   concat("none in ", folder, " nor in a recipe"), "--tokenizer FOLDER"));
+  return text::Tokenizer::load(recipe.data.tokenizer, recipe.data.tokenizer_type, recipe.data.vocab_extra_ids);
+}
 
 /// What a folder says of its model, weights left out.
 struct Described {

@@ -14,10 +14,10 @@
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/run/recipe.h"
 #include "megatron/run/stop.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
@@ -77,10 +77,10 @@ TrainingJob open_training(config::RunConfig& config) {
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   const train::ResumedBatch resumed = train::resumed_batch(config);
-  auto resolved = resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
-                                                  .needs_data = true,
-                                                  .resumed_batch = resumed.size,
-                                                  .resumed_samples = resumed.samples});
+  auto resolved = recipe::resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
+                                                          .needs_data = true,
+                                                          .resumed_batch = resumed.size,
+                                                          .resumed_samples = resumed.samples});
   // Without a tokenizer resolve() has thrown.
   return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place), std::move(notes)};
 }
@@ -120,8 +120,8 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         [&] {
           if (world.rank() != 0) return;
           folders.emplace(run.config);
-          keep_tokenizer(job.tokenizer, run.config.train.out,
-                         train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
+          interchange::keep_tokenizer(job.tokenizer, run.config.train.out,
+                                      train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
           warn_of_differences(run.config);
         },
         beat);

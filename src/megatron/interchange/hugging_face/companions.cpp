@@ -99,4 +99,16 @@ int copy_companions(const fs::path& from, const fs::path& to) {
   return copied + 1;
 }
 
+void keep_tokenizer(const text::Tokenizer& tokenizer, const fs::path& out, const fs::path& loaded) {
+  const auto is_its = [&](const fs::path& folder) {
+    return has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
+  };
+  if (is_its(out)) return;
+  if (!loaded.empty()) {
+    const auto from = companion_folder(loaded);
+    if (!from.empty() && is_its(from)) copy_companions(from, out);
+  }
+  if (!is_its(out)) tokenizer.save(out);
+}
+
 }  // namespace megatron::interchange

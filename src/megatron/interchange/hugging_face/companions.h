@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/text/tokenizer.h"
+
 // What belongs to a model beside its weights: the files of its tokenizer and of text generation. A run and an imported
 // checkpoint keep them beside the checkpoints, so that generation and export find them. No torch here.
 namespace megatron::interchange {
@@ -30,5 +32,11 @@ std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name);
 /// Copies the files of a tokenizer and of text generation that `from` has; where that leaves no generation_config.json,
 /// writes one of the ids of read_token_ids(from) if they have an end. Returns how many files.
 int copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// A run's folder `out` keeps what makes text of its model's tokens, as `data.tokenizer` may change or go. A model that
+/// was loaded, from `loaded` where that is not empty, brings the files beside it (its ends of texts, its chat template)
+/// where its tokenizer is this.
+void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out,
+                    const std::filesystem::path& loaded);
 
 }  // namespace megatron::interchange

@@ -4,35 +4,16 @@
 // targets.h comes first
 #include <hwy/highway.h>
 
-#include <array>
 #include <atomic>
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/machine/processor.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::kernels {
 namespace {
-
-enum class Isa : int { Reference, Avx2, Avx512, Avx512Bf16, Amx };  // Amx: and AVX512
-
-/// What this machine has, the one that `auto` chooses first.
-std::vector<Isa> available_isas() {
-  std::vector<Isa> isas;
-#if HWY_ARCH_X86
-  const std::int64_t targets = hwy::SupportedTargets();
-  if ((targets & HWY_AVX3) != 0) {
-    if (cpu::has_tiles()) isas.push_back(Isa::Amx);
-    if (cpu::fast_dots()) isas.push_back(Isa::Avx512Bf16);
-    isas.push_back(Isa::Avx512);
-    if (cpu::has_dots() && !cpu::fast_dots()) isas.push_back(Isa::Avx512Bf16);
-  }
-  if ((targets & HWY_AVX2) != 0) isas.push_back(Isa::Avx2);
-#endif
-  isas.push_back(Isa::Reference);
-  return isas;
-}
 
 std::atomic<Isa>& chosen_isa() {
   static std::atomic<Isa> isa = available_isas().front();
@@ -42,11 +23,6 @@ std::atomic<Isa>& chosen_isa() {
 std::atomic<cpu::Float32Products>& chosen_products() {
   static std::atomic<cpu::Float32Products> products = cpu::Float32Products::OfThisMachine;
   return products;
-}
-
-const char* name_of(Isa isa) {
-  constexpr std::array kNames = {"reference", "avx2", "avx512", "avx512_bf16", "amx"};
-  return kNames[static_cast<std::size_t>(isa)];
 }
 
 /// Makes HWY_DYNAMIC_DISPATCH choose what `isa` says from now on.

@@ -16,14 +16,6 @@ enum class TileUnit { None, Emulated, Dots, Hardware };
 /// What kernels compute tiles with from now on: Hardware where the chosen instruction set is "amx", Dots where it is
 /// "avx512_bf16". Process-wide.
 TileUnit tile_unit();
-/// Whether this process may use AMX's bf16 tiles; asks the system for permission the first time.
-bool has_tiles();
-/// Whether the processor has AVX512_BF16, given that it has AVX512.
-bool has_dots();
-/// Whether its dot product of bf16 pairs does more than its float32 FMA: twice as much on AMD's (Zen 4), half as much
-/// on Intel's (decision 38).
-bool fast_dots();
-bool made_by_amd();  ///< the processor
 /// Whether tiles are emulated: for tests, switched on and off by emulate_tiles.
 bool emulated_tiles();
 void emulate_tiles(bool on);

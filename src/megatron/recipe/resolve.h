@@ -1,5 +1,4 @@
 #pragma once
-#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -7,7 +6,7 @@
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
 
-namespace megatron::run {
+namespace megatron::recipe {
 
 /// What the file says that parallel.pp_schedule names; nothing where it names none: it has a '.' or a '/', or is no
 /// schedule's name and a file is so called. Throws ConfigError where it cannot be read or has more than 256 MiB.
@@ -22,10 +21,4 @@ struct RunAndTokenizer {
 /// schedule, and resolves the recipe with them. What is wrong with either is one ConfigError.
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Facts facts);
 
-/// A run's folder `out` keeps what makes text of its model's tokens, as `data.tokenizer` may change or go. A model that
-/// was loaded, from `loaded` where that is not empty, brings the files beside it (its ends of texts, its chat template)
-/// where its tokenizer is this.
-void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out,
-                    const std::filesystem::path& loaded);
-
-}  // namespace megatron::run
+}  // namespace megatron::recipe

@@ -1,14 +1,14 @@
-#include "megatron/run/recipe.h"
+#include "megatron/recipe/resolve.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/files/file.h"
-#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/schedule/table.h"
 
-namespace megatron::run {
+namespace megatron::recipe {
 
 std::optional<std::string> read_schedule_file(const std::string& pp_schedule) {
   constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 28;
@@ -51,17 +51,4 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Fac
   return {std::move(*run), std::move(tokenizer)};
 }
 
-void keep_tokenizer(const text::Tokenizer& tokenizer, const std::filesystem::path& out,
-                    const std::filesystem::path& loaded) {
-  const auto is_its = [&](const std::filesystem::path& folder) {
-    return interchange::has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
-  };
-  if (is_its(out)) return;
-  if (!loaded.empty()) {
-    const auto from = interchange::companion_folder(loaded);
-    if (!from.empty() && is_its(from)) interchange::copy_companions(from, out);
-  }
-  if (!is_its(out)) tokenizer.save(out);
-}
-
-}  // namespace megatron::run
+}  // namespace megatron::recipe

@@ -1,4 +1,4 @@
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "megatron/base/files/file.h"
 #include "tests/testing/folders.h"
 
-namespace megatron::generate {
+namespace megatron::text {
 namespace {
 
 std::filesystem::path goldens() { return std::filesystem::path(tests_folder()) / "golden/tokenizers"; }
@@ -17,7 +17,7 @@ TEST(Texts, OfAPromptAndItsAnswerAreTheDecodedWholeWhereverTheyMeet) {
   const auto files = nlohmann::json::parse(read_file(goldens() / "cases.json"));
   std::size_t tried = 0;
   for (const char* file : {"llama.json", "bpe.model", "unigram.model", "t5.json", "qwen.json"}) {
-    const auto tokenizer = text::Tokenizer::load(goldens() / file);
+    const auto tokenizer = Tokenizer::load(goldens() / file);
     for (const auto& golden : files.at(file)) {
       const std::vector<std::int32_t> ids = golden["ids"];
       for (std::size_t cut = 0; cut <= ids.size(); ++cut, ++tried) {
@@ -37,7 +37,7 @@ TEST(Texts, OfAPromptAndItsAnswerAreTheDecodedWholeWhereverTheyMeet) {
 
 TEST(Texts, KeepTheBlankBetweenPromptAndAnswer) {
   for (const char* file : {"llama.json", "bpe.model", "bert.json"}) {
-    const auto tokenizer = text::Tokenizer::load(goldens() / file);
+    const auto tokenizer = Tokenizer::load(goldens() / file);
     const auto prompt = tokenizer.encode("the"), both = tokenizer.encode("the and");
     ASSERT_TRUE(std::equal(prompt.begin(), prompt.end(), both.begin())) << file;
     const auto added = std::span<const std::int32_t>(both).subspan(prompt.size());
@@ -48,7 +48,7 @@ TEST(Texts, KeepTheBlankBetweenPromptAndAnswer) {
 }
 
 TEST(Texts, AreWholeCharactersWhereThePromptEndsInsideOne) {
-  const auto tokenizer = text::Tokenizer::load(goldens() / "qwen.json");
+  const auto tokenizer = Tokenizer::load(goldens() / "qwen.json");
   const auto smile = tokenizer.encode("\xF0\x9F\x98\x80");
   ASSERT_GT(smile.size(), 1u);
   const std::span<const std::int32_t> ids(smile);
@@ -56,10 +56,10 @@ TEST(Texts, AreWholeCharactersWhereThePromptEndsInsideOne) {
 }
 
 TEST(Texts, HaveNothingOfEndsAndOfIdsBeyondTheTokenizer) {
-  const auto tokenizer = text::Tokenizer::load(goldens() / "llama.json");
+  const auto tokenizer = Tokenizer::load(goldens() / "llama.json");
   const std::vector<std::int64_t> ids = {3, 1, tokenizer.vocab_size(), 2, -1, tokenizer.vocab_size() - 1}, ends = {1};
   EXPECT_EQ(ids_with_text(tokenizer, ids, ends), (std::vector<std::int32_t>{3, 2, tokenizer.vocab_size() - 1}));
 }
 
 }  // namespace
-}  // namespace megatron::generate
+}  // namespace megatron::text

@@ -1,11 +1,11 @@
-#include "megatron/generate/texts.h"
+#include "megatron/text/texts.h"
 
 #include <algorithm>
 #include <cstddef>
 
-namespace megatron::generate {
+namespace megatron::text {
 
-std::vector<std::int32_t> ids_with_text(const text::Tokenizer& tokenizer, std::span<const std::int64_t> ids,
+std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<const std::int64_t> ids,
                                         std::span<const std::int64_t> ends) {
   std::vector<std::int32_t> kept;
   for (const std::int64_t id : ids)
@@ -14,7 +14,7 @@ std::vector<std::int32_t> ids_with_text(const text::Tokenizer& tokenizer, std::s
   return kept;
 }
 
-std::string text_after(const text::Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+std::string text_after(const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
                        std::span<const std::int32_t> added) {
   std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
   ids.insert(ids.end(), added.begin(), added.end());
@@ -25,4 +25,4 @@ std::string text_after(const text::Tokenizer& tokenizer, std::span<const std::in
   return whole.substr(at);
 }
 
-}  // namespace megatron::generate
+}  // namespace megatron::text
