@@ -1,12 +1,8 @@
 # Run by CPack on what a package is made of: it names no folder of the machine that built it, where libtorch was.
 set(folder ${CPACK_TEMPORARY_INSTALL_DIRECTORY})
-file(GLOB_RECURSE programs ${folder}/megatron)  # files alone: bin/megatron
-foreach(program ${programs})
-  file(RPATH_SET FILE ${program} NEW_RPATH "\$ORIGIN/../${CPACK_MEGATRON_TORCH}/lib")
-endforeach()
-file(GLOB_RECURSE plugins ${folder}/libmegatron_cuda.so)
-foreach(plugin ${plugins})
-  file(RPATH_SET FILE ${plugin} NEW_RPATH "\$ORIGIN/torch/lib")
+file(GLOB_RECURSE users ${folder}/megatron-torch ${folder}/libmegatron_cuda.so)
+foreach(user ${users})
+  file(RPATH_SET FILE ${user} NEW_RPATH "\$ORIGIN/torch/lib")
 endforeach()
 file(GLOB_RECURSE configs ${folder}/megatronConfig.cmake)
 foreach(config ${configs})

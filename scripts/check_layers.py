@@ -8,8 +8,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "study", "comm",
-         "kernels", "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune", "generate",
-         "run"]
+         "kernels", "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune",
+         "generate", "run"]
 PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "schedule"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')

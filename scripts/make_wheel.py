@@ -21,8 +21,8 @@ TORCH = "2.11.0"
 # What every Linux with a C++ compiler's run-time libraries has, and what comes with torch.
 SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|z)\.so|ld-linux)")
 OF_TORCH = re.compile(r"^lib(torch|c10|gomp|cud|cupti|nccl|cublas|cusparse|nv)")
-# Beside the program, then torch as the neighbour of this package; the plugin lies one folder deeper.
-RUN_PATHS = {"bin": "$ORIGIN/../lib:$ORIGIN/../../torch/lib", "lib": "$ORIGIN",
+# The libraries beside the programs, then torch as the neighbour of this package.
+RUN_PATHS = {"bin": "$ORIGIN/../lib", "lib": "$ORIGIN",
              "lib/megatron": "$ORIGIN/..:$ORIGIN/../../../torch/lib:$ORIGIN/../../../nvidia/nccl/lib:"
                              "$ORIGIN/../../../nvidia/cu13/lib"}
 

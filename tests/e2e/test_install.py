@@ -124,13 +124,14 @@ class Install(unittest.TestCase):
         run("tar", "-xzf", next(folder.glob("*.tar.gz")), "-C", folder)
         (tree,) = (path for path in folder.glob("megatron-cpp-0.3.0-*") if path.is_dir())
         self.assertEqual({str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}, names)
-        torch = re.search(r"RUNPATH.*:(/[^\]:]*)\]", run("readelf", "-d", self.prefix / "bin/megatron"))[1]
+        computes = run("readelf", "-d", self.prefix / "lib/megatron/megatron-torch")
+        torch = re.search(r"RUNPATH.*:(/[^\]:]*)\]", computes)[1]
         (tree / "lib/megatron/torch").mkdir()
         (tree / "lib/megatron/torch/lib").symlink_to(torch)
         self.assertIn("0.3.0", run(tree / "bin/megatron", "version"))
-        program = folder / "root/usr/bin/megatron"
-        path = run("readelf", "-d", program)
-        self.assertIn("[$ORIGIN/../lib/megatron/torch/lib]", path)
+        self.assertIn("activation", run(tree / "bin/megatron", "doctor", "--operators"))
+        path = run("readelf", "-d", folder / "root/usr/lib/megatron/megatron-torch")
+        self.assertIn("[$ORIGIN/torch/lib]", path)
         for config in (folder / "root").rglob("*.cmake"):
             self.assertNotIn(str(ROOT), config.read_text())
 

@@ -95,7 +95,9 @@ class Wheel(unittest.TestCase):
         """Its run path leads to the neighbour torch, and to the libraries that it brought."""
         program = self.site / "megatron_cpp/bin/megatron"
         self.assertIn("2.11.0", run(program, "doctor", "--json", env={"PATH": ""}))
-        loaded = run("ldd", program)
+        self.assertIn("activation", run(program, "doctor", "--operators", env={"PATH": ""}))
+        self.assertNotIn("libtorch", run("ldd", program))
+        loaded = run("ldd", self.site / "megatron_cpp/lib/megatron/megatron-torch")
         for name in ("libsodium", "libsentencepiece", "libsimdjson"):
             self.assertRegex(loaded, rf"{name}[^=]*=> {re.escape(str(self.site))}/")
 
