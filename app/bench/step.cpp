@@ -12,9 +12,11 @@
 #include <sstream>
 
 #include "app/bench/bench.h"
+#include "app/bench/profile.h"
 #include "app/bench/timed_steps.h"
 #include "app/json_line.h"
 #include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -24,9 +26,9 @@
 #include "megatron/parallel/output_layer.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/recipe/resolve.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/log/run_log.h"
 
@@ -74,7 +76,8 @@ struct Options {
               matmul_precision = "highest";
   std::int64_t loss_chunk_tokens = 1024;
   bool recompute_gelu = true;
-  bool json = false;
+  bool profile = false, json = false;
+  std::string svg;
   config::OptimizerConfig optimizer;
 
   void visit(auto& v) {
@@ -110,6 +113,11 @@ struct Options {
       config::Choices({"highest", "high"}));
     v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once.");
     v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass.");
+    v("profile", profile,
+      "After the timed steps as many again, in which each operator is timed: a table with the FLOPs and bytes of each, "
+      "and what it could take at best on this machine.",
+      config::Common());
+    v("svg", svg, "With --profile: SVG file for a flame chart of the step.", config::Common());
     v("json", json, "Print one JSON object on stdout.", config::Common());
     v("optimizer", optimizer, "The recipe's section.");
   }
@@ -226,6 +234,7 @@ struct Measured {
   double page_faults_per_step = 0;  // minor ones of this process
   double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
   std::string timeline;             // what --trace says
+  StepProfile profile;              // of --profile
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
@@ -263,6 +272,12 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   measured.page_faults_per_step =
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = train::peak_memory_bytes();
+  if (options.profile) {
+    const kernels::OperatorProfile profile;
+    for (const double s : timed_steps(engine, run, 0, options.steps, {}).step_s) measured.profile.step_s += s;
+    measured.profile.steps = options.steps;
+    measured.profile.uses = profile.uses();
+  }
   const std::int64_t buffers =
       static_cast<std::int64_t>(engine.parameters.values().nbytes()) + engine.parameters.gradient_bytes();
   measured.bytes_per_parameter =
@@ -356,6 +371,11 @@ int bench_step(const Args& args) {
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
+  if (options.profile && options.device != "cpu")
+    throw ConfigError(rule_got_fix("--profile is for --device cpu: a GPU works on while its operators return.",
+                                   options.device, "leave --profile out"));
+  if (!options.profile && !options.svg.empty())
+    throw ConfigError(rule_got_fix("--svg is the picture of --profile.", options.svg, "--profile --svg FILE"));
   const auto place = comm::place_from(run::environment());
   const plan::ResolvedRun run = resolve(options, place);
   run::check_memory(run, place, plan::Holding::Training,
@@ -377,11 +397,22 @@ int bench_step(const Args& args) {
   double peak_gflops = matmul_peak_gflops(dtype, options.device, threads);
   if (dtype != at::kDouble)
     peak_gflops = std::max(peak_gflops, matmul_peak_gflops(at::kFloat, options.device, threads));
-  const Json json = report(run, options, *of_first_rank, peak_gflops, threads);
+  Json json = report(run, options, *of_first_rank, peak_gflops, threads);
+  Json rows;
+  if (options.profile) {
+    // Of one rank, which has its share of the machine.
+    const double world = run.grid.world_size(), copied_gb_s = measure_copied_gb_s(threads);
+    rows = profile_rows(of_first_rank->profile, {.gflops = peak_gflops / world, .copied_gb_s = copied_gb_s / world});
+    json["copied_gb_s"] = copied_gb_s;
+    if (options.json) json["profile"] = rows;
+    if (!options.svg.empty())
+      write_file(options.svg, profile_flame(concat("One step of ", options.model, ", ", options.dtype), rows));
+  }
   if (options.json)
     print_json(json);
   else
     print_table(json);
+  if (options.profile && !options.json) std::fputs(("\n" + profile_table(rows)).c_str(), stdout);
   return code;
 }
 

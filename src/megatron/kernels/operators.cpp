@@ -2,9 +2,12 @@
 
 #include <c10/core/GradMode.h>
 
+#include <type_traits>
+
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
+#include "megatron/kernels/profile.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
@@ -80,11 +83,33 @@ std::vector<OperatorInfo> operator_list() {
   };
 }
 
-#define OPERATOR(result, name, parameters, arguments, where, dtypes) \
-  result name parameters {                                           \
-    const c10::NoGradGuard no_grad;                                  \
-    const Operators& implementations = on(where);                    \
-    return implementations.name arguments;                           \
+namespace {
+
+/// `call`, counted where the thread is profiled; `count` hands its arguments to the count.
+template <class Call, class Count>
+auto counted(const char* name, const Call& call, const Count& count) {
+  OperatorProfile* const profile = OperatorProfile::current();
+  if (profile == nullptr) return call();
+  ProfiledCall profiled(*profile, name);
+  count(profiled);
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+  } else {
+    auto result = call();
+    profiled.result(result);
+    return result;
+  }
+}
+
+}  // namespace
+
+#define OPERATOR(result, name, parameters, args, where, dtypes)       \
+  result name parameters {                                            \
+    const c10::NoGradGuard no_grad;                                   \
+    const Operators& implementations = on(where);                     \
+    return counted(                                                   \
+        #name, [&]() -> result { return implementations.name args; }, \
+        [&](ProfiledCall& call) { call.arguments args; });            \
   }
 #include "megatron/kernels/operators.def"
 
