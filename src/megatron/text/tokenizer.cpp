@@ -68,8 +68,8 @@ std::string_view Tokenizer::id_to_bytes(std::int32_t id) const {
 }
 
 std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view bytes) const {
-  const auto found = model_->token_ids().find(bytes);
-  return found == model_->token_ids().end() ? std::nullopt : std::optional(found->second);
+  const std::int32_t found = model_->token_ids().find(bytes);
+  return found < 0 ? std::nullopt : std::optional(found);
 }
 
 std::int32_t Tokenizer::eod_id() const {

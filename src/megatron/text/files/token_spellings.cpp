@@ -1,7 +1,9 @@
 #include "megatron/text/files/token_spellings.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/json.h"
@@ -43,22 +45,39 @@ void SpellingReader::set_token(std::int32_t id, std::string bytes) {
 void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> specials) {
   if (!vocab.is_object())
     throw ConfigError(rule_got_fix(name_ + ": the vocabulary must be an object of tokens and ids", shortened(vocab)));
+  std::vector<SpelledToken> tokens;
+  tokens.reserve(vocab.size());
+  for (const auto& [spelling, value] : vocab.get_ref<const json::object_t&>()) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
+      throw ConfigError(rule_got_fix(concat(name_, ": ids must be whole numbers from 0 on"),
+                                     concat("id ", shortened(value), " for ", in_quotes(spelling))));
+    tokens.push_back({spelling, static_cast<std::int32_t>(value.get<std::uint64_t>())});
+  }
+  read_tokens(tokens, std::move(specials));
+}
+
+void SpellingReader::read_tokens(std::span<const SpelledToken> vocab, std::vector<SpecialToken> specials) {
   std::unordered_map<std::string_view, const SpecialToken*> outside;  // specials that `vocab` does not list
   for (const SpecialToken& special : specials)
     if (!outside.emplace(special.content, &special).second)
       throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", in_quotes(special.content)));
   const auto is_special = outside;
-  for (const auto& [spelling, id] : vocab.items()) outside.erase(spelling);
-  const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
   ids_.reserve(vocab.size());
+  for (const SpelledToken& token : vocab) {
+    if (!ids_.emplace(token.spelling, token.id).second)
+      throw ConfigError(rule_got_fix(name_ + ": must be JSON",
+                                     concat("the key ", in_quotes(token.spelling), " twice in one object")));
+    if (!outside.empty()) outside.erase(token.spelling);
+  }
+  const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
 
   std::string bytes;
-  for (const auto& [spelling, value] : vocab.items()) {
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= limit)
+  vocabulary_.tokens.resize(vocab.size());
+  for (const auto& [spelling, id] : vocab) {
+    if (static_cast<std::size_t>(id) >= limit)
       throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
-                                     concat("id ", shortened(value), " for ", in_quotes(spelling))));
-    const auto id = static_cast<std::int32_t>(value.get<std::uint64_t>());
-    const auto special = is_special.find(spelling);
+                                     concat("id ", id, " for ", in_quotes(spelling))));
+    const auto special = is_special.empty() ? is_special.end() : is_special.find(spelling);
     if (special != is_special.end()) {
       if (special->second->id != id)
         throw ConfigError(rule_got_fix(name_ + ": an added token must have the id that the vocabulary gives it",
@@ -71,7 +90,6 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
           rule_got_fix(name_ + ": tokens must be spelled in GPT-2's byte characters", in_quotes(spelling)));
     }
     set_token(id, bytes);
-    ids_.emplace(spelling, id);
   }
   for (const auto& [content, special] : outside) {
     if (special->id < 0 || static_cast<std::size_t>(special->id) >= limit)
@@ -83,21 +101,18 @@ void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> sp
   vocabulary_.specials = std::move(specials);
 }
 
-std::int32_t SpellingReader::id_of(std::string_view spelling) const {
-  const auto found = ids_.find(std::string(spelling));
-  return found == ids_.end() ? -1 : found->second;
-}
+std::int32_t SpellingReader::id_of(std::string_view spelling) const { return ids_.find(spelling); }
 
-void SpellingReader::add_merge(std::string_view left, std::string_view right, const std::string& where,
+void SpellingReader::add_merge(std::string_view left, std::string_view right, const std::function<std::string()>& where,
                                std::string_view prefix) {
   const std::pair<std::int32_t, std::int32_t> merge{id_of(left), id_of(right)};
   if (merge.first < 0 || merge.second < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must join two tokens of the vocabulary"),
-                                   concat(where, ": unknown token ", in_quotes(merge.first < 0 ? left : right))));
-  const std::string joined = std::string(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
-  if (id_of(joined) < 0)
+                                   concat(where(), ": unknown token ", in_quotes(merge.first < 0 ? left : right))));
+  joined_.assign(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
+  if (id_of(joined_) < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must make a token of the vocabulary"),
-                                   concat(where, ": no token ", in_quotes(joined))));
+                                   concat(where(), ": no token ", in_quotes(joined_))));
   vocabulary_.merges.push_back(merge);
 }
 

@@ -1,11 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
-#include <nlohmann/json_fwd.hpp>
-
+#include "megatron/text/characters/token_index.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -15,6 +16,12 @@ nlohmann::json parse_json(std::string_view text, const std::string& name);
 
 /// `value` for an error message, cut after 60 bytes.
 std::string shortened(const nlohmann::json& value);
+
+/// A token as a file has it.
+struct SpelledToken {
+  std::string_view spelling;
+  std::int32_t id = 0;
+};
 
 /// Builds a Vocabulary from the spellings that files use, checking each step.
 class SpellingReader {
@@ -27,11 +34,15 @@ class SpellingReader {
 
   /// An object of spellings and ids, and the special tokens, whose spelling is their content itself. Special tokens may
   /// be listed in `vocab` too. Ids may have holes, as those of published files that lost tokens have, but must be below
-  /// twice the number of tokens and 1024 more: what an id takes is memory.
+  /// twice the number of tokens and 1024 more: what an id takes is memory. `vocab` must outlive the reader.
   void read_tokens(const nlohmann::json& vocab, std::vector<SpecialToken> specials);
+  /// The same of a list, whose spellings must outlive the reader.
+  void read_tokens(std::span<const SpelledToken> vocab, std::vector<SpecialToken> specials);
 
+  void reserve_merges(std::size_t merges) { vocabulary_.merges.reserve(merges); }
   /// The next merge, of which the right half loses `prefix`. `where` says for messages where the file has it.
-  void add_merge(std::string_view left, std::string_view right, const std::string& where, std::string_view prefix = {});
+  void add_merge(std::string_view left, std::string_view right, const std::function<std::string()>& where,
+                 std::string_view prefix = {});
 
   Vocabulary take() { return std::move(vocabulary_); }
 
@@ -44,7 +55,8 @@ class SpellingReader {
   std::string name_;
   Spelling spelling_;
   Vocabulary vocabulary_;
-  std::unordered_map<std::string, std::int32_t> ids_;
+  TokenIndex ids_;
+  std::string joined_;  // of add_merge()
 };
 
 }  // namespace megatron::text

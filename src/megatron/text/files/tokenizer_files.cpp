@@ -56,13 +56,13 @@ Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string
     const std::size_t end = std::min(merges.find('\n', at), merges.size());
     std::string_view line = merges.substr(at, end - at);
     if (line.ends_with('\r')) line.remove_suffix(1);
-    const std::string where = concat(merges_name, " byte ", at);
+    const auto where = [&merges_name, at] { return concat(merges_name, " byte ", at); };
     const bool is_header = at == 0 && line.starts_with("#version");
     at = end + 1;
     if (is_header || line.empty()) continue;
     const std::size_t space = line.find(' ');
     if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
-      throw ConfigError(rule_got_fix(concat(where, ": a merge must be two tokens with one space between"),
+      throw ConfigError(rule_got_fix(concat(where(), ": a merge must be two tokens with one space between"),
                                      shortened(nlohmann::json(line))));
     reader.add_merge(line.substr(0, space), line.substr(space + 1), where);
   }

@@ -22,7 +22,7 @@ int top_bits_shift(std::size_t slots) { return 64 - std::countr_zero(slots); }
 BpeModel::BpeModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "bpe") {
   index_bytes();
   index_merges();
-  index_whole_pieces();
+  index_tokens_of_pieces();
 }
 
 void BpeModel::index_bytes() {
@@ -60,45 +60,39 @@ void BpeModel::index_merges() {
           byte_ids_[first] < 0 || byte_ids_[second] < 0 ? kNoRank : rank_of(byte_ids_[first], byte_ids_[second]);
 }
 
-/// A piece equal to a token becomes that token only if its merges lead there (a token may be listed without merges),
-/// so each token is merged once to see.
-void BpeModel::index_whole_pieces() {
+void BpeModel::index_tokens_of_pieces() {
   const auto& tokens = vocabulary().tokens;
-  std::vector<bool> is_special(tokens.size());
-  for (const SpecialToken& special : vocabulary().specials) is_special[static_cast<std::size_t>(special.id)] = true;
-  is_whole_.resize(tokens.size());
+  is_whole_ = std::make_unique<std::atomic<Whole>[]>(tokens.size());
+  if (vocabulary().ignore_merges) {
+    for (std::size_t id = 0; id < tokens.size(); ++id) is_whole_[id] = Whole::Yes;
+    for (const SpecialToken& special : vocabulary().specials)
+      is_whole_[static_cast<std::size_t>(special.id)] = Whole::No;
+  }
   short_tokens_ = PieceTable(tokens.size());
-  MergeScratch scratch;
-  std::vector<std::int32_t> merged;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
-    if (tokens[id].empty()) continue;  // a hole
-    merged.clear();
-    if (!vocabulary().ignore_merges) {
-      merge_piece(tokens[id], scratch, merged);
-      if (merged.size() != 1 || merged[0] != static_cast<std::int32_t>(id)) continue;
-    } else if (is_special[id]) {
-      continue;
-    }
-    is_whole_[id] = true;
-    if (tokens[id].size() > PieceKey::kMaxBytes) continue;
-    short_tokens_.insert(PieceKey::of(tokens[id].data(), tokens[id].size(), tokens[id].size()),
-                         static_cast<std::int32_t>(id));
+    const std::string& token = tokens[id];
+    if (token.empty() || token.size() > PieceKey::kMaxBytes || is_outside(static_cast<std::int32_t>(id))) continue;
+    short_tokens_.insert(PieceKey::of(token.data(), token.size(), token.size()), static_cast<std::int32_t>(id));
   }
 }
 
-std::int32_t BpeModel::whole_piece(std::string_view piece) const {
+std::int32_t BpeModel::token_of(std::string_view piece) const {
   if (piece.size() <= PieceKey::kMaxBytes)
     return short_tokens_.find(PieceKey::of(piece.data(), piece.size(), piece.size()));
-  const std::int32_t id = own_id(piece);
-  return id >= 0 && is_whole_[static_cast<std::size_t>(id)] ? id : -1;
+  return own_id(piece);
 }
 
+/// A piece equal to a token becomes that token only if its merges lead there: a token may be listed without merges.
 void BpeModel::encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {
-  const std::int32_t id = whole_piece(piece);
-  if (id >= 0)
-    out.push_back(id);
-  else
-    merge_piece(piece, scratch, out);
+  const std::int32_t id = token_of(piece);
+  if (id < 0) return merge_piece(piece, scratch, out);
+  std::atomic<Whole>& is_whole = is_whole_[static_cast<std::size_t>(id)];
+  const Whole known = is_whole.load(std::memory_order_relaxed);
+  if (known == Whole::Yes) return out.push_back(id);
+  const std::size_t before = out.size();
+  merge_piece(piece, scratch, out);
+  if (known == Whole::Unknown)
+    is_whole.store(out.size() == before + 1 && out.back() == id ? Whole::Yes : Whole::No, std::memory_order_relaxed);
 }
 
 void BpeModel::merge_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const {

@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,10 +32,7 @@ class BpeModel : public TokenizerModel {
   /// Its cache has 2^cache_bits pieces of 32 bytes.
   std::unique_ptr<TextEncoder> encoder(int cache_bits) const override;
 
-  /// Id of a piece that is one token as a whole, or -1.
-  std::int32_t whole_piece(std::string_view piece) const;
-
-  /// Appends the tokens of a piece: the one it is as a whole, or what merging makes of it.
+  /// Appends the tokens of a piece: the one it is as a whole, or what merging makes of it. Any number of threads.
   void encode_piece(std::string_view piece, MergeScratch& scratch, std::vector<std::int32_t>& out) const;
 
   /// Appends the tokens that merging makes of a piece: always the most important merge next, the leftmost of equals.
@@ -50,7 +48,9 @@ class BpeModel : public TokenizerModel {
 
   void index_bytes();
   void index_merges();
-  void index_whole_pieces();
+  void index_tokens_of_pieces();
+  /// Id of the token that has the bytes of a piece, or -1.
+  std::int32_t token_of(std::string_view piece) const;
   std::size_t merge_slot(std::int32_t left, std::int32_t right) const {
     const auto pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
     return (pair * 0x9E3779B97F4A7C15u) >> merge_shift_;
@@ -63,14 +63,17 @@ class BpeModel : public TokenizerModel {
     }
   }
 
-  std::vector<bool> is_whole_;                  // per id: a piece with the bytes of this token becomes it
+  // Per id: whether a piece with the bytes of this token becomes it, found out when the first such piece comes. Threads
+  // may find out the same.
+  enum class Whole : std::uint8_t { Unknown, Yes, No };
+  std::unique_ptr<std::atomic<Whole>[]> is_whole_;
   std::array<std::int32_t, 256> byte_ids_{};    // -1: left out
   bool all_bytes_ = true;                       // none is
   std::vector<std::uint32_t> byte_pair_ranks_;  // [first << 8 | second]: ranks of merges of two bytes
   std::vector<std::int32_t> merged_;            // per rank: id of the result
   std::vector<Merge> merges_;                   // open addressing by (left, right)
   int merge_shift_ = 0;
-  PieceTable short_tokens_;  // whole pieces of at most 15 bytes
+  PieceTable short_tokens_;  // of at most 15 bytes
 };
 
 }  // namespace megatron::text

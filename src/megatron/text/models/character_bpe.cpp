@@ -109,11 +109,10 @@ std::array<std::int32_t, 256> fallback_bytes(const TokenizerModel& model) {
 
 CharacterBpeModel::CharacterBpeModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "characters") {
   if (options().unknown) {
-    const auto found = token_ids().find(*options().unknown);
-    if (found == token_ids().end())
+    unknown_ = token_ids().find(*options().unknown);
+    if (unknown_ < 0)
       throw ConfigError(rule_got_fix("tokenizer: the unknown token must be a token of the vocabulary",
                                      in_quotes(*options().unknown)));
-    unknown_ = found->second;
   }
   byte_ids_ = fallback_bytes(*this);
   index_merges();

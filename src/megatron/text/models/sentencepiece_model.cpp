@@ -47,8 +47,8 @@ void SentencePieceModel::merge(std::string_view text, std::vector<Symbol>& symbo
     if (part.id < 0) {  // nothing was merged to it
       const std::string_view piece = text.substr(part.begin, part.end - part.begin);
       if (alone.piece != piece) {
-        const auto found = token_ids().find(piece);
-        alone = {piece, found == token_ids().end() ? unknown_ : found->second};
+        const std::int32_t found = token_ids().find(piece);
+        alone = {piece, found < 0 ? unknown_ : found};
       }
       part.id = alone.id;
     }
@@ -181,10 +181,10 @@ std::unique_ptr<TextEncoder> SentencePieceModel::encoder(int) const {
 
 /// Id of a piece that merges may make, or -1.
 std::int32_t SentencePieceModel::usable(std::string_view piece) const {
-  const auto found = token_ids().find(piece);
-  if (found == token_ids().end()) return -1;
-  const Type own = type(found->second);
-  return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found->second : -1;
+  const std::int32_t found = token_ids().find(piece);
+  if (found < 0) return -1;
+  const Type own = type(found);
+  return own == Type::Normal || own == Type::UserDefined || own == Type::Unused ? found : -1;
 }
 
 void SentencePieceModel::unigram(std::string_view text, BestWays& ways, std::vector<TokenSpan>& parts) const {

@@ -50,12 +50,12 @@ void TokenizerModel::index_tokens() {
     if (tokens[id].empty()) continue;  // a hole
     const auto [seen, is_new] = token_ids_.emplace(tokens[id], static_cast<std::int32_t>(id));
     if (is_new) continue;
-    if (outside_[id] != is_outside(seen->second)) {
-      twins_.emplace(tokens[id], outside_[id] ? seen->second : static_cast<std::int32_t>(id));
-      if (outside_[id]) seen->second = static_cast<std::int32_t>(id);
+    if (outside_[id] != is_outside(*seen)) {
+      twins_.emplace(tokens[id], outside_[id] ? *seen : static_cast<std::int32_t>(id));
+      if (outside_[id]) *seen = static_cast<std::int32_t>(id);
     } else {
       throw ConfigError(rule_got_fix("tokenizer: no two ids may have the same bytes",
-                                     concat("ids ", seen->second, " and ", id, " are both ", in_quotes(tokens[id]))));
+                                     concat("ids ", *seen, " and ", id, " are both ", in_quotes(tokens[id]))));
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "megatron/text/characters/token_index.h"
 #include "megatron/text/normalize/normalize.h"
 #include "megatron/text/split/added_tokens.h"
 #include "megatron/text/split/split.h"
@@ -53,12 +54,11 @@ class TokenizerModel {
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   /// Ids of all tokens; of two with the same bytes the special one.
-  const std::unordered_map<std::string_view, std::int32_t>& token_ids() const { return token_ids_; }
+  const TokenIndex& token_ids() const { return token_ids_; }
   /// Id of the token of these bytes that the model itself has, or -1: no special token that is outside of it.
   std::int32_t own_id(std::string_view bytes) const {
-    const auto found = token_ids_.find(bytes);
-    if (found == token_ids_.end()) return -1;
-    if (!outside_[static_cast<std::size_t>(found->second)]) return found->second;
+    const std::int32_t found = token_ids_.find(bytes);
+    if (found < 0 || !outside_[static_cast<std::size_t>(found)]) return found;
     const auto twin = twins_.find(bytes);
     return twin == twins_.end() ? -1 : twin->second;
   }
@@ -90,7 +90,7 @@ class TokenizerModel {
   void compute_fingerprint(const char* kind);
 
   Vocabulary vocabulary_;
-  std::unordered_map<std::string_view, std::int32_t> token_ids_;
+  TokenIndex token_ids_;
   std::vector<bool> outside_;  // per id
   std::unordered_map<std::string_view, std::int32_t>
       twins_;  // tokens of the model that have the bytes of others outside

@@ -23,9 +23,7 @@ class WordLevelEncoder : public TextEncoder {
 
 WordLevelModel::WordLevelModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "words") {
   const auto& unknown = this->vocabulary().word_level->unknown;
-  if (!unknown) return;
-  const auto found = token_ids().find(*unknown);
-  if (found != token_ids().end()) unknown_ = found->second;
+  if (unknown) unknown_ = token_ids().find(*unknown);
 }
 
 std::unique_ptr<TextEncoder> WordLevelModel::encoder(int) const { return std::make_unique<WordLevelEncoder>(*this); }

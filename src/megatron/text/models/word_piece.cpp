@@ -44,13 +44,12 @@ class WordPieceEncoder : public TextEncoder {
 }  // namespace
 
 WordPieceModel::WordPieceModel(Vocabulary vocabulary) : TokenizerModel(std::move(vocabulary), "wordpiece") {
-  const auto found = token_ids().find(options().unknown);
-  if (found == token_ids().end())
+  unknown_ = token_ids().find(options().unknown);
+  if (unknown_ < 0)
     throw ConfigError(rule_got_fix("tokenizer: WordPiece's unknown token must be a token of the vocabulary",
                                    in_quotes(options().unknown)));
   if (!this->vocabulary().merges.empty() || this->vocabulary().split_digits)
     throw ConfigError(rule_got_fix("tokenizer: WordPiece has no merges", concat(this->vocabulary().merges.size())));
-  unknown_ = found->second;
   index_pieces();
 }
 

@@ -32,12 +32,11 @@ bool is_space(const DecodedChar& c) {
 
 }  // namespace
 
-AddedTokens::AddedTokens(const Vocabulary& vocabulary,
-                         const std::unordered_map<std::string_view, std::int32_t>& token_ids,
+AddedTokens::AddedTokens(const Vocabulary& vocabulary, const TokenIndex& token_ids,
                          const std::function<std::string(std::string_view)>& normalize) {
   for (const SpecialToken& special : vocabulary.specials) {
-    const auto found = token_ids.find(special.content);
-    if (found == token_ids.end() || found->second != special.id)
+    const std::int32_t found = token_ids.find(special.content);
+    if (found < 0 || found != special.id)
       throw ConfigError(rule_got_fix(concat("tokenizer: special token ", in_quotes(special.content),
                                             " must have the id that the vocabulary gives it"),
                                      concat("id ", special.id)));

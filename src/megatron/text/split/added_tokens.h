@@ -5,10 +5,10 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "megatron/text/characters/byte_trie.h"
+#include "megatron/text/characters/token_index.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -25,7 +25,7 @@ class AddedTokens {
 
   /// `normalize` is what is done to text before normalized tokens are looked for in it. Throws ConfigError for a
   /// special token that is no token of the vocabulary, and for a longer one.
-  AddedTokens(const Vocabulary& vocabulary, const std::unordered_map<std::string_view, std::int32_t>& token_ids,
+  AddedTokens(const Vocabulary& vocabulary, const TokenIndex& token_ids,
               const std::function<std::string(std::string_view)>& normalize);
 
   bool any(Phase phase) const { return !tables_[static_cast<std::size_t>(phase)].entries.empty(); }

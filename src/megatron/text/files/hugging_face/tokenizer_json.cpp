@@ -6,6 +6,7 @@
 #include "megatron/text/files/hugging_face/json_component.h"
 #include "megatron/text/files/hugging_face/pipeline_forms.h"
 #include "megatron/text/files/hugging_face/pipeline_json.h"
+#include "megatron/text/files/hugging_face/tokenizer_document.h"
 #include "megatron/text/files/tekken_file.h"
 #include "megatron/text/files/token_spellings.h"
 #include "megatron/text/files/tokenizer_files.h"
@@ -135,33 +136,51 @@ SpecialToken read_added_token(const Component& token) {
   return special;
 }
 
-void read_merges(const json& merges, SpellingReader& reader, const std::string& name, std::string_view prefix) {
-  if (!merges.is_array()) throw ConfigError(rule_got_fix(name + ": model.merges must be an array", shortened(merges)));
+/// model.vocab.
+void read_tokens(const Component& model, const TokenizerDocument& file, SpellingReader& reader,
+                 std::vector<SpecialToken> specials) {
+  if (file.has_tokens)
+    reader.read_tokens(file.tokens, std::move(specials));
+  else
+    reader.read_tokens(model.get("vocab"), std::move(specials));
+}
+
+/// model.merges.
+void read_merges(const Component& model, const TokenizerDocument& file, SpellingReader& reader, const std::string& name,
+                 std::string_view prefix) {
   std::size_t index = 0;
-  for (const json& merge : merges) {
-    const std::string where = concat("merge ", index++);
-    const auto& ref = merge;
-    if (ref.is_array() && ref.size() == 2 && ref[0].is_string() && ref[1].is_string()) {
-      reader.add_merge(ref[0].get_ref<const std::string&>(), ref[1].get_ref<const std::string&>(), where, prefix);
-      continue;
+  const auto where = [&index] { return concat("merge ", index); };
+  reader.reserve_merges(file.merges.size());
+  for (const auto& [left, right] : file.merges) {
+    reader.add_merge(left, right, where, prefix);
+    ++index;
+  }
+  const json& merges = model.get("merges");
+  if (!merges.is_array()) throw ConfigError(rule_got_fix(name + ": model.merges must be an array", shortened(merges)));
+  for (const json& merge : merges) {  // those that are no list of the document
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      reader.add_merge(merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>(), where, prefix);
+    } else {
+      const std::string_view pair = merge.is_string() ? std::string_view(merge.get_ref<const std::string&>()) : "";
+      const std::size_t space = pair.find(' ');
+      if (space == std::string_view::npos || pair.find(' ', space + 1) != std::string_view::npos)
+        throw ConfigError(rule_got_fix(name + ": a merge must be \"left right\" or [\"left\", \"right\"]",
+                                       concat(where(), ": ", shortened(merge))));
+      reader.add_merge(pair.substr(0, space), pair.substr(space + 1), where, prefix);
     }
-    const std::string_view pair = ref.is_string() ? std::string_view(ref.get_ref<const std::string&>()) : "";
-    const std::size_t space = pair.find(' ');
-    if (space == std::string_view::npos || pair.find(' ', space + 1) != std::string_view::npos)
-      throw ConfigError(rule_got_fix(name + ": a merge must be \"left right\" or [\"left\", \"right\"]",
-                                     concat(where, ": ", shortened(ref))));
-    reader.add_merge(pair.substr(0, space), pair.substr(space + 1), where, prefix);
+    ++index;
   }
 }
 
 /// Byte-pair encoding over bytes.
-Vocabulary read_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_bpe(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                    const std::string& name) {
   model.must_be_neutral("continuing_subword_prefix", "");
   model.must_be_neutral("end_of_word_suffix", "");
   model.must_be_neutral("byte_fallback", false);
   SpellingReader reader(name, SpellingReader::Spelling::ByteLevel);
-  reader.read_tokens(model.get("vocab"), std::move(specials));
-  read_merges(model.get("merges"), reader, name, "");
+  read_tokens(model, file, reader, std::move(specials));
+  read_merges(model, file, reader, name, "");
   if (model.has("unk_token"))  // never used where every byte is a token
     for (int byte = 0; byte < 256; ++byte)
       if (reader.id_of(to_byte_level(std::string(1, static_cast<char>(byte)))) < 0)
@@ -169,7 +188,8 @@ Vocabulary read_bpe(const Component& model, std::vector<SpecialToken> specials, 
   return reader.take();
 }
 
-Vocabulary read_character_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_character_bpe(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                              const std::string& name) {
   CharacterBpe options;
   if (model.has("unk_token")) options.unknown = model.text("unk_token");
   options.fuse_unknown = model.boolean("fuse_unk", false);
@@ -177,76 +197,92 @@ Vocabulary read_character_bpe(const Component& model, std::vector<SpecialToken> 
   if (model.has("continuing_subword_prefix")) options.prefix = model.text("continuing_subword_prefix");
   if (model.has("end_of_word_suffix")) options.suffix = model.text("end_of_word_suffix");
   SpellingReader reader(name, SpellingReader::Spelling::Plain);
-  reader.read_tokens(model.get("vocab"), std::move(specials));
-  read_merges(model.get("merges"), reader, name, options.prefix);
+  read_tokens(model, file, reader, std::move(specials));
+  read_merges(model, file, reader, name, options.prefix);
   Vocabulary vocabulary = reader.take();
   vocabulary.characters = std::move(options);
   return vocabulary;
 }
 
-Vocabulary read_any_bpe(const Component& model, std::vector<SpecialToken> specials, const std::string& name,
-                        bool bytes) {
+Vocabulary read_any_bpe(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                        const std::string& name, bool bytes) {
   model.know({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
               "byte_fallback", "ignore_merges", "vocab", "merges"});
   model.must_be_neutral("dropout", 0.0);
   if (model.has("unk_token")) model.text("unk_token");
   model.boolean("fuse_unk", false);
-  Vocabulary vocabulary =
-      bytes ? read_bpe(model, std::move(specials), name) : read_character_bpe(model, std::move(specials), name);
+  Vocabulary vocabulary = bytes ? read_bpe(model, file, std::move(specials), name)
+                                : read_character_bpe(model, file, std::move(specials), name);
   vocabulary.ignore_merges = model.boolean("ignore_merges", false);
   return vocabulary;
 }
 
 /// The tokens of models that spell them as they are, and have no merges.
-Vocabulary read_plain_tokens(const json& tokens, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_plain_tokens(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                             const std::string& name) {
   SpellingReader reader(name, SpellingReader::Spelling::Plain);
-  reader.read_tokens(tokens, std::move(specials));
+  read_tokens(model, file, reader, std::move(specials));
   return reader.take();
 }
 
-Vocabulary read_word_piece(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_word_piece(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                           const std::string& name) {
   model.know({"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
   WordPiece piece;
   piece.unknown = model.text("unk_token");
   piece.prefix = model.text("continuing_subword_prefix");
   piece.max_word_characters = model.number("max_input_chars_per_word");
-  Vocabulary vocabulary = read_plain_tokens(model.get("vocab"), std::move(specials), name);
+  Vocabulary vocabulary = read_plain_tokens(model, file, std::move(specials), name);
   vocabulary.word_piece = std::move(piece);
   return vocabulary;
 }
 
-Vocabulary read_word_level(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_word_level(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                           const std::string& name) {
   model.know({"type", "vocab", "unk_token"});
   WordLevel words;
   if (model.has("unk_token")) words.unknown = model.text("unk_token");
-  Vocabulary vocabulary = read_plain_tokens(model.get("vocab"), std::move(specials), name);
+  Vocabulary vocabulary = read_plain_tokens(model, file, std::move(specials), name);
   vocabulary.word_level = std::move(words);
   return vocabulary;
 }
 
+void check_no_token_twice(const Component& model, const std::vector<SpelledToken>& tokens) {
+  TokenIndex seen;
+  seen.reserve(tokens.size());
+  for (const auto& [spelling, id] : tokens)
+    if (!seen.emplace(spelling, id).second)
+      model.refuse(concat(".vocab[", id, "] must be another token than those before"),
+                   shortened(json(std::string(spelling))));
+}
+
 /// A list of tokens with their scores; ids are their places in it.
-Vocabulary read_unigram(const Component& model, std::vector<SpecialToken> specials, const std::string& name) {
+Vocabulary read_unigram(const Component& model, const TokenizerDocument&, std::vector<SpecialToken> specials,
+                        const std::string& name) {
   model.know({"type", "unk_id", "vocab", "byte_fallback"});
   Unigram unigram;
-  json tokens = json::object();
+  std::vector<SpelledToken> tokens;
   for (std::size_t i = 0; i < model.array_size("vocab"); ++i) {
     const json& entry = model.get("vocab")[i];
     if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
       model.refuse(concat(".vocab[", i, "] must be a token and its score"), shortened(entry));
-    if (!tokens.emplace(entry[0].get_ref<const std::string&>(), i).second)
-      model.refuse(concat(".vocab[", i, "] must be another token than those before"), shortened(entry[0]));
+    tokens.push_back({entry[0].get_ref<const std::string&>(), static_cast<std::int32_t>(i)});
     unigram.scores.push_back(entry[1].get<double>());
   }
+  check_no_token_twice(model, tokens);
   if (model.has("unk_id")) unigram.unknown = model.number("unk_id");
   unigram.byte_fallback = model.boolean("byte_fallback", false);
-  Vocabulary vocabulary = read_plain_tokens(tokens, std::move(specials), name);
+  SpellingReader reader(name, SpellingReader::Spelling::Plain);
+  reader.read_tokens(tokens, std::move(specials));
+  Vocabulary vocabulary = reader.take();
   vocabulary.unigram = std::move(unigram);
   return vocabulary;
 }
 
-Vocabulary read_model(const Component& model, std::vector<SpecialToken> specials, const std::string& name, bool bytes) {
+Vocabulary read_model(const Component& model, const TokenizerDocument& file, std::vector<SpecialToken> specials,
+                      const std::string& name, bool bytes) {
   std::string type = model.has("type") ? model.text("type") : "BPE";
-  if (type == "BPE") return read_any_bpe(model, std::move(specials), name, bytes);
+  if (type == "BPE") return read_any_bpe(model, file, std::move(specials), name, bytes);
   const auto read = type == "WordPiece"   ? read_word_piece
                     : type == "Unigram"   ? read_unigram
                     : type == "WordLevel" ? read_word_level
@@ -254,7 +290,7 @@ Vocabulary read_model(const Component& model, std::vector<SpecialToken> specials
   if (read == nullptr) model.refuse(".type must be BPE, WordPiece, Unigram or WordLevel", in_quotes(type));
   if (bytes)
     model.refuse(".type must be BPE where the text is spelled in byte characters (others are not supported)", type);
-  return read(model, std::move(specials), name);
+  return read(model, file, std::move(specials), name);
 }
 
 /// Whether the steps spell text in byte characters. That must be the last step, so that no other sees the spelling.
@@ -299,9 +335,9 @@ std::vector<std::string> read_batching(const Component& root) {
 }  // namespace
 
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) {
-  const json file = parse_json(text, name);
-  if (is_tekken(file)) return parse_tekken(file, name, {"tekken.json", std::string(text)});
-  const Component root(file, name + ": ");
+  const TokenizerDocument file = read_tokenizer_document(text, name);
+  if (is_tekken(file.root)) return parse_tekken(file.root, name, {"tekken.json", std::string(text)});
+  const Component root(file.root, name + ": ");
   root.know({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
   root.must_be_neutral("version", "1.0");
@@ -316,7 +352,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& name) 
   if (root.has("decoder")) pipeline.decoders = read_decoders(root.at("decoder"));
   const bool bytes = spells_bytes(root, pipeline);
   check_decoders(root, pipeline, bytes);
-  Vocabulary vocabulary = read_model(root.at("model"), std::move(specials), name, bytes);
+  Vocabulary vocabulary = read_model(root.at("model"), file, std::move(specials), name, bytes);
   vocabulary.pipeline = std::move(pipeline);
   use_scanners(vocabulary);
   if (root.has("post_processor")) read_post_processor(root.at("post_processor"), vocabulary);
