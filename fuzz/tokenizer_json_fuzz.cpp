@@ -46,8 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const std::size_t cut = bytes.find('\n');
     const std::string_view merges = cut == std::string_view::npos ? "" : bytes.substr(cut + 1);
-    megatron::text::parse_vocab_and_merges(megatron::text::parse_json(bytes.substr(0, cut), "vocab"), "vocab", {},
-                                           merges, "merges");
+    megatron::text::parse_vocab_and_merges(megatron::text::read_vocabulary_document(bytes.substr(0, cut), "vocab"),
+                                           "vocab", {}, merges, "merges");
   } catch (const megatron::ConfigError&) {
   }
   return 0;

@@ -281,7 +281,8 @@ TEST_F(TokenizerFiles, ReadsEitherPairOfFilesByFolderOrByName) {
 
 TEST_F(TokenizerFiles, NamesThePlaceOfABadMerge) {
   const auto refuse = [&](const std::string& merges, const std::string& message) {
-    EXPECT_THAT([&] { parse_vocab_and_merges(golden_["model"]["vocab"], "v", {}, merges, "m"); },
+    const auto vocab = read_vocabulary_document(golden_["model"]["vocab"].dump(), "v");
+    EXPECT_THAT([&] { parse_vocab_and_merges(vocab, "v", {}, merges, "m"); },
                 ThrowsMessage<ConfigError>(HasSubstr(message)));
   };
   refuse("#version: 0.2\nt h\nt  h\n", "m byte 18: a merge must be two tokens");

@@ -30,6 +30,20 @@ std::string shortened(const json& value) {
   return printable(text.size() <= 60 ? text : text.substr(0, 60) + "…");
 }
 
+std::vector<SpelledToken> spelled_tokens(const json& vocab, const std::string& name) {
+  if (!vocab.is_object())
+    throw ConfigError(rule_got_fix(name + ": the vocabulary must be an object of tokens and ids", shortened(vocab)));
+  std::vector<SpelledToken> tokens;
+  tokens.reserve(vocab.size());
+  for (const auto& [spelling, value] : vocab.get_ref<const json::object_t&>()) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
+      throw ConfigError(rule_got_fix(concat(name, ": ids must be whole numbers from 0 on"),
+                                     concat("id ", shortened(value), " for ", in_quotes(spelling))));
+    tokens.push_back({spelling, static_cast<std::int32_t>(value.get<std::uint64_t>())});
+  }
+  return tokens;
+}
+
 void SpellingReader::set_token(std::int32_t id, std::string bytes) {
   if (vocabulary_.tokens.size() <= static_cast<std::size_t>(id))
     vocabulary_.tokens.resize(static_cast<std::size_t>(id) + 1);
@@ -43,17 +57,7 @@ void SpellingReader::set_token(std::int32_t id, std::string bytes) {
 }
 
 void SpellingReader::read_tokens(const json& vocab, std::vector<SpecialToken> specials) {
-  if (!vocab.is_object())
-    throw ConfigError(rule_got_fix(name_ + ": the vocabulary must be an object of tokens and ids", shortened(vocab)));
-  std::vector<SpelledToken> tokens;
-  tokens.reserve(vocab.size());
-  for (const auto& [spelling, value] : vocab.get_ref<const json::object_t&>()) {
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())
-      throw ConfigError(rule_got_fix(concat(name_, ": ids must be whole numbers from 0 on"),
-                                     concat("id ", shortened(value), " for ", in_quotes(spelling))));
-    tokens.push_back({spelling, static_cast<std::int32_t>(value.get<std::uint64_t>())});
-  }
-  read_tokens(tokens, std::move(specials));
+  read_tokens(spelled_tokens(vocab, name_), std::move(specials));
 }
 
 void SpellingReader::read_tokens(std::span<const SpelledToken> vocab, std::vector<SpecialToken> specials) {

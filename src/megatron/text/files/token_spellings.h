@@ -23,6 +23,9 @@ struct SpelledToken {
   std::int32_t id = 0;
 };
 
+/// An object of spellings and ids, which must outlive them. Throws ConfigError, naming `name`, for anything else.
+std::vector<SpelledToken> spelled_tokens(const nlohmann::json& vocab, const std::string& name);
+
 /// Builds a Vocabulary from the spellings that files use, checking each step.
 class SpellingReader {
  public:

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 Vocabulary read_pair(const fs::path& vocab_file, const fs::path& merges) {
   const fs::path folder = vocab_file.parent_path();
-  const nlohmann::json vocab = parse_json(read_file(vocab_file, kMaxFileBytes), vocab_file.string());
+  const VocabularyDocument vocab = read_vocabulary_document(read_file(vocab_file, kMaxFileBytes), vocab_file.string());
   Vocabulary vocabulary = parse_vocab_and_merges(vocab, vocab_file.string(), added_tokens_beside(folder, vocab),
                                                  read_file(merges, kMaxFileBytes), merges.string());
   follow_config(folder, vocabulary);
@@ -46,11 +46,11 @@ BertNormalization normalization_beside(const fs::path& folder, std::string_view 
 
 }  // namespace
 
-Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string& vocab_name,
+Vocabulary parse_vocab_and_merges(const VocabularyDocument& vocab, const std::string& vocab_name,
                                   std::vector<SpecialToken> specials, std::string_view merges,
                                   const std::string& merges_name) {
   SpellingReader reader(vocab_name);
-  reader.read_tokens(vocab, std::move(specials));
+  reader.read_tokens(vocab.tokens, std::move(specials));
 
   for (std::size_t at = 0; at < merges.size();) {
     const std::size_t end = std::min(merges.find('\n', at), merges.size());

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/text/files/hugging_face/tokenizer_document.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -34,7 +35,7 @@ Vocabulary parse_tokenizer_json(std::string_view json, const std::string& name);
 /// GPT-2's pair of files: an object of tokens and ids, and lines "left right" in order of importance (a first line
 /// "#version…" is skipped). `specials`: what is added to the vocabulary, and what of it is special
 /// (tokenizer_config.h).
-Vocabulary parse_vocab_and_merges(const nlohmann::json& vocab, const std::string& vocab_name,
+Vocabulary parse_vocab_and_merges(const VocabularyDocument& vocab, const std::string& vocab_name,
                                   std::vector<SpecialToken> specials, std::string_view merges,
                                   const std::string& merges_name);
 

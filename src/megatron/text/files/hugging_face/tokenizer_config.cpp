@@ -40,7 +40,7 @@ SpecialToken read_token(const Component& file, const char* key, const json& valu
 /// Added tokens by the order in which they are read; of the same content there is one.
 class AddedList {
  public:
-  AddedList(const json& vocab) : vocab_(vocab) {}
+  explicit AddedList(const VocabularyDocument& vocab) : vocab_(vocab) {}
 
   void add_with_id(const Component& file, SpecialToken token, std::int32_t id) {
     if (token.content.empty()) file.refuse("must not add an empty token", concat("id ", id));
@@ -57,11 +57,11 @@ class AddedList {
       tokens_[place->second].special = true;
       return;
     }
-    const auto found = vocab_.find(token.content);
-    if (found == vocab_.end() || !found->is_number_unsigned() || found->get<std::uint64_t>() > kMaxIds)
+    const std::int32_t found = vocab_.ids.find(token.content);
+    if (found < 0)
       file.refuse(concat(".", key, " must be a token of the vocabulary, or of added_tokens.json"),
                   in_quotes(token.content));
-    add_with_id(file, token, found->get<std::int32_t>());
+    add_with_id(file, token, found);
   }
 
   bool has(const std::string& token) const { return places_.contains(token); }
@@ -69,9 +69,9 @@ class AddedList {
   /// All, by id. Throws unless those that the vocabulary lacks follow it.
   std::vector<SpecialToken> take(const std::string& folder) {
     std::ranges::sort(tokens_, {}, &SpecialToken::id);
-    auto next = static_cast<std::int64_t>(vocab_.size());
+    auto next = static_cast<std::int64_t>(vocab_.tokens.size());
     for (const SpecialToken& token : tokens_) {
-      if (vocab_.contains(token.content)) continue;
+      if (vocab_.ids.find(token.content) >= 0) continue;
       if (token.id != next)
         throw ConfigError(
             rule_got_fix(concat(folder, ": an added token must have the next id behind the vocabulary, ", next),
@@ -83,8 +83,7 @@ class AddedList {
   }
 
  private:
-  static constexpr std::uint64_t kMaxIds = std::uint64_t{1} << 30;
-  const json& vocab_;
+  const VocabularyDocument& vocab_;
   std::vector<SpecialToken> tokens_;
   std::unordered_map<std::string, std::size_t> places_;
 };
@@ -170,7 +169,7 @@ void must_agree(const File& config, const char* key, bool is) {
 
 }  // namespace
 
-std::vector<SpecialToken> added_tokens_beside(const fs::path& folder, const json& vocab) {
+std::vector<SpecialToken> added_tokens_beside(const fs::path& folder, const VocabularyDocument& vocab) {
   const File config(folder, "tokenizer_config.json"), map(folder, "special_tokens_map.json");
   AddedList list(vocab);
   if (config.root.has("added_tokens_decoder")) {
@@ -185,7 +184,7 @@ std::vector<SpecialToken> added_tokens_beside(const fs::path& folder, const json
   read_names(map, &config, list);
   const bool roberta = kind_of(folder, config) == Kind::Roberta;
   const auto use = [&](const char* token) {
-    if (vocab.contains(token) && !list.has(token)) list.name(config.root, "tokenizer_class", {.content = token});
+    if (vocab.ids.find(token) >= 0 && !list.has(token)) list.name(config.root, "tokenizer_class", {.content = token});
   };
   if (roberta)
     for (const char* token : {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}) use(token);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "megatron/text/files/hugging_face/tokenizer_document.h"
 #include "megatron/text/vocabulary.h"
 
 // What transformers reads beside the file of a tokenizer, and how it changes tokens: tokenizer_config.json,
@@ -15,7 +16,7 @@ namespace megatron::text {
 /// The added tokens of a folder with vocab.json and merges.txt: those of added_tokens_decoder (tokenizer_config.json),
 /// or without it of added_tokens.json; and those that the files name as bos_token and so on, which must be among these
 /// or in `vocab`. Ids of those that `vocab` lacks must follow it, as transformers counts them.
-std::vector<SpecialToken> added_tokens_beside(const std::filesystem::path& folder, const nlohmann::json& vocab);
+std::vector<SpecialToken> added_tokens_beside(const std::filesystem::path& folder, const VocabularyDocument& vocab);
 
 /// Follows what tokenizer_config.json says of such a folder's tokenizer: add_prefix_space, add_bos_token, and RoBERTa's
 /// <s> … </s> where tokenizer_class, or without it model_type of config.json, is one that has it.

@@ -2,6 +2,7 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -13,6 +14,27 @@ namespace {
 using nlohmann::json;
 using simdjson::dom::element;
 using simdjson::dom::element_type;
+
+/// Spellings and ids, where there is nothing else.
+std::optional<std::vector<SpelledToken>> spelled_tokens(simdjson::dom::object object) {
+  std::vector<SpelledToken> tokens;
+  tokens.reserve(object.size());
+  for (const auto& [spelling, id] : object) {
+    std::int64_t number = 0;
+    if (id.type() != element_type::INT64 || id.get(number) != simdjson::SUCCESS || number < 0 ||
+        number > std::numeric_limits<std::int32_t>::max())
+      return std::nullopt;
+    tokens.push_back({spelling, static_cast<std::int32_t>(number)});
+  }
+  return tokens;
+}
+
+/// False where two are spelled alike.
+bool index(VocabularyDocument& document) {
+  document.ids.reserve(document.tokens.size());
+  return std::ranges::all_of(
+      document.tokens, [&](const SpelledToken& each) { return document.ids.emplace(each.spelling, each.id).second; });
+}
 
 /// A document as simdjson has read it, turned into what parse_json() would give. Where that would refuse something, so
 /// does this, without a word: whoever asks then has parse_json() say it.
@@ -79,17 +101,10 @@ class Reader {
   }
 
   bool tokens_of(simdjson::dom::object object) {
-    std::vector<SpelledToken> tokens;
-    tokens.reserve(object.size());
-    for (const auto& [spelling, id] : object) {
-      std::int64_t number = 0;
-      if (id.type() != element_type::INT64 || id.get(number) != simdjson::SUCCESS || number < 0 ||
-          number > std::numeric_limits<std::int32_t>::max())
-        return false;
-      tokens.push_back({spelling, static_cast<std::int32_t>(number)});
-    }
-    document_.tokens = std::move(tokens);
-    return document_.has_tokens = true;
+    auto tokens = spelled_tokens(object);
+    document_.has_tokens = tokens.has_value();
+    if (tokens) document_.tokens = std::move(*tokens);
+    return document_.has_tokens;
   }
 
   bool merges_of(simdjson::dom::array array) {
@@ -118,6 +133,20 @@ class Reader {
 };
 
 }  // namespace
+
+VocabularyDocument read_vocabulary_document(std::string_view text, const std::string& name) {
+  auto parser = std::make_shared<simdjson::dom::parser>();
+  simdjson::dom::object object;
+  if (parser->parse(text.data(), text.size()).get(object) == simdjson::SUCCESS)
+    if (auto tokens = spelled_tokens(object)) {
+      VocabularyDocument document{std::move(*tokens), {}, std::move(parser)};
+      if (index(document)) return document;
+    }
+  const auto value = std::make_shared<const json>(parse_json(text, name));
+  VocabularyDocument document{spelled_tokens(*value, name), {}, value};
+  index(document);
+  return document;
+}
 
 TokenizerDocument read_tokenizer_document(std::string_view text, const std::string& name) {
   TokenizerDocument document;

@@ -25,6 +25,17 @@ struct TokenizerDocument {
   std::shared_ptr<simdjson::dom::parser> text;  ///< what the views point into
 };
 
+/// A vocab.json: an object of spellings and ids.
+struct VocabularyDocument {
+  std::vector<SpelledToken> tokens;
+  TokenIndex ids;
+
+  std::shared_ptr<const void> text;  ///< what the views point into
+};
+
+/// Reads `text`, the file `name`. Throws ConfigError as parse_json() does, and where it is something else.
+VocabularyDocument read_vocabulary_document(std::string_view text, const std::string& name);
+
 /// Reads `text`, the file `name`. The lists are taken where they are as a tokenizer's should be: ids that are whole
 /// numbers, merges of two spellings. Throws ConfigError as parse_json() does.
 TokenizerDocument read_tokenizer_document(std::string_view text, const std::string& name);
