@@ -64,6 +64,11 @@ $ megatron plan --megatron-args arguments.txt --program pretrain_gpt
 
 What it prints is a recipe: `megatron train` runs it, and the rest of this documentation applies to it.
 
+A YAML configuration (`--yaml-cfg FILE`) takes the place of the words, as there: keys by their names in Python, those of
+TransformerConfig in `language_model`, those of ModelParallelConfig in `model_parallel`. Keys that are not known, given
+twice or asked for what is not here are refused by name; `null` and keys that are left out have the parser's default.
+With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 are summed in fp32.
+
 ## What stays, what differs
 
 - Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.

@@ -13,6 +13,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
+#include "megatron/config/megatron/yaml_words.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/plan/rules.h"
@@ -80,7 +81,9 @@ int plan_megatron_args(const std::string& file, const std::string& program, bool
   constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 20;
   std::vector<std::string> words = config::shell_words(read_file(file, kMaxFile), file);
   const int world_size = take_world_size(words, file);
-  auto translation = config::translate_megatron_arguments(program, words, {.world_size = world_size});
+  config::MegatronLaunch launch{.world_size = world_size};
+  if (const std::string yaml = config::yaml_file_of(words); !yaml.empty()) launch.yaml = read_file(yaml, kMaxFile);
+  auto translation = config::translate_megatron_arguments(program, words, launch);
   config::RunConfig& run = translation.config;
   const config::Fields fields = config::fields_of(run);
   config::parse_words(fields, translation.own, "");

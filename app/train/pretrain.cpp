@@ -6,11 +6,13 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/machine/gpu.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
+#include "megatron/config/megatron/yaml_words.h"
 #include "megatron/config/options.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/run/ranks.h"
@@ -97,8 +99,10 @@ int run_pretrain(const std::string& program, const Args& args) {
   const auto place = comm::place_from(run::environment());
   const bool gpus = gpu_present() && !cuda_plugin().empty();
   const int ranks = place ? place->world_size : std::max(1, own.parallel.world_size);
-  auto translation =
-      config::translate_megatron_arguments(program, args, {.world_size = ranks, .device = gpus ? "cuda" : "cpu"});
+  config::MegatronLaunch launch{.world_size = ranks, .device = gpus ? "cuda" : "cpu"};
+  constexpr std::uint64_t kMaxYaml = std::uint64_t{1} << 20;
+  if (const std::string yaml = config::yaml_file_of(args); !yaml.empty()) launch.yaml = read_file(yaml, kMaxYaml);
+  auto translation = config::translate_megatron_arguments(program, args, launch);
   if (place) translation.config.parallel.world_size = 0;  // the launcher's holds
   config::parse_words(config::fields_of(translation.config), translation.own, "");
   const std::string of_load = settle_load(translation);

@@ -446,6 +446,33 @@ TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
                     HasSubstr("--micro-batch-size must be given")));
 }
 
+TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
+  // Megatron-LM reads each of these only where the flag behind it is given.
+  const std::string small = kSmall;
+  for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
+           {"--moe-router-topk 4", "--num-experts 8"},
+           {"--expert-tensor-parallel-size 4", "--num-experts 8"},
+           {"--kv-lora-rank 64", "--multi-latent-attention"},
+           {"--mscale 2", "--multi-latent-attention"},
+           {"--dsa-indexer-topk 16", "--experimental-attention-variant dsa"},
+           {"--mtp-loss-scaling-factor 0.3", "--mtp-num-layers 1"},
+           {"--fp8-amax-history-len 16", "--fp8-format hybrid"},
+           {"--mamba-state-dim 16", "--hybrid-layer-pattern M"},
+           {"--window-attn-skip-freq 2", "--window-size 7,0"},
+           {"--grpo-group-size 4", "--perform-rl-step"}}) {
+    const auto run = translated(small + words);
+    EXPECT_THAT(words_of(run.ignored), ElementsAre(words));
+    EXPECT_EQ(run.ignored.back().text, "without " + master.substr(0, master.find(' ')));
+    EXPECT_EQ(save_toml(run.config), save_toml(recipe(small)));
+    EXPECT_THAT(error_of(small + words + " " + master), HasSubstr(words));
+  }
+  EXPECT_THAT(words_of(translated(small + "--moe-router-topk 4 --num-experts 0").ignored),
+              ElementsAre("--moe-router-topk 4", "--num-experts 0"));
+  // These ask for it by themselves, or are refused there too.
+  for (const std::string words : {"--expert-model-parallel-size 2", "--moe-latent-size 8", "--fp8-param-gather"})
+    EXPECT_THAT(error_of(small + words), HasSubstr(words)) << words;
+}
+
 TEST(MegatronArgs, ListWhatTheyMeanAndWhatIsIgnored) {
   const auto translation = translated(std::string(kSmall) +
                                       "--lr-warmup-iters 5 --expert-tensor-parallel-size 1 --log-progress "

@@ -221,6 +221,35 @@ class Pretrain(unittest.TestCase):
         self.assertTrue((out / "metrics.jsonl").is_file())
         self.assertEqual(list(out.glob("**/iter_*")), [])
 
+    def test_a_yaml_file_trains_as_the_words_that_it_stands_for(self):
+        keys = f"""
+language_model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, activation_func: swiglu, hidden_dropout: 0.0}}
+model_parallel: {{tensor_model_parallel_size: 2, sequence_parallel: true}}
+max_position_embeddings: 16
+seq_length: 16
+micro_batch_size: 2
+train_iters: 4
+lr: 1.e-3
+mock_data: true
+tokenizer_type: NullTokenizer
+vocab_size: 64
+save: {self.path}/from_keys
+save_interval: 4
+"""
+        (self.path / "run.yaml").write_text(keys)
+        out = self.pretrain("pretrain_gpt", "--yaml-cfg run.yaml --lr 7 --parallel.world_size 2")
+        self.assertIn("ignored, as they change no result: --lr 7", out)
+        self.pretrain("pretrain_gpt", """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --swiglu
+        --hidden-dropout 0 --tensor-model-parallel-size 2 --sequence-parallel --max-position-embeddings 16
+        --seq-length 16 --micro-batch-size 2 --train-iters 4 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer
+        --vocab-size 64 --save F/from_words --save-interval 4 --parallel.world_size 2""")
+        self.assertEqual(len(self.losses("from_keys")), 4)
+        self.assertEqual(self.losses("from_keys"), self.losses("from_words"))
+        (self.path / "run.yaml").write_text(keys + "lr_decay: 1\nbf16: 1\n")
+        out = self.pretrain("pretrain_gpt", "--yaml-cfg run.yaml", code=2)
+        self.assertIn("run.yaml:14: lr_decay must be an option", out)
+        self.assertIn("run.yaml:15: bf16 must be true or false.", out)
+
     def test_what_is_not_here_is_refused_before_anything_is_written(self):
         out = self.pretrain("pretrain_gpt", GPT3.replace("F/gpt3", "F/refused"), "--num-experts", 8,
                             "--context-parallel-size", 2, code=2)

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
+#include "megatron/config/megatron/yaml_words.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 
@@ -35,6 +36,49 @@ bool asks_for_nothing(const MegatronArguments::Given& given) {
   return !flag.default_value.empty() && same(flag.kind, value, flag.default_value);
 }
 
+/// A feature whose flags do nothing there while none of `masters` turns it on. Flags of `still` ask for it by
+/// themselves, or are checked there without it.
+struct Switched {
+  const char* feature;
+  std::vector<const char*> masters, still;
+};
+
+const std::vector<Switched>& switched_features() {
+  static const std::vector<Switched> rows = {
+      {"mixture of experts", {"num-experts"}, {"expert-model-parallel-size", "moe-latent-size", "moe-use-upcycling"}},
+      {"multi-head latent attention", {"multi-latent-attention", "experimental-attention-variant"}, {}},
+      {"linear or sparse attention", {"experimental-attention-variant"}, {"linear-attention-freq"}},
+      {"gated delta net", {"experimental-attention-variant"}, {"gdp-num-householder"}},
+      {"multi-token prediction", {"mtp-num-layers"}, {"mtp-standalone", "mtp-hybrid-override-pattern"}},
+      {"QK clip", {"qk-clip"}, {}},
+      {"hyper-connections (mHC)", {"enable-mhc-connections"}, {}},
+      {"FP8",
+       {"fp8-format"},
+       {"fp8-quantizer-factory", "fp8-output-proj", "fp8-param-gather", "te-precision-config-file",
+        "first-last-layers-bf16"}},
+      {"FP4", {"fp4-format"}, {"fp4-quantizer-factory", "fp4-param-gather"}},
+      {"Mamba and hybrid models", {"hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"}, {}},
+      {"windows of single layers", {"window-size"}, {}},
+      {"reinforcement learning", {"perform-rl-step"}, {}},
+      {"YaRN", {"multi-latent-attention", "experimental-attention-variant", "enable-gpt-oss"}, {"rope-type"}},
+  };
+  return rows;
+}
+
+/// "without --num-experts": why a flag of a feature that is not turned on does nothing; "" where it asks for something.
+std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
+  if (flag.use != FlagUse::Missing) return "";
+  const auto row = std::ranges::find(switched_features(), flag.text, &Switched::feature);
+  if (row == switched_features().end()) return "";
+  const auto is_flag = [&](const char* name) { return flag.names.front() == name; };
+  if (std::ranges::any_of(row->masters, is_flag) || std::ranges::any_of(row->still, is_flag)) return "";
+  for (const auto& given : args.given())
+    for (const char* const master : row->masters)
+      if (given.flag == megatron_flag(master) && !asks_for_nothing(given)) return "";
+  if (flag.text == "YaRN" && args.text("position-embedding-type") == "yarn") return "";
+  return concat("without --", row->masters.front());
+}
+
 /// One error for all flags that ask for what is not here.
 void report_absent(Translation& c) {
   std::string got;
@@ -44,6 +88,7 @@ void report_absent(Translation& c) {
   for (const auto& given : c.args.given()) {
     const MegatronFlag& flag = *given.flag;
     if (flag.use == FlagUse::Maps || flag.use == FlagUse::Ignored || asks_for_nothing(given)) continue;
+    if (!dormant(c.args, flag).empty()) continue;
     add(given.words(), flag.use == FlagUse::Removed ? "gone from Megatron-LM; " + flag.text : flag.text);
   }
   for (const auto& [words, feature] : c.absent) add(words, feature);
@@ -69,10 +114,21 @@ void list_given(Translation& c) {
       for (const std::string& path : mapped_paths(*given.flag)) text += (text.empty() ? "" : ", ") + setting(path);
       result.maps.push_back({given.words(), text});
     } else {
-      result.ignored.push_back({given.words(), asks_for_nothing(given) ? "no effect at this value" : given.flag->text});
+      const std::string off = dormant(c.args, *given.flag);
+      result.ignored.push_back({given.words(), asks_for_nothing(given) ? "no effect at this value"
+                                               : off.empty()           ? given.flag->text
+                                                                       : off});
     }
   }
   result.own = c.args.own_words();
+}
+
+/// Words beside --yaml-cfg are not asked there.
+void list_of_yaml(const MegatronArguments& typed, const YamlWords& yaml, MegatronTranslation& result) {
+  for (const auto& given : typed.given())
+    if (given.flag != megatron_flag("yaml-cfg")) result.ignored.push_back({given.words(), "with --yaml-cfg"});
+  for (const auto& [words, why] : yaml.ignored) result.ignored.push_back({words, why});
+  result.own = typed.own_words();
 }
 
 }  // namespace
@@ -124,7 +180,11 @@ const std::vector<std::string>& megatron_programs() {
 
 MegatronTranslation translate_megatron_arguments(const std::string& program, const std::vector<std::string>& words,
                                                  const MegatronLaunch& launch) {
-  const MegatronArguments arguments(words);
+  const MegatronArguments typed(words);
+  YamlWords yaml;
+  const bool has_yaml = typed.has("yaml-cfg") && typed.errors().empty();
+  if (has_yaml) yaml = yaml_words(launch.yaml, typed.text("yaml-cfg"), launch.world_size);
+  const MegatronArguments arguments = has_yaml ? MegatronArguments(yaml.words) : typed;
   Translation c{.program = program, .args = arguments, .launch = launch};
   for (const std::string& error : arguments.errors()) c.errors += (c.errors.empty() ? "" : "\n") + error;
   if (c.errors.empty())  // else values may be no numbers
@@ -136,6 +196,7 @@ MegatronTranslation translate_megatron_arguments(const std::string& program, con
   report_absent(c);
   if (!c.errors.empty()) throw ConfigError(c.errors);
   list_given(c);
+  if (has_yaml) list_of_yaml(typed, yaml, c.result);
   return std::move(c.result);
 }
 

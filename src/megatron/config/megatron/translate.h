@@ -11,6 +11,7 @@ namespace megatron::config {
 struct MegatronLaunch {
   int world_size = 1;
   std::string device = "cuda";  ///< parallel.device: "cpu" on a machine without GPUs
+  std::string yaml = "";        ///< what the file of --yaml-cfg has in it
 };
 
 /// A command line of Megatron-LM as a recipe.
@@ -32,8 +33,9 @@ struct MegatronTranslation {
 const std::vector<std::string>& megatron_programs();
 
 /// What `words`, the argument list of one of megatron_programs(), mean: Megatron-LM's defaults, derived values and
-/// checks (its validate_args()). Reads nothing but its arguments. Throws ConfigError with everything that is wrong:
-/// wrong words, values that exclude one another, and in one message all flags that need what is not here.
+/// checks (its validate_args()). Reads nothing but its arguments: the text of the file that yaml_file_of() names waits
+/// in `launch`, and is then all that counts besides this program's own options. Throws ConfigError with everything that
+/// is wrong: wrong words, values that exclude one another, and in one message all flags that need what is not here.
 MegatronTranslation translate_megatron_arguments(const std::string& program, const std::vector<std::string>& words,
                                                  const MegatronLaunch& launch);
 

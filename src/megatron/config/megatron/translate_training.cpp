@@ -196,7 +196,7 @@ void translate_data(Translation& c) {
       c.ignore(name, "of pretrain_gpt");
   d.mask_prob = c.args.number("mask-prob");
   d.short_seq_prob = c.args.number("short-seq-prob");
-  if (c.args.has("num-workers")) d.prefetch = product(2, c.args.integer("num-workers"));  // two batches per worker
+  d.prefetch = product(2, c.args.integer("num-workers"));  // two batches per worker
   fill_in_middle(c);
 }
 
