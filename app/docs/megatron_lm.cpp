@@ -73,7 +73,7 @@ With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 
 
 - Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
 - Ranks: torchrun, mpirun and Slurm work as before; without them `--parallel.world_size N` starts N ranks.
-- Checkpoints: `megatron checkpoint import --from DIR --output DIR` reads Megatron-LM's; `docs/interchange.md`.
+- Checkpoints: `--load` resumes from Megatron-LM's of the formats torch_dist and torch; `docs/interchange.md`.
 - Loss: the mean over all tokens of a global batch, as with `--calculate-per-token-loss`. Without that flag Megatron-LM
   takes the mean of the microbatches' means, which differs where they have different numbers of tokens in the loss.
 - Padding: rows of the embedding beyond the tokenizer's tokens never take part in the softmax.

@@ -1,5 +1,6 @@
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
 
+#include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
@@ -81,7 +82,7 @@ TEST(MegatronTorch, RanksOfDifferentModelsAreRefused) {
 }
 
 TEST(MegatronTorch, NamesOfAllVersionsAreOurs) {
-  const auto name = [](const std::string& theirs) { return our_name(theirs, true, "x.pt"); };
+  const auto name = [](const std::string& theirs) { return our_name(theirs, true, "x.pt").name; };
   EXPECT_EQ(name("language_model.transformer.layers.3.attention.query_key_value.bias"),
             "decoder.layers.3.self_attention.linear_qkv.bias");
   EXPECT_EQ(name("module.language_model.encoder.final_norm.weight"), "decoder.final_layernorm.weight");
@@ -90,7 +91,7 @@ TEST(MegatronTorch, NamesOfAllVersionsAreOurs) {
   EXPECT_EQ(name("decoder.layers.0.mlp.linear_fc1.layer_norm_bias"), "decoder.layers.0.pre_mlp_layernorm.bias");
   EXPECT_EQ(name("decoder.layers.0.self_attention.core_attention._extra_state"), "");
   EXPECT_EQ(name("output_layer.weight"), "");  // the tied embedding's copy on the last stage
-  EXPECT_EQ(our_name("output_layer.weight", false, "x.pt"), "output_layer.weight");
+  EXPECT_EQ(our_name("output_layer.weight", false, "x.pt").name, "output_layer.weight");
   expect_refused([&] { name("language_model.pooler.dense.weight"); }, {"x.pt", "pooler.dense"});
   expect_refused([&] { name("lm_head.bias"); }, {"lm_head.bias"});
 }

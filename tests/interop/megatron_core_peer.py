@@ -5,6 +5,7 @@ random numbers does nothing (no test uses dropout); models, optimizers, schedule
 """
 import argparse
 import contextlib
+import copy
 import logging
 import os
 import pathlib
@@ -13,6 +14,7 @@ import random
 import signal
 import tempfile
 import warnings
+import zlib
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -21,6 +23,7 @@ os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 
@@ -35,8 +38,11 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  #
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder  # noqa: E402
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder  # noqa: E402
+from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.distributed import finalize_model_grads  # noqa: E402
+from megatron.core.models.T5 import t5_spec  # noqa: E402
+from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
 from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
@@ -45,6 +51,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 import megatron.core.tensor_parallel.layers  # noqa: E402
 import megatron.core.tensor_parallel.random  # noqa: E402
@@ -95,26 +102,38 @@ MODELS = {
                   gated_linear_unit=True, add_bias_linear=False, normalization="RMSNorm",
                   activation_func=torch.nn.functional.silu, layernorm_epsilon=1e-6),
     "bert": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
+    "t5": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
 }
+DECODER_SEQUENCE = 12
+# The words of a T5's vocabulary: [PAD] is 0, by which the package knows padding.
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", "[BOS]"] + [f"<extra_id_{i}>" for i in range(12)]
+WORDS = SPECIAL + [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
 LR, MIN_LR, BATCH, STEPS = 3e-3, 3e-4, 4, 20
 
 
-def build(name, dtype, tp, pp):
-    """This rank's stage of a model of MODELS."""
+def build(name, dtype, tp, pp, vpp=None, chunk=None):
+    """This rank's stage of a model of MODELS, or the one of its `vpp` stages that `chunk` says."""
     options = MODELS[name]
     config = TransformerConfig(params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
                                tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+                               virtual_pipeline_model_parallel_size=vpp,
                                bias_activation_fusion=name == "gpt2", **LAYERS, **options)
     torch.manual_seed(5)
     stage = dict(vocab_size=PADDED, max_sequence_length=SEQUENCE,
-                 pre_process=parallel_state.is_pipeline_first_stage(),
-                 post_process=parallel_state.is_pipeline_last_stage())
+                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk))
     if name == "bert":
         model = BertModel(config, 2, bert_layer_local_spec, share_embeddings_and_output_weights=True,
                           add_binary_head=True, **stage)
+    elif name == "t5":
+        encoder, decoder = (TransformerBlockSubmodules([spec] * options["num_layers"], layer_norm=t5_spec.LNImpl)
+                            for spec in (t5_spec.encoder_model_with_local_spec(),
+                                         t5_spec.decoder_model_with_local_spec()))
+        model = T5Model(config, copy.deepcopy(config), encoder, decoder, share_embeddings_and_output_weights=True,
+                        **stage)
     else:
         llama = name == "llama"
-        model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization),
+        model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization), vp_stage=chunk,
                          share_embeddings_and_output_weights=not llama, rotary_base=50000,
                          position_embedding_type="rope" if llama else "learned_absolute", **stage)
     return model.to(dtype) if dtype != torch.float32 else model
@@ -140,8 +159,18 @@ def arguments(name, dtype, tp, pp, **others):
         lr_warmup_iters=2, lr_decay_iters=None, lr_warmup_init=0.0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
         adam_eps=1e-8, clip_grad=1.0, split="9,1,0", bert_binary_head=True, num_tokentypes=2 if name == "bert" else 0,
         exit_signal=signal.SIGTERM, attention_backend=AttnBackend.auto, no_save_optim=None, no_save_rng=None,
-        ckpt_format="torch_dist", transformer_impl="local", consumed_train_samples=0, skipped_train_samples=0,
+        ckpt_format="torch_dist", transformer_impl="local", **(dict(
+            encoder_num_layers=2, decoder_num_layers=None, decoder_seq_length=DECODER_SEQUENCE, mask_prob=0.15,
+            short_seq_prob=0.1) if name == "t5" else {}), consumed_train_samples=0, skipped_train_samples=0,
         consumed_valid_samples=0), **others})
+
+
+class Words:
+    """A tokenizer of a T5's words, as its BertWordPieceTokenizer."""
+    inv_vocab = dict(enumerate(WORDS))
+    pad, cls, sep, mask, eos, bos = (WORDS.index(f"[{name}]") for name in ("PAD", "CLS", "SEP", "MASK", "EOS", "BOS"))
+    additional_special_tokens_ids = [WORDS.index(f"<extra_id_{i}>") for i in range(12)]
+    vocab_size, unique_identifiers = VOCABULARY, {"class": "Words"}
 
 
 class Numbers:
@@ -159,32 +188,55 @@ def write_tokens(prefix):
     builder.finalize(f"{prefix}.idx")
 
 
-def samples(prefix):
+def write_sentences(prefix):
+    """The same of a T5's words, in documents of sentences."""
+    draw = random.Random(3)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(PADDED))
+    words = range(len(SPECIAL), VOCABULARY)
+    for _ in range(60):
+        first, step = draw.randrange(len(words)), draw.randrange(1, 5)
+        lengths = [draw.randrange(3, 9) for _ in range(draw.randrange(2, 6))]
+        tokens = [words[(first + i * step) % len(words)] for i in range(sum(lengths))]
+        builder.add_document(torch.tensor(tokens), lengths)
+    builder.finalize(f"{prefix}.idx")
+
+
+def samples(name, prefix):
     """The training samples of a run, in its order."""
-    config = GPTDatasetConfig(random_seed=7, sequence_length=SEQUENCE, blend=([str(prefix)], None), split="9,1,0",
-                              path_to_cache=f"{prefix}-cache", tokenizer=Numbers(), reset_position_ids=False,
-                              reset_attention_mask=False, eod_mask_loss=False)
+    common = dict(random_seed=7, sequence_length=SEQUENCE, blend=([str(prefix)], None), split="9,1,0",
+                  path_to_cache=f"{prefix}-cache")
+    if name == "t5":  # as pretrain_t5.py has it
+        config = T5MaskedWordPieceDatasetConfig(
+            tokenizer=Words(), sequence_length_decoder=DECODER_SEQUENCE, masking_probability=0.15,
+            short_sequence_probability=0.1, masking_max_ngram=10, masking_do_full_word=True,
+            masking_do_permutation=False, masking_use_longer_ngrams=False,
+            masking_use_geometric_distribution=True, **common)
+        return BlendedMegatronDatasetBuilder(T5MaskedWordPieceDataset, [STEPS * BATCH, 0, 0], lambda: True,
+                                             config).build()[0]
+    config = GPTDatasetConfig(tokenizer=Numbers(), reset_position_ids=False, reset_attention_mask=False,
+                              eod_mask_loss=False, **common)
     return BlendedMegatronDatasetBuilder(GPTDataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
 
 
 class Run:
     """A training run on all ranks, with the package's DDP, optimizer and schedule."""
 
-    def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None):
+    def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None):
         """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
         none."""
-        self.prefix, self.samples = prefix, samples(prefix)
-        parallel_state.initialize_model_parallel(tp, pp)
-        self.name, self.dtype, self.tp, self.pp, self.sharding = name, dtype, tp, pp, sharding
+        self.prefix, self.samples = prefix, samples(name, prefix)
+        parallel_state.initialize_model_parallel(tp, pp, vpp)
+        self.name, self.dtype, self.tp, self.pp, self.sharding, self.vpp = name, dtype, tp, pp, sharding, vpp
         distributed = sharding is not None
-        module = build(name, dtype, tp, pp)
+        modules = [build(name, dtype, tp, pp, vpp, chunk) for chunk in (range(vpp) if vpp else [None])]
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, overlap_grad_reduce=False,
                                             grad_reduce_in_fp32=True)
-        self.model = DistributedDataParallel(module.config, ddp, module)
+        self.models = [DistributedDataParallel(module.config, ddp, module) for module in modules]
+        self.model = self.models[0]
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(optimizer="adam", lr=LR, min_lr=MIN_LR, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
                             adam_eps=1e-8, clip_grad=1.0, bf16=dtype == torch.bfloat16, params_dtype=dtype,
-                            use_distributed_optimizer=distributed), [self.model])
+                            use_distributed_optimizer=distributed), self.models)
         self.scheduler = OptimizerParamScheduler(
             self.optimizer, init_lr=0.0, max_lr=LR, min_lr=MIN_LR, lr_warmup_steps=2 * BATCH,
             lr_decay_steps=STEPS * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
@@ -193,6 +245,8 @@ class Run:
 
     def loss(self, batch):
         """Of a microbatch of samples; a whole model."""
+        if self.name == "t5":
+            return self.t5_loss(batch)
         tokens = torch.stack([sample["tokens"] for sample in batch])
         labels = torch.stack([sample["labels"] for sample in batch])
         positions = torch.arange(SEQUENCE).expand_as(tokens)
@@ -201,6 +255,16 @@ class Run:
             return losses.float().mean() + order.float().square().mean()
         return self.model(tokens, positions, None, labels=labels).float().mean()
 
+    def t5_loss(self, batch):
+        """As pretrain_t5.py has it."""
+        read, written, labels, shown, read_mask, written_mask = (
+            torch.stack([torch.as_tensor(sample[key]) for sample in batch])
+            for key in ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask", "dec_mask"))
+        masks = T5MaskedWordPieceDataset.config_attention_mask(read, written, read_mask < 0.5, written_mask < 0.5,
+                                                               use_local=True)
+        losses = self.model(read, written, *masks, lm_labels=labels).float()
+        return (losses * shown).sum() / shown.sum()
+
     def step(self):
         """Trains on the next global batch; the loss before it."""
         self.model.zero_grad_buffer()
@@ -208,17 +272,37 @@ class Run:
         first = self.iteration * BATCH
         batch = [self.samples[i] for i in range(first, first + BATCH)]
         parts = [batch[i:i + 2] for i in range(0, BATCH, 2)]
+        tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]  # --calculate-per-token-loss
         total = 0.0
-        for part in parts:
-            loss = self.loss(part)
-            (loss / len(parts)).backward()
-            total += loss.item() / len(parts)
+        for part, count in zip(parts, tokens):
+            loss = self.loss(part) * (count / sum(tokens))
+            loss.backward()
+            total += loss.item()
         finalize_model_grads([self.model])
         succeeded, _, _ = self.optimizer.step()
         assert succeeded
         self.scheduler.step(increment=BATCH)
         self.iteration += 1
         return total
+
+    def drawn_step(self):
+        """A step with gradients that are drawn, as those of a pipeline's stages take a schedule: the same ones on all
+        ranks that share a parameter."""
+        for model in self.models:
+            model.zero_grad_buffer()
+            for name, parameter in model.named_parameters():
+                name = "words" if getattr(parameter, "shared_embedding", False) else name
+                draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.iteration}".encode()))
+                parameter.main_grad.copy_(torch.randn(parameter.shape, generator=draw))
+        assert self.optimizer.step()[0]
+        self.scheduler.step(increment=BATCH)
+        self.iteration += 1
+
+    def model_state(self, of_module):
+        """The models as a checkpoint names them."""
+        if len(self.models) == 1:
+            return {"model": of_module(self.model.module)}
+        return {f"model{i}": of_module(model.module) for i, model in enumerate(self.models)}
 
     def state(self, loading, metadata=None):
         metadata = dict(metadata) if metadata is not None else {
@@ -227,9 +311,10 @@ class Run:
         content = dict(metadata)
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
         state = {"args": arguments(self.name, self.dtype, self.tp, self.pp, data_path=[str(self.prefix)],
+                                   virtual_pipeline_model_parallel_size=self.vpp,
                                    consumed_train_samples=self.iteration * BATCH),
                  "checkpoint_version": 3.0, "iteration": self.iteration,
-                 "model": self.model.module.sharded_state_dict(metadata=metadata)}
+                 **self.model_state(lambda module: module.sharded_state_dict(metadata=metadata))}
         state["optimizer"] = self.optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
         state["opt_param_scheduler"] = self.scheduler.state_dict()
         state["num_floating_point_operations_so_far"] = 0
@@ -245,6 +330,24 @@ class Run:
         dist_checkpointing.save(state, str(place), content_metadata=content)
         if torch.distributed.get_rank() == 0:
             (pathlib.Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(self.iteration))
+
+    def save_torch(self, folder):
+        """The same in the format "torch": a file of each rank, as its checkpointing.py writes them."""
+        rank = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
+        if self.pp > 1:
+            rank += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}"
+        place = pathlib.Path(folder) / f"iter_{self.iteration:07d}" / rank
+        place.mkdir(parents=True)
+        generators = {"random_rng_state": random.getstate(), "np_rng_state": numpy.random.get_state(),
+                      "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.get_rng_state(),
+                      "rng_tracker_states": {"model-parallel-rng": torch.get_rng_state()}}
+        torch.save({"args": self.state(False)[0]["args"], "checkpoint_version": 3.0, "iteration": self.iteration,
+                    **self.model_state(lambda module: module.state_dict_for_save_checkpoint()), "num_floating_point_operations_so_far": 0, "optimizer": self.optimizer.state_dict(),
+                    "opt_param_scheduler": self.scheduler.state_dict(), "rng_state": [generators]},
+                   place / "model_optim_rng.pt")
+        if self.sharding:
+            self.optimizer.save_parameter_state(str(place / "distrib_optim.pt"))
+        (pathlib.Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(self.iteration))
 
     def load(self, folder):
         folder = pathlib.Path(folder)

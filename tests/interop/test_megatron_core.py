@@ -2,6 +2,8 @@
 import json
 import os
 import pathlib
+import shlex
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -9,7 +11,7 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run  # noqa: E402
+from program import MEGATRON, run  # noqa: E402
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # before torch is imported: else the package has its functions compiled
 torch, _, _, MISSING = peers("torch", "megatron.core", "psutil")
@@ -26,6 +28,24 @@ def train(folder, name, prefix, options, steps):
     return [work.step(), work.step()]
 
 
+def train_in_both_formats(folder, name, prefix, options, steps):
+    work = peer.Run(name, prefix, **options)
+    for _ in range(steps):
+        work.step()
+    work.save(folder / "torch_dist")
+    work.save_torch(folder / "torch")
+    return [work.step(), work.step()]
+
+
+def draw_in_all_formats(folder, name, prefix, options, steps):
+    work = peer.Run(name, prefix, sharding="fully_reshardable", **options)
+    for _ in range(steps):
+        work.drawn_step()
+    for work.sharding in "fully_reshardable", "dp_reshardable":
+        work.save(folder / work.sharding)
+    work.save_torch(folder / "torch")
+
+
 def go_on(folder, name, prefix, options, steps):
     """The losses of a run of Megatron-Core that begins with a checkpoint."""
     work = peer.Run(name, prefix, **options)
@@ -34,25 +54,41 @@ def go_on(folder, name, prefix, options, steps):
     return work.iteration, [work.step() for _ in range(steps)]
 
 
+def printed(*words):
+    """What a job says while it works."""
+    result = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
 @unittest.skipIf(MISSING, MISSING)
 class MegatronCore(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="megatron-core-")
         self.addCleanup(folder.cleanup)
         self.path = pathlib.Path(folder.name)
-        self.tokens = self.path / "tokens"
+        self.tokens, self.sentences = self.path / "tokens", self.path / "sentences"
         peer.write_tokens(self.tokens)
+        peer.write_sentences(self.sentences)
+        self.words = self.path / "words.txt"
+        self.words.write_text("\n".join(peer.WORDS) + "\n")
+
+    def tokenizer(self, name):
+        return ["--tokenizer", self.words] if name == "t5" else ["--tokenizer-type", "NullTokenizer", "--tokenizer", 90]
 
     def train_here(self, imported, name, *options):
         """Goes on with the imported run to its end; the losses by iteration."""
         run("train", self.path / imported / "recipe.toml", "--load", self.path / imported, "--train.out",
-            self.path / name, "--tokenizer-type", "NullTokenizer", "--tokenizer", 90, "--save-interval", 2, *options)
-        lines = (self.path / name / "metrics.jsonl").read_text().splitlines()
+            self.path / name, *self.tokenizer(name.split("-")[0]), "--save-interval", 2, *options)
+        return self.losses(self.path / name)
+
+    def losses(self, folder):
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
         return {entry["iteration"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
 
     def there_and_back(self, name, options, world=1, back=(), here=()):
-        theirs = self.path / f"{name}-theirs"
-        expected = peer.run(world, train, theirs, name, self.tokens, options, 3)[0]
+        theirs, tokens = self.path / f"{name}-theirs", self.sentences if name == "t5" else self.tokens
+        expected = peer.run(world, train, theirs, name, tokens, options, 3)[0]
         imported = f"{name}-imported"
         printed = run("checkpoint", "import", "--from", theirs, "--output", self.path / imported)
         self.assertIn("at iteration 3", printed)
@@ -63,7 +99,7 @@ class MegatronCore(unittest.TestCase):
         run("checkpoint", "export", "--load", self.path / f"{name}-ours/checkpoints/iter_0000018", "--output",
             self.path / f"{name}-back", "--format", "torch_dist")
         for others in back:
-            iteration, got = peer.run(1, go_on, self.path / f"{name}-back", name, self.tokens, others, 2)[0]
+            iteration, got = peer.run(1, go_on, self.path / f"{name}-back", name, tokens, others, 2)[0]
             self.assertEqual(iteration, 18)
             for loss, step in zip(got, (19, 20)):
                 self.assertLess(abs(loss - losses[step]), 1e-6 * loss, (name, others, got, losses))
@@ -75,14 +111,78 @@ class MegatronCore(unittest.TestCase):
         self.there_and_back("llama", {"tp": 2, "sharding": "fully_reshardable"}, world=2,
                             here=("--world-size", 2, "--pp", 2), back=({"sharding": "fully_reshardable"},))
 
+    def test_a_t5_goes_on_here_and_there(self):
+        self.there_and_back("t5", {}, here=("--world-size", 2, "--tp", 2),
+                            back=({}, {"sharding": "fully_reshardable"}))
+
     def test_state_that_is_stored_by_buffer_is_found_in_it(self):
         """Megatron-LM's default with the distributed optimizer."""
-        self.there_and_back("llama", {"tp": 2, "sharding": "dp_reshardable"}, world=2)
+        for name in "llama", "t5":
+            self.there_and_back(name, {"tp": 2, "sharding": "dp_reshardable"}, world=2)
+
+    def expect_same_runs(self, name, folders, least):
+        """What was saved at the same moment, at iteration 2, in several ways is the same here."""
+        tensors, recipes = [], []
+        for theirs in folders:
+            ours, back = (self.path / f"{name}-{theirs.name}-{part}" for part in ("ours", "back"))
+            self.assertIn("at iteration 2", run("checkpoint", "import", "--from", theirs, "--output", ours))
+            run("checkpoint", "export", "--load", ours, "--output", back, "--format", "torch_dist")
+            tensors.append(peer.run(1, peer.plain_tensors, back)[0])
+            recipes.append((ours / "recipe.toml").read_text())
+        self.assertGreater(len(tensors[0]), least)
+        for others, recipe in zip(tensors[1:], recipes[1:]):
+            self.assertEqual(recipe, recipes[0])
+            self.assertEqual(others.keys(), tensors[0].keys())
+            for key, tensor in tensors[0].items():
+                self.assertTrue(torch.equal(tensor, others[key]), (name, key))
+
+    def test_stages_of_a_pipeline_hold_the_same_run(self):
+        """By parameter, by buffer and in files of ranks; with a tied matrix, and with several stages per rank."""
+        for name, world, options in (("gpt2", 2, {"pp": 2}), ("llama", 4, {"tp": 2, "pp": 2, "vpp": 2})):
+            peer.run(world, draw_in_all_formats, self.path / name, name, self.tokens, options, 2)
+            self.expect_same_runs(name, [self.path / name / form
+                                         for form in ("fully_reshardable", "dp_reshardable", "torch")], 50)
+
+    def test_files_of_ranks_hold_the_same_run(self):
+        """The format "torch"."""
+        for name, world, options in (("gpt2", 1, {}), ("bert", 1, {"dtype": torch.bfloat16}),
+                                     ("t5", 2, {"tp": 2, "sharding": "fully_reshardable"}),
+                                     ("llama", 2, {"tp": 2, "sharding": "fully_reshardable", "dtype": torch.bfloat16})):
+            theirs, tokens = self.path / name, self.sentences if name == "t5" else self.tokens
+            peer.run(world, train_in_both_formats, theirs, name, tokens, options, 2)
+            self.expect_same_runs(name, [theirs / "torch_dist", theirs / "torch"], 50)
+
+    def test_a_launch_script_resumes_where_megatron_lm_saved(self):
+        """With its own arguments, from both formats, in the same folder; and again from what was saved here."""
+        common = shlex.split(
+            "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --ffn-hidden-size 24 --max-position-embeddings 16 "
+            "--micro-batch-size 2 --global-batch-size 4 --seed 7 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine "
+            "--lr-warmup-iters 2 --lr-decay-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --split 9,1,0 "
+            "--hidden-dropout 0 --attention-dropout 0 --make-vocab-size-divisible-by 8 --transformer-impl local "
+            "--eval-interval 100 --eval-iters 0 --train-iters")
+        own = {"gpt2": ["pretrain_gpt", "--seq-length", 16, "--tokenizer-type", "NullTokenizer", "--vocab-size", 90],
+               "t5": ["pretrain_t5", "--encoder-seq-length", 16, "--decoder-seq-length", 12, "--no-bias-gelu-fusion",
+                      "--tokenizer-type", "BertWordPieceCase", "--vocab-file", self.words]}
+        for name, form in (("gpt2", "torch_dist"), ("t5", "torch")):
+            tokens = self.sentences if name == "t5" else self.tokens
+            expected = peer.run(1, train_in_both_formats, self.path / name, name, tokens, {}, 3)[0]
+            folder = self.path / name / form
+            program, *words = own[name]
+            words = [program, *words, "--data-path", tokens, "--load", folder, "--save", folder, *common]
+            self.assertIn(f"model.vocab_size 96, as in {folder}", printed(*words, 4))
+            losses = self.losses(folder)
+            run(*words, 5)
+            losses.update(self.losses(folder))
+            self.assertEqual(list(losses), [4, 5])
+            for loss, wanted in zip(losses.values(), expected):
+                self.assertLess(abs(loss - wanted), 1e-6 * wanted, (name, losses, expected))
 
     def test_every_bit_comes_back(self):
-        for name, options in (("bert", {}), ("gpt2", {"sharding": "fully_reshardable", "dtype": torch.bfloat16})):
+        for name, options in (("bert", {}), ("t5", {"dtype": torch.bfloat16}),
+                              ("gpt2", {"sharding": "fully_reshardable", "dtype": torch.bfloat16})):
             theirs, ours, back = (self.path / f"{name}-{part}" for part in ("theirs", "ours", "back"))
-            peer.run(1, train, theirs, name, self.tokens, options, 2)
+            tokens = self.sentences if name == "t5" else self.tokens
+            peer.run(1, train, theirs, name, tokens, options, 2)
             run("checkpoint", "import", "--from", theirs, "--output", ours)
             run("checkpoint", "export", "--load", ours, "--output", back, "--format", "torch_dist")
             first, second = (peer.run(1, peer.plain_tensors, folder)[0] for folder in (theirs, back))
@@ -90,7 +190,7 @@ class MegatronCore(unittest.TestCase):
             for key, tensor in first.items():
                 self.assertEqual(tensor.dtype, second[key].dtype, key)
                 self.assertTrue(torch.equal(tensor, second[key]), key)
-            self.assertEqual(peer.run(1, go_on, back, name, self.tokens, options, 0)[0][0], 2)
+            self.assertEqual(peer.run(1, go_on, back, name, tokens, options, 0)[0][0], 2)
 
 
 if __name__ == "__main__":

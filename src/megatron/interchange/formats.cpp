@@ -74,9 +74,9 @@ const WeightFormat* find_format(const fs::path& folder) {
   return nullptr;
 }
 
-std::optional<TrainingState> training_state_of(const fs::path& folder) {
+std::optional<TrainingState> training_state_of(const fs::path& folder, bool with_optimizer) {
   const WeightFormat& format = format_of(folder);
-  return format.training == nullptr ? std::nullopt : format.training(folder);
+  return format.training == nullptr ? std::nullopt : format.training(folder, with_optimizer);
 }
 
 const WeightFormat& format_of(const fs::path& folder) {

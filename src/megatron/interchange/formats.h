@@ -38,8 +38,12 @@ struct WeightFormat {
   config::ModelConfig (*model)(const std::filesystem::path& folder) = nullptr;  ///< as model_config_of()
   FolderConfig (*config)(const std::filesystem::path& folder) = nullptr;        ///< as export_config()
   std::unique_ptr<checkpoint::WeightSource> (*weights)(const std::filesystem::path& folder) = nullptr;
-  /// Where the run stood that saved the folder; nothing where it holds weights alone. Null: so does every folder.
-  std::optional<TrainingState> (*training)(const std::filesystem::path& folder) = nullptr;
+  /// Where the run stood that saved the folder, with the optimizer's state or without; nothing where it holds weights
+  /// alone. Null: so does every folder.
+  std::optional<TrainingState> (*training)(const std::filesystem::path& folder, bool with_optimizer) = nullptr;
+  /// Whether training() has something, by its counters alone. Null: no folder has.
+  bool (*resumable)(const std::filesystem::path& folder) = nullptr;
+  bool knows_training = true;  ///< model() has dropout and what weights were drawn with
   /// As companion_folder(). Null: the files beside the weights lie in the folder itself.
   std::filesystem::path (*companions)(const std::filesystem::path& folder) = nullptr;
   std::vector<std::string> (*labels)(const std::filesystem::path& folder) = nullptr;  ///< null: it names no classes
@@ -67,8 +71,9 @@ const WeightFormat* find_format(const std::filesystem::path& folder);
 /// The same; throws ConfigError, which lists the formats, instead of null.
 const WeightFormat& format_of(const std::filesystem::path& folder);
 
-/// Where the run stood that saved `folder`, of any kind; nothing where it holds weights alone. Throws ConfigError for
-/// what is damaged.
-std::optional<TrainingState> training_state_of(const std::filesystem::path& folder);
+/// Where the run stood that saved `folder`, of any kind; nothing where it holds weights alone. `with_optimizer` false:
+/// without the optimizer's state, which may be stored in a way that cannot be read. Throws ConfigError for what is
+/// damaged.
+std::optional<TrainingState> training_state_of(const std::filesystem::path& folder, bool with_optimizer = true);
 
 }  // namespace megatron::interchange

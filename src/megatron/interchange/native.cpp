@@ -66,7 +66,7 @@ FolderConfig config_of(const fs::path& folder) {
   const auto source = checkpoint::open_checkpoint(folder);
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
-  config.family = &family_of(config.model);
+  config.family = find_family(config.model);
   config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture).encoder_decoder);
   return config;
 }
@@ -97,7 +97,11 @@ std::int64_t counter(const checkpoint::Metadata& metadata, const std::string& na
   return value.get<std::int64_t>();
 }
 
-std::optional<TrainingState> training_in(const fs::path& folder) {
+bool is_resumable(const fs::path& folder) {
+  return checkpoint::read_manifest(checkpoint::find_checkpoint(folder)).metadata.contains("consumed_samples");
+}
+
+std::optional<TrainingState> training_in(const fs::path& folder, bool with_optimizer) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
   if (!manifest.metadata.contains("consumed_samples")) return std::nullopt;
@@ -110,7 +114,7 @@ std::optional<TrainingState> training_in(const fs::path& folder) {
                       .optimizer_steps = manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0};
   state.recipe = checkpoint::saved_recipe(found);
   state.optimizer = state.recipe.optimizer.name;
-  for (const std::string& kind : config::state_names(state.recipe.optimizer)) {
+  for (const std::string& kind : with_optimizer ? config::state_names(state.recipe.optimizer) : config::StateNames()) {
     const auto first = manifest.tensors.lower_bound(state_name(kind, ""));
     if (first != manifest.tensors.end() && first->first.starts_with(state_name(kind, ""))) state.kinds.push_back(kind);
   }
@@ -139,6 +143,7 @@ WeightFormat native_format() {
           .config = config_of,
           .weights = checkpoint::open_checkpoint,
           .training = training_in,
+          .resumable = is_resumable,
           .companions = companions_of,
           .labels = labels_in,
           .native = true};

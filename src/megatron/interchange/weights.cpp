@@ -77,6 +77,11 @@ bool is_foreign(const std::filesystem::path& folder) {
   return format != nullptr && !format->native;
 }
 
+bool is_foreign_run(const std::filesystem::path& folder) {
+  const WeightFormat* format = find_format(folder);
+  return format != nullptr && !format->native && format->resumable != nullptr && format->resumable(folder);
+}
+
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {
   return with_fix(kCopyAnew, [&] { return format_of(folder).weights(folder); });
 }
@@ -115,8 +120,13 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
 }
 
 void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder) {
+  check_same_network(model, model_config_of(folder), folder);
+}
+
+void check_same_network(const config::ModelConfig& model, const config::ModelConfig& theirs,
+                        const std::filesystem::path& folder) {
   std::string all, fix;
-  for (const NetworkDifference& each : differences(model, model_config_of(folder))) {
+  for (const NetworkDifference& each : differences(model, theirs)) {
     all +=
         concat(all.empty() ? "" : "\n        ", each.option, ": ", each.ours, ", and ", each.theirs, " in the folder");
     fix += concat(fix.empty() ? "--" : " --", each.option, " ", each.theirs);

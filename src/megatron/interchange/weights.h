@@ -18,6 +18,10 @@ bool is_foreign(const std::filesystem::path& folder);
 /// of a model that this program computes. Not collective: every rank opens a source of its own.
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder);
 
+/// Whether `folder` is another program's and holds a run to resume, not weights alone. Throws ConfigError for what is
+/// damaged.
+bool is_foreign_run(const std::filesystem::path& folder);
+
 /// The network whose weights `folder`, of any kind, holds: all that the weights and the results depend on. Options of
 /// training that such a folder does not know (dropout in Megatron-LM's is known) keep their defaults.
 config::ModelConfig model_config_of(const std::filesystem::path& folder);
@@ -39,5 +43,8 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
 
 /// Throws ConfigError that lists them.
 void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder);
+/// The same where the network in `folder` is known: `theirs`.
+void check_same_network(const config::ModelConfig& model, const config::ModelConfig& theirs,
+                        const std::filesystem::path& folder);
 
 }  // namespace megatron::interchange

@@ -19,9 +19,6 @@ std::optional<std::string> read_schedule_file(const std::string& pp_schedule) {
   return read_file(pp_schedule, kMaxFile);
 }
 
-namespace {
-
-/// The null tokenizer's numbers and its end token are the model's vocabulary where nothing else says how many.
 config::RunConfig with_null_tokenizer(config::RunConfig config) {
   config::DataConfig& data = config.data;
   const bool null = data.tokenizer_type == "NullTokenizer" || (data.mock_data && data.tokenizer_type.empty());
@@ -30,8 +27,6 @@ config::RunConfig with_null_tokenizer(config::RunConfig config) {
   data.tokenizer = std::to_string(config.model.vocab_size - 1);
   return config;
 }
-
-}  // namespace
 
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Facts facts) {
   const config::RunConfig config = with_null_tokenizer(given);

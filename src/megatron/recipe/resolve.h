@@ -17,6 +17,10 @@ struct RunAndTokenizer {
   std::optional<text::Tokenizer> tokenizer;  ///< nothing where data.tokenizer names none
 };
 
+/// The configuration whose null tokenizer, where data.tokenizer does not say how many numbers it has, has those of the
+/// model's vocabulary: numbers and an end token.
+config::RunConfig with_null_tokenizer(config::RunConfig config);
+
 /// Loads the recipe's tokenizer (a NullTokenizer that is not named has model.vocab_size tokens) and the file of its
 /// schedule, and resolves the recipe with them. What is wrong with either is one ConfigError.
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Facts facts);

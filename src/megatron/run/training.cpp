@@ -51,7 +51,6 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   if (!folder || !std::filesystem::exists(*folder))
     return {"note: checkpoint.use_checkpoint_args: there is no checkpoint yet; the options hold as given"};
   const interchange::WeightFormat& format = interchange::format_of(*folder);
-  const bool knows_training = format.native || format.name == std::string("megatron-lm");
   config::RunConfig theirs = config;
   theirs.model = interchange::model_config_of(*folder);
   const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
@@ -59,7 +58,7 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   for (std::size_t i = 0; i < to.fields.size(); ++i) {
     const config::Field& field = to.fields[i];
     if (field.path == "model.make_vocab_size_divisible_by" ||
-        (!knows_training && field.meaning.affects != config::Affects::Weights))
+        (!format.knows_training && field.meaning.affects != config::Affects::Weights))
       continue;
     const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
     if (before == after) continue;
@@ -70,12 +69,25 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
 }
 
+/// A run that resumes one of Megatron-LM's has its rows of padding too, as its softmax goes over them.
+std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
+  const std::string& load = config.checkpoint.load;
+  if (load.empty() || !std::filesystem::exists(load) || !train::resumes_foreign_run(config)) return {};
+  const auto training = interchange::training_state_of(load, /*with_optimizer=*/false);
+  const std::int64_t theirs = training->recipe.model.vocab_size, ours = config.model.vocab_size;
+  if (ours >= theirs) return {};
+  config = with_null_tokenizer(std::move(config));
+  config.model.vocab_size = theirs;
+  return {concat("note: model.vocab_size ", theirs, ", as in ", load, ", with the rows that pad the vocabulary there")};
+}
+
 }  // namespace
 
 TrainingJob open_training(config::RunConfig& config) {
   auto place = comm::place_from(environment());
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
+  for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
   const train::ResumedBatch resumed = train::resumed_batch(config);
   auto resolved = recipe::resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                           .needs_data = true,

@@ -97,6 +97,20 @@ void check_load_strict(const config::CheckpointConfig& options) {
                    : "--finetune, or leave --load-strict out"));
 }
 
+/// Options that are others than in the checkpoint and have an effect, for the user.
+std::vector<std::string> changed_options(const Values& saved, const Values& wanted, const plan::ResolvedRun& run) {
+  std::vector<std::string> lines;
+  for (const config::Field& option : wanted.fields().fields) {
+    const std::string& path = option.path;
+    if (saved[path] == wanted[path] || has_no_effect(option, wanted, run)) continue;
+    if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
+    const bool reorders = option.meaning.affects == config::Affects::Samples;
+    lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
+                           reorders ? " (samples come in another order than before)" : ""));
+  }
+  return lines;
+}
+
 /// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
@@ -119,6 +133,12 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
         concat(near.empty() ? "" : near + "; or ",
                "leave --load out: a run resumes from its own checkpoints anyway; or give --save the same folder, to "
                "begin there")));
+  }
+  if (resumes_foreign_run(run.config)) {
+    const auto training =
+        interchange::training_state_of(folder, /*with_optimizer=*/!run.config.checkpoint.no_load_optim);
+    check_checkpoint(*training, folder, run);
+    return;
   }
   interchange::format_of(folder);  // says what it has looked for where nothing of it is there
   std::string problems;
@@ -205,8 +225,13 @@ fs::path save_folder(const config::RunConfig& config) {
   return config.checkpoint.save.empty() ? fs::path(config.train.out) / "checkpoints" : fs::path(config.checkpoint.save);
 }
 
+bool has_own_checkpoint(const config::RunConfig& config) {
+  const fs::path own = save_folder(config);
+  return checkpoint::has_checkpoint(own) && !interchange::is_foreign(own);
+}
+
 std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
-  if (const fs::path own = save_folder(config); checkpoint::has_checkpoint(own)) return own;
+  if (has_own_checkpoint(config)) return save_folder(config);
   const fs::path named = config.checkpoint.load;
   if (named.empty() || begins_where_it_saves(config)) return std::nullopt;
   for (const fs::path& folder : {named / "checkpoints", named})
@@ -216,20 +241,30 @@ std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
 
 bool begins_where_it_saves(const config::RunConfig& config) {
   const fs::path named = config.checkpoint.load, own = save_folder(config);
-  if (named.empty() || config.checkpoint.finetune || checkpoint::has_checkpoint(own)) return false;
+  if (named.empty() || config.checkpoint.finetune || has_own_checkpoint(config)) return false;
   const auto whole = [](const fs::path& path) { return (fs::absolute(path) / "").lexically_normal(); };
   return whole(named) == whole(own) && !(fs::exists(named) && interchange::is_foreign(named));
 }
 
 bool takes_weights_alone(const config::RunConfig& config) {
   const std::string& load = config.checkpoint.load;
-  if (load.empty() || checkpoint::has_checkpoint(save_folder(config))) return false;
-  return config.checkpoint.finetune || interchange::is_foreign(load);
+  if (load.empty() || has_own_checkpoint(config)) return false;
+  return config.checkpoint.finetune || (interchange::is_foreign(load) && !interchange::is_foreign_run(load));
+}
+
+bool resumes_foreign_run(const config::RunConfig& config) {
+  const std::string& load = config.checkpoint.load;
+  return !load.empty() && !config.checkpoint.finetune && !has_own_checkpoint(config) &&
+         interchange::is_foreign_run(load);
 }
 
 ResumedBatch resumed_batch(const config::RunConfig& config) {
   std::vector<fs::path> candidates;
   try {
+    if (resumes_foreign_run(config)) {
+      const auto training = interchange::training_state_of(config.checkpoint.load, /*with_optimizer=*/false);
+      return {training->recipe.train.global_batch_size, training->consumed_samples};
+    }
     const auto folder = checkpoint_to_load(config);
     if (folder && !takes_weights_alone(config)) candidates = checkpoint::candidates(*folder);
   } catch (const std::exception&) {
@@ -275,16 +310,16 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
                        "give the run the model options that the checkpoint was written with; or take the weights that "
                        "fit: --finetune --load-strict false"));
   if (!errors.empty()) throw ConfigError(errors);
-  std::vector<std::string> lines;
-  for (const config::Field& option : wanted.fields().fields) {
-    const std::string& path = option.path;
-    if (saved[path] == wanted[path] || has_no_effect(option, wanted, run)) continue;
-    if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
-    const bool reorders = option.meaning.affects == config::Affects::Samples;
-    lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
-                           reorders ? " (samples come in another order than before)" : ""));
-  }
-  return lines;
+  return changed_options(saved, wanted, run);
+}
+
+std::vector<std::string> check_checkpoint(const interchange::TrainingState& training, const fs::path& folder,
+                                          const plan::ResolvedRun& run) {
+  interchange::check_same_network(run.config.model, training.recipe.model, folder);
+  checkpoint::compare_weights(*training.tensors, run.shape, /*strict=*/true);
+  config::RunConfig saved = training.recipe;
+  saved.model = run.config.model;  // the same, with sizes that follow from others written out or not
+  return changed_options(Values(saved), Values(run.config), run);
 }
 
 void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {

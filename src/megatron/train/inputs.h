@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/data/part_dataset.h"
+#include "megatron/interchange/training_state.h"
 #include "megatron/plan/rules.h"
 
 // What a run reads: its data and the checkpoint that it resumes from.
@@ -35,6 +36,10 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config);
 /// Where the run saves: checkpoint.save, or train.out/checkpoints.
 std::filesystem::path save_folder(const config::RunConfig& config);
 
+/// Whether the run has saved in its folder; iterations of Megatron-LM in the same folder, which it may resume from, are
+/// not its own.
+bool has_own_checkpoint(const config::RunConfig& config);
+
 /// Where the run starts from; nothing: from new weights. Its own checkpoints come first; checkpoint.load, which may
 /// name a run's folder or its checkpoints, is for a run that has none yet.
 std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig& config);
@@ -44,8 +49,11 @@ std::optional<std::filesystem::path> checkpoint_to_load(const config::RunConfig&
 bool begins_where_it_saves(const config::RunConfig& config);
 
 /// Whether the run begins at iteration 0 with the weights of checkpoint.load and nothing else: checkpoint.finetune, or
-/// a folder of another program; and no checkpoint of its own yet.
+/// a folder of another program that holds no run; and no checkpoint of its own yet.
 bool takes_weights_alone(const config::RunConfig& config);
+
+/// Whether the run resumes one of another program, in checkpoint.load: it has no checkpoint of its own yet.
+bool resumes_foreign_run(const config::RunConfig& config);
 
 /// plan::Facts::resumed_batch and resumed_samples.
 struct ResumedBatch {
@@ -62,6 +70,9 @@ ResumedBatch resumed_batch(const config::RunConfig& config);
 /// "option: saved -> now"; nothing where all are equal. Left out are options that change nothing of what is computed:
 /// where files lie, what is kept and printed, how ranks start.
 std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
+/// The same of a run of another program, in `folder`.
+std::vector<std::string> check_checkpoint(const interchange::TrainingState& training,
+                                          const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know
 /// (among the first few million), conversations without anything to learn, a checkpoint of another model. Changes

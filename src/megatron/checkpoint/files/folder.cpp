@@ -192,6 +192,8 @@ bool is_iteration_folder(const fs::path& folder) {
   return is_iteration_name(without_slash(folder).filename()) && fs::is_directory(folder);
 }
 
+bool has_latest(const fs::path& folder) { return fs::exists(folder / kLatest); }
+
 bool has_checkpoint(const fs::path& folder) {
   if (fs::exists(folder / kManifest)) return true;
   for (const fs::path& place : {folder, folder / "checkpoints"})

@@ -19,6 +19,9 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 /// Whether `folder` is there and named like a checkpoint, whatever it holds.
 bool is_iteration_folder(const std::filesystem::path& folder);
 
+/// Whether `folder` has the file that says which of its checkpoints is the last: this program has saved there.
+bool has_latest(const std::filesystem::path& folder);
+
 /// Whether `folder`, or its `checkpoints`, has checkpoints, or is one. Damage is for the loading to report: a run that
 /// took a damaged checkpoint for none would begin again from nothing.
 bool has_checkpoint(const std::filesystem::path& folder);

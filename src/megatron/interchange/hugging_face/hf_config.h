@@ -16,7 +16,7 @@ namespace megatron::interchange {
 struct HfFamily;  // hf_family.h
 
 struct FolderConfig {
-  const HfFamily* family = nullptr;
+  const HfFamily* family = nullptr;  ///< null: no family of Hugging Face's holds the model
   config::ModelConfig model;
   std::vector<std::string> labels = {};  ///< the names of a classifier's classes, if they are known
   /// bos_token_id, eos_token_id, pad_token_id, decoder_start_token_id as the file has them (JSON values): nothing here

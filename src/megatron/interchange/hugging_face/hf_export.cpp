@@ -106,11 +106,11 @@ class FolderWriter {
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
                          const ExportOptions& options) {
   AtomicFolder::check(folder);
+  const HfFamily& family = config.family != nullptr ? *config.family : family_of(config.model);
   const auto has = [](const checkpoint::WeightSource& source) {
     return [&source](const std::string& name) { return source.shape(name) != nullptr; };
   };
-  const MappedSource theirs =
-      all_under(weights, inverted(config.family->written_table(shape_of(config.model), has(weights))));
+  const MappedSource theirs = all_under(weights, inverted(family.written_table(shape_of(config.model), has(weights))));
   const FolderWriter writer(theirs, options);
 
   AtomicFolder output(folder);

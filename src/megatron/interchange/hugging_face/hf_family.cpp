@@ -39,7 +39,18 @@ const HfFamily& hf_family(std::string_view name) {
   throw std::logic_error(concat("no family of Hugging Face's models is called ", name));
 }
 
+const HfFamily* find_family(const config::ModelConfig& model) {
+  if ((model.head != "tokens" && model.head != "classes" && config::model_traits(model.architecture).causal) ||
+      model.use_mup)
+    return nullptr;
+  const plan::ModelShape shape = shape_of(model);
+  for (const HfFamily* family : hf_families())
+    if (model.architecture == family->architecture && family->holds(model, shape)) return family;
+  return nullptr;
+}
+
 const HfFamily& family_of(const config::ModelConfig& model) {
+  if (const HfFamily* family = find_family(model)) return *family;
   if (model.head != "tokens" && model.head != "classes" && config::model_traits(model.architecture).causal)
     throw ConfigError(
         rule_got_fix("A GPT that is exported must have its output layer, or classes: transformers has no "
@@ -52,7 +63,6 @@ const HfFamily& family_of(const config::ModelConfig& model) {
   std::string forms;
   for (const HfFamily* family : hf_families()) {
     if (model.architecture != family->architecture) continue;
-    if (family->holds(model, shape)) return *family;
     forms += concat(forms.empty() ? "" : " or ", family->form);
   }
   throw ConfigError(rule_got_fix(

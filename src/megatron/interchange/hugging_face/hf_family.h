@@ -51,6 +51,9 @@ const HfFamily& hf_family(std::string_view name);
 /// The family whose folder can hold `model`. Throws ConfigError naming the options that none of them has.
 const HfFamily& family_of(const config::ModelConfig& model);
 
+/// The same; null where no family holds it.
+const HfFamily* find_family(const config::ModelConfig& model);
+
 /// Whether `name` is the output layer's second name for the word embedding.
 bool is_tied_head(const FolderConfig& folder, const std::string& name);
 

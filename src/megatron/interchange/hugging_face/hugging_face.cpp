@@ -70,6 +70,7 @@ WeightFormat hugging_face_format() {
           .model = [](const fs::path& folder) { return read_config(folder).model; },
           .config = read_config,
           .weights = open_hugging_face,
+          .knows_training = false,
           .labels = [](const fs::path& folder) { return read_config(folder).labels; },
           .config_json = [](const fs::path& folder) { return read_file(folder / "config.json"); },
           .output = "folder to write; must not exist, or be empty",

@@ -1,3 +1,5 @@
+#include "megatron/interchange/megatron_lm/megatron_names.h"
+
 #include <array>
 #include <span>
 #include <string_view>
@@ -7,7 +9,6 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/interchange/hugging_face/json_fields.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
-#include "megatron/interchange/megatron_lm/megatron_torch.h"
 
 namespace megatron::interchange {
 namespace {
@@ -76,6 +77,18 @@ constexpr std::array<Renaming, 6> kPrefixes = {{{"language_model.embedding.", "e
                                                 {"decoder.final_norm.", "decoder.final_layernorm."},
                                                 {"module.", ""}}};
 
+/// What is not within layers.
+constexpr std::array<std::string_view, 10> kOutside = {"embedding.word_embeddings.weight",
+                                                       "embedding.position_embeddings.weight",
+                                                       "embedding.tokentype_embeddings.weight",
+                                                       "decoder.final_layernorm.",
+                                                       "encoder.final_layernorm.",
+                                                       "lm_head.dense.",
+                                                       "lm_head.layer_norm.",
+                                                       "output_layer.bias",
+                                                       "binary_head.",
+                                                       "pooler.dense."};
+
 std::string renamed(std::string_view text, std::span<const Renaming> table) {
   for (const auto& [theirs, ours] : table)
     if (starts(text, theirs)) return std::string(ours) + std::string(text.substr(theirs.size()));
@@ -116,25 +129,43 @@ config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& n
   return model;
 }
 
-std::string our_name(const std::string& theirs, bool tied_output, const std::string& file) {
+void take_kind(const Arguments& args, const KindOfTensors& tensors, config::ModelConfig& model) {
+  if (!tensors.encoder) return;
+  if (tensors.decoder_layers == 0) {
+    model.architecture = config::kinds_with(&config::ModelTraits::two_segments).front();
+    model.bert_binary_head = tensors.binary_head;
+    model.num_tokentypes = tensors.token_types;
+    return;
+  }
+  model.architecture = config::kinds_with(&config::ModelTraits::encoder_decoder).front();
+  model.decoder_num_layers = tensors.decoder_layers;
+  if (model.position_embedding_type != "learned_absolute")
+    args.refuse("position_embedding_type", "learned_absolute of a T5", model.position_embedding_type);
+  if (args.flag("group_query_attention")) args.refuse("group_query_attention", "False of a T5", "True");
+  if (model.add_qkv_bias && !model.add_bias_linear)
+    args.refuse("add_qkv_bias", "False of a T5 without biases of its linear layers", "True");
+}
+
+TheirName our_name(const std::string& theirs, bool tied_output, const std::string& file) {
   std::string name = theirs;
   for (int i = 0; i < 3; ++i) name = renamed(name, kPrefixes);
-  if (name.ends_with("_extra_state") || name.ends_with(".inv_freq") || starts(name, "word_embeddings_for_head.") ||
-      starts(name, "word_embeddings."))
-    return "";
-  if (name == "output_layer.weight") return tied_output ? "" : name;
-  constexpr std::string_view kLayers = "decoder.layers.";
-  if (starts(name, kLayers)) {
-    const std::size_t dot = name.find('.', kLayers.size());
+  const TheirName kNothing{"", false};
+  if (name.ends_with("_extra_state") || name.ends_with(".inv_freq")) return kNothing;
+  // A T5 registers these modules twice.
+  if (starts(name, "position_embeddings.") || starts(name, "lm_head.output_layer.")) return kNothing;
+  if (starts(name, "word_embeddings_for_head.") || starts(name, "word_embeddings.")) return {""};
+  if (name == "output_layer.weight") return {tied_output ? "" : name};
+  for (const std::string_view layers : {"decoder.layers.", "encoder.layers."}) {
+    if (!starts(name, layers)) continue;
+    const std::size_t dot = name.find('.', layers.size());
     if (dot != std::string::npos)
-      return name.substr(0, dot + 1) + renamed(std::string_view(name).substr(dot + 1), kInLayer);
+      return {name.substr(0, dot + 1) + renamed(std::string_view(name).substr(dot + 1), kInLayer)};
   }
-  if (name == "embedding.word_embeddings.weight" || name == "embedding.position_embeddings.weight" ||
-      starts(name, "decoder.final_layernorm."))
-    return name;
-  throw ConfigError(rule_got_fix(concat(file, ": every tensor must belong to a GPT."),
+  for (const std::string_view known : kOutside)
+    if (starts(name, known)) return {name};
+  throw ConfigError(rule_got_fix(concat(file, ": every tensor must belong to a GPT, a BERT or a T5."),
                                  concat("\"", printable(theirs.substr(0, 120)), "\""),
-                                 "only GPT's checkpoints are read in this format"));
+                                 "only checkpoints of these are read in this format"));
 }
 
 }  // namespace megatron::interchange

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
-#include <list>
 #include <map>
-#include <set>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -14,185 +10,23 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
-#include "megatron/interchange/megatron_lm/torch_file.h"
+#include "megatron/interchange/megatron_lm/megatron_names.h"
+#include "megatron/interchange/megatron_lm/ranks/rank_files.h"
+#include "megatron/interchange/megatron_lm/ranks/rank_state.h"
+#include "megatron/interchange/megatron_lm/saved_run.h"
 #include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
 namespace {
 
-using Kind = PickleNode::Kind;
-
 constexpr const char* kLatest = "latest_checkpointed_iteration.txt";
-constexpr int kMaxDepth = 8;
-constexpr std::size_t kMaxParts = 64;  // more than virtual stages of a rank
-constexpr std::size_t kMaxTensors = 1 << 20, kMaxNameBytes = 512;
-
-/// "00_001", "00": the numbers between the underscores, as many as 4 digits each.
-std::vector<int> numbers_of(std::string_view text) {
-  std::vector<int> numbers;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('_'), text.size());
-    int number = -1;
-    const auto result = std::from_chars(text.data(), text.data() + end, number);
-    if (end == 0 || end > 4 || result.ec != std::errc() || result.ptr != text.data() + end || number < 0) return {};
-    numbers.push_back(number);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return numbers;
-}
-
-/// The files of a checkpoint by rank; every combination of the two is there.
-struct Grid {
-  int tp = 0, pp = 0;
-  std::map<std::pair<int, int>, fs::path> files;  // by (tp, pp)
-};
-
-Grid read_grid(const fs::path& folder) {
-  Grid grid;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    constexpr std::string_view kPrefix = "mp_rank_";
-    if (name.rfind(kPrefix, 0) != 0) continue;
-    const std::vector<int> rank = numbers_of(std::string_view(name).substr(kPrefix.size()));
-    if (rank.empty() || rank.size() > 2)
-      throw ConfigError(rule_got_fix(
-          concat(folder.string(), ": a rank's folder must be mp_rank_TT or mp_rank_TT_PPP (no expert parallelism)."),
-          name));
-    const bool is_split = !fs::exists(entry.path() / "model_optim_rng.pt");  // the optimizer in a file of its own
-    grid.files[{rank[0], rank.size() > 1 ? rank[1] : 0}] =
-        entry.path() / (is_split ? "model_rng.pt" : "model_optim_rng.pt");
-  }
-  for (const auto& [rank, path] : grid.files) {
-    grid.tp = std::max(grid.tp, rank.first + 1);
-    grid.pp = std::max(grid.pp, rank.second + 1);
-  }
-  if (grid.files.size() != static_cast<std::size_t>(grid.tp) * static_cast<std::size_t>(grid.pp))
-    throw ConfigError(
-        rule_got_fix(concat(folder.string(), ": must hold the folders of ", grid.tp, " x ", grid.pp, " ranks."),
-                     concat(grid.files.size(), " of them")));
-  return grid;
-}
-
-const PickleNode& arguments_of(const TorchFile& file) {
-  const PickleNode* const args = file.values().find(file.root(), "args");
-  if (args == nullptr || args->kind != Kind::Dict)
-    throw ConfigError(rule_got_fix(concat(file.name(), ": must hold Megatron-LM's arguments, \"args\"."), "none"));
-  const PickleNode* const version = file.values().find(file.root(), "checkpoint_version");
-  const double number = version == nullptr               ? 0
-                        : version->kind == Kind::Float   ? version->number
-                        : version->kind == Kind::Integer ? static_cast<double>(version->integer)
-                                                         : 0;
-  if (number < 2)
-    throw ConfigError(rule_got_fix(concat(file.name(),
-                                          ": must have checkpoint_version 2 or later, whose rows of the "
-                                          "attention's matrices are in today's order."),
-                                   concat("version ", number), "load and save it with Megatron-LM"));
-  return *args;
-}
-
-/// The tensors of all ranks' files: "mp_rank_00_001/model0/decoder.layers.0.…", by their own names, layers counted
-/// within the part of the model.
-class RankFiles : public checkpoint::WeightSource {
- public:
-  /// One part of the model: a pipeline stage, or one of several on a rank.
-  struct ModelChunk {
-    std::string prefix;             // of its names here
-    std::set<std::string> tensors;  // ours, within the part
-    std::int64_t num_layers = 0;
-  };
-
-  RankFiles(fs::path folder, const Grid& grid, bool tied) : folder_(std::move(folder)), tied_(tied) {
-    for (const auto& [rank, path] : grid.files) add_file(rank.first, rank.second, path);
-  }
-
-  /// By virtual stage and tensor-parallel rank: part `chunk` of pipeline rank `pp`.
-  const std::vector<ModelChunk>& parts(int tp, int pp) const { return parts_.at({tp, pp}); }
-
-  std::string name() const override { return folder_.string(); }
-  std::vector<std::string> tensors() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, place] : places_) names.push_back(name);
-    return names;
-  }
-  const std::vector<std::int64_t>* shape(const std::string& tensor) const override {
-    const auto found = places_.find(tensor);
-    return found == places_.end() ? nullptr : &found->second.shape;
-  }
-  std::string dtype(const std::string& tensor) const override { return places_.at(tensor).dtype; }
-  void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
-    const StoredTensor& stored = places_.at(tensor);
-    if (!checkpoint::inside(box, stored.shape))
-      throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
-    read_stored(stored, box, into, concat(name(), ": \"", printable(tensor), "\""));
-  }
-
- private:
-  void add_file(int tp, int pp, const fs::path& path) {
-    const TorchFile& file = files_.emplace_back(path);
-    std::vector<ModelChunk>& parts = parts_[{tp, pp}];
-    const std::string rank = path.parent_path().filename().string() + "/";
-    if (const PickleNode* const model = file.values().find(file.root(), "model"); model != nullptr) {
-      add_part(file, *model, rank + "model/", parts);
-      return;
-    }
-    for (const PickleNode* model;
-         (model = file.values().find(file.root(), concat("model", parts.size()))) != nullptr;) {
-      if (parts.size() == kMaxParts)
-        throw ConfigError(rule_got_fix(concat(file.name(), ": must hold at most ", kMaxParts, " parts of a model."),
-                                       concat("\"model", kMaxParts, "\" too")));
-      add_part(file, *model, concat(rank, "model", parts.size(), "/"), parts);
-    }
-    if (parts.empty())
-      throw ConfigError(rule_got_fix(concat(file.name(), ": must hold the weights, \"model\" or \"model0\"."), "none"));
-  }
-
-  void add_part(const TorchFile& file, const PickleNode& model, const std::string& prefix,
-                std::vector<ModelChunk>& parts) {
-    ModelChunk part{.prefix = prefix, .tensors = {}};
-    add_tensors(file, model, "", part, 0);
-    std::set<std::string> layers;
-    for (const std::string& name : part.tensors)
-      if (name.rfind("decoder.layers.", 0) == 0) layers.insert(name.substr(15, name.find('.', 15) - 15));
-    part.num_layers = static_cast<std::int64_t>(layers.size());
-    parts.push_back(std::move(part));
-  }
-
-  void add_tensors(const TorchFile& file, const PickleNode& dict, const std::string& name, ModelChunk& part,
-                   int depth) {
-    if (dict.kind == Kind::Tensor) return add_tensor(file, dict, name, part);
-    if (dict.kind != Kind::Dict) return;
-    for (std::size_t i = 0; i + 1 < dict.items.size(); i += 2) {
-      const PickleNode& key = file.values()[dict.items[i]];
-      if (key.kind != Kind::Text || name.size() + key.text.size() > kMaxNameBytes || depth == kMaxDepth ||
-          ++num_visited_ > kMaxTensors)
-        throw ConfigError(rule_got_fix(concat(file.name(), ": the weights must be dictionaries of named tensors."),
-                                       "other keys, or too many or too deep"));
-      add_tensors(file, file.values()[dict.items[i + 1]], name.empty() ? key.text : name + "." + key.text, part,
-                  depth + 1);
-    }
-  }
-
-  void add_tensor(const TorchFile& file, const PickleNode& node, const std::string& theirs, ModelChunk& part) {
-    const std::string ours = our_name(theirs, tied_, file.name());
-    if (ours.empty()) return;
-    if (!part.tensors.insert(ours).second)
-      throw ConfigError(rule_got_fix(concat(file.name(), ": must hold each tensor once."),
-                                     concat("\"", printable(ours), "\" under two names")));
-    places_[part.prefix + ours] = file.tensor(node, theirs);
-  }
-
-  fs::path folder_;
-  bool tied_;
-  std::list<TorchFile> files_;  // whose places stay where they are
-  std::map<std::pair<int, int>, std::vector<ModelChunk>> parts_;
-  std::map<std::string, StoredTensor> places_;
-  std::size_t num_visited_ = 0;
-};
 
 /// Which part holds a tensor, and its name there.
 struct TensorLocation {
@@ -202,10 +36,10 @@ struct TensorLocation {
 };
 
 /// The places of all tensors of the model: its parts in their order are chunk 0 of each pipeline rank, then chunk 1, …
-std::map<std::string, TensorLocation> find_places(const RankFiles& files, const Grid& grid) {
+std::map<std::string, TensorLocation> find_places(const RankFiles& files, const RankGrid& grid) {
   std::map<std::string, TensorLocation> places;
   const std::size_t chunks = files.parts(0, 0).size();
-  std::int64_t first_layer = 0;
+  std::map<std::string, std::int64_t> first_layer;  // by stack
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     for (int pp = 0; pp < grid.pp; ++pp) {
       const auto& parts = files.parts(0, pp);
@@ -214,19 +48,20 @@ std::map<std::string, TensorLocation> find_places(const RankFiles& files, const 
                                        concat(chunks, " on the first, ", parts.size(), " on rank ", pp)));
       for (const std::string& name : parts[chunk].tensors) {
         std::string global = name;
-        if (name.rfind("decoder.layers.", 0) == 0) {
+        if (const std::string stack = layers_in(name); !stack.empty()) {
           std::int64_t layer = -1;
-          const std::size_t dot = name.find('.', 15);
-          std::from_chars(name.data() + 15, name.data() + dot, layer);
-          if (layer < 0 || layer >= parts[chunk].num_layers)
-            throw ConfigError(rule_got_fix(concat(files.name(), ": the layers of a part must be counted from 0 to ",
-                                                  parts[chunk].num_layers - 1, "."),
-                                           concat("\"", printable(name), "\"")));
-          global = concat("decoder.layers.", first_layer + layer, name.substr(dot));
+          const std::int64_t layers = parts[chunk].num_layers.at(stack);
+          const std::size_t dot = name.find('.', stack.size());
+          std::from_chars(name.data() + stack.size(), name.data() + dot, layer);
+          if (layer < 0 || layer >= layers)
+            throw ConfigError(
+                rule_got_fix(concat(files.name(), ": the layers of a part must be counted from 0 to ", layers - 1, "."),
+                             concat("\"", printable(name), "\"")));
+          global = concat(stack, first_layer[stack] + layer, name.substr(dot));
         }
         places[global] = {pp, chunk, name};
       }
-      first_layer += parts[chunk].num_layers;
+      for (const auto& [stack, layers] : parts[chunk].num_layers) first_layer[stack] += layers;
     }
   }
   return places;
@@ -274,39 +109,142 @@ void check_tp(const plan::ModelShape& shape, int tp, const std::string& folder) 
                        concat(size, " and ", tp)));
 }
 
-Mapping mapping_of(const RankFiles& files, const Grid& grid, const plan::ModelShape& shape) {
-  const auto places = find_places(files, grid);
-  Mapping mapping;
+/// Our parameters made of the ranks' tensors, whose names behind the part's prefix begin with `infix`; `ours`: what
+/// theirs are called.
+template <class Name>
+void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
+            const std::map<std::string, TensorLocation>& places, const std::string& infix, const Name& ours) {
   for (const plan::ParameterSpec& spec : plan::model_parameters(shape, 1, 0)) {
     const auto place = places.find(spec.name);
     if (place == places.end())
       throw ConfigError(rule_got_fix(concat(files.name(), ": must hold \"", spec.name, "\"."), "no such tensor"));
-    MappedTensor& tensor = mapping[spec.name];
-    tensor.shape = spec.shape;
-    if (spec.shape[0] == shape.padded_vocab &&
-        (spec.name == "embedding.word_embeddings.weight" || spec.name == "output_layer.weight"))
-      tensor.shape[0] = shape.vocab;
+    MappedTensor& tensor = mapping[ours(spec.name)];
+    tensor.shape = checkpoint::true_shape(spec, shape);
     for (int rank = 0; rank < grid.tp; ++rank) {
       const auto& parts = files.parts(rank, place->second.pp);
       const std::string source =
-          parts.size() > place->second.chunk ? parts[place->second.chunk].prefix + place->second.name : "";
+          parts.size() > place->second.chunk ? parts[place->second.chunk].prefix + infix + place->second.name : "";
       check_shape(files, source, spec, grid.tp);
       add_pieces(spec, shape.gated, grid.tp, rank, source, tensor);
     }
   }
+}
+
+/// An iteration's folder, opened.
+struct OpenedRanks {
+  RankGrid grid;
+  std::shared_ptr<RankFiles> files;
+  const PickleNode* args;
+  config::ModelConfig model;
+
+  const TorchFile& first() const { return files->file(0, 0); }
+};
+
+/// What the tensors of all pipeline ranks say together.
+KindOfTensors kind_of(const RankFiles& files, const RankGrid& grid) {
+  KindOfTensors kind;
+  for (int pp = 0; pp < grid.pp; ++pp)
+    for (const RankFiles::ModelChunk& part : files.parts(0, pp)) {
+      for (const auto& [stack, layers] : part.num_layers) {
+        if (stack == "encoder.layers.")
+          kind.encoder = true;
+        else
+          kind.decoder_layers += layers;
+      }
+      kind.binary_head = kind.binary_head || part.tensors.contains("binary_head.weight");
+      const auto* const types = files.shape(part.prefix + "embedding.tokentype_embeddings.weight");
+      if (types != nullptr && !types->empty()) kind.token_types = types->at(0);
+    }
+  return kind;
+}
+
+/// The network; the arguments are the same in all files: they are read from the first.
+OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
+  auto files = std::make_shared<RankFiles>(found, grid);
+  const TorchFile& first = files->file(0, 0);
+  const PickleNode& args = arguments_of(first);
+  config::ModelConfig model = model_of_arguments(first.values(), args, first.name());
+  take_kind(Arguments(first.values(), args, first.name()), kind_of(*files, grid), model);
+  check_heads(model, first.name());
+  return {std::move(grid), std::move(files), &args, std::move(model)};
+}
+
+std::int64_t padded_vocabulary(const OpenedRanks& opened) {
+  return opened.first().values().find(*opened.args, "padded_vocab_size")->integer;
+}
+
+/// The sizes of the network `model`, whose matrices have the rows that are stored.
+plan::ModelShape stored_shape(const OpenedRanks& opened, const config::ModelConfig& model) {
+  plan::ModelShape shape = shape_of(model);
+  shape.padded_vocab = padded_vocabulary(opened);
+  const std::string folder = opened.files->name();
+  check_tp(shape, opened.grid.tp, folder);
+  if (shape.num_layers > static_cast<std::int64_t>(opened.files->tensors().size()))
+    throw ConfigError(rule_got_fix(concat(folder, ": must hold args.num_layers layers, ", shape.num_layers, "."),
+                                   concat(opened.files->tensors().size(), " tensors")));
+  return shape;
+}
+
+/// Throws ConfigError for tensors that the model does not have.
+void check_all_used(const RankFiles& files, const std::map<std::string, TensorLocation>& places,
+                    const Mapping& mapping) {
   for (const auto& [name, place] : places)
     if (!mapping.contains(name))
       throw ConfigError(rule_got_fix(concat(files.name(), ": the weights must be those of the saved arguments."),
                                      concat("\"", printable(name), "\" together with them")));
-  return mapping;
 }
 
-/// The arguments are the same in all files; they are read from the first.
-config::ModelConfig model_of(const Grid& grid) {
-  const TorchFile first(grid.files.begin()->second);
-  config::ModelConfig model = model_of_arguments(first.values(), arguments_of(first), first.name());
-  check_heads(model, first.name());
-  return model;
+/// Weights and state of a run.
+class RunSource final : public MappedSource {
+ public:
+  using MappedSource::MappedSource;
+  std::vector<std::string> tensors() const override {
+    std::vector<std::string> names = MappedSource::tensors();
+    std::erase_if(names, [](const std::string& name) { return name.starts_with("optimizer."); });
+    return names;
+  }
+};
+
+/// The iteration at which a run stood, by a file of one rank; 0: the weights are alone.
+std::int64_t iteration_in(const fs::path& found, const TorchFile& file) {
+  const PickleNode* const args = file.values().find(file.root(), "args");
+  if (found.filename() == "release" || args == nullptr || !count_of(file, args, "consumed_train_samples")) return 0;
+  return count_of(file, &file.root(), "iteration").value_or(0);
+}
+
+bool is_resumable(const fs::path& folder) {
+  const fs::path found = find_megatron(folder);
+  RankGrid first = read_grid(found);
+  const RankFiles files(found, {.tp = 1, .pp = 1, .folders = {*first.folders.begin()}});
+  return iteration_in(found, files.file(0, 0)) > 0;
+}
+
+std::optional<TrainingState> training_of(const fs::path& folder, bool with_optimizer) {
+  const fs::path found = find_megatron(folder);
+  OpenedRanks opened = open_ranks(found, read_grid(found));
+  const TorchFile& first = opened.first();
+  const std::int64_t iteration = iteration_in(found, first);
+  if (iteration < 1) return std::nullopt;
+  opened.model.vocab_size = padded_vocabulary(opened);  // whose rows of padding are in the softmax there
+  TrainingState state = counters_of(first, *opened.args, opened.model, iteration);
+  const plan::ModelShape shape = stored_shape(opened, opened.model);
+  const auto places = find_places(*opened.files, opened.grid);
+  RankState kept;
+  if (with_optimizer) kept = add_state(*opened.files, opened.grid, config::state_names(state.recipe.optimizer));
+  Mapping mapping;
+  const auto add = [&](const std::string& infix, const auto& ours) {
+    add_to(mapping, *opened.files, opened.grid, shape, places, infix, ours);
+  };
+  add(kept.masters ? kMasterInfix : "", [](const std::string& name) { return name; });
+  check_all_used(*opened.files, places, mapping);
+  for (const std::string& kind : kept.kinds)
+    add(state_infix(kind), [&](const std::string& name) { return state_name(kind, name); });
+  state.kinds = kept.kinds;
+  const PickleNode* const optimizer = first.values().find(first.root(), "optimizer");
+  state.optimizer_steps = std::min(optimizer_steps(first, optimizer).value_or(iteration), iteration);
+  if (optimizer != nullptr) state.loss_scale = loss_scale_of(first, first.values().find(*optimizer, "grad_scaler"));
+  state.tensors = std::make_shared<RunSource>(opened.files, std::move(mapping), MappedSource::Extent::AtLeast);
+  return state;
 }
 
 }  // namespace
@@ -331,7 +269,7 @@ fs::path find_megatron(const fs::path& folder) {
 }
 
 fs::path latest_megatron(const fs::path& folder) {
-  if (!fs::is_regular_file(folder / kLatest)) return {};
+  if (!fs::is_regular_file(folder / kLatest) || checkpoint::has_latest(folder)) return {};
   std::string name = read_file(folder / kLatest, 64);
   name.erase(name.find_last_not_of(" \r\n\t") + 1);
   if (name != "release") {
@@ -347,38 +285,39 @@ fs::path latest_megatron(const fs::path& folder) {
 
 std::unique_ptr<checkpoint::WeightSource> open_megatron(const fs::path& folder) {
   const fs::path found = find_megatron(folder);
-  const Grid grid = read_grid(found);
-  const config::ModelConfig model = model_of(grid);
-  plan::ModelShape shape = shape_of(model);
-  auto files = std::make_shared<RankFiles>(found, grid, shape.tied_output);
-  const TorchFile first(grid.files.begin()->second);
-  shape.padded_vocab = first.values().find(arguments_of(first), "padded_vocab_size")->integer;
-  check_tp(shape, grid.tp, found.string());
-  if (shape.num_layers > static_cast<std::int64_t>(files->tensors().size()))
-    throw ConfigError(
-        rule_got_fix(concat(found.string(), ": must hold args.num_layers layers, ", shape.num_layers, "."),
-                     concat(files->tensors().size(), " tensors")));
-  Mapping mapping = mapping_of(*files, grid, shape);
-  return std::make_unique<MappedSource>(std::move(files), std::move(mapping), MappedSource::Extent::AtLeast);
+  const OpenedRanks opened = open_ranks(found, read_grid(found));
+  const plan::ModelShape shape = stored_shape(opened, opened.model);
+  const auto places = find_places(*opened.files, opened.grid);
+  Mapping mapping;
+  add_to(mapping, *opened.files, opened.grid, shape, places, "", [](const std::string& name) { return name; });
+  check_all_used(*opened.files, places, mapping);
+  return std::make_unique<MappedSource>(opened.files, std::move(mapping), MappedSource::Extent::AtLeast);
 }
 
-config::ModelConfig megatron_model(const fs::path& folder) { return model_of(read_grid(find_megatron(folder))); }
+config::ModelConfig megatron_model(const fs::path& folder) {
+  const fs::path found = find_megatron(folder);
+  return open_ranks(found, read_grid(found).of_first_tp()).model;
+}
 
 WeightFormat megatron_format() {
   return {
       .name = "megatron-lm",
       .holder = "one of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, mp_rank_00/model_optim_rng.pt)",
-      .models = "checkpoints of format torch: GPT, any tensor and pipeline parallelism",
+      .models =
+          "checkpoints of format torch: GPT, BERT and T5 with the state of training, any tensor and pipeline "
+          "parallelism",
       .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
       .model = megatron_model,
       .config =
           [](const fs::path& folder) {
             FolderConfig config;
             config.model = megatron_model(folder);
-            config.family = &family_of(config.model);
+            config.family = find_family(config.model);
             return config;
           },
-      .weights = open_megatron};
+      .weights = open_megatron,
+      .training = training_of,
+      .resumable = is_resumable};
 }
 
 }  // namespace megatron::interchange

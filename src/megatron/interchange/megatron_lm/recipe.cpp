@@ -42,6 +42,8 @@ void read_data(const Pickle& values, const Arguments& args, config::DataConfig& 
   data.test_data_path = texts(values, args.find("test_data_path"));
   data.split = args.text("split", data.split);
   data.seq_length = args.size("seq_length", kMaxSteps, data.seq_length);
+  data.decoder_seq_length = args.size("decoder_seq_length", kMaxSteps, 0);
+  data.vocab_extra_ids = args.count("vocab_extra_ids", kMaxBatch, 0);
   data.reset_position_ids = args.flag("reset_position_ids");
   data.reset_attention_mask = args.flag("reset_attention_mask");
   data.eod_mask_loss = args.flag("eod_mask_loss");

@@ -104,7 +104,8 @@ std::string digest_of_folder(const fs::path& folder) {
 std::string start_of(const config::RunConfig& config) {
   const auto folder = checkpoint_to_load(config);
   if (!folder) return {};
-  const bool foreign = takes_weights_alone(config) && interchange::is_foreign(folder->string());
+  const bool foreign =
+      resumes_foreign_run(config) || (takes_weights_alone(config) && interchange::is_foreign(folder->string()));
   return foreign ? folder->string() : checkpoint::candidates(*folder).front().string();
 }
 

@@ -80,6 +80,8 @@ Decision decide(const config::RunConfig& config) {
     const bool native = interchange::format_of(*folder).native;
     decision.kind = Decision::Kind::Weights;
     decision.candidates = {native ? checkpoint::find_checkpoint(*folder).string() : decision.folder};
+  } else if (resumes_foreign_run(config)) {
+    decision.candidates = {decision.folder};
   } else {
     for (const fs::path& candidate : checkpoint::candidates(*folder)) decision.candidates.push_back(candidate.string());
   }
@@ -173,11 +175,19 @@ class Attempts {
 
   /// Whether the run itself has saved it: then a command that begins from elsewhere has been called again.
   bool is_own(const fs::path& candidate) const {
+    if (resumes_foreign_run(run_.config)) return false;
     std::error_code ignored;
     return fs::equivalent(candidate.parent_path(), save_folder(run_.config), ignored);
   }
 
   void load(const fs::path& candidate, Start& start) const {
+    if (resumes_foreign_run(run_.config)) {
+      const bool with_optimizer = !run_.config.checkpoint.no_load_optim;
+      const auto training = interchange::training_state_of(candidate, with_optimizer);
+      start.messages = check_checkpoint(*training, candidate, run_);
+      start.state = load_run(*training, candidate, engine_, with_optimizer, start.messages);
+      return;
+    }
     checkpoint::check_structure(candidate);
     start.messages = check_checkpoint(candidate, run_);
     const bool fresh = run_.config.checkpoint.no_load_optim && !is_own(candidate);

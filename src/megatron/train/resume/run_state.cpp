@@ -184,17 +184,44 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
   return state;
 }
 
-RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
-                  std::vector<std::string>& messages) {
-  const auto found = checkpoint::find_checkpoint(folder);
-  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
+namespace {
+
+/// Fills `engine` from a checkpoint with this manifest, whose tensors `read` reads.
+template <class Read>
+RunState load_with(const checkpoint::Manifest& manifest, const Read& read, const std::filesystem::path& folder,
+                   Engine& engine, bool with_optimizer, std::vector<std::string>& messages) {
   const RunState state = run_state_of(manifest, folder);
   const bool with_state = takes_state(engine, manifest, with_optimizer, messages);
-  checkpoint::load(found, tensors_to_load(engine, with_state));
+  read(tensors_to_load(engine, with_state));
   // Bias corrections belong to the moments: those that begin anew begin at step 0.
   engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
   load_scaler(manifest.metadata, folder, engine, messages);
   return state;
+}
+
+}  // namespace
+
+RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
+                  std::vector<std::string>& messages) {
+  const auto found = checkpoint::find_checkpoint(folder);
+  const auto read = [&](const std::vector<ShardedTensor>& tensors) { checkpoint::load(found, tensors); };
+  return load_with(checkpoint::read_manifest(found), read, folder, engine, with_optimizer, messages);
+}
+
+RunState load_run(const interchange::TrainingState& training, const std::filesystem::path& folder, Engine& engine,
+                  bool with_optimizer, std::vector<std::string>& messages) {
+  checkpoint::Manifest manifest;
+  manifest.iteration = training.iteration;
+  manifest.metadata = training.metadata();
+  for (const std::string& name : training.tensors->tensors()) {
+    manifest.tensors[name];
+    for (const std::string& kind : training.kinds) manifest.tensors[interchange::state_name(kind, name)];
+  }
+  const auto read = [&](const std::vector<ShardedTensor>& tensors) {
+    for (const ShardedTensor& tensor : tensors)
+      training.tensors->read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
+  };
+  return load_with(manifest, read, folder, engine, with_optimizer, messages);
 }
 
 void round_as_trained(Engine& engine) {

@@ -6,6 +6,7 @@
 
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/training_state.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::train {
@@ -39,6 +40,10 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
 /// other ConfigErrors where it does not fit.
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages);
+
+/// The same of a run of another program, in `folder`.
+RunState load_run(const interchange::TrainingState& training, const std::filesystem::path& folder, Engine& engine,
+                  bool with_optimizer, std::vector<std::string>& messages);
 
 /// A checkpoint holds masters and load_run() rounds them to nearest: where rounding is stochastic, gives the parameters
 /// the values that the last step gave them. Collective over dp, once every rank has loaded.

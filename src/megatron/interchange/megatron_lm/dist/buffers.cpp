@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <iterator>
+#include <span>
 #include <string_view>
 
 #include "megatron/base/error.h"
@@ -15,45 +18,46 @@ constexpr std::string_view kBuffers = "optimizer.distributed.";
 constexpr std::int64_t kParameterAlignment = 64;
 
 /// In which order Megatron-Core registers the parts of a layer, and what follows the layers.
-constexpr std::array<std::string_view, 9> kParts = {"input_layernorm.",
-                                                    "self_attention.linear_proj.",
-                                                    "self_attention.linear_qkv.",
-                                                    "self_attention.q_layernorm.",
-                                                    "self_attention.k_layernorm.",
-                                                    "pre_mlp_layernorm.",
-                                                    "mlp.linear_fc1.",
-                                                    "mlp.linear_fc2.",
-                                                    ""};
-constexpr std::array<std::string_view, 9> kFusedParts = {"self_attention.linear_proj.",
-                                                         "input_layernorm.",
-                                                         "self_attention.linear_qkv.",
-                                                         "self_attention.q_layernorm.",
-                                                         "self_attention.k_layernorm.",
-                                                         "pre_mlp_layernorm.",
-                                                         "mlp.linear_fc1.",
-                                                         "mlp.linear_fc2.",
-                                                         ""};
-constexpr std::array<std::string_view, 6> kAfterLayers = {"lm_head.",     "embedding.", "output_layer.",
-                                                          "binary_head.", "pooler.",    ""};
+struct Part {
+  std::string_view name;
+  enum class With : std::uint8_t { Both, OwnNorms, FusedNorms } with = With::Both;
+};
+constexpr Part kParts[] = {{"input_layernorm.", Part::With::OwnNorms},
+                           {"self_attention.linear_proj."},
+                           {"input_layernorm.", Part::With::FusedNorms},
+                           {"self_attention.linear_qkv."},
+                           {"self_attention.q_layernorm."},
+                           {"self_attention.k_layernorm."},
+                           {"pre_cross_attn_layernorm."},
+                           {"cross_attention.linear_proj."},
+                           {"cross_attention.linear_q."},
+                           {"cross_attention.linear_kv."},
+                           {"pre_mlp_layernorm."},
+                           {"mlp.linear_fc1."},
+                           {"mlp.linear_fc2."}};
+constexpr Part kAfterLayers[] = {{"lm_head."}, {"embedding."}, {"output_layer."}, {"binary_head."}, {"pooler."}};
 
-template <std::size_t N>
-std::size_t index_in(const std::array<std::string_view, N>& table, std::string_view name) {
+/// The place of what has this name, behind all others where it has none.
+std::size_t index_in(std::span<const Part> table, std::string_view name, bool fused_norms) {
+  const Part::With other = fused_norms ? Part::With::OwnNorms : Part::With::FusedNorms;
   return static_cast<std::size_t>(
-      std::ranges::find_if(table, [&](std::string_view part) { return name.starts_with(part); }) - table.begin());
+      std::ranges::find_if(table, [&](const Part& part) { return part.with != other && name.starts_with(part.name); }) -
+      table.begin());
 }
 
-/// What the order of a rank's parameters is sorted by: before, in and after the layers; the layer; the part.
+/// What the order of a rank's parameters is sorted by: before, in and after the layers; the layer; the part. The norm
+/// that ends an encoder whose decoder follows is behind its last layer's parts.
 std::array<std::size_t, 3> key_of(const plan::ParameterSpec& spec, bool fused_norms) {
   const std::size_t layers = spec.name.find(".layers.");
   if (layers != std::string::npos) {
     const std::size_t dot = spec.name.find('.', layers + 8);
     const std::string_view part = std::string_view(spec.name).substr(dot + 1);
-    return {1, static_cast<std::size_t>(spec.depth),
-            fused_norms ? index_in(kFusedParts, part) : index_in(kParts, part)};
+    return {1, static_cast<std::size_t>(spec.depth), index_in(kParts, part, fused_norms)};
   }
   if (spec.name.starts_with("embedding.") && !spec.shared_copy) return {0, 0, 0};
-  if (spec.name.find("final_layernorm.") != std::string::npos) return {2, 0, 0};
-  return {3, 0, index_in(kAfterLayers, spec.name)};
+  if (spec.name.find("final_layernorm.") != std::string::npos)
+    return {1, static_cast<std::size_t>(spec.depth), std::size(kParts)};
+  return {2, 0, index_in(kAfterLayers, spec.name, fused_norms)};
 }
 
 class Buckets {

@@ -29,8 +29,10 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model) {
                      "with other constants than Megatron-LM's",
                      "--format huggingface"));
   const bool rope = model.position_embedding_type == "rope";
-  pickle.entry("num_layers", shape.num_layers);
-  pickle.entry("encoder_num_layers", shape.num_layers);
+  const std::int64_t first_stack = shape.encoder_decoder() ? shape.encoder_layers : shape.num_layers;
+  pickle.entry("num_layers", first_stack);
+  pickle.entry("encoder_num_layers", first_stack);
+  if (shape.encoder_decoder()) pickle.entry("decoder_num_layers", shape.num_layers - first_stack);
   pickle.entry("hidden_size", shape.hidden);
   pickle.entry("ffn_hidden_size", shape.ffn_hidden);
   pickle.entry("num_attention_heads", shape.num_heads);
@@ -90,6 +92,7 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   const config::OptimizerConfig& optimizer = recipe.optimizer;
   pickle.entry("seq_length", recipe.data.seq_length);
   pickle.entry("encoder_seq_length", recipe.data.seq_length);
+  if (recipe.data.decoder_seq_length > 0) pickle.entry("decoder_seq_length", recipe.data.decoder_seq_length);
   pickle.entry("split", recipe.data.split);
   pickle.entry("reset_position_ids", recipe.data.reset_position_ids);
   pickle.entry("reset_attention_mask", recipe.data.reset_attention_mask);

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
@@ -20,8 +19,9 @@
 #include "megatron/interchange/megatron_lm/dist/buffers.h"
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
+#include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
-#include "megatron/interchange/megatron_lm/recipe.h"
+#include "megatron/interchange/megatron_lm/saved_run.h"
 #include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::interchange {
@@ -56,6 +56,24 @@ struct Opened {
   std::shared_ptr<const DcpFolder> tensors;
 };
 
+/// The layers of a stack, by its tensors.
+std::int64_t count_layers(const Opened& opened, const std::string& stack) {
+  const std::string layers = stack + ".layers.", matrix = "mlp.linear_fc1.weight";
+  std::int64_t count = 0;
+  if (const DcpTensor* all = opened.tensors->find(layers + matrix); all != nullptr)
+    count = all->shape.empty() ? 0 : all->shape[0];
+  else
+    while (opened.has(concat(layers, count, ".", matrix))) ++count;
+  if (count < 1 || count > kMaxLayers)
+    throw ConfigError(
+        rule_got_fix(concat(opened.tensors->name(), ": the ", stack, " must have 1 to ", kMaxLayers, " layers."),
+                     concat(count,
+                            " of "
+                            ", layers, matrix, "
+                            "")));
+  return count;
+}
+
 /// What the arguments do not say of the kind of model, the tensors do.
 config::ModelConfig model_of(const Opened& opened) {
   const std::string& file = opened.common.name();
@@ -63,15 +81,11 @@ config::ModelConfig model_of(const Opened& opened) {
   // The softmax of Megatron-LM goes over the rows that pad the vocabulary too.
   if (const PickleNode* padded = opened.common.values().find(*opened.args, "padded_vocab_size"); padded != nullptr)
     model.vocab_size = padded->integer;
-  if (opened.has_stack("encoder")) {
-    if (opened.has_stack("decoder"))
-      throw ConfigError(rule_got_fix(concat(file, ": the model must be a GPT or a BERT."),
-                                     "a T5, whose scores and output Megatron-LM computes otherwise than this program"));
-    model.architecture = config::kinds_with(&config::ModelTraits::two_segments).front();
-    model.bert_binary_head = opened.has("binary_head.weight");
-    const DcpTensor* const types = opened.tensors->find("embedding.tokentype_embeddings.weight");
-    model.num_tokentypes = types == nullptr || types->shape.empty() ? 0 : types->shape[0];
-  }
+  KindOfTensors kind{.encoder = opened.has_stack("encoder"), .binary_head = opened.has("binary_head.weight")};
+  if (kind.encoder && opened.has_stack("decoder")) kind.decoder_layers = count_layers(opened, "decoder");
+  const DcpTensor* const types = opened.tensors->find("embedding.tokentype_embeddings.weight");
+  if (types != nullptr && !types->shape.empty()) kind.token_types = types->shape[0];
+  take_kind(Arguments(opened.common.values(), *opened.args, file), kind, model);
   check_heads(model, file);
   return model;
 }
@@ -79,7 +93,9 @@ config::ModelConfig model_of(const Opened& opened) {
 /// Where the tensor `ours` of `shape` is kept under names that begin with `prefix`; nothing where it is not.
 std::optional<DcpSource::Place> find_place(const Opened& opened, const std::string& prefix, const std::string& ours,
                                            const std::vector<std::int64_t>& shape, std::int64_t layers) {
-  for (const DistName& theirs : dist_names(ours)) {
+  std::vector<DistName> names = dist_names(ours);
+  if (const std::string second = second_dist_name(ours); !second.empty()) names.push_back({second});
+  for (const DistName& theirs : names) {
     const DcpTensor* const tensor = opened.tensors->find(prefix + theirs.name);
     if (tensor == nullptr) continue;
     std::vector<std::int64_t> wanted = shape;
@@ -97,19 +113,19 @@ std::optional<DcpSource::Place> find_place(const Opened& opened, const std::stri
   return std::nullopt;
 }
 
-std::int64_t layers_of(const plan::ModelShape& shape) { return shape.num_layers; }
-
 /// The places of the weights: what no part of the model uses is refused.
 Places weight_places(const Opened& opened, const plan::ModelShape& shape,
                      const std::vector<plan::ParameterSpec>& specs) {
   Places places;
   std::set<const DcpTensor*> used;
   for (const plan::ParameterSpec& spec : specs) {
-    const auto place = find_place(opened, "", spec.name, checkpoint::true_shape(spec, shape), layers_of(shape));
+    const auto place =
+        find_place(opened, "", spec.name, checkpoint::true_shape(spec, shape), layers_of_stack(shape, spec.name));
     if (!place)
       throw ConfigError(
           rule_got_fix(concat(opened.tensors->name(), ": must hold \"", spec.name, "\"."), "no such tensor"));
     used.insert(place->tensor);
+    if (shape.encoder_decoder()) used.insert(opened.tensors->find(second_dist_name(spec.name)));
     places[spec.name] = *place;
   }
   for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
@@ -137,7 +153,8 @@ Places state_places(const Opened& opened, const std::string& prefix, const plan:
   Places places;
   std::string missing;
   for (const plan::ParameterSpec& spec : specs) {
-    const auto place = find_place(opened, prefix, spec.name, checkpoint::true_shape(spec, shape), layers_of(shape));
+    const auto place =
+        find_place(opened, prefix, spec.name, checkpoint::true_shape(spec, shape), layers_of_stack(shape, spec.name));
     if (place)
       places[ours.empty() ? spec.name : state_name(ours, spec.name)] = *place;
     else
@@ -147,55 +164,6 @@ Places state_places(const Opened& opened, const std::string& prefix, const plan:
     throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must hold \"", prefix, "\" of all parameters."),
                                    concat("not of ", missing), "--finetune --load, which takes the weights alone"));
   return places;
-}
-
-/// A number, or a tensor of one.
-std::optional<double> number_of(const TorchFile& file, const PickleNode* node) {
-  if (node == nullptr) return std::nullopt;
-  if (node->kind == Kind::Integer) return static_cast<double>(node->integer);
-  if (node->kind == Kind::Float) return node->number;
-  if (node->kind != Kind::Tensor) return std::nullopt;
-  const StoredTensor stored = file.tensor(*node, "a number");
-  std::int64_t elements = 1;
-  for (const std::int64_t size : stored.shape) elements *= size == 1 ? 1 : 2;
-  if (elements != 1) return std::nullopt;
-  const at::Tensor value = at::empty(stored.shape, at::kDouble);
-  read_stored(stored, {std::vector<std::int64_t>(stored.shape.size(), 0), stored.shape}, value, file.name());
-  return *value.const_data_ptr<double>();
-}
-
-/// The count under `name`; nothing where it is none.
-std::optional<std::int64_t> count_of(const TorchFile& file, const PickleNode* dict, const char* name) {
-  if (dict == nullptr) return std::nullopt;
-  const auto number = number_of(file, file.values().find(*dict, name));
-  if (!number || !(*number >= 0) || *number > 0x1p53) return std::nullopt;
-  return static_cast<std::int64_t>(*number);
-}
-
-/// How many steps the optimizer has done: of plain optimizers "common_step", of distributed ones "step" of each group.
-std::optional<std::int64_t> optimizer_steps(const TorchFile& file, const PickleNode* optimizer) {
-  const Pickle& values = file.values();
-  for (int depth = 0; optimizer != nullptr && depth < 2; ++depth, optimizer = values.find(*optimizer, "optimizer")) {
-    if (const auto steps = count_of(file, values.find(*optimizer, "state"), "common_step")) return steps;
-    const PickleNode* const groups = values.find(*optimizer, "param_groups");
-    if (groups == nullptr || groups->kind != Kind::List) continue;
-    for (const std::uint32_t group : groups->items)
-      if (const auto steps = count_of(file, &values[group], "step")) return steps;
-  }
-  return std::nullopt;
-}
-
-/// fp16's: Megatron-Core's trackers count down and up as ours do.
-checkpoint::Metadata loss_scale_of(const TorchFile& file, const PickleNode* scaler) {
-  const Pickle& values = file.values();
-  if (scaler == nullptr) return {};
-  const auto scale = number_of(file, values.find(*scaler, "scale"));
-  const auto clean = count_of(file, scaler, "growth_tracker");
-  const auto left = number_of(file, values.find(*scaler, "hysteresis_tracker"));
-  if (!scale || !std::isfinite(*scale) || *scale <= 0 || !clean || !left || std::abs(*left) > 0x1p53) return {};
-  return {{"loss_scale", concat(*scale)},
-          {"loss_scale_clean_steps", std::to_string(*clean)},
-          {"loss_scale_hysteresis", std::to_string(static_cast<std::int64_t>(*left))}};
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_weights_of(const fs::path& folder) {
@@ -266,28 +234,36 @@ const PickleNode* kept_object(const Opened& opened, const char* name, std::optio
   return root.kind == Kind::List && root.items.size() == 1 ? &file->values()[root.items[0]] : nullptr;
 }
 
-std::optional<TrainingState> training_of(const fs::path& folder) {
+/// The iteration at which a run stood, by the file of its counters; 0: the weights are alone.
+std::int64_t iteration_in(const fs::path& found, const TorchFile& common) {
+  if (found.filename() == "release") return 0;
+  return count_of(common, &common.root(), "iteration").value_or(0);
+}
+
+bool is_resumable(const fs::path& folder) {
+  const fs::path found = find_torch_dist(folder);
+  return iteration_in(found, TorchFile(found / "common.pt")) > 0;
+}
+
+std::optional<TrainingState> training_of(const fs::path& folder, bool with_optimizer) {
   const fs::path found = find_torch_dist(folder);
   const Opened opened(found);
   const TorchFile& common = opened.common;
   const Pickle& values = common.values();
-  const auto iteration = count_of(common, &common.root(), "iteration");
-  if (found.filename() == "release" || !iteration || *iteration < 1) return std::nullopt;
-  TrainingState state{.iteration = *iteration};
-  const PickleNode* const scheduler = values.find(common.root(), "opt_param_scheduler");
-  state.recipe = recipe_of_arguments(values, *opened.args, scheduler, model_of(opened), common.name());
+  const std::int64_t iteration = iteration_in(found, common);
+  if (iteration < 1) return std::nullopt;
+  TrainingState state = counters_of(common, *opened.args, model_of(opened), iteration);
   const plan::ModelShape shape = shape_of(state.recipe.model);
   const auto specs = checked_specs(opened, shape);
   Places places = weight_places(opened, shape, specs);
   for (const char* const prefix : kMasters)
     for (auto& [name, place] : state_places(opened, prefix, shape, specs, "")) places[name] = place;
-  state.optimizer = state.recipe.optimizer.name;
-  for (const std::string& kind : config::state_names(state.recipe.optimizer)) {
+  for (const std::string& kind : with_optimizer ? config::state_names(state.recipe.optimizer) : config::StateNames()) {
     const Places found_state = state_places(opened, concat(kState, kind, "."), shape, specs, kind);
     if (!found_state.empty()) state.kinds.push_back(kind);
     places.insert(found_state.begin(), found_state.end());
   }
-  const bool by_buffer = state.kinds.empty() && has_buffers(*opened.tensors);
+  const bool by_buffer = with_optimizer && state.kinds.empty() && has_buffers(*opened.tensors);
   if (by_buffer) add_buffers(opened, shape, specs, state, places);
   const PickleNode* const optimizer = values.find(common.root(), "optimizer");
   std::optional<TorchFile> groups_file, scaler_file;
@@ -298,12 +274,6 @@ std::optional<TrainingState> training_of(const fs::path& folder) {
                                    : optimizer == nullptr ? nullptr
                                                           : values.find(*optimizer, "grad_scaler");
   state.loss_scale = loss_scale_of(scaler_file ? *scaler_file : common, scaler);
-  const std::int64_t batch = state.recipe.train.global_batch_size;
-  state.consumed_samples = count_of(common, opened.args, "consumed_train_samples").value_or(state.iteration * batch);
-  state.schedule_samples =
-      std::min(count_of(common, scheduler, "num_steps").value_or(state.consumed_samples), state.consumed_samples);
-  if (const std::int64_t interval = state.recipe.train.eval_interval; interval > 0)
-    state.validated_iteration = state.iteration / interval * interval;
   state.tensors = std::make_shared<DcpSource>(opened.tensors, std::move(places));
   return state;
 }
@@ -331,6 +301,17 @@ std::vector<DistName> dist_names(const std::string& ours) {
   return names;
 }
 
+std::string second_dist_name(const std::string& ours) {
+  constexpr std::string_view kEmbedding = "embedding.", kPositions = "embedding.position_embeddings.";
+  if (ours.starts_with(kPositions)) return ours.substr(kEmbedding.size());
+  return ours.starts_with("output_layer.") ? "lm_head." + ours : "";
+}
+
+std::int64_t layers_of_stack(const plan::ModelShape& shape, const std::string& ours) {
+  if (!shape.encoder_decoder()) return shape.num_layers;
+  return ours.starts_with("encoder.") ? shape.encoder_layers : shape.num_layers - shape.encoder_layers;
+}
+
 fs::path find_torch_dist(const fs::path& folder) {
   const auto is_one = [](const fs::path& path) {
     return fs::is_regular_file(path / ".metadata") && fs::is_regular_file(path / "common.pt");
@@ -344,7 +325,7 @@ WeightFormat torch_dist_format() {
   return {.name = "torch_dist",
           .holder = "one of its distributed checkpoints (common.pt, .metadata)",
           .models =
-              "Megatron-LM's distributed checkpoints (--ckpt-format torch_dist): GPT and BERT with the state of "
+              "Megatron-LM's distributed checkpoints (--ckpt-format torch_dist): GPT, BERT and T5 with the state of "
               "training, of any layout",
           .detect = [](const fs::path& folder) { return !find_torch_dist(folder).empty(); },
           .model = dist_model,
@@ -352,11 +333,12 @@ WeightFormat torch_dist_format() {
               [](const fs::path& folder) {
                 FolderConfig config;
                 config.model = dist_model(folder);
-                config.family = &family_of(config.model);
+                config.family = find_family(config.model);
                 return config;
               },
           .weights = open_weights_of,
           .training = training_of,
+          .resumable = is_resumable,
           .output = "folder to write, for Megatron-LM's --load; must not exist",
           .keeps_training = true,
           .write = write_torch_dist};

@@ -41,10 +41,6 @@ std::pair<const char*, const char*> torch_names(at::ScalarType type) {
   }
 }
 
-/// Parts of a module that keep a state of their own, with which Megatron-Core expects an entry, empty without fp8.
-constexpr const char* kExtraStates[] = {"self_attention.linear_proj", "self_attention.linear_qkv",
-                                        "self_attention.core_attention", "mlp.linear_fc1", "mlp.linear_fc2"};
-
 class DcpWriter {
  public:
   explicit DcpWriter(const fs::path& folder) : file_(folder / kFile) {}
@@ -200,6 +196,30 @@ class DcpWriter {
   DcpPlace nothing_;
 };
 
+/// Parts of a layer that may keep a state of their own, with which Megatron-Core expects an entry, empty without fp8.
+std::vector<std::string> parts_with_state(const plan::LayerSpec& layer) {
+  std::vector<std::string> parts = {"self_attention.core_attention"};
+  if (layer.cross_attention())
+    parts.insert(parts.end(), {"cross_attention.core_attention", "pre_cross_attn_layernorm"});
+  for (const plan::Branch& branch : layer.branches)
+    for (const plan::Linear& linear : branch.linears(layer.hidden)) parts.push_back(linear.name);
+  return parts;
+}
+
+void add_extra_states(DcpWriter& writer, const plan::ModelShape& shape) {
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) {
+    const plan::LayerSpec layer = shape.layer(number);
+    const std::int64_t layers = layers_of_stack(shape, layer.prefix);
+    const std::int64_t own = shape.encoder_decoder() && layer.decoder ? number - shape.encoder_layers : number;
+    const std::string stack = layer.prefix.substr(0, layer.prefix.find('.'));
+    for (const std::string& part : parts_with_state(layer))
+      writer.add_nothing(fmt::format("{}.layers.{}._extra_state/shard_{}_{}", stack, part, own, layers));
+  }
+  std::vector<std::string> modules = {shape.stack() + "final_layernorm", "output_layer"};
+  if (shape.encoder_decoder()) modules.insert(modules.end(), {"encoder.final_layernorm", "lm_head.output_layer"});
+  for (const std::string& module : modules) writer.add_nothing(module + "._extra_state/shard_0_1");
+}
+
 at::ScalarType weight_type(const checkpoint::WeightSource& weights, const ExportOptions& options) {
   if (!options.dtype.empty()) return scalar_type(options.dtype, "export: dtype");
   const std::string stored = weights.dtype("embedding.word_embeddings.weight");
@@ -208,22 +228,35 @@ at::ScalarType weight_type(const checkpoint::WeightSource& weights, const Export
   return dtype == "bf16" ? at::kBFloat16 : dtype == "fp16" ? at::kHalf : dtype == "fp64" ? at::kDouble : at::kFloat;
 }
 
+std::string second_name(const plan::ModelShape& shape, const std::string& ours) {
+  return shape.encoder_decoder() ? second_dist_name(ours) : "";
+}
+
 /// The first name of each tensor is the one that Megatron-Core gives today.
 void write_state(DcpWriter& writer, const TrainingState& training, const std::vector<std::string>& names,
-                 std::int64_t layers, at::ScalarType weights) {
+                 const plan::ModelShape& shape, at::ScalarType weights) {
   const at::ScalarType precise = weights == at::kDouble ? at::kDouble : at::kFloat;
   for (const std::string& ours : names) {
     const DistName theirs = dist_names(ours).front();
-    const auto state = [&](const std::string& kind) { return concat("optimizer.state.", kind, ".", theirs.name); };
+    const std::int64_t layers = layers_of_stack(shape, ours);
+    const std::string second = second_name(shape, ours);
+    const auto state_of = [](const std::string& kind, const std::string& name) {
+      return concat("optimizer.state.", kind, ".", name);
+    };
+    const auto state = [&](const std::string& kind) { return state_of(kind, theirs.name); };
     for (const std::string& kind : training.kinds)
-      if (training.tensors->shape(state_name(kind, ours)) != nullptr)
+      if (training.tensors->shape(state_name(kind, ours)) != nullptr) {
         writer.add(*training.tensors, state_name(kind, ours), {state(kind), theirs.layer}, layers, precise);
+        if (!second.empty()) writer.alias(state(kind), state_of(kind, second));
+      }
     // The plain and the distributed optimizer call masters by two names.
     if (weights != precise)
       writer.add(*training.tensors, ours, {state("param"), theirs.layer}, layers, precise);
     else
       writer.alias(theirs.name, state("param"));
     writer.alias(state("param"), state("fp32_param"));
+    if (second.empty()) continue;
+    for (const char* masters : {"param", "fp32_param"}) writer.alias(state("param"), state_of(masters, second));
   }
 }
 
@@ -233,10 +266,16 @@ void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfi
                       const ExportOptions& options) {
   AtomicFolder::check(folder);
   const plan::ModelShape shape = shape_of(config.model);
-  if (shape.encoder_decoder() || !shape.predicts_tokens())
-    throw ConfigError(rule_got_fix("export: torch_dist holds a GPT or a BERT with its output layer.",
-                                   concat(config.model.architecture, ", model.head ", config.model.head),
-                                   "--format huggingface"));
+  if ((shape.encoder_decoder() && !shape.learned_positions) || !shape.predicts_tokens())
+    throw ConfigError(
+        rule_got_fix("export: torch_dist holds a GPT or a BERT with its output layer, or a T5 that has "
+                     "learned positions, as Megatron-LM's.",
+                     concat(config.model.architecture, ", model.head ", config.model.head, ", position_embedding_type ",
+                            config.model.position_embedding_type),
+                     "--format huggingface"));
+  if (config.model.use_mup)
+    throw ConfigError(rule_got_fix("export: Megatron-LM's checkpoints hold models without model.use_mup.",
+                                   "model.use_mup true", "keep the checkpoint as it is: every job here reads it"));
   const TrainingState* const training = options.training;
   const at::ScalarType type = weight_type(weights, options);
   const std::string common = common_pickle(config.model, torch_names(type).first, training);
@@ -246,14 +285,13 @@ void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfi
   make_folder(place);
   DcpWriter writer(place);
   const std::vector<std::string> names = weights.tensors();
-  for (const std::string& ours : names) writer.add(weights, ours, dist_names(ours).front(), shape.num_layers, type);
-  if (training != nullptr && !training->kinds.empty()) write_state(writer, *training, names, shape.num_layers, type);
-  for (const char* module : kExtraStates)
-    for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
-      writer.add_nothing(
-          fmt::format("{}layers.{}._extra_state/shard_{}_{}", shape.stack(), module, layer, shape.num_layers));
-  for (const std::string& module : {shape.stack() + "final_layernorm", std::string("output_layer")})
-    writer.add_nothing(module + "._extra_state/shard_0_1");
+  for (const std::string& ours : names) {
+    const DistName theirs = dist_names(ours).front();
+    writer.add(weights, ours, theirs, layers_of_stack(shape, ours), type);
+    if (const std::string second = second_name(shape, ours); !second.empty()) writer.alias(theirs.name, second);
+  }
+  if (training != nullptr && !training->kinds.empty()) write_state(writer, *training, names, shape, type);
+  add_extra_states(writer, shape);
   write_file(place / ".metadata", writer.finish());
   write_file(place / "common.pt", saved_value(common));
   write_file(place / "metadata.json",
