@@ -112,6 +112,7 @@ int run_pretrain(const std::string& program, const Args& args) {
     const std::string ignored = config::ignored_line(translation);
     for (const std::string& line : {of_load, ignored})
       if (!line.empty()) write_line(stderr, concat(program, ": ", line));
+    for (const std::string& note : job.notes) write_line(stderr, concat(program, ": ", note));
     if (!gpus && translation.config.parallel.device == "cpu")
       write_line(stderr, concat(program, ": no GPU here: the ranks compute on the CPU"));
   }

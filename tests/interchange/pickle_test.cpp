@@ -52,6 +52,26 @@ TEST(Pickle, ReadsNumbersTextsAndContainers) {
   EXPECT_EQ(pickle.find(root, "d"), nullptr);
 }
 
+/// A tensor with attributes: of a function, its arguments (a tuple) and an attribute.
+std::string tensor_of_type(const std::string& function, const std::string& arguments) {
+  return "ctorch._tensor\n_rebuild_from_type_v2\n(c" + function + "\nctorch\nTensor\n" + arguments + "}" +
+         text("shared") + "\x88s" + "tR.";
+}
+
+TEST(Pickle, ATensorWithAttributesIsTheTensor) {
+  const std::string arguments = "(" + storage(6) + number(1) + "K\x02\x85" + "K\x01\x85" + "\x89" + "Nt";
+  const Pickle pickle = read("\x80\x02" + tensor_of_type("torch._utils\n_rebuild_tensor_v2", arguments));
+  EXPECT_EQ(pickle[pickle.root].kind, Kind::Tensor);
+  EXPECT_EQ(pickle[pickle.root].extents, (std::vector<std::int64_t>{2, 1}));
+  EXPECT_EQ(pickle[pickle.root].integer, 1);
+  expect_pickle_refused("\x80\x02" + tensor_of_type("os\nsystem", arguments), {"\"os.system\""});
+  expect_pickle_refused("\x80\x02" + tensor_of_type("builtins\ngetattr", arguments), {"builtins.getattr"});
+  expect_pickle_refused("\x80\x02" + tensor_of_type("torch._tensor\n_rebuild_from_type_v2", arguments),
+                        {"_rebuild_from_type_v2"});
+  expect_pickle_refused("\x80\x02" + tensor_of_type("torch._utils\n_rebuild_tensor_v2", number(1)), {"arguments"});
+  expect_pickle_refused("\x80\x02" + tensor_of_type("torch._utils\n_rebuild_tensor_v2", ")"), {"storage"});
+}
+
 TEST(Pickle, RefusesCallsOfAnythingElse) {
   expect_pickle_refused(
       "\x80\x02"

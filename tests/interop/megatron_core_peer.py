@@ -272,7 +272,8 @@ class Run:
         first = self.iteration * BATCH
         batch = [self.samples[i] for i in range(first, first + BATCH)]
         parts = [batch[i:i + 2] for i in range(0, BATCH, 2)]
-        tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]  # --calculate-per-token-loss
+        # As with --calculate-per-token-loss.
+        tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]
         total = 0.0
         for part, count in zip(parts, tokens):
             loss = self.loss(part) * (count / sum(tokens))
@@ -342,7 +343,8 @@ class Run:
                       "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": torch.get_rng_state(),
                       "rng_tracker_states": {"model-parallel-rng": torch.get_rng_state()}}
         torch.save({"args": self.state(False)[0]["args"], "checkpoint_version": 3.0, "iteration": self.iteration,
-                    **self.model_state(lambda module: module.state_dict_for_save_checkpoint()), "num_floating_point_operations_so_far": 0, "optimizer": self.optimizer.state_dict(),
+                    **self.model_state(lambda module: module.state_dict_for_save_checkpoint()),
+                    "num_floating_point_operations_so_far": 0, "optimizer": self.optimizer.state_dict(),
                     "opt_param_scheduler": self.scheduler.state_dict(), "rng_state": [generators]},
                    place / "model_optim_rng.pt")
         if self.sharding:

@@ -141,7 +141,7 @@ class MegatronCore(unittest.TestCase):
         for name, world, options in (("gpt2", 2, {"pp": 2}), ("llama", 4, {"tp": 2, "pp": 2, "vpp": 2})):
             peer.run(world, draw_in_all_formats, self.path / name, name, self.tokens, options, 2)
             self.expect_same_runs(name, [self.path / name / form
-                                         for form in ("fully_reshardable", "dp_reshardable", "torch")], 50)
+                                         for form in ("fully_reshardable", "dp_reshardable", "torch")], 40)
 
     def test_files_of_ranks_hold_the_same_run(self):
         """The format "torch"."""
@@ -150,7 +150,58 @@ class MegatronCore(unittest.TestCase):
                                      ("llama", 2, {"tp": 2, "sharding": "fully_reshardable", "dtype": torch.bfloat16})):
             theirs, tokens = self.path / name, self.sentences if name == "t5" else self.tokens
             peer.run(world, train_in_both_formats, theirs, name, tokens, options, 2)
-            self.expect_same_runs(name, [theirs / "torch_dist", theirs / "torch"], 50)
+            self.expect_same_runs(name, [theirs / "torch_dist", theirs / "torch"], 40)
+
+    def test_state_in_files_of_ranks_that_is_not_the_weights_is_refused(self):
+        theirs = self.path / "theirs"
+        for name, options in (("plain", {"dtype": torch.bfloat16}), ("distributed", {"sharding": "dp_reshardable"})):
+            peer.run(1, train_in_both_formats, theirs / name, "gpt2", self.tokens, options, 2)
+        distributed = theirs / "distributed/torch/iter_0000002/mp_rank_00/distrib_optim.pt"
+        plain = theirs / "plain/torch/iter_0000002/mp_rank_00/model_optim_rng.pt"
+        buffer = (0, (torch.float32, torch.float32))
+
+        def of_buffer(change):
+            return lambda saved: change(saved[buffer[0]][buffer[1]])
+
+        def longer(values):
+            for key in "param", "exp_avg", "exp_avg_sq":
+                values[key] = torch.cat([values[key], torch.zeros(64)])
+
+        def without_a_group(saved):
+            del saved["optimizer"]["optimizer"]["param_groups"][1]
+
+        def with_another_lr(saved):
+            saved["optimizer"]["optimizer"]["param_groups"][0]["is_decoupled_lr"] = True
+
+        state = lambda saved: saved["optimizer"]["optimizer"]["state"]  # noqa: E731
+        masters = lambda saved: saved["optimizer"]["fp32_from_fp16_params"]  # noqa: E731
+        for path, change, problem in (
+                (plain, lambda saved: state(saved)[3].pop("exp_avg"), '"exp_avg" of all parameters'),
+                (plain, lambda saved: state(saved)[3].update(exp_avg=torch.zeros(5)), "the shape of"),
+                (plain, lambda saved: state(saved)[3].update(exp_avg=7), "tensors"),
+                (plain, lambda saved: masters(saved)[0].pop(), "a master of every parameter"),
+                (plain, lambda saved: masters(saved).pop(), "masters of 2 groups"),
+                (plain, without_a_group, "groups of all parameters"),
+                (plain, with_another_lr, "is_decoupled_lr"),
+                (plain, lambda saved: saved["model"].pop("decoder.final_layernorm.bias"), "parameters, as the model"),
+                (distributed, of_buffer(lambda values: values["param"].add_(1)), "masters that round to"),
+                (distributed, of_buffer(longer), "buffers that end with a parameter"),
+                (distributed, of_buffer(lambda values: values.pop("exp_avg")), '"exp_avg" of each buffer'),
+                (distributed, of_buffer(lambda values: values.update(exp_avg=torch.zeros(8))), "as long"),
+                (distributed, lambda saved: saved.update(buckets_coalesced=False), "in one tensor"),
+                (distributed, lambda saved: saved.pop(0), "one buffer of each part")):
+            whole = path.read_bytes()
+            saved = torch.load(path, weights_only=False)
+            change(saved)
+            torch.save(saved, path)
+            folder = path.parents[2]
+            message = run("checkpoint", "import", "--from", folder, "--output", self.path / "never", code=2)
+            self.assertIn(problem, message)
+            if "as the model" not in problem:  # the weights are whole
+                taken = self.path / f"taken-{len(list(self.path.iterdir()))}"
+                run("checkpoint", "import", "--from", folder, "--output", taken, "--weights-only")
+            path.write_bytes(whole)
+        self.assertFalse((self.path / "never").exists())
 
     def test_a_launch_script_resumes_where_megatron_lm_saved(self):
         """With its own arguments, from both formats, in the same folder; and again from what was saved here."""
@@ -159,7 +210,8 @@ class MegatronCore(unittest.TestCase):
             "--micro-batch-size 2 --global-batch-size 4 --seed 7 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine "
             "--lr-warmup-iters 2 --lr-decay-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --split 9,1,0 "
             "--hidden-dropout 0 --attention-dropout 0 --make-vocab-size-divisible-by 8 --transformer-impl local "
-            "--eval-interval 100 --eval-iters 0 --train-iters")
+            "--eval-interval 100 --eval-iters 0 --save-interval 100 --train-iters 20 "
+            "--exit-interval")
         own = {"gpt2": ["pretrain_gpt", "--seq-length", 16, "--tokenizer-type", "NullTokenizer", "--vocab-size", 90],
                "t5": ["pretrain_t5", "--encoder-seq-length", 16, "--decoder-seq-length", 12, "--no-bias-gelu-fusion",
                       "--tokenizer-type", "BertWordPieceCase", "--vocab-file", self.words]}

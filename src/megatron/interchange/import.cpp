@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/checkpoint/files/dtypes.h"
@@ -25,6 +26,8 @@
 namespace megatron::interchange {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr const char* kLeaveOut = "copy the whole folder again, or leave the optimizer's state out: --weights-only";
 
 config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType type) {
   config::RunConfig recipe;
@@ -96,7 +99,8 @@ std::int64_t import_training(const fs::path& folder, const fs::path& output, con
 std::int64_t import_weights(const fs::path& folder, const fs::path& output, const ImportOptions& options) {
   checkpoint::check_new_folder(output, "checkpoint import");
   if (!options.weights_only && options.dtype.empty())
-    if (const auto training = training_state_of(folder); training && !format_of(folder).native)
+    if (const auto training = with_fix(kLeaveOut, [&] { return training_state_of(folder); });
+        training && !format_of(folder).native)
       return import_training(folder, output, *training);
   const auto source = open_weights(folder);
   const config::ModelConfig model = model_config_of(folder);

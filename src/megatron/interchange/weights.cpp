@@ -12,6 +12,7 @@
 #include "megatron/config/value.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/megatron_lm/megatron_torch.h"
 
 namespace megatron::interchange {
 namespace {
@@ -80,6 +81,12 @@ bool is_foreign(const std::filesystem::path& folder) {
 bool is_foreign_run(const std::filesystem::path& folder) {
   const WeightFormat* format = find_format(folder);
   return format != nullptr && !format->native && format->resumable != nullptr && format->resumable(folder);
+}
+
+std::filesystem::path foreign_run_in(const std::filesystem::path& folder) {
+  if (is_foreign_run(folder)) return folder;
+  const std::filesystem::path iteration = named_iteration(folder);
+  return !iteration.empty() && is_foreign_run(iteration) ? iteration : std::filesystem::path();
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {

@@ -22,6 +22,9 @@ std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::pa
 /// damaged.
 bool is_foreign_run(const std::filesystem::path& folder);
 
+/// Where `folder` holds a run of another program, also if this program has saved there since; empty: it does not.
+std::filesystem::path foreign_run_in(const std::filesystem::path& folder);
+
 /// The network whose weights `folder`, of any kind, holds: all that the weights and the results depend on. Options of
 /// training that such a folder does not know (dropout in Megatron-LM's is known) keep their defaults.
 config::ModelConfig model_config_of(const std::filesystem::path& folder);

@@ -72,8 +72,10 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
 /// A run that resumes one of Megatron-LM's has its rows of padding too, as its softmax goes over them.
 std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
   const std::string& load = config.checkpoint.load;
-  if (load.empty() || !std::filesystem::exists(load) || !train::resumes_foreign_run(config)) return {};
-  const auto training = interchange::training_state_of(load, /*with_optimizer=*/false);
+  if (load.empty() || config.checkpoint.finetune || !std::filesystem::exists(load)) return {};
+  const std::filesystem::path theirs_in = interchange::foreign_run_in(load);
+  if (theirs_in.empty()) return {};
+  const auto training = interchange::training_state_of(theirs_in, /*with_optimizer=*/false);
   const std::int64_t theirs = training->recipe.model.vocab_size, ours = config.model.vocab_size;
   if (ours >= theirs) return {};
   config = with_null_tokenizer(std::move(config));

@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
 #include "megatron/base/named_path.h"
 #include "megatron/base/text/printable.h"
@@ -135,9 +136,7 @@ void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
                "begin there")));
   }
   if (resumes_foreign_run(run.config)) {
-    const auto training =
-        interchange::training_state_of(folder, /*with_optimizer=*/!run.config.checkpoint.no_load_optim);
-    check_checkpoint(*training, folder, run);
+    check_checkpoint(foreign_run(run.config), folder, run);
     return;
   }
   interchange::format_of(folder);  // says what it has looked for where nothing of it is there
@@ -256,6 +255,13 @@ bool resumes_foreign_run(const config::RunConfig& config) {
   const std::string& load = config.checkpoint.load;
   return !load.empty() && !config.checkpoint.finetune && !has_own_checkpoint(config) &&
          interchange::is_foreign_run(load);
+}
+
+interchange::TrainingState foreign_run(const config::RunConfig& config) {
+  const config::CheckpointConfig& options = config.checkpoint;
+  return with_fix("copy the whole folder again, or leave the optimizer's state out: --no-load-optim", [&] {
+    return interchange::training_state_of(options.load, /*with_optimizer=*/!options.no_load_optim).value();
+  });
 }
 
 ResumedBatch resumed_batch(const config::RunConfig& config) {

@@ -54,6 +54,9 @@ bool takes_weights_alone(const config::RunConfig& config);
 
 /// Whether the run resumes one of another program, in checkpoint.load: it has no checkpoint of its own yet.
 bool resumes_foreign_run(const config::RunConfig& config);
+/// Where that stood, without its optimizer's state where checkpoint.no_load_optim asks for that. Throws ConfigError for
+/// what cannot be read.
+interchange::TrainingState foreign_run(const config::RunConfig& config);
 
 /// plan::Facts::resumed_batch and resumed_samples.
 struct ResumedBatch {

@@ -269,7 +269,11 @@ fs::path find_megatron(const fs::path& folder) {
 }
 
 fs::path latest_megatron(const fs::path& folder) {
-  if (!fs::is_regular_file(folder / kLatest) || checkpoint::has_latest(folder)) return {};
+  return checkpoint::has_latest(folder) ? fs::path() : named_iteration(folder);
+}
+
+fs::path named_iteration(const fs::path& folder) {
+  if (!fs::is_regular_file(folder / kLatest)) return {};
   std::string name = read_file(folder / kLatest, 64);
   name.erase(name.find_last_not_of(" \r\n\t") + 1);
   if (name != "release") {

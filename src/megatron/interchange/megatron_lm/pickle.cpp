@@ -166,8 +166,9 @@ class Machine {
   void call() {
     const Index tuple = pop_kind(Kind::Tuple, "arguments");
     count_items(node(tuple).items.size());
-    const std::vector<Index> arguments = node(tuple).items;
-    const std::string name = node(pop_kind(Kind::Name, "a name")).text;
+    std::vector<Index> arguments = node(tuple).items;
+    std::string name = node(pop_kind(Kind::Name, "a name")).text;
+    if (meaning_of(name) == NameMeaning::OfType) unwrap(name, arguments);
     switch (meaning_of(name)) {
       case NameMeaning::Dict:
         return push_dict(name, arguments);
@@ -192,6 +193,16 @@ class Machine {
       default:
         refuse(concat("a call of \"", shown(name), "\""));
     }
+  }
+  /// (function, class, arguments, attributes): what the function makes of the arguments.
+  void unwrap(std::string& name, std::vector<Index>& arguments) {
+    if (arguments.size() != 4 || node(arguments[0]).kind != Kind::Name || node(arguments[2]).kind != Kind::Tuple)
+      refuse("a tensor of a class without its arguments");
+    name = node(arguments[0]).text;
+    if (meaning_of(name) != NameMeaning::Tensor && meaning_of(name) != NameMeaning::First)
+      refuse(concat("a call of \"", shown(name), "\" for a tensor"));
+    arguments = std::vector<Index>(node(arguments[2]).items);
+    count_items(arguments.size());
   }
   Index pop_kind(Kind kind, const char* what) {
     const Index index = pop();

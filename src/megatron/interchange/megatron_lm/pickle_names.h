@@ -19,6 +19,7 @@ enum class NameMeaning : std::uint8_t {
   Namespace,  ///< a dictionary whose state is its entries
   Tuple,      ///< torch.Size
   Tensor,     ///< torch._utils._rebuild_tensor_v2
+  OfType,     ///< torch._tensor._rebuild_from_type_v2: a tensor with attributes, which nobody needs
   First,      ///< a wrapper whose first argument is all that matters: a Parameter
   Object      ///< inert data
 };

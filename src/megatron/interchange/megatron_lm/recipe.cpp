@@ -7,6 +7,7 @@
 
 #include "megatron/base/text/format.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
+#include "megatron/interchange/megatron_lm/run_arguments.h"
 
 namespace megatron::interchange {
 namespace {
@@ -35,34 +36,29 @@ std::vector<std::string> texts(const Pickle& values, const PickleNode* list) {
   return result;
 }
 
+/// Takes what the arguments have; where one is absent, Megatron-LM's default is the option's, which is set before.
+struct ArgumentReader {
+  const Arguments& args;
+
+  void text(const char* name, std::string& value) const { value = args.text(name, value); }
+  void flag(const char* name, bool& value) const { value = args.flag(name, value); }
+  void number(const char* name, double& value) const { value = args.number(name, value); }
+  void size(const char* name, std::int64_t& value) const { value = args.size(name, kMaxBatch, value); }
+  void count(const char* name, std::int64_t& value) const { value = args.count(name, kMaxBatch, value); }
+};
+
 void read_data(const Pickle& values, const Arguments& args, config::DataConfig& data) {
   data.data_path = texts(values, args.find("data_path"));
   data.train_data_path = texts(values, args.find("train_data_path"));
   data.valid_data_path = texts(values, args.find("valid_data_path"));
   data.test_data_path = texts(values, args.find("test_data_path"));
-  data.split = args.text("split", data.split);
-  data.seq_length = args.size("seq_length", kMaxSteps, data.seq_length);
-  data.decoder_seq_length = args.size("decoder_seq_length", kMaxSteps, 0);
-  data.vocab_extra_ids = args.count("vocab_extra_ids", kMaxBatch, 0);
-  data.reset_position_ids = args.flag("reset_position_ids");
-  data.reset_attention_mask = args.flag("reset_attention_mask");
-  data.eod_mask_loss = args.flag("eod_mask_loss");
-  data.mask_prob = args.number("mask_prob", data.mask_prob);
-  data.short_seq_prob = args.number("short_seq_prob", data.short_seq_prob);
+  data.decoder_seq_length = args.count("decoder_seq_length", kMaxSteps, 0);
 }
 
 void read_optimizer(const Arguments& args, config::OptimizerConfig& optimizer) {
-  const std::string name = args.text("optimizer", "adam");
   const auto known = config::optimizer_names();
-  if (std::ranges::find(known, name) == known.end()) args.refuse("optimizer", "one of --optimizer's", name);
-  optimizer.name = name;
-  optimizer.adam_beta1 = args.number("adam_beta1", optimizer.adam_beta1);
-  optimizer.adam_beta2 = args.number("adam_beta2", optimizer.adam_beta2);
-  optimizer.adam_eps = args.number("adam_eps", optimizer.adam_eps);
-  optimizer.sgd_momentum = args.number("sgd_momentum", optimizer.sgd_momentum);
-  optimizer.weight_decay = args.number("weight_decay", optimizer.weight_decay);
-  optimizer.decoupled_weight_decay = args.flag("decoupled_weight_decay", true);
-  optimizer.clip_grad = args.number("clip_grad", optimizer.clip_grad);
+  if (std::ranges::find(known, optimizer.name) == known.end())
+    args.refuse("optimizer", "one of --optimizer's", optimizer.name);
   optimizer.loss_scale = args.number("loss_scale", 0);
   optimizer.initial_loss_scale = args.number("initial_loss_scale", optimizer.initial_loss_scale);
   optimizer.min_loss_scale = args.number("min_loss_scale", optimizer.min_loss_scale);
@@ -73,13 +69,11 @@ void read_optimizer(const Arguments& args, config::OptimizerConfig& optimizer) {
 }
 
 void read_train(const Arguments& args, config::TrainConfig& train) {
-  train.micro_batch_size = args.size("micro_batch_size", kMaxBatch, train.micro_batch_size);
   train.global_batch_size = args.size("global_batch_size", kMaxBatch, train.micro_batch_size);
   const std::int64_t samples = args.size("train_samples", kMaxSteps, 0);
   train.train_iters = samples > 0 ? std::max<std::int64_t>(1, samples / train.global_batch_size)
                                   : args.size("train_iters", kMaxSteps, train.train_iters);
   train.eval_interval = args.count("eval_interval", kMaxSteps, 0);
-  train.eval_iters = args.count("eval_iters", kMaxSteps, train.eval_iters);
   train.seed = static_cast<std::uint64_t>(args.count("seed", kMaxBatch * 2, 1234));
   train.dtype = args.flag("bf16") ? "bf16" : args.flag("fp16") ? "fp16" : "fp32";
 }
@@ -92,10 +86,6 @@ std::int64_t samples(const Arguments& args, const std::string& name, std::int64_
 
 void read_schedule(const Pickle& values, const Arguments& args, const PickleNode* scheduler, std::int64_t batch,
                    config::ScheduleConfig& schedule) {
-  schedule.lr = args.number("lr", schedule.lr);
-  schedule.min_lr = args.number("min_lr", 0);
-  schedule.lr_warmup_init = args.number("lr_warmup_init", 0);
-  schedule.lr_decay_style = args.text("lr_decay_style", "linear");
   schedule.lr_decay_samples = samples(args, "lr_decay", batch);
   schedule.lr_warmup_samples = samples(args, "lr_warmup", batch);
   schedule.lr_warmup_fraction = args.number("lr_warmup_fraction", 0);
@@ -128,6 +118,9 @@ config::RunConfig recipe_of_arguments(const Pickle& values, const PickleNode& no
   const Arguments args(values, node, file);
   config::RunConfig recipe;
   recipe.model = model;
+  recipe.schedule.lr_decay_style = "linear";
+  const ArgumentReader reader{args};
+  visit_run_arguments(reader, recipe);
   read_data(values, args, recipe.data);
   read_optimizer(args, recipe.optimizer);
   read_train(args, recipe.train);

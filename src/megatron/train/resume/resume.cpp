@@ -182,10 +182,10 @@ class Attempts {
 
   void load(const fs::path& candidate, Start& start) const {
     if (resumes_foreign_run(run_.config)) {
+      const interchange::TrainingState training = foreign_run(run_.config);
       const bool with_optimizer = !run_.config.checkpoint.no_load_optim;
-      const auto training = interchange::training_state_of(candidate, with_optimizer);
-      start.messages = check_checkpoint(*training, candidate, run_);
-      start.state = load_run(*training, candidate, engine_, with_optimizer, start.messages);
+      start.messages = check_checkpoint(training, candidate, run_);
+      start.state = load_run(training, candidate, engine_, with_optimizer, start.messages);
       return;
     }
     checkpoint::check_structure(candidate);

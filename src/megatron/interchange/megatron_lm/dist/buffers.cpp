@@ -62,16 +62,17 @@ std::array<std::size_t, 3> key_of(const plan::ParameterSpec& spec, bool fused_no
 
 class Buckets {
  public:
-  Buckets(const DcpFolder& folder, int group, std::string theirs) : folder_(folder), theirs_(std::move(theirs)) {
-    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_0.dtype_");
+  Buckets(const DcpFolder& folder, int group, int stage, std::string theirs)
+      : folder_(folder), theirs_(std::move(theirs)) {
+    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_", stage, ".dtype_");
     const auto& tensors = folder.metadata().tensors;
     const auto first = tensors.lower_bound(begin);
     const std::size_t end = first == tensors.end() ? std::string::npos : first->first.find(".bucket_idx_");
     if (end == std::string::npos || !first->first.starts_with(begin))
-      refuse(concat("the buffer of model-parallel rank ", group), "none");
+      refuse(concat("the buffer of stage ", stage, " of model-parallel rank ", group), "none");
     prefix_ = first->first.substr(0, end) + ".bucket_idx_";
-    if (tensors.contains(concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_1")))
-      refuse("one buffer a rank", "several");
+    for (auto other = first; other != tensors.end() && other->first.starts_with(begin); ++other)
+      if (!other->first.starts_with(prefix_)) refuse("one buffer of each stage", "several data types");
     open();
   }
 
@@ -94,8 +95,7 @@ class Buckets {
  private:
   [[noreturn]] void refuse(const std::string& rule, const std::string& got) const {
     throw ConfigError(
-        rule_got_fix(concat(folder_.name(), ": the optimizer's state by buffer must have ", rule, "."), got,
-                     "save it with --dist-ckpt-optim-fully-reshardable, or take the weights: --weights-only"));
+        rule_got_fix(concat(folder_.name(), ": the optimizer's state by buffer must have ", rule, "."), got));
   }
   std::string name(int number) const { return concat(prefix_, number, ".", theirs_); }
   std::int64_t size() const { return bucket_->shape[0]; }
@@ -113,11 +113,11 @@ class Buckets {
   std::int64_t at_ = 0;
 };
 
-std::vector<plan::StagePart> even_stages(const plan::ModelShape& shape, int pp, const DcpFolder& folder) {
-  if (shape.num_layers % pp != 0)
+std::vector<plan::StagePart> even_stages(const plan::ModelShape& shape, int stages, const DcpFolder& folder) {
+  if (shape.num_layers % stages != 0)
     throw ConfigError(rule_got_fix(concat(folder.name(), ": stages must have as many layers each."),
-                                   concat(shape.num_layers, " layers, ", pp, " stages")));
-  return plan::parts_of_layers(std::vector<std::int64_t>(static_cast<std::size_t>(pp), shape.num_layers / pp));
+                                   concat(shape.num_layers, " layers, ", stages, " stages")));
+  return plan::parts_of_layers(std::vector<std::int64_t>(static_cast<std::size_t>(stages), shape.num_layers / stages));
 }
 
 }  // namespace
@@ -131,20 +131,20 @@ bool has_buffers(const DcpFolder& folder) {
 std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
                                                       const BufferLayout& layout, const std::string& theirs) {
   std::map<std::string, DcpSource::Place> places;
-  const auto parts = even_stages(shape, layout.pp, folder);
-  for (int pp = 0; pp < layout.pp; ++pp)
+  const auto parts = even_stages(shape, layout.pp * layout.vpp, folder);
+  for (int stage = 0; stage < layout.pp * layout.vpp; ++stage)
     for (int tp = 0; tp < layout.tp; ++tp) {
-      auto specs = plan::model_parameters(shape, layout.tp, tp, {parts[static_cast<std::size_t>(pp)]});
+      auto specs = plan::model_parameters(shape, layout.tp, tp, {parts[static_cast<std::size_t>(stage)]});
       std::ranges::stable_sort(specs, {},
                                [&](const plan::ParameterSpec& spec) { return key_of(spec, layout.fused_norms); });
-      Buckets buckets(folder, pp * layout.tp + tp, theirs);
+      Buckets buckets(folder, stage % layout.pp * layout.tp + tp, stage / layout.pp, theirs);
       for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
         const auto [bucket, begin] = buckets.take(spec->local_size());
         if (spec->has_copies())
           throw ConfigError(rule_got_fix(concat(folder.name(),
                                                 ": args.num_query_groups must divide by the ranks of tensor "
                                                 "parallelism."),
-                                         concat(shape.groups(), " and ", layout.tp), "--weights-only"));
+                                         concat(shape.groups(), " and ", layout.tp)));
         if (spec->shared_copy || (spec->replicated() && tp > 0)) continue;
         DcpSource::Place& place = places[spec->name];
         place.tensor = bucket;

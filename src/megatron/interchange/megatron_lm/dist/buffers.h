@@ -7,12 +7,13 @@
 #include "megatron/plan/parameters/parameters.h"
 
 // The state of Megatron-Core's distributed optimizer stored by buffer ("dp_reshardable"): each rank of tensor and
-// pipeline parallelism has one-dimensional tensors, its buckets, in which its parameters follow one another.
+// pipeline parallelism has one-dimensional tensors, its buckets, in which the parameters of a stage follow one another.
 namespace megatron::interchange {
 
 /// What a run had that saved one.
 struct BufferLayout {
   int tp = 1, pp = 1;
+  int vpp = 1;               ///< stages of each pipeline rank
   bool fused_norms = false;  ///< norms were registered within the linear layers behind them (Transformer Engine)
 };
 

@@ -6,6 +6,7 @@
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
+#include "megatron/interchange/megatron_lm/run_arguments.h"
 
 namespace megatron::interchange {
 namespace {
@@ -86,39 +87,29 @@ struct Schedule {
   std::int64_t batch, run, decay, warmup;
 };
 
+struct ArgumentWriter {
+  PickleWriter& pickle;
+
+  void text(const char* name, const std::string& value) const { pickle.entry(name, value); }
+  void flag(const char* name, bool value) const { pickle.entry(name, value); }
+  void number(const char* name, double value) const { pickle.entry(name, value); }
+  void size(const char* name, std::int64_t value) const { pickle.entry(name, value); }
+  void count(const char* name, std::int64_t value) const { pickle.entry(name, value); }
+};
+
 void write_run(PickleWriter& pickle, const TrainingState& training) {
   const config::RunConfig& recipe = training.recipe;
   const Schedule schedule(training);
-  const config::OptimizerConfig& optimizer = recipe.optimizer;
-  pickle.entry("seq_length", recipe.data.seq_length);
+  const ArgumentWriter writer{pickle};
+  visit_run_arguments(writer, recipe);
   pickle.entry("encoder_seq_length", recipe.data.seq_length);
   if (recipe.data.decoder_seq_length > 0) pickle.entry("decoder_seq_length", recipe.data.decoder_seq_length);
-  pickle.entry("split", recipe.data.split);
-  pickle.entry("reset_position_ids", recipe.data.reset_position_ids);
-  pickle.entry("reset_attention_mask", recipe.data.reset_attention_mask);
-  pickle.entry("eod_mask_loss", recipe.data.eod_mask_loss);
-  pickle.entry("mask_prob", recipe.data.mask_prob);
-  pickle.entry("short_seq_prob", recipe.data.short_seq_prob);
-  pickle.entry("micro_batch_size", recipe.train.micro_batch_size);
   pickle.entry("global_batch_size", schedule.batch);
   pickle.entry("train_iters", recipe.train.train_iters);
   pickle.entry("eval_interval", recipe.train.eval_interval);
-  pickle.entry("eval_iters", recipe.train.eval_iters);
   pickle.entry("seed", static_cast<std::int64_t>(recipe.train.seed));
   pickle.entry("bf16", recipe.train.dtype == "bf16");
   pickle.entry("fp16", recipe.train.dtype == "fp16");
-  pickle.entry("optimizer", optimizer.name);
-  pickle.entry("adam_beta1", optimizer.adam_beta1);
-  pickle.entry("adam_beta2", optimizer.adam_beta2);
-  pickle.entry("adam_eps", optimizer.adam_eps);
-  pickle.entry("sgd_momentum", optimizer.sgd_momentum);
-  pickle.entry("weight_decay", optimizer.weight_decay);
-  pickle.entry("decoupled_weight_decay", optimizer.decoupled_weight_decay);
-  pickle.entry("clip_grad", optimizer.clip_grad);
-  pickle.entry("lr", recipe.schedule.lr);
-  pickle.entry("min_lr", recipe.schedule.min_lr);
-  pickle.entry("lr_warmup_init", recipe.schedule.lr_warmup_init);
-  pickle.entry("lr_decay_style", recipe.schedule.lr_decay_style);
   pickle.entry("lr_decay_samples", schedule.decay);
   pickle.entry("lr_warmup_samples", schedule.warmup);
   pickle.entry("iteration", training.iteration);

@@ -162,7 +162,7 @@ Places state_places(const Opened& opened, const std::string& prefix, const plan:
   }
   if (!places.empty() && !missing.empty())
     throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must hold \"", prefix, "\" of all parameters."),
-                                   concat("not of ", missing), "--finetune --load, which takes the weights alone"));
+                                   concat("not of ", missing)));
   return places;
 }
 
@@ -193,11 +193,9 @@ bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::
 void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std::vector<plan::ParameterSpec>& specs,
                  TrainingState& state, Places& places) {
   const Arguments args(opened.common.values(), *opened.args, opened.common.name());
-  if (args.find("virtual_pipeline_model_parallel_size") != nullptr)
-    args.refuse("virtual_pipeline_model_parallel_size", "None where the optimizer's state is stored by buffer",
-                "a number");
   BufferLayout layout{.tp = static_cast<int>(args.size("tensor_model_parallel_size", 1 << 16, 1)),
-                      .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 16, 1)),
+                      .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1)),
+                      .vpp = static_cast<int>(args.size("virtual_pipeline_model_parallel_size", 1 << 14, 1)),
                       .fused_norms = args.text("transformer_impl", "transformer_engine") != "local"};
   const DcpSource weights(opened.tensors, places);
   std::string problem;
@@ -219,8 +217,7 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
   }
   if (!problem.empty()) throw ConfigError(problem);
   throw ConfigError(
-      rule_got_fix(concat(opened.tensors->name(), ": the optimizer's masters must round to the weights."), "others",
-                   "save it with --dist-ckpt-optim-fully-reshardable, or take the weights alone: --weights-only"));
+      rule_got_fix(concat(opened.tensors->name(), ": the optimizer's masters must round to the weights."), "others"));
 }
 
 /// The dictionary that the distributed optimizer keeps in an object of its own, in a file that `file` becomes; null

@@ -23,9 +23,7 @@ constexpr std::int64_t kParameterAlignment = 64, kCompared = 4096;
 constexpr const char* kWords = "embedding.word_embeddings.weight";
 
 [[noreturn]] void refuse(const std::string& where, const std::string& rule, const std::string& got) {
-  throw ConfigError(
-      rule_got_fix(concat(where, ": the optimizer's state must have ", rule, "."), got,
-                   "take the weights alone: checkpoint import --weights-only, or train --finetune --load"));
+  throw ConfigError(rule_got_fix(concat(where, ": the optimizer's state must have ", rule, "."), got));
 }
 
 /// A parameter of a rank's optimizer.
@@ -218,7 +216,10 @@ class RankReader {
   void read_buffer(const TorchFile& file, const PickleNode& buffer, const std::vector<Parameter>& parameters) {
     const StoredTensor masters = flat_tensor(file, buffer, "param");
     std::vector<StoredTensor> state;
-    for (const std::string& kind : kinds_) state.push_back(flat_tensor(file, buffer, kind));
+    for (const std::string& kind : kinds_) {
+      state.push_back(flat_tensor(file, buffer, kind));
+      if (state.back().shape != masters.shape) refuse(file.name(), "buffers that are as long as the masters'", kind);
+    }
     std::int64_t bucket = 0, at = 0;
     for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter) {
       const std::int64_t past = (at - bucket) % kParameterAlignment;

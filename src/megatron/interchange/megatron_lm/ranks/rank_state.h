@@ -20,8 +20,8 @@ std::string state_infix(const std::string& kind);
 /// state of those of `kinds` that are there. The plain optimizer numbers its parameters, in the order in which the
 /// module has them, group by group: those with weight decay and those without. The distributed one has them one after
 /// the other, the last first, in a file of its own (distrib_optim.pt), each at a multiple of 64 from the begin of its
-/// bucket; where a bucket ends, which is not said, the masters show. Throws ConfigError, with `--weights-only` as its
-/// fix, for state that is not as the weights are, or not of all.
+/// bucket; where a bucket ends, which is not said, the masters show. Throws ConfigError,
+/// without a fix, for state that is not as the weights are, or not of all.
 RankState add_state(RankFiles& files, const RankGrid& grid, const std::vector<std::string>& kinds);
 
 }  // namespace megatron::interchange
