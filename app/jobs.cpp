@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "app/job_help.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/mapped_faults.h"
 #include "megatron/base/files/write_error.h"
@@ -33,7 +34,7 @@ int run_or_help(const std::string& name, const Job& job, const Args& args) {
     }
     return job.run(args);
   } catch (const config::HelpRequested& help) {
-    std::fputs((help.what() + help_ending(name)).c_str(), stdout);
+    print_text(help.what() + help_ending(name));
     return kDone;
   }
 }
@@ -62,8 +63,7 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
                std::string(17 - std::min<std::size_t>(16, names.emplace_back(job.name).size()), ' '), job.help, "\n");
   }
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    std::printf("%s JOB …\n\n%s\n%s JOB --help lists a job's options.\n", command.c_str(), list.c_str(),
-                command.c_str());
+    print("{} JOB …\n\n{}\n{} JOB --help lists a job's options.\n", command, list, command);
     return kDone;
   }
   if (args.empty()) throw ConfigError(rule_got_fix(command + " needs the name of a job.", "none", "one of\n" + list));

@@ -1,7 +1,8 @@
 #pragma once
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "app/print.h"
 
 namespace megatron::app {
 
@@ -13,7 +14,7 @@ std::string json_line(const Json& json) {
 
 template <class Json>
 void print_json(const Json& json) {
-  std::fputs(json_line(json).c_str(), stdout);
+  print_text(json_line(json));
 }
 
 }  // namespace megatron::app

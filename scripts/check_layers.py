@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The folders of src/megatron include only folders above them; pure folders see no torch; c10d, CUDA and getenv stay
-in their places."""
+"""The folders of src/megatron include only folders above them; pure folders see no torch; c10d, CUDA, getenv and
+printing stay in their places."""
 import collections
 import pathlib
 import re
@@ -24,6 +24,10 @@ BOTH_WAYS = {
     ("src/megatron/text/files", "src/megatron/text/models"): "a Hugging Face file names its model, which reads its own "
     "part of the JSON",
 }
+# Jobs print by app/print.h, everything else by write_line() and Logger. The message of a failed allocation has no
+# memory for a string.
+PRINTS = re.compile(r"\b(v?[fds]?n?printf|fputs|puts|putchar)\s*\(|\bstd::(cout|cerr|clog)\b|\bfmt::v?print")
+PRINTS_ITSELF = {"src/megatron/base/machine/out_of_memory.cpp"}
 MOST = 25  # sources at one level of a folder
 OWN = re.compile(r'#\s*include\s*[<"]megatron/(?!models/)([a-z_]+)/')
 # Which kind of model it is, nothing asks but its folder in models/, and nothing else names one but in prose. Tokenizers
@@ -36,6 +40,13 @@ KIND = re.compile(rf'architecture\s*[!=]=\s*"|"({KINDS})"|model\.architecture ({
 def kinds_in(number, line):
     if KIND.search(line.split("//")[0]):
         yield number, "names a kind of model: ask what it is made of (config/tables/model_kinds.h, plan::ModelShape)"
+
+
+def prints_in(path):
+    if str(path.relative_to(ROOT)) not in PRINTS_ITSELF:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if PRINTS.search(line.split("//")[0]):
+                yield number, "prints by itself: app/print.h in jobs, write_line() of base/text/printable.h elsewhere"
 
 
 def problems_of(path):
@@ -127,16 +138,18 @@ def main():
     for path in sorted((ROOT / "src/megatron").rglob("*")):
         if path.suffix in {".h", ".cpp", ".cu"}:
             count += 1
-            for number, problem in problems_of(path):
+            for number, problem in [*problems_of(path), *prints_in(path)]:
                 print(f"{path.relative_to(ROOT)}:{number}: {problem}")
                 bad += 1
     for path in sorted((ROOT / "app").rglob("*")):
         if path.suffix in {".h", ".cpp"}:
             count += 1
+            problems = [*prints_in(path)]
             for number, line in enumerate(path.read_text().splitlines(), 1):
-                for _, problem in kinds_in(number, line):
-                    print(f"{path.relative_to(ROOT)}:{number}: {problem}")
-                    bad += 1
+                problems += kinds_in(number, line)
+            for number, problem in problems:
+                print(f"{path.relative_to(ROOT)}:{number}: {problem}")
+                bad += 1
     if circle():
         print("these include one another in a circle: " + " -> ".join(map(str, circle())))
         bad += 1

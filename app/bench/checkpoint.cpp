@@ -14,6 +14,7 @@
 
 #include "app/bench/bench.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/timer.h"
@@ -102,7 +103,7 @@ void transfer_part(const fs::path& path, std::int64_t begin, std::int64_t end, i
 }
 
 /// Writes or reads a file by several threads, each its own stretch of whole requests, as so many
-/// `dd bs=8M oflag=direct conv=fsync` at a time do; seconds. A disk that serves requests beside one another gives one
+/// `dd bs=8M oflag=direct conv=fsync` at a time do; seconds. A disk that serves several requests at once gives one
 /// stream but a part of what it can.
 double transfer(const fs::path& path, std::int64_t bytes, int flags, std::int64_t streams = 1) {
   const std::int64_t requests = (bytes + kRequest - 1) / kRequest;
@@ -328,7 +329,7 @@ int bench_checkpoint(const Args& args) {
   if (options.json)
     print_json(report);
   else
-    for (const auto& [name, value] : report.items()) std::printf("%-28s %s\n", name.c_str(), value.dump().c_str());
+    for (const auto& [name, value] : report.items()) print("{:28} {}\n", name, value.dump());
   return kDone;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/bench/bench.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/threads/local_backend.h"
@@ -92,13 +93,13 @@ int bench_comm(const Args& args) {
   json rows = timings(options, false);
   for (json& row : timings(options, true)) rows.push_back(std::move(row));
   if (options.json) {
-    std::printf("%s\n", json{{"benchmark", "comm"}, {"results", rows}}.dump(2).c_str());
+    print("{}\n", json{{"benchmark", "comm"}, {"results", rows}}.dump(2));
     return kDone;
   }
-  std::printf("%-10s %6s %12s %12s %12s\n", "transport", "ranks", "bytes", "median us", "p90 us");
+  print("{:10} {:>6} {:>12} {:>12} {:>12}\n", "transport", "ranks", "bytes", "median us", "p90 us");
   for (const json& row : rows)
-    std::printf("%-10s %6d %12ld %12.1f %12.1f\n", row["transport"].get<std::string>().c_str(), row["ranks"].get<int>(),
-                row["bytes"].get<long>(), row["median_us"].get<double>(), row["p90_us"].get<double>());
+    print("{:10} {:6} {:12} {:12.1f} {:12.1f}\n", row["transport"].get<std::string>(), row["ranks"].get<int>(),
+          row["bytes"].get<long>(), row["median_us"].get<double>(), row["p90_us"].get<double>());
   return kDone;
 }
 

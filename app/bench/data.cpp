@@ -10,6 +10,7 @@
 
 #include "app/bench/bench.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -139,7 +140,7 @@ int bench_data(const Args& args) {
   if (options.json)
     print_json(report);
   else
-    for (const auto& [name, value] : report.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+    for (const auto& [name, value] : report.items()) print("{:22} {}\n", name, value.dump());
   return kDone;
 }
 

@@ -10,6 +10,7 @@
 
 #include "app/bench/bench.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/timer.h"
@@ -123,7 +124,7 @@ void report(const Options& options, const run::TrainedModel& trained, const Figu
                                                    : std::max(1, usable_cores() / trained.run.grid.world_size());
   fields["instruction_set"] = kernels::instruction_set();
   if (options.json) return print_json(fields);
-  for (const auto& [name, value] : fields.items()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+  for (const auto& [name, value] : fields.items()) print("{:22} {}\n", name, value.dump());
 }
 
 }  // namespace

@@ -5,7 +5,10 @@
 
 #include "app/bench/bench.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/memory.h"
@@ -138,9 +141,9 @@ Prediction predict(const plan::ResolvedRun& run, const std::vector<Timeline>& ti
 void print_predictions(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
                        std::FILE* out) {
   for (std::size_t i = 0; i < runs.size(); ++i)
-    std::fprintf(out, "predicted %s: %.4g ms per step, bubble %.1f %%\n", runs[i].config.parallel.pp_schedule.c_str(),
-                 1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble);
-  std::fflush(out);
+    write_line(out,
+               fmt::format("predicted {}: {:.4g} ms per step, bubble {:.1f} %", runs[i].config.parallel.pp_schedule,
+                           1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble));
 }
 
 Json report_of(const plan::ResolvedRun& run, const Prediction& prediction, const std::vector<Timeline>& steps) {
@@ -182,8 +185,8 @@ Json comparison(const std::vector<plan::ResolvedRun>& runs, const std::vector<Pr
 void print_table(const Json& json) {
   for (const char* list : {"schedules", "comparisons"})
     for (const Json& entry : json[list]) {
-      for (const auto& [name, value] : entry.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
-      std::printf("\n");
+      for (const auto& [name, value] : entry.items()) print("{:24} {}\n", name, value.dump());
+      print_text("\n");
     }
 }
 

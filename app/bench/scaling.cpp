@@ -11,6 +11,7 @@
 #include "app/bench/timed_steps.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
@@ -147,7 +148,7 @@ int predict_study(const Options& options, const plan::Hardware& hardware) {
     for (const study::PredictedRow& row : rows) json["rows"].push_back(row_json(row, compare));
     print_json(json);
   } else {
-    std::fputs(study::scaling_markdown(rows, compare).c_str(), stdout);
+    print_text(study::scaling_markdown(rows, compare));
   }
   return kDone;
 }
@@ -212,10 +213,8 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
   if (options.output.json)
     print_json(json);
   else
-    std::fputs((table + (steps.empty() ? "" : "\n" + study::parts_markdown(steps)) +
-                (steps.size() < recipes.size() ? kDoesNotFit : ""))
-                   .c_str(),
-               stdout);
+    print_text(table + (steps.empty() ? "" : "\n" + study::parts_markdown(steps)) +
+               (steps.size() < recipes.size() ? kDoesNotFit : ""));
   return kDone;
 }
 
@@ -359,7 +358,7 @@ int measure(const Options& options) {
   if (options.output.json)
     print_json(json);
   else
-    std::printf("%s\n%d cores. %s\n", table.c_str(), cores, kMeaning);
+    print("{}\n{} cores. {}\n", table, cores, kMeaning);
   return kDone;
 }
 

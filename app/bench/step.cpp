@@ -15,6 +15,7 @@
 #include "app/bench/profile.h"
 #include "app/bench/timed_steps.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
@@ -46,7 +47,7 @@ TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std:
   for (std::int64_t i = 0; i < warmup + steps; ++i) {
     const Stopwatch watch;
     const auto result = train::synthetic_step(engine, run, i, 1e-4);
-    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step goes on
+    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step runs
     const double step_s = watch.seconds();
     timed.loss = result.loss;
     if (after) after(i);
@@ -205,7 +206,7 @@ std::int64_t page_faults() {
 }
 
 // The best rate of a square matrix product, libtorch's or our own, on all cores that the ranks use, or on one GPU, in
-// 1e9 operations a second.
+// 1e9 operations per second.
 double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
   kernels::configure_thread(threads);
   constexpr std::int64_t kSize = 2048;
@@ -357,9 +358,9 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
 void print_table(const Json& json) {
   for (const auto& [name, value] : json.items()) {
     if (value.is_object())
-      for (const auto& [part, ms] : value.items()) std::printf("  %-22s %s ms\n", part.c_str(), ms.dump().c_str());
+      for (const auto& [part, ms] : value.items()) print("  {:22} {} ms\n", part, ms.dump());
     else
-      std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
+      print("{:24} {}\n", name, value.dump());
   }
 }
 

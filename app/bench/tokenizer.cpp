@@ -10,6 +10,7 @@
 #include "app/bench/bench.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/data/files/text_reader.h"
@@ -172,12 +173,12 @@ int bench_tokenizer(const Args& args) {
     print_json(report);
     return kDone;
   }
-  const auto print = [](const Json& object) {
+  const auto print_fields = [](const Json& object) {
     for (const auto& [name, value] : object.items())
-      if (!value.is_array()) std::printf("%-22s %s\n", name.c_str(), value.dump().c_str());
+      if (!value.is_array()) print("{:22} {}\n", name, value.dump());
   };
-  print(report);
-  for (const Json& tokenizer : report["encode"]) std::printf("\n"), print(tokenizer);
+  print_fields(report);
+  for (const Json& tokenizer : report["encode"]) print_text("\n"), print_fields(tokenizer);
   return kDone;
 }
 

@@ -1,4 +1,6 @@
 #include "megatron/checkpoint/checkpoint.h"
+#include "app/json_line.h"
+#include "app/print.h"
 
 #include <cstdio>
 #include <filesystem>
@@ -74,19 +76,18 @@ int info(const Args& args) {
   json about = describe(found, manifest);
   about["problems"] = missing;
   if (options.as_json) {
-    std::printf("%s\n", about.dump().c_str());
+    print_json(about);
     return missing.empty() ? kDone : kDifference;
   }
-  std::printf("%s\n  iteration   %s\n  parameters  %s\n  size        %.1f MB in %s files, %zu tensors\n", found.c_str(),
-              about["iteration"].dump().c_str(), about["parameters"].dump().c_str(), about["bytes"].get<double>() / 1e6,
-              about["files"].dump().c_str(), about["tensors"].size());
+  print("{}\n  iteration   {}\n  parameters  {}\n  size        {:.1f} MB in {} files, {} tensors\n", found.string(),
+        about["iteration"].dump(), about["parameters"].dump(), about["bytes"].get<double>() / 1e6,
+        about["files"].dump(), about["tensors"].size());
   for (const auto& [key, value] : about["metadata"].items())
-    if (const std::string text = value; text.size() <= 60)
-      std::printf("  %s: %s\n", printable(key).c_str(), printable(text).c_str());
+    if (const std::string text = value; text.size() <= 60) print("  {}: {}\n", printable(key), printable(text));
   if (options.tensors)
     for (const json& tensor : about["tensors"])
-      std::printf("  %-4s %-18s %s\n", tensor["dtype"].get<std::string>().c_str(), tensor["shape"].dump().c_str(),
-                  printable(tensor["name"].get<std::string>()).c_str());
+      print("  {:4} {:18} {}\n", tensor["dtype"].get<std::string>(), tensor["shape"].dump(),
+            printable(tensor["name"].get<std::string>()));
   for (const std::string& problem : missing) write_line(stdout, problem);
   return missing.empty() ? kDone : kDifference;
 }
@@ -111,11 +112,10 @@ int verify(const Args& args) {
   if (problems.empty()) problems = faults_of_counters(verified);
   const std::filesystem::path& found = verified.folder;
   if (options.as_json) {
-    std::printf("%s\n",
-                json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}).dump().c_str());
+    print_json(json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}));
   } else {
     for (const std::string& problem : problems) write_line(stdout, problem);
-    if (problems.empty()) std::printf("%s: whole: every byte is what was written\n", found.c_str());
+    if (problems.empty()) print("{}: whole: every byte is what was written\n", found.string());
   }
   return problems.empty() ? kDone : kDifference;
 }
@@ -158,10 +158,9 @@ int reshard(const Args& args) {
   checkpoint::read_newest(words[0], [&] { made = checkpoint::reshard(words[0], words[1], options); });
   const json about = describe(made, checkpoint::read_manifest(made));
   if (flags.json)
-    std::printf("%s\n", about.dump().c_str());
+    print_json(about);
   else
-    std::printf("%s: %.1f MB in %s files\n", made.c_str(), about["bytes"].get<double>() / 1e6,
-                about["files"].dump().c_str());
+    print("{}: {:.1f} MB in {} files\n", made.string(), about["bytes"].get<double>() / 1e6, about["files"].dump());
   return kDone;
 }
 
@@ -200,19 +199,18 @@ int diff(const Args& args) {
     list.push_back(std::move(entry));
   }
   if (flags.json) {
-    std::printf("%s\n", json({{"compared", compared}, {"equal", found.empty()}, {"different", list}}).dump().c_str());
+    print_json(json({{"compared", compared}, {"equal", found.empty()}, {"different", list}}));
   } else {
     for (const auto& difference : found)
-      std::printf("%s: %s\n", printable(difference.name).c_str(),
-                  difference.what.empty()
-                      ? concat(difference.elements, " elements, by at most ", difference.largest, " (relative ",
-                               difference.largest_relative, "), at element ", difference.at,
-                               difference.not_finite > 0
-                                   ? concat("; ", difference.not_finite, " of them NaN or infinite in one or both")
-                                   : "")
-                            .c_str()
-                      : difference.what.c_str());
-    std::printf("%zu tensors differ, %s were compared\n", found.size(), std::to_string(compared).c_str());
+      print("{}: {}\n", printable(difference.name),
+            difference.what.empty()
+                ? concat(difference.elements, " elements, by at most ", difference.largest, " (relative ",
+                         difference.largest_relative, "), at element ", difference.at,
+                         difference.not_finite > 0
+                             ? concat("; ", difference.not_finite, " of them NaN or infinite in one or both")
+                             : "")
+                : difference.what);
+    print("{} tensors differ, {} were compared\n", found.size(), compared);
   }
   return found.empty() ? kDone : kDifference;
 }
@@ -248,11 +246,9 @@ int prune(const Args& args) {
   for (const auto& old : doomed) {
     if (!flags.dry_run) checkpoint::remove_checkpoint(old);
     names.push_back(old.filename().string());
-    if (!flags.json) std::printf("%s %s\n", flags.dry_run ? "would remove" : "removed", old.c_str());
+    if (!flags.json) print("{} {}\n", flags.dry_run ? "would remove" : "removed", old.string());
   }
-  if (flags.json)
-    std::printf("%s\n",
-                json({{"folder", folder.string()}, {"removed", names}, {"dry_run", flags.dry_run}}).dump().c_str());
+  if (flags.json) print_json(json({{"folder", folder.string()}, {"removed", names}, {"dry_run", flags.dry_run}}));
   return kDone;
 }
 

@@ -1,6 +1,5 @@
 // megatron checkpoint import | export: weights of other programs, both ways.
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +8,7 @@
 
 #include "app/checkpoint/interchange.h"
 #include "app/flags.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/config/options.h"
@@ -127,10 +127,9 @@ int checkpoint_import(const Args& args) {
   const std::int64_t iteration = interchange::import_weights(
       flags.from, flags.output, {.dtype = dtype_of(flags.dtype), .weights_only = flags.weights_only});
   if (iteration > 0)
-    std::printf("%s: imported from %s at iteration %s\n", flags.output.c_str(), flags.from.c_str(),
-                std::to_string(iteration).c_str());
+    print("{}: imported from {} at iteration {}\n", flags.output, flags.from, iteration);
   else
-    std::printf("%s: imported from %s\n", flags.output.c_str(), flags.from.c_str());
+    print("{}: imported from {}\n", flags.output, flags.from);
   return kDone;
 }
 
@@ -150,7 +149,7 @@ int checkpoint_export(const Args& args) {
     options.training = training ? &*training : nullptr;
     format.write(*interchange::open_weights(flags.load), config, flags.output, options);
   });
-  std::printf("%s: exported from %s\n", flags.output.c_str(), flags.load.c_str());
+  print("{}: exported from {}\n", flags.output, flags.load);
   return kDone;
 }
 

@@ -8,9 +8,12 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/corpus/dedup/dedup.h"
@@ -131,8 +134,9 @@ struct FilterFlags {
 
 int report_filter(const corpus::FilterResult& result, const std::string& url_key, double seconds, bool json) {
   if (result.without_url > 0)
-    std::fprintf(stderr, "warning: %lld of %lld documents have no URL (--url-key %s), so no blocklist can block them\n",
-                 static_cast<long long>(result.without_url), static_cast<long long>(result.documents), url_key.c_str());
+    write_line(stderr,
+               fmt::format("warning: {} of {} documents have no URL (--url-key {}), so no blocklist can block them",
+                           result.without_url, result.documents, url_key));
   if (json) {
     nlohmann::ordered_json reasons;
     for (std::size_t i = 0; i < corpus::kReasons; ++i)
@@ -148,13 +152,11 @@ int report_filter(const corpus::FilterResult& result, const std::string& url_key
     print_json(report);
     return kDone;
   }
-  std::printf("%lld of %lld documents stay (%.1f %%), %s of %s of text\n", static_cast<long long>(result.kept),
-              static_cast<long long>(result.documents), percent(result.kept, result.documents),
-              bytes(result.kept_text_bytes).c_str(), bytes(result.text_bytes).c_str());
+  print("{} of {} documents stay ({:.1f} %), {} of {} of text\n", result.kept, result.documents,
+        percent(result.kept, result.documents), bytes(result.kept_text_bytes), bytes(result.text_bytes));
   for (std::size_t i = 0; i < corpus::kReasons; ++i)
     if (result.rejected[i] > 0)
-      std::printf("  %-9s %lld\n", corpus::reason_name(static_cast<corpus::Reason>(i)),
-                  static_cast<long long>(result.rejected[i]));
+      print("  {:9} {}\n", corpus::reason_name(static_cast<corpus::Reason>(i)), result.rejected[i]);
   return kDone;
 }
 
@@ -236,13 +238,12 @@ int report_dedup(const corpus::DedupResult& result, double threshold, double sec
     print_json(report);
     return kDone;
   }
-  std::printf("%lld of %lld documents stay; %lld duplicates in %lld clusters, the largest of %lld documents\n",
-              static_cast<long long>(result.documents - result.duplicates), static_cast<long long>(result.documents),
-              static_cast<long long>(result.duplicates), static_cast<long long>(result.clusters),
-              static_cast<long long>(result.largest_cluster));
-  std::printf("  %d bands of %d places find a pair at the threshold with probability %.3f; %s of text in %s\n",
-              result.bands.bands, result.bands.rows, result.bands.recall(threshold), bytes(result.text_bytes).c_str(),
-              human_duration(seconds).c_str());
+  print("{} of {} documents stay; {} duplicates in {} clusters, the largest of {} documents\n",
+        result.documents - result.duplicates, result.documents, result.duplicates, result.clusters,
+        result.largest_cluster);
+  print("  {} bands of {} places find a pair at the threshold with probability {:.3f}; {} of text in {}\n",
+        result.bands.bands, result.bands.rows, result.bands.recall(threshold), bytes(result.text_bytes),
+        human_duration(seconds));
   return kDone;
 }
 
@@ -321,14 +322,11 @@ int report_overlap(const corpus::OverlapResult& result, int ngram, bool cut, dou
     print_json(report);
     return kDone;
   }
-  std::printf("%.2f %% of the test set's %d-grams occur in the training text (%lld of %lld); %lld of %lld documents\n",
-              result.percent(), ngram, static_cast<long long>(result.found), static_cast<long long>(result.ngrams),
-              static_cast<long long>(result.documents_touched), static_cast<long long>(result.documents_with_ngrams));
+  print("{:.2f} % of the test set's {}-grams occur in the training text ({} of {}); {} of {} documents\n",
+        result.percent(), ngram, result.found, result.ngrams, result.documents_touched, result.documents_with_ngrams);
   if (cut)
-    std::printf("%lld of %lld training documents were cut: %lld trimmed, %lld split, %lld dropped\n",
-                static_cast<long long>(result.matched), static_cast<long long>(result.training_documents),
-                static_cast<long long>(result.trimmed), static_cast<long long>(result.split),
-                static_cast<long long>(result.emptied + result.shattered));
+    print("{} of {} training documents were cut: {} trimmed, {} split, {} dropped\n", result.matched,
+          result.training_documents, result.trimmed, result.split, result.emptied + result.shattered);
   return kDone;
 }
 

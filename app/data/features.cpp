@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
@@ -125,11 +125,10 @@ int data_features(const Args& args) {
   if (flags.json)
     print_json(report);
   else
-    std::printf(
-        "%s: %lld examples, %zu rows of at most %d tokens, %lld tokens in all; read %.3f s, encoded %.3f s, "
-        "rows %.3f s\n",
-        flags.task.c_str(), static_cast<long long>(rows.examples), rows.count, seq_length,
-        static_cast<long long>(tokens), rows.read_s, rows.encode_s, rows_s);
+    print(
+        "{}: {} examples, {} rows of at most {} tokens, {} tokens in all; read {:.3f} s, encoded {:.3f} s, "
+        "rows {:.3f} s\n",
+        flags.task, rows.examples, rows.count, seq_length, tokens, rows.read_s, rows.encode_s, rows_s);
   return kDone;
 }
 

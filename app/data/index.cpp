@@ -9,6 +9,7 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
@@ -94,9 +95,7 @@ nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDat
                     {"separate_last_epoch", plan.separate_last_epoch},
                     {"samples", plan.samples}};
     if (!flags.json)
-      std::printf("%s: %lld samples in %lld passes over %lld sequences\n", name.c_str(),
-                  static_cast<long long>(plan.samples), static_cast<long long>(plan.epochs),
-                  static_cast<long long>(ranges[i].size()));
+      print("{}: {} samples in {} passes over {} sequences\n", name, plan.samples, plan.epochs, ranges[i].size());
   }
   return report;
 }
@@ -120,9 +119,7 @@ nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::Inde
     const std::int64_t samples =
         data::build_sentence_index(pair, range, spec_of(i), flags.output + "/" + name + "_sample_index.npy");
     report[name] = {{"documents", range.last - range.first}, {"samples", samples}};
-    if (!flags.json)
-      std::printf("%s: %lld samples over %lld documents\n", name.c_str(), static_cast<long long>(samples),
-                  static_cast<long long>(range.last - range.first));
+    if (!flags.json) print("{}: {} samples over {} documents\n", name, samples, range.last - range.first);
   }
   return report;
 }

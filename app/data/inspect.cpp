@@ -7,6 +7,7 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "app/terminal.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -50,7 +51,7 @@ void draw_lengths(const std::vector<std::int64_t>& documents_by_length) {
   std::int64_t most = 1;
   for (const std::int64_t documents : documents_by_length) most = std::max(most, documents);
   const int room = std::clamp(terminal_width() - 44, 10, 60);
-  std::printf("\n  tokens of a document    documents\n");
+  print("\n  tokens of a document    documents\n");
   const auto first = std::find_if(documents_by_length.begin(), documents_by_length.end(), [](auto n) { return n > 0; });
   for (auto bin = first; bin != documents_by_length.end(); ++bin) {
     const auto power = bin - documents_by_length.begin();
@@ -61,8 +62,7 @@ void draw_lengths(const std::vector<std::int64_t>& documents_by_length) {
     const auto whole = static_cast<int>(eighths) / 8, part = static_cast<int>(eighths) % 8;
     for (int i = 0; i < whole; ++i) bar += "█";
     bar += *bin > 0 && whole == 0 && part == 0 ? kParts[1] : kParts[part];
-    std::printf("  %9lld … %-9lld %12lld  %s\n", static_cast<long long>(from), static_cast<long long>(to),
-                static_cast<long long>(*bin), bar.c_str());
+    print("  {:9} … {:<9} {:12}  {}\n", from, to, *bin, bar);
   }
 }
 
@@ -125,7 +125,7 @@ void print_document(const data::IndexedDataset& pair, std::int64_t document, con
                     bool json) {
   const std::int64_t first = pair.first_sequence(document), end = pair.first_sequence(document + 1);
   nlohmann::ordered_json sequences = nlohmann::ordered_json::array();
-  if (!json) std::printf("--- document %lld\n", static_cast<long long>(document));
+  if (!json) print("--- document {}\n", document);
   for (std::int64_t i = first; i < end; ++i) {
     const std::vector<std::int32_t> ids = ids_of(pair, i);
     if (json) {
@@ -136,8 +136,8 @@ void print_document(const data::IndexedDataset& pair, std::int64_t document, con
         sequences.back()["ids"] = ids;
     } else {
       const std::string text = tokenizer != nullptr ? tokenizer->decode(ids) : words_of(ids);
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fputs("\n", stdout);
+      print_text(text);
+      print_text("\n");
     }
   }
   if (json) print_json(nlohmann::ordered_json{{"document", document}, {"sequences", std::move(sequences)}});
@@ -159,16 +159,13 @@ int data_info(const Args& args) {
     print_json(info_json(pair, summary, mean));
     return kDone;
   }
-  std::printf(
-      "%s\n  dtype      %s\n  documents  %lld (%lld empty)\n  sequences  %lld of %lld to %lld tokens, %.1f on "
-      "average%s\n"
-      "  tokens     %lld (%s)\n  ids        %lld to %lld\n",
-      words[0].c_str(), data::dtype_name(pair.dtype()), static_cast<long long>(pair.num_documents()),
-      static_cast<long long>(summary.empty_documents), static_cast<long long>(pair.size()),
-      static_cast<long long>(summary.shortest_sequence), static_cast<long long>(summary.longest_sequence), mean,
-      pair.has_modes() ? ", with modes" : "", static_cast<long long>(summary.tokens),
-      human_bytes(static_cast<double>(pair.bin_bytes())).c_str(), static_cast<long long>(summary.least_id),
-      static_cast<long long>(summary.greatest_id));
+  print(
+      "{}\n  dtype      {}\n  documents  {} ({} empty)\n  sequences  {} of {} to {} tokens, {:.1f} on "
+      "average{}\n"
+      "  tokens     {} ({})\n  ids        {} to {}\n",
+      words[0], data::dtype_name(pair.dtype()), pair.num_documents(), summary.empty_documents, pair.size(),
+      summary.shortest_sequence, summary.longest_sequence, mean, pair.has_modes() ? ", with modes" : "", summary.tokens,
+      human_bytes(static_cast<double>(pair.bin_bytes())), summary.least_id, summary.greatest_id);
   draw_lengths(summary.documents_by_length);
   return kDone;
 }

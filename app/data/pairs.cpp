@@ -7,6 +7,7 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
@@ -35,10 +36,10 @@ nlohmann::ordered_json report_of(const std::string& prefix, const data::IndexedD
           {"bin_bytes", writer.bin_bytes()}};
 }
 
-void print(const nlohmann::ordered_json& report) {
-  std::printf("%s: %lld documents, %lld sequences, %s\n", report["prefix"].get<std::string>().c_str(),
-              report["documents"].get<long long>(), report["sequences"].get<long long>(),
-              human_bytes(report["bin_bytes"].get<double>()).c_str());
+void print_report(const nlohmann::ordered_json& report) {
+  print("{}: {} documents, {} sequences, {}\n", report["prefix"].get<std::string>(),
+        report["documents"].get<long long>(), report["sequences"].get<long long>(),
+        human_bytes(report["bin_bytes"].get<double>()));
 }
 
 /// Refuses to write pairs over one another or over what is read; makes their folders.
@@ -156,7 +157,7 @@ int data_merge(const Args& args) {
   progress.finish();
   const auto report = report_of(flags.output_prefix, writer);
   writer.publish();
-  flags.json ? print_json(report) : print(report);
+  flags.json ? print_json(report) : print_report(report);
   return kDone;
 }
 
@@ -186,7 +187,7 @@ int data_split(const Args& args) {
   progress.finish();
   if (flags.json) print_json(nlohmann::ordered_json{{"pairs", reports}});
   for (const auto& report : reports)
-    if (!flags.json) print(report);
+    if (!flags.json) print_report(report);
   return kDone;
 }
 

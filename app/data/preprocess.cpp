@@ -6,6 +6,7 @@
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "app/special_tokens.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -124,27 +125,22 @@ std::function<void(const std::string&)> bad_line_log() {
   return [shown = 0](const std::string& reason) mutable {
     constexpr int kShown = 20;
     if (++shown <= kShown) write_line(stderr, reason);
-    if (shown == kShown) std::fprintf(stderr, "further bad lines are only counted\n");
+    if (shown == kShown) write_line(stderr, "further bad lines are only counted");
   };
 }
 
 void print_report(const data::PreprocessResult& result, double seconds) {
   for (const auto& pair : result.pairs)
-    std::printf("%s: %lld documents, %lld tokens\n", pair.prefix.c_str(), static_cast<long long>(pair.documents),
-                static_cast<long long>(pair.tokens));
+    print("{}: {} documents, {} tokens\n", pair.prefix, pair.documents, pair.tokens);
   const auto done = static_cast<double>(result.text_bytes - result.kept_bytes);
-  std::printf("%s of text in %s (%s/s)", human_bytes(done).c_str(), human_duration(seconds).c_str(),
-              human_bytes(done / seconds).c_str());
-  if (result.kept_bytes > 0) std::printf(", %s before", human_bytes(static_cast<double>(result.kept_bytes)).c_str());
-  if (result.bad_lines > 0) std::printf("; %lld bad lines passed over", static_cast<long long>(result.bad_lines));
-  if (result.blank_lines > 0) std::printf("; %lld blank lines skipped", static_cast<long long>(result.blank_lines));
-  if (result.empty_documents > 0)
-    std::printf("; %lld documents without a token", static_cast<long long>(result.empty_documents));
-  if (result.not_utf8 > 0)
-    std::printf("; %lld documents with bytes that are not UTF-8", static_cast<long long>(result.not_utf8));
-  if (result.replaced_bytes > 0)
-    std::printf("; %lld bytes that are not UTF-8 read as U+FFFD", static_cast<long long>(result.replaced_bytes));
-  std::printf("\n");
+  print("{} of text in {} ({}/s)", human_bytes(done), human_duration(seconds), human_bytes(done / seconds));
+  if (result.kept_bytes > 0) print(", {} before", human_bytes(static_cast<double>(result.kept_bytes)));
+  if (result.bad_lines > 0) print("; {} bad lines skipped", result.bad_lines);
+  if (result.blank_lines > 0) print("; {} blank lines skipped", result.blank_lines);
+  if (result.empty_documents > 0) print("; {} documents without a token", result.empty_documents);
+  if (result.not_utf8 > 0) print("; {} documents with bytes that are not UTF-8", result.not_utf8);
+  if (result.replaced_bytes > 0) print("; {} bytes that are not UTF-8 read as U+FFFD", result.replaced_bytes);
+  print_text("\n");
 }
 
 nlohmann::ordered_json json_report(const data::PreprocessResult& result, double seconds) {

@@ -1,7 +1,7 @@
-#include <cstdio>
 
 #include "app/docs/docs.h"
 #include "app/jobs.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
@@ -36,7 +36,7 @@ int config_reference(const Args& args) {
   if (!words.empty())
     throw ConfigError(rule_got_fix("docs config takes no words.", words[0], concat("leave '", words[0], "' out")));
   config::FinetuneRecipe run;
-  std::fputs((kConfigIntroduction + config::to_markdown(config::fields_of(run))).c_str(), stdout);
+  print_text(kConfigIntroduction + config::to_markdown(config::fields_of(run)));
   return kDone;
 }
 

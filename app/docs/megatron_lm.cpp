@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "app/docs/docs.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/config/megatron_flags.h"
 #include "megatron/config/options.h"
@@ -247,10 +247,8 @@ int docs_megatron_lm(const Args& args) {
   const auto words = config::parse_command_line(none, args, "megatron docs megatron-lm");
   if (!words.empty())
     throw ConfigError(rule_got_fix("docs megatron-lm takes no words.", words[0], concat("leave '", words[0], "' out")));
-  const auto section = [](const std::string& head, const std::string& table) {
-    std::fputs(("\n" + head + "\n\n" + table).c_str(), stdout);
-  };
-  std::fputs(kHead, stdout);
+  const auto section = [](const std::string& head, const std::string& table) { print("\n{}\n\n{}", head, table); };
+  print_text(kHead);
   section("## Flags that stand for options", mapped_table());
   section("## Flags that are accepted and ignored", reasons_table(config::FlagUse::Ignored, "why"));
   section(
@@ -259,7 +257,7 @@ int docs_megatron_lm(const Args& args) {
       reasons_table(config::FlagUse::Missing, "what is missing"));
   section("## Flags that are refused", reasons_table(config::FlagUse::Refused, "what it does"));
   section("## Flags that are gone from Megatron-LM", reasons_table(config::FlagUse::Removed, "what to write instead"));
-  std::fputs(kRecipes, stdout);
+  print_text(kRecipes);
   section("### Accepted under Megatron-LM's name", options_table());
   section("### Switches that stand for other options", switches_table());
   section(

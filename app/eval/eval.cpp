@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <cstdio>
 #include <span>
 #include <string>
 
 #include "app/eval/jobs.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
@@ -77,7 +77,7 @@ void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const p
   fields["seconds"] = seconds;
   fields["tokens_per_s"] = static_cast<double>(tokens) / seconds;
   if (flags.json) return print_json(fields);
-  for (const auto& [name, value] : fields.items()) std::printf("%-20s %s\n", name.c_str(), value.dump().c_str());
+  for (const auto& [name, value] : fields.items()) print("{:20} {}\n", name, value.dump());
 }
 
 void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage) {

@@ -4,7 +4,9 @@
 #include "app/eval/jobs.h"
 #include "app/flags.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/config/tables/tasks.h"
 #include "megatron/tasks/task_info.h"
@@ -57,11 +59,11 @@ int eval_predictions(const Args& args) {
                                           .null_odds = flags.null_odds,
                                           .null_threshold = flags.null_threshold,
                                           .limit = flags.limit},
-                                         [](const std::string& note) { std::fprintf(stderr, "%s\n", note.c_str()); });
+                                         [](const std::string& note) { write_line(stderr, note); });
   if (flags.json)
     print_json(nlohmann::ordered_json::parse(report));
   else
-    std::fputs(report.c_str(), stdout);
+    print_text(report);
   return kDone;
 }
 

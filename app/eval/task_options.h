@@ -15,7 +15,7 @@ struct TaskNumber {
   std::int64_t value;
   std::int64_t least;
   std::int64_t unset = 0;       ///< the value of an option that is not given
-  std::string_view heads = {};  ///< TaskForm::head of the tasks that read it, between blanks; empty: all do
+  std::string_view heads = {};  ///< TaskForm::head of the tasks that read it, between spaces; empty: all do
 };
 
 /// Throws ConfigError for a number that is out of range, or that was given to a task which does not read it.

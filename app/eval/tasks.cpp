@@ -10,6 +10,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
@@ -172,7 +173,7 @@ int eval_task(const std::string& job, const Args& args) {
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(run::environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
-    std::fprintf(stderr, "left out: %s\n", out.c_str());
+    write_line(stderr, "left out: " + out);
   run::check_start(work.model.run, place);
   check_eval_memory(flags, work.model.run, std::ssize(*work.task), work.model.run.config.data.seq_length);
   kernels::install_caching_allocator();

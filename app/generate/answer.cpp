@@ -1,9 +1,9 @@
 #include "app/generate/answer.h"
 
+#include "app/print.h"
 #include "megatron/generate/answer.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -53,7 +53,7 @@ void report(const run::TrainedModel& model, const Texts& texts, const std::vecto
     if (as_json)
       objects.push_back({{"prompt_ids", texts[i]}, {"new_ids", best.tokens}, {"text", text}, {"score", best.score}});
     else
-      std::printf("%s\n", text.c_str());
+      print("{}\n", text);
   }
   if (as_json) print_json(texts.size() == 1 ? objects[0] : json({{"texts", objects}}));
 }

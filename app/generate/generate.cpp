@@ -1,4 +1,6 @@
 #include "megatron/generate/generate.h"
+#include "app/json_line.h"
+#include "app/print.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -226,11 +228,11 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
       continue;
     }
     ids.insert(ids.end(), added.begin(), added.end());
-    std::printf("%s%s\n", i > 0 ? "\n" : "", request.model.tokenizer.decode(ids).c_str());
+    print("{}{}\n", i > 0 ? "\n" : "", request.model.tokenizer.decode(ids));
   }
   if (!request.flags.json) return;
   const json whole = texts.size() == 1 ? objects[0] : json({{"texts", objects}});
-  std::printf("%s\n", whole.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  print_json(whole);
 }
 
 void run_rank(const Request& request, const comm::Group& world, at::Device device) {

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/machine/gpu.h"
@@ -105,7 +107,7 @@ std::string joined(const json& names) {
 }
 
 void print_human(const json& all) {
-  const auto row = [](const char* name, const std::string& value) { std::printf("%-18s %s\n", name, value.c_str()); };
+  const auto row = [](const char* name, const std::string& value) { print("{:18} {}\n", name, value); };
   row("CPU", concat(all["cpu"].get<std::string>(), ", ", all["cores"].get<int>(), " cores for this program"));
   json sets = json::array();
   for (const auto& [name, present] : all["instruction_sets"].items())
@@ -147,7 +149,7 @@ int doctor(const Args& args) {
         rule_got_fix("megatron doctor takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
   if (options.operators) return run_with_libtorch({"operators", options.as_json ? "--json" : "--no-json"});
   if (options.as_json)
-    std::printf("%s\n", report().dump().c_str());
+    print_json(report());
   else
     print_human(report());
   return kDone;
@@ -155,7 +157,7 @@ int doctor(const Args& args) {
 
 int version(const Args& args) {
   if (!args.empty()) throw ConfigError(rule_got_fix("megatron version takes no options.", args[0], "megatron version"));
-  std::printf("megatron %s, libtorch %s\n", program_version(), libtorch_version());
+  print("megatron {}, libtorch {}\n", program_version(), libtorch_version());
   return kDone;
 }
 

@@ -1,7 +1,8 @@
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/kernels/operators.h"
 #include "megatron/kernels/runtime.h"
 
@@ -27,14 +28,13 @@ json served_operators() {
 }
 
 void print_operators(const json& all) {
-  std::printf("%-28s", "operator");
-  for (const auto& [column, _] : all.begin()->items()) std::printf(" %-12s", column.c_str());
-  std::printf("\n");
+  print("{:28}", "operator");
+  for (const auto& [column, _] : all.begin()->items()) print(" {:12}", column);
+  print_text("\n");
   for (const auto& [name, row] : all.items()) {
-    std::printf("%-28s", name.c_str());
-    for (const auto& [_, implementation] : row.items())
-      std::printf(" %-12s", implementation.get<std::string>().c_str());
-    std::printf("\n");
+    print("{:28}", name);
+    for (const auto& [_, implementation] : row.items()) print(" {:12}", implementation.get<std::string>());
+    print_text("\n");
   }
 }
 
@@ -43,7 +43,7 @@ void print_operators(const json& all) {
 int operators(const Args& args) {
   const json all = served_operators();
   if (args == Args{"--json"})
-    std::printf("%s\n", all.dump().c_str());
+    print_json(all);
   else
     print_operators(all);
   return kDone;

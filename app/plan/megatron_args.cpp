@@ -9,6 +9,7 @@
 
 #include "app/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/megatron/arguments.h"
@@ -101,13 +102,11 @@ int plan_megatron_args(const std::string& file, const std::string& program, bool
                     {"problems", problems}});
     return kDone;
   }
-  std::fputs((concat("# What ", program, " of Megatron-LM would do with ", file, ", as a recipe of ", world_size,
-                     world_size == 1 ? " rank.\n" : " ranks.\n") +
-              commented("\n# No run can have these values together:\n", problems) + "\n" + recipe +
-              lines_text(translation.maps, "What stands for options:", "  ->  ") +
-              lines_text(translation.ignored, "What is ignored, and why:", ": "))
-                 .c_str(),
-             stdout);
+  print_text(concat("# What ", program, " of Megatron-LM would do with ", file, ", as a recipe of ", world_size,
+                    world_size == 1 ? " rank.\n" : " ranks.\n") +
+             commented("\n# No run can have these values together:\n", problems) + "\n" + recipe +
+             lines_text(translation.maps, "What stands for options:", "  ->  ") +
+             lines_text(translation.ignored, "What is ignored, and why:", ": "));
   return kDone;
 }
 

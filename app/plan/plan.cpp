@@ -4,6 +4,7 @@
 
 #include "app/jobs.h"
 #include "app/plan/megatron_args.h"
+#include "app/print.h"
 #include "app/terminal.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
@@ -55,7 +56,7 @@ struct PlanOptions {
   }
 };
 
-/// The options of `megatron plan` that may stand beside --megatron-args.
+/// The options of `megatron plan` that may be given with --megatron-args.
 struct ArgumentsOptions {
   bool as_json = false;
   std::string megatron_args, program = "pretrain_gpt";
@@ -122,7 +123,7 @@ Timeline read_trace(const std::string& path, const schedule::Program& program) {
   return measured;
 }
 
-/// What is drawn: the program of a step, in units of time or, beside a measured timeline, with its operations' times.
+/// What is drawn: the program of a step, in units of time or, with a measured timeline, with its operations' times.
 struct Drawing {
   schedule::Program program;
   Timeline simulated;
@@ -176,8 +177,8 @@ int plan(const Args& args) {
                                                              drawing->measured ? &*drawing->measured : nullptr)
                                         : schedule::to_text(drawing->program));
   }
-  std::fputs(text.c_str(), stdout);
-  if (drawing && !options.as_json) std::fputs(picture_text(*drawing, plan::schedule_text(run)).c_str(), stdout);
+  print_text(text);
+  if (drawing && !options.as_json) print_text(picture_text(*drawing, plan::schedule_text(run)));
   return kDone;
 }
 

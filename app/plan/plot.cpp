@@ -9,13 +9,14 @@
 #include "app/flags.h"
 #include "app/jobs.h"
 #include "app/json_line.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
 #include "megatron/charts/line_chart.h"
 #include "megatron/config/options.h"
 
-// Curves of runs from their metrics.jsonl, beside one another.
+// Curves of runs from their metrics.jsonl, in one picture.
 namespace megatron::app {
 namespace {
 
@@ -108,12 +109,11 @@ Json summary(const LoggedRun& run) {
 }
 
 void print_table(const std::vector<Json>& rows, const Options& options) {
-  std::printf("| run | points | first | least | at %s | last | not finite |\n|--|--|--|--|--|--|--|\n",
-              options.x.c_str());
+  print("| run | points | first | least | at {} | last | not finite |\n|--|--|--|--|--|--|--|\n", options.x);
   for (const Json& row : rows)
-    std::printf("| %s | %lld | %.6g | %.6g | %.10g | %.6g | %lld |\n", row["run"].get<std::string>().c_str(),
-                row["points"].get<long long>(), row["first"].get<double>(), row["least"].get<double>(),
-                row["least_at"].get<double>(), row["last"].get<double>(), row["not_finite"].get<long long>());
+    print("| {} | {} | {:.6g} | {:.6g} | {:.10g} | {:.6g} | {} |\n", row["run"].get<std::string>(),
+          row["points"].get<long long>(), row["first"].get<double>(), row["least"].get<double>(),
+          row["least_at"].get<double>(), row["last"].get<double>(), row["not_finite"].get<long long>());
 }
 
 }  // namespace

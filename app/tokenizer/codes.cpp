@@ -170,7 +170,7 @@ class LineEncoder {
   std::vector<std::string_view> views_;
 };
 
-/// The ids of a line: numbers with blanks, commas or brackets between them.
+/// The ids of a line: numbers with spaces, commas or brackets between them.
 void parse_ids(const std::string& line, const std::string& where, std::vector<std::int32_t>& ids) {
   const char *p = line.data(), *const end = p + line.size();
   while (true) {

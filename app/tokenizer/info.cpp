@@ -1,7 +1,7 @@
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
+#include "app/print.h"
 #include "app/tokenizer/jobs.h"
 #include "megatron/config/options.h"
 #include "megatron/text/files/tokenizer_files.h"
@@ -78,13 +78,11 @@ int tokenizer_info(const Args& args) {
     return kDone;
   }
   for (const char* name : {"tokenizer", "kind", "vocab_size", "merges", "fingerprint"})
-    std::printf("%-15s %s\n", name,
-                (report[name].is_string() ? report[name].get<std::string>() : report[name].dump()).c_str());
-  for (const auto& [name, part] : report["components"].items())
-    std::printf("%-15s %s\n", name.c_str(), part.dump().c_str());
-  if (!report["not_applied"].empty()) std::printf("%-15s %s\n", "not applied", report["not_applied"].dump().c_str());
-  std::printf("%-15s %zu\n", "special_tokens", report["special_tokens"].size());
-  for (const Json& token : report["special_tokens"]) std::printf("  %s\n", token.dump().c_str());
+    print("{:15} {}\n", name, (report[name].is_string() ? report[name].get<std::string>() : report[name].dump()));
+  for (const auto& [name, part] : report["components"].items()) print("{:15} {}\n", name, part.dump());
+  if (!report["not_applied"].empty()) print("{:15} {}\n", "not applied", report["not_applied"].dump());
+  print("{:15} {}\n", "special_tokens", report["special_tokens"].size());
+  for (const Json& token : report["special_tokens"]) print("  {}\n", token.dump());
   return kDone;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/print.h"
 #include "megatron/text/texts.h"
 #include "megatron/text/tokenizer.h"
 
@@ -20,15 +21,15 @@ class TextStream {
   void push(const std::vector<std::int64_t>& ids) {
     std::string text;
     for (const std::int32_t id : text::ids_with_text(tokenizer_, ids, ends_)) text += decoder_.push(id);
-    print(text);
+    show(text);
   }
 
   /// What is still to come, and the end of the line.
-  void finish() { print(decoder_.finish() + "\n"); }
+  void finish() { show(decoder_.finish() + "\n"); }
 
  private:
-  static void print(const std::string& text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
+  static void show(const std::string& text) {
+    print_text(text);
     std::fflush(stdout);
   }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
+#include "app/print.h"
 #include "app/tokenizer/jobs.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
@@ -185,11 +186,10 @@ int tokenizer_train(const Args& args) {
     print_json(report);
     return kDone;
   }
-  std::printf("%s: %lld tokens in %s\n", learned.file.c_str(), static_cast<long long>(learned.tokens),
-              human_duration(seconds).c_str());
+  print("{}: {} tokens in {}\n", learned.file, learned.tokens, human_duration(seconds));
   if (learned.tokens < flags.vocab_size)
-    std::printf("  fewer than the %lld asked for: no other pair of tokens occurs %lld times\n",
-                static_cast<long long>(flags.vocab_size), static_cast<long long>(flags.merges().min_frequency));
+    print("  fewer than the {} asked for: no other pair of tokens occurs {} times\n", flags.vocab_size,
+          flags.merges().min_frequency);
   return kDone;
 }
 

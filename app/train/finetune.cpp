@@ -9,6 +9,7 @@
 #include "app/eval/task_options.h"
 #include "app/flags.h"
 #include "app/jobs.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
@@ -279,7 +280,7 @@ void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
   }
   write_file(job.out() / "results.md", table.markdown());
   write_file(job.out() / "results.json", table.json());
-  std::fputs(job.options.json ? table.json().c_str() : ("\n" + table.markdown()).c_str(), stdout);
+  print_text(job.options.json ? table.json() : "\n" + table.markdown());
 }
 
 /// What ranks must have in common besides the recipe of a run: the task, and the files that it reads.
@@ -321,8 +322,7 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
   for (const std::uint64_t seed : job.seeds) {
     auto result = finished(job, seed);
     world.barrier();  // everybody has looked before anybody writes
-    if (result && world.rank() == 0)
-      std::fprintf(stderr, "seed %llu: its result is there\n", static_cast<unsigned long long>(seed));
+    if (result && world.rank() == 0) write_line(stderr, concat("seed ", seed, ": its result is there"));
     if (!result) {
       const plan::ResolvedRun run = seed_run(job, seed);
       result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device,

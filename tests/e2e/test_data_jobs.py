@@ -30,10 +30,11 @@ class DataJobs(unittest.TestCase):
                    "--output-prefix", self.path / "tokens", *options, code=code)
 
     def test_a_standard_output_that_is_full_is_a_failure(self):
-        with open("/dev/full", "w") as full:
-            result = subprocess.run([MEGATRON, "docs", "config"], stdout=full, stderr=subprocess.PIPE, text=True)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("standard output", result.stderr)
+        for job in (["docs", "config"], ["version"], ["data", "info", "--help"]):
+            with open("/dev/full", "w") as full:
+                result = subprocess.run([MEGATRON, *job], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(result.returncode, 1, job)
+            self.assertIn("standard output: could not be written.\n  got:  No space left on device", result.stderr)
 
     def test_words_that_mean_nothing_are_refused(self):
         self.assertIn("stray", run("docs", "config", "stray", code=2))

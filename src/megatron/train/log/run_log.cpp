@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "megatron/base/error.h"
@@ -247,8 +248,8 @@ void RunLog::draw(const RunState& state, const std::vector<Scalar>& curves) {
 }
 
 void RunLog::print(const std::string& text) {
-  if (is_terminal(stderr))
-    std::fputs(kEraseLine, stderr);  // the progress line, which is drawn again with the next step
+  if (is_terminal(stderr))  // the progress line, which is drawn again with the next step
+    std::fwrite(kEraseLine, 1, std::strlen(kEraseLine), stderr);
   write_line(console_, text);
 }
 

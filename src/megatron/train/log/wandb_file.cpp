@@ -22,6 +22,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/write_error.h"
 #include "megatron/base/text/format.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/base/text/protobuf.h"
 #include "megatron/base/version.h"
 #include "megatron/config/options.h"
@@ -80,7 +81,7 @@ std::optional<std::string> record_at(std::string_view file, std::uint64_t& offse
   }
 }
 
-// Whether a record that this program wrote belongs to a run that goes on at `iteration`.
+// Whether a record that this program wrote belongs to a run that resumes at `iteration`.
 bool belongs(std::string_view record, std::int64_t iteration) {
   ProtobufReader in(record);
   if (!in.key(kNumber, 0) || !in.integer()) return false;
@@ -204,7 +205,7 @@ WandbFile::~WandbFile() {
     write_row();
     if (std::uncaught_exceptions() == exceptions_) write_end();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    write_line(stderr, error.what());
   }
 }
 

@@ -1,0 +1,13 @@
+#include "app/print.h"
+
+#include <cstdio>
+
+namespace megatron::app {
+
+void print_text(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void print_formatted(fmt::string_view format, fmt::format_args arguments) {
+  print_text(fmt::vformat(format, arguments));
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,21 @@
+#pragma once
+#include <string_view>
+
+#include "megatron/base/text/format.h"
+
+// What jobs say on standard output. Whether it could be written shows once, when the program ends (megatron.cpp); what
+// goes to stderr, and text from outside, passes write_line() of base/text/printable.h.
+namespace megatron::app {
+
+/// Writes the text as it is.
+void print_text(std::string_view text);
+
+void print_formatted(fmt::string_view format, fmt::format_args arguments);
+
+/// Writes what fmt::format(format, arguments...) returns: the compiler checks the format against the arguments.
+template <class... Arguments>
+void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  print_formatted(format.get(), fmt::make_format_args(arguments...));
+}
+
+}  // namespace megatron::app
