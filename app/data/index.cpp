@@ -16,7 +16,7 @@
 #include "megatron/config/tables/model_kinds.h"
 #include "megatron/data/files/indexed_dataset.h"
 #include "megatron/data/index/gpt_index.h"
-#include "megatron/data/samples/sample_kinds.h"
+#include "megatron/data/sample_kinds.h"
 
 namespace megatron::app {
 namespace {

@@ -24,5 +24,20 @@ TEST(NearestName, FindsNothingWhereNothingIsNear) {
   EXPECT_EQ(nearest_name("x", {}), "");
 }
 
+TEST(Listed, JoinsWords) {
+  EXPECT_EQ(listed({}), "");
+  EXPECT_EQ(listed({"a"}), "a");
+  EXPECT_EQ(listed({"a", "b"}, " and "), "a and b");
+  EXPECT_EQ(listed({"a", "b", "c"}), "a, b or c");
+}
+
+TEST(NotAChoice, ProposesTheNearestOrTheOtherWay) {
+  const std::vector<std::string> colors = {"red", "green"};
+  EXPECT_EQ(not_a_choice("a color", "gren", colors, "--color", "--color red"),
+            "a color must be one of red, green.\n  got:  'gren'\n  fix:  --color green");
+  EXPECT_EQ(not_a_choice("a color", "x", colors, "--color", "leave it out"),
+            "a color must be one of red, green.\n  got:  'x'\n  fix:  leave it out");
+}
+
 }  // namespace
 }  // namespace megatron

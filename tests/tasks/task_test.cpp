@@ -84,7 +84,8 @@ TEST(Task, WhatIsLearnedFromNeedsLabels) {
   EXPECT_FALSE(task_of(TaskKind::Qqp, test)->labelled());
   EXPECT_THAT(error_of([&] { task_of(TaskKind::Qqp, test, {.to_learn = true}); }), HasSubstr("label"));
   EXPECT_THAT(error_of([&] { task_of(TaskKind::Qqp, "id\tquestion1\tquestion2\n"); }), HasSubstr("must hold examples"));
-  EXPECT_THAT(error_of([] { task_kind_of("cola"); }), HasSubstr("mnli, qqp, squad1, squad2 or race"));
+  EXPECT_THAT(error_of([] { task_kind_of("cola"); }), HasSubstr("mnli, qqp, squad1, squad2, race"));
+  EXPECT_THAT(error_of([] { task_kind_of("sqaud2"); }), HasSubstr("fix:  --task squad2"));
 }
 
 TEST(Task, AQuestionOfRaceIsFourRows) {

@@ -166,14 +166,9 @@ class WordParser {
   void check_choices(const Field& field, const std::string& typed, const std::vector<std::string>& values) {
     const std::vector<std::string>& choices = field.meaning.choices;
     if (choices.empty()) return;
-    std::string list;
-    for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
-    for (const std::string& value : values) {
-      if (std::ranges::find(choices, value) != choices.end()) continue;
-      const std::string near = nearest_name(value, choices);
-      report(rule_got_fix(concat(typed, " must be one of ", list, "."), "'" + value + "'",
-                          concat(typed, " ", near.empty() ? choices.front() : near)));
-    }
+    for (const std::string& value : values)
+      if (std::ranges::find(choices, value) == choices.end())
+        report(not_a_choice(typed, value, choices, typed, concat(typed, " ", choices.front())));
   }
 
   void unknown(const std::string& typed, const std::string& name) {

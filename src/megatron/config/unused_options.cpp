@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/value.h"
 
 namespace megatron::config {
@@ -63,9 +64,7 @@ std::string unread_note(RunConfig config, const std::map<std::string, std::strin
   std::string note;
   for (const auto& [reason, options] : reasons) {
     note += note.empty() ? "note: " : "; ";
-    for (std::size_t i = 0; i < options.size(); ++i)
-      note += (i == 0 ? "" : i + 1 == options.size() ? " and " : ", ") + options[i];
-    note += (options.size() == 1 ? " has no effect " : " have no effect ") + reason;
+    note += listed(options, " and ") + (options.size() == 1 ? " has no effect " : " have no effect ") + reason;
   }
   return note;
 }

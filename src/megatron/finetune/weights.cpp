@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/train/resume/run_state.h"
@@ -13,12 +14,6 @@ namespace {
 
 bool begins_with_one_of(const std::string& name, std::initializer_list<const char*> prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return name.starts_with(prefix); });
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
 }
 
 }  // namespace
@@ -36,11 +31,11 @@ std::vector<std::string> check_weights(const std::filesystem::path& folder, cons
   if (!lost.empty() || !misplaced.empty())
     throw ConfigError(
         rule_got_fix(concat("The weights in ", folder.string(), " must be those of the recipe's model."),
-                     concat("missing: ", lost.empty() ? "none" : joined(lost),
-                            "; without a place: ", misplaced.empty() ? "none" : joined(misplaced)),
+                     concat("missing: ", lost.empty() ? "none" : listed(lost, ", "),
+                            "; without a place: ", misplaced.empty() ? "none" : listed(misplaced, ", ")),
                      "the model options that the weights were trained with, or none: --load brings them"));
-  if (!report.missing.empty()) messages.push_back("initialized: " + joined(report.missing));
-  if (!report.unexpected.empty()) messages.push_back("without a place here: " + joined(report.unexpected));
+  if (!report.missing.empty()) messages.push_back("initialized: " + listed(report.missing, ", "));
+  if (!report.unexpected.empty()) messages.push_back("without a place here: " + listed(report.unexpected, ", "));
   return messages;
 }
 
@@ -54,8 +49,8 @@ void check_labels(const std::filesystem::path& folder, const std::vector<std::st
   std::ranges::sort(sorted);
   if (sorted != ours || theirs == labels) return;
   throw ConfigError(rule_got_fix(
-      concat("The classes of the model in ", folder.string(), " must be ", joined(labels), ", in this order."),
-      joined(theirs), "put the rows of its classifier and its id2label into it"));
+      concat("The classes of the model in ", folder.string(), " must be ", listed(labels, ", "), ", in this order."),
+      listed(theirs, ", "), "put the rows of its classifier and its id2label into it"));
 }
 
 void load_weights(const std::filesystem::path& folder, train::Engine& engine, const plan::ResolvedRun& run) {

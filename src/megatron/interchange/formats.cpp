@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/named_path.h"
+#include "megatron/base/text/nearest.h"
 
 namespace megatron::interchange {
 
@@ -53,10 +54,7 @@ std::string holders() {
   std::vector<std::string> names;
   for (const WeightFormat& format : weight_formats())
     if (format.detect != nullptr) names.emplace_back(format.holder);
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
-  return text;
+  return listed(names);
 }
 
 }  // namespace

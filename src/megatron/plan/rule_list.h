@@ -48,12 +48,8 @@ class Rules {
     option(name, value >= low, concat("must be at least ", low, "."), concat(value));
   }
   void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
-    std::string list;
-    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
-    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
-    const std::string near = nearest_name(value, allowed);
-    add(rule_got_fix(concat(name, " must be one of ", list, "."), "'" + value + "'",
-                     near.empty() ? default_of(name) : concat("--", name, " ", near)));
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      add(not_a_choice(name, value, allowed, concat("--", name), default_of(name)));
   }
   /// Each option of a recipe's section that has config::Choices is one of them, each element of a list too.
   template <class Section>

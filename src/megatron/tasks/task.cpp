@@ -1,6 +1,9 @@
 #include "megatron/tasks/task.h"
 
+#include <algorithm>
+
 #include "megatron/base/error.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/tables/tasks.h"
 #include "megatron/tasks/task_info.h"
 
@@ -10,14 +13,11 @@ namespace megatron::tasks {
 #include "megatron/config/tables/tasks.def"
 
 TaskKind task_kind_of(std::string_view name) {
-  const auto& rows = config::task_rows();
-  std::string names;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (name == rows[i].name) return static_cast<TaskKind>(i);
-    names += (i == 0 ? "" : i + 1 < rows.size() ? ", " : " or ") + rows[i].name;
-  }
-  throw ConfigError(rule_got_fix(concat("the task must be ", names, "."), name.empty() ? "none" : std::string(name),
-                                 "--task " + rows.front().name));
+  const std::vector<std::string> names = config::task_names();
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end())
+    throw ConfigError(not_a_choice("the task", name, names, "--task", "--task " + names.front()));
+  return static_cast<TaskKind>(found - names.begin());
 }
 
 const TaskInfo& task_info(TaskKind kind) {

@@ -1,5 +1,7 @@
 #include "megatron/train/model_samples.h"
 
+#include "megatron/config/tables/model_kind_row.h"
+
 #define MEGATRON_MODEL(name)               \
   namespace megatron::models::name {       \
   extern const train::ModelSamples kTrain; \
@@ -10,11 +12,12 @@
 namespace megatron::train {
 
 const ModelSamples& model_samples(const std::string& architecture) {
-#define MEGATRON_MODEL(name) \
-  if (architecture == #name) return models::name::kTrain;
+  static constexpr const ModelSamples* kRows[] = {
+#define MEGATRON_MODEL(name) &models::name::kTrain,
 #include "megatron/models/kinds.def"
 #undef MEGATRON_MODEL
-  return models::gpt::kTrain;
+  };
+  return *kRows[config::model_kind_row(architecture)];
 }
 
 }  // namespace megatron::train

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
+
 namespace megatron {
 namespace {
 
@@ -36,6 +38,20 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     }
   }
   return best;
+}
+
+std::string listed(const std::vector<std::string>& words, std::string_view last) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text += concat(i == 0 ? "" : i + 1 < words.size() ? ", " : last, words[i]);
+  return text;
+}
+
+std::string not_a_choice(std::string_view what, std::string_view value, const std::vector<std::string>& choices,
+                         std::string_view option, std::string_view otherwise) {
+  const std::string near = nearest_name(value, choices);
+  return rule_got_fix(concat(what, " must be one of ", listed(choices, ", "), "."), concat("'", value, "'"),
+                      near.empty() ? std::string(otherwise) : concat(option, " ", near));
 }
 
 }  // namespace megatron

@@ -9,4 +9,12 @@ namespace megatron {
 /// error message. Insertions, deletions, replacements and swaps of neighbours count one each.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
+/// "a, b or c".
+std::string listed(const std::vector<std::string>& words, std::string_view last = " or ");
+
+/// What is wrong with a value that is none of `choices`, as rule_got_fix() says it: "WHAT must be one of a, b, c."; the
+/// fix is `option` with the nearest of them, or `otherwise` where none is near.
+std::string not_a_choice(std::string_view what, std::string_view value, const std::vector<std::string>& choices,
+                         std::string_view option, std::string_view otherwise);
+
 }  // namespace megatron

@@ -1,5 +1,10 @@
 #include "megatron/config/tables/model_kinds.h"
 
+#include <algorithm>
+
+#include "megatron/base/text/nearest.h"
+#include "megatron/config/tables/model_kind_row.h"
+
 #define MEGATRON_MODEL(name)                \
   namespace megatron::models::name {        \
   extern const config::ModelTraits kConfig; \
@@ -17,16 +22,19 @@ std::vector<std::string> model_kinds() {
   };
 }
 
+std::size_t model_kind_row(const std::string& architecture) {
+  const std::vector<std::string> names = model_kinds();
+  const auto found = std::ranges::find(names, architecture);
+  return found == names.end() ? 0 : static_cast<std::size_t>(found - names.begin());
+}
+
 const ModelTraits& model_traits(const std::string& architecture) {
   static constexpr const ModelTraits* kTraits[] = {
 #define MEGATRON_MODEL(name) &models::name::kConfig,
 #include "megatron/models/kinds.def"
 #undef MEGATRON_MODEL
   };
-  const std::vector<std::string> names = model_kinds();
-  for (std::size_t i = 0; i < names.size(); ++i)
-    if (architecture == names[i]) return *kTraits[i];
-  return *kTraits[0];
+  return *kTraits[model_kind_row(architecture)];
 }
 
 std::vector<std::string> kinds_with(bool ModelTraits::*trait) {
@@ -35,11 +43,6 @@ std::vector<std::string> kinds_with(bool ModelTraits::*trait) {
   return names;
 }
 
-std::string names_with(bool ModelTraits::*trait, const char* last) {
-  const std::vector<std::string> names = kinds_with(trait);
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : i + 1 < names.size() ? ", " : last) + names[i];
-  return text;
-}
+std::string names_with(bool ModelTraits::*trait, const char* last) { return listed(kinds_with(trait), last); }
 
 }  // namespace megatron::config

@@ -28,7 +28,7 @@ constexpr Block kBlocks[] = {
 constexpr const char* kNames[] = {"latin",      "greek", "cyrillic", "hebrew", "arabic",
                                   "devanagari", "thai",  "kana",     "hangul", "han"};
 
-/// The most frequent runs of four in words of English, from public-domain novels; '_' is the blank before or after one.
+/// The most frequent runs of four in words of English, from public-domain novels; '_' is the space before or after one.
 constexpr std::string_view kEnglishRuns =
     "_all _an_ _and _as_ _at_ _be_ _bee _but _by_ _com _con _cou _eve _for _fro _had _hav _he_ _hea _her _him "
     "_his _if_ _in_ _int _is_ _it_ _loo _man _me_ _mor _my_ _no_ _not _of_ _on_ _one _or_ _out _sai _see _she "
@@ -72,12 +72,12 @@ CharacterStatistics character_statistics(std::string_view text) {
   static const EnglishRuns english;
   const text::UnicodeClasses& classes = text::UnicodeClasses::instance();
   CharacterStatistics statistics;
-  std::size_t run = 0, letters = 0;         // of the open word: the last four with the blank before it, how many
+  std::size_t run = 0, letters = 0;         // of the open word: the last four with the space before it, how many
   const auto letter = [&](std::size_t c) {  // 0: no letter, a word ends
     if (c == 0 && letters == 0) return;
     run = (run * EnglishRuns::kLetters + c) % EnglishRuns::kRuns;
     letters += 1;
-    if (letters >= 3) {  // with the blank before it four
+    if (letters >= 3) {  // with the space before it four
       ++statistics.runs;
       statistics.english_runs += english[run] ? 1 : 0;
     }
@@ -108,13 +108,8 @@ LanguageFilter::LanguageFilter(const std::vector<std::string>& names) : all_(nam
   known.emplace_back("english");
   for (const std::string& name : names) {
     const auto found = std::find(known.begin(), known.end(), name);
-    if (found == known.end()) {
-      const std::string near = nearest_name(name, known);
-      throw ConfigError(
-          rule_got_fix("a language is english, or a script: latin, greek, cyrillic, hebrew, arabic, "
-                       "devanagari, thai, kana, hangul or han.",
-                       name, concat("--language ", near.empty() ? "english" : near)));
-    }
+    if (found == known.end())
+      throw ConfigError(not_a_choice("a language", name, known, "--language", "--language english"));
     if (name == "english")
       english_ = true;
     else

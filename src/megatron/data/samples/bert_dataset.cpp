@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -13,8 +12,6 @@ namespace megatron::data {
 namespace {
 
 constexpr std::int64_t kFrame = 3;  // [CLS], [SEP], [SEP]
-
-SentenceBounds bounds_of(const BertDatasetSpec& spec) { return bert_bounds(spec.seq_length, spec.sentence_order); }
 
 /// Tokens [skip, skip + size) of the sentences from `first` on.
 struct Segment {
@@ -48,7 +45,7 @@ void BertDataset::build(const BertDatasetSpec& spec, const WaitMessage& say) {
 }
 
 BertDataset::BertDataset(const BertDatasetSpec& spec, MaskingVocabulary vocabulary)
-    : spec_(spec), masker_(spec.masking, std::move(vocabulary)), samples_(spec.source, bounds_of(spec)) {
+    : MaskedDataset(spec, std::move(vocabulary), bounds_of(spec)) {
   const MaskingVocabulary& has = masker_.vocabulary();
   if (std::min({has.pad, has.cls, has.sep, has.mask}) < 0) throw std::logic_error("BertDataset: no bert_vocabulary()");
 }
@@ -101,48 +98,24 @@ BertSampleInfo BertDataset::get(std::int64_t i, const BertSample& out) const {
   return info;
 }
 
-SampleFields BertSamples::fields() const {
+SentenceBounds BertDataset::bounds_of(const BertDatasetSpec& spec) {
+  return bert_bounds(spec.seq_length, spec.sentence_order);
+}
+
+MaskingVocabulary BertDataset::vocabulary_of(const text::Tokenizer& tokenizer) { return bert_vocabulary(tokenizer); }
+
+SampleFields BertDataset::fields() const {
   return {.loss_mask = true, .position_ids = false, .first_key = false, .pairs = true};
 }
 
-void BertSamples::get(std::int64_t i, const Sample& out) const {
+PairInfo BertDataset::training_sample(std::int64_t i, const Sample& out) const {
   const BertSampleInfo info =
-      samples_.get(i, {.tokens = out.tokens, .types = out.types, .labels = out.labels, .loss_mask = out.loss_mask});
-  std::ranges::replace(out.labels, std::int64_t{-1}, std::int64_t{0});
-  std::iota(out.position_ids.begin(), out.position_ids.end(), std::int64_t{0});
-  std::ranges::fill(out.first_key, 0);
-  if (out.pair != nullptr) *out.pair = {.length = info.length, .swapped = info.is_random};
+      get(i, BertSample{.tokens = out.tokens, .types = out.types, .labels = out.labels, .loss_mask = out.loss_mask});
+  return {.length = info.length, .swapped = info.is_random};
 }
 
-std::string BertSamples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
-
-namespace {
-
-class MaskedBertSamples final : public MaskedSamples {
- public:
-  explicit MaskedBertSamples(const BertDatasetSpec& spec) : MaskedSamples(spec.source.short_probability), spec_(spec) {}
-
-  SentenceBounds bounds(std::int64_t seq_length) const override {
-    return bert_bounds(seq_length, spec_.sentence_order);
-  }
-  void check(const text::Tokenizer& tokenizer) const override { Masker(spec_.masking, bert_vocabulary(tokenizer)); }
-  std::unique_ptr<const Dataset> open(const SentenceSource& source, std::int64_t seq_length,
-                                      const text::Tokenizer& tokenizer, const WaitMessage& say) const override {
-    BertDatasetSpec set = spec_;
-    set.source = source;
-    set.seq_length = seq_length;
-    BertDataset::build(set, say);
-    return std::make_unique<BertSamples>(set, bert_vocabulary(tokenizer));
-  }
-
- private:
-  BertDatasetSpec spec_;
-};
-
-}  // namespace
-
 std::shared_ptr<const MaskedSamples> masked_samples(const BertDatasetSpec& spec) {
-  return std::make_shared<MaskedBertSamples>(spec);
+  return std::make_shared<MaskedSamplesOf<BertDataset>>(spec);
 }
 
 }  // namespace megatron::data

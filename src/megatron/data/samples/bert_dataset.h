@@ -3,12 +3,8 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
-#include "megatron/data/dataset.h"
-#include "megatron/data/samples/masked_samples.h"
-#include "megatron/data/samples/masking.h"
-#include "megatron/data/samples/sentence_samples.h"
+#include "megatron/data/samples/masked_dataset.h"
 
 namespace megatron::data {
 
@@ -42,7 +38,7 @@ struct BertSampleInfo {
 ///   BertDataset::build(spec);
 ///   const BertDataset train(spec, bert_vocabulary(tokenizer));
 ///   train.get(sample_number % train.size(), {.tokens = …, .types = …, .labels = …, .loss_mask = …});
-class BertDataset {
+class BertDataset : public MaskedDataset<BertDatasetSpec> {
  public:
   /// Builds the index of sentences unless it is there; every rank calls it. Throws ConfigError as SentenceSamples does.
   static void build(const BertDatasetSpec& spec, const WaitMessage& say = {});
@@ -50,36 +46,19 @@ class BertDataset {
   /// Throws ConfigError when the index is missing or damaged, or an option out of range.
   BertDataset(const BertDatasetSpec& spec, MaskingVocabulary vocabulary);
 
-  /// Samples there are, at least spec.source.num_samples.
-  std::int64_t size() const { return samples_.size(); }
-  std::int64_t seq_length() const { return spec_.seq_length; }
-  const std::string& prefix() const { return samples_.prefix(); }
-
   /// Writes sample `i` of [0, size()) into the caller's buffers: a function of the spec, the data and `i` alone. Safe
   /// from several threads. Throws std::out_of_range for another `i`, std::logic_error for spans of another length,
   /// ConfigError for a damaged file.
   BertSampleInfo get(std::int64_t i, const BertSample& out) const;
 
- private:
-  BertDatasetSpec spec_;
-  Masker masker_;
-  SentenceSamples samples_;
+  // What masked_dataset.h asks for.
+  static SentenceBounds bounds_of(const BertDatasetSpec& spec);
+  static MaskingVocabulary vocabulary_of(const text::Tokenizer& tokenizer);
+  SampleFields fields() const;
+  PairInfo training_sample(std::int64_t i, const Sample& out) const;
 };
 
-/// The same for a training step: labels that do not count are 0.
-class BertSamples : public Dataset {
- public:
-  BertSamples(const BertDatasetSpec& spec, MaskingVocabulary vocabulary) : samples_(spec, std::move(vocabulary)) {}
-
-  std::int64_t size() const override { return samples_.size(); }
-  std::int64_t seq_length() const override { return samples_.seq_length(); }
-  SampleFields fields() const override;
-  void get(std::int64_t i, const Sample& out) const override;
-  std::string name_of(std::int64_t i) const override;
-
- private:
-  BertDataset samples_;
-};
+using BertSamples = TrainingSamples<BertDataset>;
 
 /// The datasets of a blend, each as `spec` says: source and length are the blend's.
 std::shared_ptr<const MaskedSamples> masked_samples(const BertDatasetSpec& spec);

@@ -26,7 +26,7 @@ class FillInMiddle::Random {
 
 namespace {
 
-/// Where the characters of UTF-8 text begin, and its end. A byte that goes on no character begins one.
+/// Where the characters of UTF-8 text begin, and its end. A byte that continues no character begins one.
 std::vector<std::size_t> character_begins(std::string_view text) {
   std::vector<std::size_t> begins;
   for (std::size_t i = 0; i < text.size(); ++i)

@@ -18,7 +18,7 @@ class MaskedSamples {
 
   /// What samples of `seq_length` ask of the sentences in them.
   virtual SentenceBounds bounds(std::int64_t seq_length) const = 0;
-  /// Throws ConfigError that names what the tokenizer lacks or an option that is out of range.
+  /// Throws ConfigError that names the tokenizer's missing token or an option that is out of range.
   virtual void check(const text::Tokenizer& tokenizer) const = 0;
   /// Builds the index of sentences unless it is there, and opens it. Every rank calls it.
   virtual std::unique_ptr<const Dataset> open(const SentenceSource& source, std::int64_t seq_length,

@@ -13,7 +13,7 @@ struct MaskingVocabulary {
   std::int64_t cls = -1, sep = -1;           ///< frame BERT's segments; never masked
   std::int64_t mask = -1;                    ///< BERT's
   std::int64_t begin = -1, end = -1;         ///< of T5's decoder
-  std::vector<std::uint8_t> continues = {};  ///< [size]: 1 where the token goes on a word ("##ing")
+  std::vector<std::uint8_t> continues = {};  ///< [size]: 1 where the token continues a word ("##ing")
   std::vector<std::int64_t> sentinels = {};  ///< T5's <extra_id_0>, <extra_id_1>, … in order of use
 };
 

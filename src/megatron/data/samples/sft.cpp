@@ -48,7 +48,7 @@ class ChatParser {
  private:
   [[noreturn]] static void fail(const std::string& got) {
     throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got,
-                                   "one such object a line"));
+                                   "one such object per line"));
   }
   /// The last member of this name, if it is an object that has one.
   static std::optional<simdjson::dom::element> member(simdjson::dom::element value, std::string_view name) {

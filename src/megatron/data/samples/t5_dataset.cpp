@@ -1,7 +1,6 @@
 #include "megatron/data/samples/t5_dataset.h"
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -50,7 +49,7 @@ void T5Dataset::build(const T5DatasetSpec& spec, const WaitMessage& say) {
 }
 
 T5Dataset::T5Dataset(const T5DatasetSpec& spec, MaskingVocabulary vocabulary)
-    : spec_(spec), masker_(spec.masking, std::move(vocabulary)), samples_(spec.source, t5_bounds(spec.seq_length)) {
+    : MaskedDataset(spec, std::move(vocabulary), bounds_of(spec)) {
   check(spec);
   const MaskingVocabulary& has = masker_.vocabulary();
   if (std::min({has.pad, has.begin, has.end}) < 0) throw std::logic_error("T5Dataset: no t5_vocabulary()");
@@ -101,46 +100,22 @@ T5SampleInfo T5Dataset::get(std::int64_t i, const T5Sample& out) const {
   return {encoder.size(), decoder.size(), tokens > run.target};
 }
 
-SampleFields T5Samples::fields() const { return {.loss_mask = true, .decoder_length = samples_.decoder_seq_length()}; }
+SentenceBounds T5Dataset::bounds_of(const T5DatasetSpec& spec) { return t5_bounds(spec.seq_length); }
 
-void T5Samples::get(std::int64_t i, const Sample& out) const {
-  const T5SampleInfo info = samples_.get(i, {.encoder_tokens = out.tokens,
-                                             .decoder_tokens = out.decoder_tokens,
-                                             .labels = out.labels,
-                                             .loss_mask = out.loss_mask});
-  std::ranges::replace(out.labels, std::int64_t{-1}, std::int64_t{0});
-  std::iota(out.position_ids.begin(), out.position_ids.end(), std::int64_t{0});
-  std::ranges::fill(out.first_key, 0);
-  if (out.pair != nullptr) *out.pair = {.length = info.encoder_length};
+MaskingVocabulary T5Dataset::vocabulary_of(const text::Tokenizer& tokenizer) { return t5_vocabulary(tokenizer); }
+
+SampleFields T5Dataset::fields() const { return {.loss_mask = true, .decoder_length = decoder_seq_length()}; }
+
+PairInfo T5Dataset::training_sample(std::int64_t i, const Sample& out) const {
+  const T5SampleInfo info = get(i, {.encoder_tokens = out.tokens,
+                                    .decoder_tokens = out.decoder_tokens,
+                                    .labels = out.labels,
+                                    .loss_mask = out.loss_mask});
+  return {.length = info.encoder_length};
 }
 
-std::string T5Samples::name_of(std::int64_t i) const { return concat(samples_.prefix(), ", sample ", i); }
-
-namespace {
-
-class MaskedT5Samples final : public MaskedSamples {
- public:
-  explicit MaskedT5Samples(const T5DatasetSpec& spec) : MaskedSamples(spec.source.short_probability), spec_(spec) {}
-
-  SentenceBounds bounds(std::int64_t seq_length) const override { return t5_bounds(seq_length); }
-  void check(const text::Tokenizer& tokenizer) const override { Masker(spec_.masking, t5_vocabulary(tokenizer)); }
-  std::unique_ptr<const Dataset> open(const SentenceSource& source, std::int64_t seq_length,
-                                      const text::Tokenizer& tokenizer, const WaitMessage& say) const override {
-    T5DatasetSpec set = spec_;
-    set.source = source;
-    set.seq_length = seq_length;
-    T5Dataset::build(set, say);
-    return std::make_unique<T5Samples>(set, t5_vocabulary(tokenizer));
-  }
-
- private:
-  T5DatasetSpec spec_;
-};
-
-}  // namespace
-
 std::shared_ptr<const MaskedSamples> masked_samples(const T5DatasetSpec& spec) {
-  return std::make_shared<MaskedT5Samples>(spec);
+  return std::make_shared<MaskedSamplesOf<T5Dataset>>(spec);
 }
 
 }  // namespace megatron::data

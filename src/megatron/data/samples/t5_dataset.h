@@ -3,12 +3,8 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
-#include "megatron/data/dataset.h"
-#include "megatron/data/samples/masked_samples.h"
-#include "megatron/data/samples/masking.h"
-#include "megatron/data/samples/sentence_samples.h"
+#include "megatron/data/samples/masked_dataset.h"
 
 namespace megatron::data {
 
@@ -41,7 +37,7 @@ struct T5SampleInfo {
 /// Samples of T5's span corruption, equal to Megatron-Core's T5MaskedWordPieceDataset for the same seed and vocabulary.
 /// Where the spans of a sample would not find sentinels or fit the decoder, which ends a run of Megatron-Core, fewer
 /// are hidden.
-class T5Dataset {
+class T5Dataset : public MaskedDataset<T5DatasetSpec> {
  public:
   /// Builds the index of sentences unless it is there; every rank calls it. Throws ConfigError as SentenceSamples does.
   static void build(const T5DatasetSpec& spec, const WaitMessage& say = {});
@@ -49,36 +45,19 @@ class T5Dataset {
   /// Throws ConfigError when the index is missing or damaged, or an option out of range.
   T5Dataset(const T5DatasetSpec& spec, MaskingVocabulary vocabulary);
 
-  /// Samples there are, at least spec.source.num_samples.
-  std::int64_t size() const { return samples_.size(); }
-  std::int64_t seq_length() const { return spec_.seq_length; }
   std::int64_t decoder_seq_length() const { return spec_.decoder_seq_length; }
-
-  const std::string& prefix() const { return samples_.prefix(); }
 
   /// As BertDataset::get().
   T5SampleInfo get(std::int64_t i, const T5Sample& out) const;
 
- private:
-  T5DatasetSpec spec_;
-  Masker masker_;
-  SentenceSamples samples_;
+  // What masked_dataset.h asks for.
+  static SentenceBounds bounds_of(const T5DatasetSpec& spec);
+  static MaskingVocabulary vocabulary_of(const text::Tokenizer& tokenizer);
+  SampleFields fields() const;
+  PairInfo training_sample(std::int64_t i, const Sample& out) const;
 };
 
-/// The same for a training step: labels that do not count are 0.
-class T5Samples : public Dataset {
- public:
-  T5Samples(const T5DatasetSpec& spec, MaskingVocabulary vocabulary) : samples_(spec, std::move(vocabulary)) {}
-
-  std::int64_t size() const override { return samples_.size(); }
-  std::int64_t seq_length() const override { return samples_.seq_length(); }
-  SampleFields fields() const override;
-  void get(std::int64_t i, const Sample& out) const override;
-  std::string name_of(std::int64_t i) const override;
-
- private:
-  T5Dataset samples_;
-};
+using T5Samples = TrainingSamples<T5Dataset>;
 
 /// The datasets of a blend, each as `spec` says: source and length are the blend's.
 std::shared_ptr<const MaskedSamples> masked_samples(const T5DatasetSpec& spec);

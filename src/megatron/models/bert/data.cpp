@@ -1,5 +1,5 @@
+#include "megatron/data/sample_kinds.h"
 #include "megatron/data/samples/bert_dataset.h"
-#include "megatron/data/samples/sample_kinds.h"
 
 namespace megatron::models::bert {
 

@@ -1,4 +1,4 @@
-#include "megatron/data/samples/sample_kinds.h"
+#include "megatron/data/sample_kinds.h"
 
 namespace megatron::models::gpt {
 

@@ -1,4 +1,4 @@
-#include "megatron/data/samples/sample_kinds.h"
+#include "megatron/data/sample_kinds.h"
 #include "megatron/data/samples/t5_dataset.h"
 
 namespace megatron::models::t5 {

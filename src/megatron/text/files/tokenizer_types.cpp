@@ -31,15 +31,11 @@ bool is_of_type(std::string_view type, const std::string& name, const Vocabulary
     return vocabulary.sentence_piece.has_value();
   if (type == "HuggingFaceTokenizer") return true;
   if (type == "TikTokenizer") return from_ranks;
-  const std::string near = nearest_name(
-      type, {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer",
-             "GPTSentencePieceTokenizer", "Llama2Tokenizer", "HuggingFaceTokenizer", "TikTokenizer", "NullTokenizer"});
-  throw ConfigError(rule_got_fix(
-      concat(
-          name, ": a tokenizer's type must be GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, ",
-          "SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer, HuggingFaceTokenizer, TikTokenizer or "
-          "NullTokenizer."),
-      in_quotes(type), near.empty() ? kLeaveTypeOut : concat("--tokenizer-type ", near)));
+  throw ConfigError(not_a_choice(
+      name + ": a tokenizer's type", printable(type.substr(0, 60)),
+      {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer",
+       "GPTSentencePieceTokenizer", "Llama2Tokenizer", "HuggingFaceTokenizer", "TikTokenizer", "NullTokenizer"},
+      "--tokenizer-type", kLeaveTypeOut));
 }
 
 const char* kind_of(const Vocabulary& vocabulary) {

@@ -1,6 +1,6 @@
-#include "megatron/data/samples/sample_kinds.h"
+#include "megatron/data/sample_kinds.h"
 
-#include <stdexcept>
+#include "megatron/config/tables/model_kind_row.h"
 
 #define MEGATRON_MODEL(name)           \
   namespace megatron::models::name {   \
@@ -12,11 +12,12 @@
 namespace megatron::data {
 
 const SampleKind& sample_kind(const std::string& architecture) {
-#define MEGATRON_MODEL(name) \
-  if (architecture == #name) return models::name::kData;
+  static constexpr const SampleKind* kRows[] = {
+#define MEGATRON_MODEL(name) &models::name::kData,
 #include "megatron/models/kinds.def"
 #undef MEGATRON_MODEL
-  throw std::out_of_range("no kind of model is named " + architecture);
+  };
+  return *kRows[config::model_kind_row(architecture)];
 }
 
 }  // namespace megatron::data

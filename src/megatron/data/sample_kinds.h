@@ -13,7 +13,7 @@ struct SampleKind {
   SentenceBounds (*sentences)(std::int64_t seq_length, bool two_segments) = nullptr;
 };
 
-/// That of the kind that model.architecture names. Throws std::out_of_range for another name.
+/// That of the kind that model.architecture names (config::model_kind_row).
 const SampleKind& sample_kind(const std::string& architecture);
 
 }  // namespace megatron::data
