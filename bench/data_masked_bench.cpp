@@ -10,11 +10,12 @@
 #include "megatron/data/samples/bert_dataset.h"
 #include "megatron/data/samples/t5_dataset.h"
 
-// One thread makes samples of BERT or T5; bench/masked_samples_peers.py runs it beside Megatron-Core.
+// One thread makes samples of BERT or T5; bench/masked_samples_peers.py compares it with Megatron-Core.
 //
 //   data_masked_bench bert|t5 PREFIX VOCAB.txt SEQ_LENGTH SAMPLES FETCHES
 //
-// Prints seconds for the index of SAMPLES samples, samples a second over FETCHES of them, and a sum over what was made.
+// Prints seconds for the index of SAMPLES samples, samples per second over FETCHES of them, and a sum over what was
+// made.
 namespace megatron::data {
 namespace {
 

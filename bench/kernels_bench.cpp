@@ -1,5 +1,5 @@
-// Kernels beside the libtorch operation of the same meaning, at the shapes of GPT-2 124M, one sample of 1024 tokens.
-// Run with --benchmark_enable_random_interleaving=true --benchmark_repetitions=9
+// Kernels compared with libtorch operations of the same meaning, at the shapes of GPT-2 124M, one sample of 1024
+// tokens. Run with --benchmark_enable_random_interleaving=true --benchmark_repetitions=9
 // --benchmark_report_aggregates_only=true and compare medians: a shared machine drifts. The argument is the number of
 // threads.
 #include <ATen/TensorOperators.h>

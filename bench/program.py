@@ -7,7 +7,7 @@ all-reduce            between two threads of a process, with Gloo on loopback
 tensor-parallel       GPT-2 124M split over two ranks, a core each, with one rank on one core
 distributed-optimizer GPT-2 124M on 4 data-parallel ranks, with the plain optimizer
 checkpoint            saving and loading weights and moments, with the disk read and written by 1, 2, 4 and 8 streams
-                      (the fastest is what the disk can), and what a save costs the steps beside it
+                      (the fastest is what the disk can), and what a save costs the steps meanwhile
 pipeline              each schedule with what was predicted of it before, ZB-H1 with 1F1B
 scaling               small models on 1, 2 and 4 ranks
 high-precision        float32 products by three bf16 products, where there is AMX
@@ -58,7 +58,7 @@ def distributed_optimizer(result, arguments):
         plain.append(report.ours(*words))
     result.add("step, 4 ranks", [run["step_ms"] for run in sharded], "ms", [run["step_ms"] for run in plain],
                "the plain optimizer", at_most=1.02)
-    result.add("memory, 4 ranks", [run["bytes_per_parameter"] for run in sharded], "bytes a parameter",
+    result.add("memory, 4 ranks", [run["bytes_per_parameter"] for run in sharded], "bytes per parameter",
                [run["bytes_per_parameter"] for run in plain], "the plain optimizer")
 
 

@@ -34,7 +34,7 @@ class Benchmark:
         return [*PYTHON, script[0], *options, *script[1:]]
 
     def lacks(self, quick):
-        """What this machine lacks of what it needs, or that there is no short form of it."""
+        """What it needs and this machine does not have, or that there is no short form of it."""
         if self.needs and quick:
             return "it has no short form"
         return f"no {self.needs} in BENCH_DATA" if self.needs and not (report.DATA / self.needs).exists() else None

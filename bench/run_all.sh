@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every benchmark in one go, each to its file in bench/results, then the table of docs/performance.md:
 #   bench/run_all.sh [--quick] [--only NAME…] [--leave-out NAME…] [--list] [--results FOLDER]
-# Installs the peers (bench/setup.sh) and builds the program and the micro-benchmarks first. What this machine lacks (a
+# Installs the peers (bench/setup.sh) and builds the program and the micro-benchmarks first. What this machine does not have (a
 # GPU, AMX, a text, a model) is skipped by name. A benchmark that fails stops no other; the exit code is then 1.
 # --quick: the shortest form of each, to build/bench, which shows that they work.
 set -euo pipefail

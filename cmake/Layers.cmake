@@ -2,7 +2,7 @@
 
 # megatron_unity(TARGET): in a unity build (CMAKE_UNITY_BUILD, which the presets set: half of the work to build everything
 # is headers and templates that many files share) the target's sources are compiled in the groups that unity_groups.py
-# finds. A name that is new in two files of a group stops the compiler: configure again, which groups them anew.
+# finds. A name that is new in two files of a group stops the compiler: configure again, which groups them again.
 function(megatron_unity target)
   if(NOT CMAKE_UNITY_BUILD)
     return()

@@ -23,7 +23,7 @@ void read_question(std::string_view line) {
     const auto [context, answer] = continuation(question.context, choice);
     check(question.context.starts_with(context) && answer.ends_with(choice));
     const std::size_t added = context.size() + answer.size() - question.context.size() - choice.size();
-    check(added <= 1);  // a blank
+    check(added <= 1);  // a space
   }
 }
 

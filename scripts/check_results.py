@@ -47,7 +47,7 @@ def problems_of_json(fields, name, day):
         given = fields.get(field)
         missing = [key for key in wanted if key not in given] if isinstance(given, dict) else wanted
         if missing:
-            yield f"{field} lacks {', '.join(missing)}"
+            yield f"{field} is missing {', '.join(missing)}"
     if fields.get("quick") is not False:
         yield "quick is not false: the short form is no result"
     if not isinstance(fields.get("changed"), list):

@@ -44,7 +44,7 @@ def declares(text, start):
     before = before.rstrip()
     if before.endswith(">>"):  # the end of a template's arguments, or a shift
         return before[-3] not in " \n"
-    if before.endswith((">", "&", "*")):  # a type, where no blank is before it: operators have blanks on both sides
+    if before.endswith((">", "&", "*")):  # a type, where no space is before it: operators have spaces on both sides
         return len(before) > 1 and (before[-2].isalnum() or before[-2] in "_>&*]") and not before.endswith(("->", "&&"))
     word = re.search(r"\b([A-Za-z_]\w*)$", before)
     return word is not None and word.group(1) not in BEFORE_CALLS

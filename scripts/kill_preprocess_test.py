@@ -4,7 +4,7 @@
 Usage: kill_preprocess_test.py [TIMES [SEED]]     MEGATRON names the program
 
 A run that is not killed in time ends by itself: its files must be those of a run that was never disturbed, byte for
-byte, and the next one begins anew. While a run is not done, nothing of it may stand under a final name.
+byte, and the next one starts over. While a run is not done, nothing of it may stand under a final name.
 """
 import json
 import os
@@ -53,7 +53,7 @@ class Place:
 
 
 def kill_after_notes(place, times):
-    """Kills each run once it has noted more than the runs before; the last one goes on from there."""
+    """Kills each run once it has noted more than the runs before; the last one resumes there."""
     subprocess.run(place.words("whole"), check=True, stdout=subprocess.DEVNULL)
     journal, noted = place.folder / "cut.parts/journal", 1  # its first line is no note
     for _ in range(times):

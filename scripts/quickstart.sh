@@ -21,7 +21,7 @@ megatron=build/megatron
 out=quickstart
 short=${QUICKSTART_SHORT:-0}
 case $text in
-  "$(realpath -m "$out")"/*) wrong "QUICKSTART_TEXT must lie outside of the folder $out/, which is written anew." "$text" "move the file" ;;
+  "$(realpath -m "$out")"/*) wrong "QUICKSTART_TEXT must lie outside of the folder $out/, which is written again." "$text" "move the file" ;;
 esac
 rm -rf "$out"
 mkdir -p "$out"
@@ -73,7 +73,7 @@ goal=2
 awk -v goal=$goal -F'[:,}]' '
   { for (i = 1; i < NF; i++) if ($i ~ /"loss"$/) { last = $(i + 1); if (first == "") first = last } }
   END {
-    printf "loss fell from %.2f to %.2f nats a token%s\n", first, last, goal == "" ? "" : " (goal: by more than " goal ")"
+    printf "loss fell from %.2f to %.2f nats per token%s\n", first, last, goal == "" ? "" : " (goal: by more than " goal ")"
     exit goal != "" && first - last <= goal
   }
 ' "$out/run/metrics.jsonl"

@@ -413,7 +413,7 @@ int bench_step(const Args& args) {
     print_json(json);
   else
     print_table(json);
-  if (options.profile && !options.json) std::fputs(("\n" + profile_table(rows)).c_str(), stdout);
+  if (options.profile && !options.json) print_text("\n" + profile_table(rows));
   return code;
 }
 

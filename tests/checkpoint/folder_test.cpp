@@ -147,7 +147,7 @@ TEST_F(CheckpointFolder, OnesOfANewerVersionAreNeitherReplacedNorRemoved) {
   EXPECT_THAT(newer_iterations(folder()), ElementsAre(1, 3));
   EXPECT_THROW(check_structure(iteration(3)), NewerVersion);
   write_file(folder() / "latest", "iter_0000002\n");
-  EXPECT_THAT(superfluous(folder(), {.last = 1}), ElementsAre()) << "3, which was passed over, and 1 stay";
+  EXPECT_THAT(superfluous(folder(), {.last = 1}), ElementsAre()) << "3, which was skipped, and 1 stay";
   EXPECT_THAT(error_of<std::runtime_error>([&] { save_one(3); }),
               AllOf(HasSubstr("A checkpoint of a newer version is not replaced"), HasSubstr(iteration(3).string()),
                     HasSubstr("--train.out")));

@@ -222,7 +222,7 @@ TEST(Candidates, AreWhatLatestNamesThenTheEarlierOnesNewestFirst) {
   EXPECT_THAT(names(folder.path() / "iter_0000002"), is(2));
   fs::remove(folder.path() / "latest");
   EXPECT_THAT(names(folder.path()), is(4, 3, 2, 1));
-  EXPECT_TRUE(has_checkpoint(folder.path())) << "a lost `latest` is no reason to begin anew";
+  EXPECT_TRUE(has_checkpoint(folder.path())) << "a lost `latest` is no reason to start over";
   EXPECT_FALSE(has_checkpoint(folder.path() / "nowhere"));
 }
 

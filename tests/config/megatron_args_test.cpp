@@ -438,7 +438,7 @@ TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
             "        --warmup 3 (gone from Megatron-LM; --lr-warmup-*)\n"
             "        --optimizer muon (muon as Megatron-LM has it)\n"
             "  fix:  leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
-  // Beside other errors too.
+  // With other errors too.
   EXPECT_THAT(error_of("--hidden-size x --num-experts 8"),
               AllOf(HasSubstr("takes an integer"), HasSubstr("mixture of experts")));
   EXPECT_THAT(error_of("--num-layers 1"),

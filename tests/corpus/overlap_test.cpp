@@ -184,7 +184,7 @@ TEST_F(OverlapTest, TakesShortTestDocumentsAsOneNgram) {
   EXPECT_EQ(result.found, 3);
 }
 
-/// The documents that are left, by a slow search for n-grams as text. For text of words joined by single blanks, with
+/// The documents that are left, by a slow search for n-grams as text. For text of words joined by single spaces, with
 /// '.' after some of them.
 std::vector<std::vector<std::string>> naive_cut(const std::vector<std::string>& training,
                                                 const std::vector<std::string>& test, std::size_t n, std::size_t radius,

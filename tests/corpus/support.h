@@ -30,7 +30,7 @@ inline std::vector<std::string> naive_words(std::string_view text) {
   return words;
 }
 
-/// Runs of n words, each joined by blanks; all words where there are fewer.
+/// Runs of n words, each joined by spaces; all words where there are fewer.
 inline std::vector<std::string> naive_ngrams(std::string_view text, std::size_t n) {
   const auto words = naive_words(text);
   std::vector<std::string> ngrams;

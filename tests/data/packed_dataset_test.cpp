@@ -80,9 +80,9 @@ TEST(PackedDataset, KeepsDocumentsFromSeeingOneAnotherAndCountsTheirPositionsFro
     for (std::size_t k = 0; k < 16; ++k) {
       const auto first = static_cast<std::size_t>(row.first_key[k]);
       EXPECT_EQ(row.positions[k], static_cast<std::int64_t>(k - first));
-      const bool goes_on =
+      const bool continues =
           k > 0 && row.mask[k] == row.mask[k - 1] && (row.mask[k] == 0 || row.tokens[k] == row.tokens[k - 1] + 1);
-      EXPECT_EQ(first == k, !goes_on) << "sample " << i << ", place " << k;
+      EXPECT_EQ(first == k, !continues) << "sample " << i << ", place " << k;
     }
   }
 }

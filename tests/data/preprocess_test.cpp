@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// One token a byte, none for a blank.
+/// One token a byte, none for a space.
 TextEncoder byte_encoder() {
   return {.make =
               [] {
@@ -222,7 +222,7 @@ TEST_F(PreprocessTest, MakesEachSentenceASequence) {
     EXPECT_EQ(pair.first_sequence(1), 3);
     return lengths;
   };
-  // "Ab." "Mr. C." "D"; the array is taken as it is: "E. F." "G". Blanks give no token.
+  // "Ab." "Mr. C." "D"; the array is taken as it is: "E. F." "G". Spaces give no token.
   EXPECT_EQ(preprocess(wanted, byte_encoder()).pairs[0].prefix, folder_ / "out_text_sentence");
   EXPECT_EQ(lengths_of(folder_ / "out_text_sentence"), (std::vector<std::int64_t>{3, 5, 1, 4, 1}));
   wanted.keep_newlines = true;

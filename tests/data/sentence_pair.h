@@ -24,7 +24,7 @@ inline void write_sentence_pair(const std::string& prefix) {
   writer.publish();
 }
 
-/// 100 tokens, of which every third from 10 on goes on a word; 20 sentinels.
+/// 100 tokens, of which every third from 10 on continues a word; 20 sentinels.
 inline MaskingVocabulary small_vocabulary() {
   MaskingVocabulary vocabulary{.size = 120, .pad = 0, .cls = 1, .sep = 2, .mask = 3, .begin = 4, .end = 5};
   vocabulary.continues.resize(120);

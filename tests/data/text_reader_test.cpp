@@ -136,7 +136,7 @@ TEST_F(TextReaderTest, CountsBlankLinesAndPiecesThatItPassesOverForAnyBlockSize)
     EXPECT_EQ(counted("b", text, TextFormat::Lines), 4);
     EXPECT_EQ(counted("c", text, TextFormat::Paragraphs), 0);
     EXPECT_EQ(counted("d", text, TextFormat::File), 0);
-    EXPECT_EQ(counted("e", pieces, TextFormat::Pieces), 3);  // 8 blanks twice; "\n" after " x" and 7 others
+    EXPECT_EQ(counted("e", pieces, TextFormat::Pieces), 3);  // 8 spaces twice; "\n" after " x" and 7 others
   }
 }
 

@@ -334,7 +334,7 @@ class Advice(unittest.TestCase):
                 yield shlex.split(command), shlex.split(line)
 
     def words(self, base, more, number):
-        """A right command with wrong words: an option that is given anew takes the place of the first."""
+        """A right command with wrong words: an option that is given again takes the place of the first."""
         names = self.names | {"new": self.place.path / f"new{number}"}
         base, more = ([word.format(**names) for word in part] for part in (base, more))
         job = advice.job_of(base)

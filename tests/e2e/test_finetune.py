@@ -1,4 +1,4 @@
-"""A task learned through the command line alone: seeds, ensemble, going on, layouts."""
+"""A task learned through the command line alone: seeds, ensemble, resuming, layouts."""
 import json
 import pathlib
 import random
@@ -120,7 +120,7 @@ class Finetune(unittest.TestCase):
         return [object.get("loss", object.get("valid_loss")) for object in map(json.loads, lines)]
 
     def kill_in_seed(self, seed, words):
-        """Ends the program, as a power cut does, when the seed has saved what it can go on from."""
+        """Ends the program, as a power cut does, when the seed has saved what it can resume from."""
         state = self.path / f"out/seed_{seed}/state/latest"
         process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not state.exists() and process.poll() is None:

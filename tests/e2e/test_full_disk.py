@@ -1,4 +1,4 @@
-"""Disks that fill up: a clear error, what was there stays whole, and with room again everything goes on."""
+"""Disks that fill up: a clear error, what was there stays whole, and with room again everything resumes."""
 import os
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-"""What a run prints beside its iteration lines, and the files it leaves: timers, memory, norms, timelines."""
+"""What a run prints besides its iteration lines, and the files it leaves: timers, memory, norms, timelines."""
 import json
 import pathlib
 import re

@@ -19,7 +19,7 @@ class Progress(unittest.TestCase):
         cls.addClassCleanup(cls.place.close)
 
     def jobs(self, folder):
-        """Jobs that show progress, each of which does its work anew."""
+        """Jobs that show progress, each of which does its work again."""
         path, text = self.place.path, self.place.path / "text.jsonl"
         yield "preprocess", ["data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer,
                              "--output-prefix", folder / "tokens"], "--progress"

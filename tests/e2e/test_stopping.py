@@ -1,4 +1,4 @@
-"""Runs that stop, by themselves or by force, and go on."""
+"""Runs that stop, by themselves or by force, and resume."""
 import os
 import pathlib
 import random

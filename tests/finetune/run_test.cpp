@@ -293,7 +293,7 @@ Left left_in(const std::filesystem::path& folder) {
   return left;
 }
 
-/// Stops, or kills, a run at each of `steps` and lets it go on; expects what it leaves where nothing happens.
+/// Stops, or kills, a run at each of `steps` and lets it resume; expects what it leaves where nothing happens.
 void expect_going_on(const char* dtype, std::initializer_list<int> steps) {
   plan::ResolvedRun run = run_of({.micro_batch = 4}, tasks::task_form(tasks::TaskKind::Mnli), true, dtype);
   run.config.checkpoint.save_interval = 5;

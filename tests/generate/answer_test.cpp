@@ -68,7 +68,7 @@ TEST(StagedT5, WritesTokenByTokenWhatTheWholeModelSays) {
     const auto store = testing::make_store(options.shape, 1, 0, weights);
     const model::TransformerStage gpt(options, store, {});
     const auto whole = gpt.logits(batch);
-    // Of the first and the last text two answers each go on, with other tokens than the texts' own.
+    // Of the first and the last text two answers each continue, with other tokens than the texts' own.
     model::Batch doubled;
     const auto from = row({0, 0, 2, 2});
     doubled.tokens_bs = batch.tokens_bs.index_select(0, from);

@@ -47,7 +47,7 @@ TOOL = {"type": "function", "function": {
 CALL = {"id": "call12345", "type": "function",
         "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}}}
 
-# Variables of a rendering, beside those of every one.
+# Variables of a rendering, besides those of every one.
 CONVERSATIONS = {
     "question": {"messages": [USER("Hi")], "add_generation_prompt": True},
     "turns": {"messages": [USER(" blanks at both ends \n"), ASSISTANT("\n\nlines \n"), USER("Grüße, 東京 😀 <b>\"'&"),
@@ -67,7 +67,7 @@ CONVERSATIONS = {
 }
 EVERY = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": False}
 
-# Jinja itself, by short templates of these variables; two blanks between them.
+# Jinja itself, by short templates of these variables; two spaces between them.
 VARIABLES = {"n": 7, "x": 2.5, "no": None, "yes": True, "word": "Grüße 東京", "line": " a, b,c \n", "empty": "",
              "list": [3, 1, 2], "words": ["b", "A", "c"], "nested": {"a": {"b": [1, {"c": "d"}]}, "items": 5},
              "people": [{"name": "Bo", "age": 3}, {"name": "al", "age": 5, "tag": "<&>"}, {"name": "Bo", "age": 4}]}

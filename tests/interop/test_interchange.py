@@ -153,7 +153,7 @@ class Interchange(unittest.TestCase):
             self.assertEqual(len(tensors_of(self.path / name)), count)
             self.assertEqual(model.config.vocab_size, 20 if name == "gpt2" else 24)
 
-    def test_transformers_goes_on_from_a_model_trained_here_as_it_does_itself(self):
+    def test_transformers_continues_from_a_model_trained_here_as_it_does_itself(self):
         place = RunFolder()
         self.addCleanup(place.close)
         llama = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",

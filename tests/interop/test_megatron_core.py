@@ -104,10 +104,10 @@ class MegatronCore(unittest.TestCase):
             for loss, step in zip(got, (19, 20)):
                 self.assertLess(abs(loss - losses[step]), 1e-6 * loss, (name, others, got, losses))
 
-    def test_a_run_with_gpt2s_layers_goes_on_here_and_there(self):
+    def test_a_run_with_gpt2s_layers_resumes_here_and_there(self):
         self.there_and_back("gpt2", {}, back=({}, {"sharding": "fully_reshardable"}))
 
-    def test_a_run_with_llamas_layers_and_two_ranks_goes_on_here_and_there(self):
+    def test_a_run_with_llamas_layers_and_two_ranks_resumes_here_and_there(self):
         self.there_and_back("llama", {"tp": 2, "sharding": "fully_reshardable"}, world=2,
                             here=("--world-size", 2, "--pp", 2), back=({"sharding": "fully_reshardable"},))
 

@@ -128,7 +128,7 @@ class EveryTokenizer(unittest.TestCase):
             self.fail(f"{kind.name}: differs far into a text")
 
     def test_texts_of_every_source_have_the_same_ids(self):
-        """The shared texts, every code point alone and beside others, random texts, novels."""
+        """The shared texts, every code point alone and next to others, random texts, novels."""
         sources = texts()
         self.assertGreater(min(map(len, sources.values())), 50)
         for kind in kinds():

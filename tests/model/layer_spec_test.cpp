@@ -19,7 +19,7 @@
 #include "tests/model/small_model.h"
 
 // Everything that follows from a layer's description, for layers drawn at random: what is allocated, what is computed
-// in training on every layout, and what the ways of going on from a cache give.
+// in training on every layout, and what the ways of decoding from a cache give.
 namespace megatron::model {
 namespace {
 

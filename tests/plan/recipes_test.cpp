@@ -12,7 +12,7 @@
 #include "megatron/plan/rules.h"
 #include "tests/testing/folders.h"
 
-// configs/: every recipe holds together and is the size that its name says.
+// configs/: every recipe is consistent and is the size that its name says.
 namespace megatron::plan {
 namespace {
 

@@ -43,7 +43,7 @@ Json question_json(const std::string& id, std::vector<Json> answers) {
   return {{"id", id}, {"question", "who"}, {"answers", list(std::move(answers))}};
 }
 
-/// Letters with a blank now and then: of each letter the tokenizer makes a token.
+/// Letters with a space now and then: of each letter the tokenizer makes a token.
 std::string random_context(std::mt19937& random, std::size_t letters) {
   std::string context;
   for (std::size_t i = 0; i < letters; ++i) {

@@ -9,7 +9,7 @@
 
 namespace megatron::tasks {
 
-/// BERT's text, of which every letter is a token of its own: ids 5 to 30 begin a word, 31 to 56 go on one.
+/// BERT's text, of which every letter is a token of its own: ids 5 to 30 begin a word, 31 to 56 continue one.
 inline text::Tokenizer letter_tokenizer() {
   std::string tokens = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
   for (const std::string prefix : {"", "##"})

@@ -124,7 +124,7 @@ def amendment(fix):
 
 
 def commands(fix):
-    """The command lines of the program that a fix names, with what they are about, each up to where its prose goes on:
+    """The command lines of the program that a fix names, with what they are about, each up to where its prose begins:
     its job, options with a value each, and what stands for a file."""
     found = []
     if fix.startswith("one of\n"):  # jobs, each with a line about it

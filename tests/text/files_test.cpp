@@ -236,7 +236,7 @@ TEST_F(TokenizerFiles, AVocabularyAloneHasTheCaseThatMegatronsNameSays) {
   EXPECT_EQ(ids("BertWordPieceCase"), cased);
   EXPECT_EQ(ids("BertWordPieceLowerCase"), lower);
   EXPECT_EQ(ids(""), lower);
-  put("tokenizer_config.json", R"({"sep_token": "A"})");  // says nothing of it
+  put("tokenizer_config.json", R"({"sep_token": "A"})");  // does not name it
   EXPECT_EQ(ids("BertWordPieceCase"), cased);
   put("tokenizer_config.json", R"({"do_lower_case": true})");
   EXPECT_THROW(ids("BertWordPieceCase"), ConfigError);
@@ -392,7 +392,7 @@ TEST_F(TokenizerFiles, HasHolesWhereIdsAreLeftOut) {
   const Tokenizer tokenizer(parse_tokenizer_json(golden_.dump(), "f"));
   EXPECT_EQ(tokenizer.vocab_size(), 1251);
   EXPECT_EQ(tokenizer.encode("!"), std::vector{1250});
-  EXPECT_EQ(tokenizer.decode(std::vector{1, 1249, 1250}), "!") << "a hole says nothing";
+  EXPECT_EQ(tokenizer.decode(std::vector{1, 1249, 1250}), "!") << "a hole gives no text";
   EXPECT_EQ(tokenizer.token_to_id(""), std::nullopt);
 }
 

@@ -100,7 +100,7 @@ TEST_P(OneCharacter, IsEncodedInBoundedStepsHoweverOftenItComes) {
       for (std::size_t i = 0; i < times; ++i) text += character;
       return tokenizer.encode(text, Specials::Recognised).size();
     };
-    // Marks after nothing, blanks that are stripped and unknown runs may have few tokens, whatever their number.
+    // Marks after nothing, spaces that are stripped and unknown runs may have few tokens, whatever their number.
     EXPECT_LE(repeated(std::size_t{1} << 18), 3 * character.size() << 18) << character;
   }
 }

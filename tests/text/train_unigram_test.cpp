@@ -38,7 +38,7 @@ TEST(TrainUnigram, GivesAModelThatTheLibraryReads) {
 }
 
 TEST(TrainUnigram, LearnsFromLinesLongerThanTheLibraryTakes) {
-  // One line of 20,000 bytes without a blank, and one with them; the library alone would leave both out.
+  // One line of 20,000 bytes without a space, and one with them; the library alone would leave both out.
   std::string blanks, none;
   while (blanks.size() < 20000) blanks += "öfter bald ";
   while (none.size() < 20000) none += "日本語";

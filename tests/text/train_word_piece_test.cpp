@@ -36,16 +36,16 @@ TrainWordPieceOptions options(std::int64_t vocab_size, std::int64_t min_frequenc
   return result;
 }
 
-/// The merges as they are defined, every pair counted anew each time. Words of ASCII letters.
+/// The merges as they are defined, every pair counted again each time. Words of ASCII letters.
 std::vector<std::string> learn_plainly(const std::map<std::string, std::int64_t>& counts, std::size_t vocab_size,
                                        std::int64_t min_frequency) {
-  std::set<char> begins, goes_on;
+  std::set<char> begins, continues;
   for (const auto& [word, n] : counts)
     for (std::size_t i = 0; i < word.size(); ++i)
-      begins.insert(word[i]), i > 0 ? (void)goes_on.insert(word[i]) : void();
+      begins.insert(word[i]), i > 0 ? (void)continues.insert(word[i]) : void();
   std::vector<std::string> tokens = {"[UNK]"};
   for (const char c : begins) tokens.emplace_back(1, c);
-  for (const char c : goes_on) tokens.push_back(std::string("##") + c);
+  for (const char c : continues) tokens.push_back(std::string("##") + c);
   const auto id_of = [&](const std::string& token) {
     return std::find(tokens.begin(), tokens.end(), token) - tokens.begin();
   };

@@ -16,7 +16,7 @@
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
-// A run saved in one random layout, precision and division of the optimizer goes on in another.
+// A run saved in one random layout, precision and division of the optimizer resumes in another.
 namespace megatron::train {
 namespace {
 
@@ -170,7 +170,7 @@ TEST_P(CheckpointPairs, GoOnWithEqualTensorsAndLosses) {
   }
 
   const auto same = losses_of(from, 2, 4, folder_ / "a");
-  EXPECT_EQ(same, (std::vector<double>{straight[2], straight[3]})) << "the same layout goes on bit for bit";
+  EXPECT_EQ(same, (std::vector<double>{straight[2], straight[3]})) << "the same layout resumes bit for bit";
   auto wanted = same;
   if (changes_optimizer(pair)) {  // then from the checkpoint on in the layout before
     auto changed = from;

@@ -57,7 +57,7 @@ TEST_F(MetricsTest, AFileThatIsRemovedMeanwhileIsWrittenAnewWhole) {
     MetricsFile before(path, 0, 0);
     before.write(IterationMetrics{.iteration = 1});
   }
-  MetricsFile file(path, 1, 1);  // a run that goes on
+  MetricsFile file(path, 1, 1);  // a run that resumes
   file.write(IterationMetrics{.iteration = 2});
   ::testing::internal::CaptureStderr();
   std::filesystem::remove(path);

@@ -17,7 +17,7 @@
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"
 
-// What a run needs to go on besides weights and moments: how they were rounded, the loss scale, and whose moments.
+// What a run needs to resume besides weights and moments: how they were rounded, the loss scale, and whose moments.
 namespace megatron::train {
 namespace {
 
@@ -45,7 +45,7 @@ class ResumePrecision : public ::testing::Test {
     return config;
   }
 
-  /// Begins, or goes on, until `last` steps are done, and saves; by rank.
+  /// Begins, or resumes, until `last` steps are done, and saves; by rank.
   static std::vector<Leg> train(const config::RunConfig& config, std::int64_t last) {
     const plan::ResolvedRun run = plan::resolve(config);
     std::vector<Leg> legs(static_cast<std::size_t>(run.grid.world_size()));
@@ -111,7 +111,7 @@ void forget_the_optimizer(const fs::path& checkpoints) {
 }
 
 TEST_F(ResumePrecision, AnotherOptimizerBeginsWithNothingOfTheOneBefore) {
-  const std::string goes_on = ": weights, counters and learning rate continue, ";
+  const std::string continues = ": weights, counters and learning rate continue, ";
   const std::tuple<const char*, const char*, std::string> changes[] = {
       {"adam", "lion", "adam's state is left out, and that of lion (exp_avg) starts at zero"},
       {"lion", "adam", "lion's state is left out, and that of adam (exp_avg, exp_avg_sq) starts at zero"},
@@ -130,7 +130,7 @@ TEST_F(ResumePrecision, AnotherOptimizerBeginsWithNothingOfTheOneBefore) {
         EXPECT_TRUE(leg.fresh) << before << " -> " << now;
         EXPECT_EQ(leg.optimizer_steps, 0);
         ASSERT_EQ(leg.messages.size(), 1u);
-        EXPECT_EQ(leg.messages[0], concat("warning: the optimizer was ", before, " and is now ", now, goes_on, rest));
+        EXPECT_EQ(leg.messages[0], concat("warning: the optimizer was ", before, " and is now ", now, continues, rest));
       }
       if (!named) forget_the_optimizer(options.train.out + "/checkpoints");
       for (const Leg& leg : train(options, 5)) {

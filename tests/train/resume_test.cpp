@@ -245,7 +245,7 @@ TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
   }
   EXPECT_THAT(all(start.messages), HasSubstr("fresh exp_avg"));
 
-  // The same command again goes on with the optimizer that this run has had meanwhile.
+  // The same command again resumes with the optimizer that this run has had meanwhile.
   testing::take_step(run, engine, 3);
   testing::save_run(folder_ / "fresh/checkpoints", start.state, engine, config::save_toml(run.config), 0);
   Engine again(run, {}, at::kCPU);

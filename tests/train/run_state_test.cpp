@@ -123,7 +123,7 @@ TEST_F(RunStateTest, CountersThatNoRunArrivesAtTogetherAreRefused) {
     return std::string();
   };
   for (const auto& [name, value] : right) EXPECT_EQ(error_of(name, value), "");
-  EXPECT_EQ(error_of("optimizer_steps", "0"), "") << "begun anew";
+  EXPECT_EQ(error_of("optimizer_steps", "0"), "") << "reset";
   const std::string huge = "4611686018427387912";
   for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"consumed_samples", "59"},
                                                                                     {"consumed_samples", huge},

@@ -31,8 +31,8 @@ using Metadata = std::map<std::string, std::string>;
 /// Writes `folder`/iter_0000100/ (safetensors + manifest.json): to a temporary folder, checksummed (xxh3), fsynced,
 /// renamed, `latest` last; then removes all but the newest `keep_last` (0: none). Each slice is written once: ranks
 /// that hold the same slice share the work. Rank 0's `metadata` is kept. Collective over `world`; a failure on one rank
-/// is a std::runtime_error on every rank, and leaves the folder as it was (but see publish()). While a run goes on:
-/// saver.h.
+/// is a std::runtime_error on every rank, and leaves the folder as it was (but see publish()). While a run is under
+/// way: saver.h.
 void save(const std::filesystem::path& folder, std::int64_t iteration, const std::vector<ShardedTensor>& tensors,
           const Metadata& metadata, const comm::Group& world, int keep_last = 0);
 
@@ -49,7 +49,7 @@ struct Loaded {
 /// is not there or has another shape; `tensors` are then partly filled.
 Loaded load(const std::filesystem::path& folder, const std::vector<ShardedTensor>& tensors);
 
-/// Calls `read`, which reads of `folder` the newest checkpoint: again where it has thrown because a run that goes on
+/// Calls `read`, which reads of `folder` the newest checkpoint: again where it has thrown because a running one
 /// has removed that one meanwhile. Throws what `read` throws, or std::runtime_error where one checkpoint was named and
 /// is gone, or each of ten in turn.
 void read_newest(const std::filesystem::path& folder, const std::function<void()>& read);
@@ -61,7 +61,7 @@ struct Verified {
 };
 
 /// Reads every byte of a checkpoint. What is wrong with it, one message each; empty: it is whole. Of a run's folder the
-/// newest, and if that is removed meanwhile (a run that goes on prunes) the one that is the newest then; throws
+/// newest, and if that is removed meanwhile (a run under way prunes) the one that is the newest then; throws
 /// std::runtime_error where one checkpoint was named and is removed meanwhile: that is no damage. `verified`: gets
 /// what was read, of one that may be gone by then.
 std::vector<std::string> verify(const std::filesystem::path& folder, Verified* verified = nullptr);

@@ -112,7 +112,7 @@ std::string view_of(const fs::path& folder) {
   }
 }
 
-/// How often a checkpoint that a run removes is looked for anew: one that prunes faster is not waited for.
+/// How often a checkpoint that a run removes is looked for again: one that prunes faster is not waited for.
 int attempts_at(const fs::path& folder) {
   const bool is_one = is_iteration_folder(folder) || fs::exists(folder / "manifest.json");
   return is_one ? 1 : 10;

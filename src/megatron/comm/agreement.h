@@ -26,7 +26,7 @@ struct AgreedError : ConfigError {
 std::vector<std::string> gather_texts(const Group& group, const std::string& text);
 
 /// Throws AgreedError on every rank where the facts of two ranks differ. The message names each fact that differs, its
-/// values and the ranks that have them. One number a rank is communicated where all agree.
+/// values and the ranks that have them. One number per rank is communicated where all agree.
 /// Call it before anything whose shapes depend on the facts is communicated.
 void require_agreement(const Group& group, const Facts& facts);
 

@@ -73,7 +73,7 @@ class NcclWorld {
     watch_.fail(reason);
     give_up("this rank gave up: " + reason);
   }
-  /// An exception ends the owner of a handle of this work: the GPU must not go on waiting for peers.
+  /// An exception ends the owner of a handle of this work: the GPU must not keep waiting for peers.
   void leave(c10d::Work& work) {
     if (!work.isCompleted()) give_up("this rank has left work under way");
   }
@@ -103,7 +103,7 @@ class NcclWorld {
     }
   }
 
-  /// Ends everything under way on the GPU: a host that waits for its stream goes on, and then meets throw_if_failed.
+  /// Ends everything under way on the GPU: a host that waits for its stream continues, and then meets throw_if_failed.
   void give_up(const std::string& why) {
     std::vector<NcclGroup> groups;
     {

@@ -6,7 +6,7 @@
 
 #include "megatron/config/megatron/flag_table.h"
 
-// Megatron-LM's flags where the words stand beside a recipe (`megatron train RECIPE`). Its own programs, with its
+// Megatron-LM's flags where the words follow a recipe (`megatron train RECIPE`). Its own programs, with its
 // defaults, are in megatron/translate.h.
 namespace megatron::config {
 

@@ -203,7 +203,7 @@ RecipeCommand parse_recipe_command(Options& options, const std::vector<std::stri
   return parse_recipe_words(fields_of(options), fields_of(options), words, usage, check);
 }
 
-/// The same for a job with options of its own beside the recipe's: only `options.*recipe` is read from the file.
+/// The same for a job with options of its own besides the recipe's: only `options.*recipe` is read from the file.
 ///   parse_recipe_command(options, &PlanOptions::run, args, usage)
 template <class Options, class Recipe>
 RecipeCommand parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,

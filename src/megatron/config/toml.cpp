@@ -147,7 +147,7 @@ class TomlReader {
     std::vector<std::string> known;
     for (const Field& field : fields_.fields) known.push_back(field.path);
     for (const Fields::Section& section : fields_.sections) known.push_back(section.name);
-    // What recipes of `megatron finetune` have beside those of other jobs.
+    // What recipes of `megatron finetune` have besides those of other jobs.
     const bool task = path == "task" || path.starts_with("task.");
     const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_name(path, known);
     report(node, "a recipe's key must be a known option.", path.substr(0, 100),

@@ -17,7 +17,7 @@ void check_has_records(const data::TextReaderOptions& options);
 /// Throws ConfigError where automatic choice took the file for one whole document.
 void append_record(const data::TextBlock& block, std::size_t record, data::TextFormat format, std::string& out);
 
-/// The text of a document in one piece: sentences joined by blanks, in `buffer` where there are several.
+/// The text of a document in one piece: sentences joined by spaces, in `buffer` where there are several.
 std::string_view joined(const std::vector<std::string_view>& texts, std::string& buffer);
 
 /// Where a member of a JSON object stands in its line.
@@ -25,7 +25,7 @@ struct Member {
   std::string_view value;  ///< as written, without white space around it
 };
 
-/// The last member called `key` of the object that `line` is, any depth below passed over.
+/// The last member called `key` of the object that `line` is, any depth below skipped.
 /// Made for lines that a JSON parser has accepted; any bytes are safe, and what is no object has no members.
 std::optional<Member> find_member(std::string_view line, std::string_view key);
 

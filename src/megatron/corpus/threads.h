@@ -23,7 +23,7 @@ struct CorpusBlock {
 
 /// Takes each block of `reader` through `work(block, result)` on one of `workers` threads and then through
 /// `consume(block, result)`, in the order of the input and one at a time. Each thread has its own work, made by
-/// `make_work()`, and its own Result, which work() fills anew. A thread reads a block, works on it and waits for its
+/// `make_work()`, and its own Result, which work() fills again. A thread reads a block, works on it and waits for its
 /// turn, so as many blocks are in memory as there are threads. Of several blocks that throw, the first in the order of
 /// the input decides; nothing after it is consumed. Returns the number of documents (records).
 template <class Result, class MakeWork, class Consume>

@@ -16,7 +16,7 @@ struct Word {
 };
 
 /// Cuts text into the words that all tools here compare: runs of letters, digits and '_' (Python's \w+) in lower case,
-/// so that case, punctuation and white space make no difference. Characters of scripts that put no blanks between words
+/// so that case, punctuation and white space make no difference. Characters of scripts that put no spaces between words
 /// (Chinese, Japanese kana, Thai, Lao, Khmer, Burmese) are a word each. A byte that is not valid UTF-8 ends a word and
 /// belongs to none. Lower case goes character by character; the few whose lower case is several characters stay.
 ///
@@ -61,7 +61,7 @@ void append_ngrams(std::span<const std::uint64_t> units, std::size_t n, std::vec
 
 /// What documents are compared by.
 struct ShingleOptions {
-  bool characters = false;  ///< runs of characters of the folded words joined by one blank, instead of runs of words
+  bool characters = false;  ///< runs of characters of the folded words joined by one space, instead of runs of words
   int size = 5;
 };
 

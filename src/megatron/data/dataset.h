@@ -6,7 +6,7 @@
 
 namespace megatron::data {
 
-/// What there is to know of a sample that is seen whole (BERT, T5's encoder) beside its tokens.
+/// What there is to know of a sample that is seen whole (BERT, T5's encoder) besides its tokens.
 struct PairInfo {
   std::int64_t length = 0;  ///< tokens before the padding
   bool swapped = false;     ///< its two segments are in the other order

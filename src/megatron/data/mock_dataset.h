@@ -22,11 +22,11 @@ struct MockDatasetSpec {
 
 /// Samples without files, to try a layout or measure it (data.mock_data), in the spirit of Megatron-LM's: documents
 /// count upwards from 1 through the vocabulary, have random lengths and end with the last token, so a model can learn
-/// to go on. A sample is a function of its number and the key, drawn from Philox: no index, the same on every rank.
+/// to continue. A sample is a function of its number and the key, drawn from Philox: no index, the same on every rank.
 ///
 /// Stream: seq_length + 1 tokens of such documents, from a random place of one. Pairs: one stretch of counting in two
-/// segments, some tokens hidden behind the last token. EncoderDecoder: the decoder goes on where the encoder's stretch
-/// ends.
+/// segments, some tokens hidden behind the last token. EncoderDecoder: the decoder continues where the encoder's
+/// stretch ends.
 class MockDataset : public Dataset {
  public:
   /// Throws ConfigError where the vocabulary has fewer than three tokens.

@@ -47,7 +47,7 @@ struct BatchOptions {
 BatchOptions batch_options(const plan::ResolvedRun& run, bool pad_to_longest);
 
 /// Makes microbatches of a task's samples, on the CPU: key lengths, targets, and of a sample with several rows
-/// (options) these beside one another. Safe to call from several threads.
+/// (options) these one after the other. Safe to call from several threads.
 class TaskBatches {
  public:
   /// Keeps a reference to `task`.

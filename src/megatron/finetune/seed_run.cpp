@@ -29,25 +29,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In the metadata of what a seed goes on from: SeedResult::recipe, as JSON.
+/// In the metadata of what a seed resumes from: SeedResult::recipe, as JSON.
 constexpr const char* kRecipe = "finetune_recipe";
 
-/// What an interrupted seed goes on from: beside the best weights, of another iteration and with the optimizer.
+/// What an interrupted seed resumes from: besides the best weights, of another iteration and with the optimizer.
 fs::path state_folder(const fs::path& seed_folder) { return seed_folder / "state"; }
 
-/// Of the best weights nobody goes on from the optimizer.
+/// Nothing resumes from the optimizer of the best weights.
 std::vector<checkpoint::ShardedTensor> weights_of(const train::Engine& engine) {
   auto tensors = train::sharded_tensors(engine);
   std::erase_if(tensors, [](const auto& tensor) { return tensor.name.starts_with("optimizer."); });
   return tensors;
 }
 
-/// They are on the disk before the run goes on: what is saved later may count on them.
+/// They are on the disk before the run continues: what is saved later may count on them.
 checkpoint::Saver::Options best_options(const config::RunConfig& config) {
   return {.keep = {.last = 1, .every = 0}, .asynchronous = false, .beat = train::beat_of(config)};
 }
 
-/// As train::start_run() reads it: the seed goes on from its own state, or begins with the weights of checkpoint.load.
+/// As train::start_run() reads it: the seed resumes from its own state, or begins with the weights of checkpoint.load.
 plan::ResolvedRun with_state(plan::ResolvedRun run) {
   run.config.checkpoint.save = state_folder(run.config.train.out).string();
   run.config.checkpoint.finetune = true;
@@ -128,8 +128,8 @@ class SeedRun {
            (is_done() || (interval > 0 && state_.iteration % interval == 0));
   }
 
-  /// What the run that goes on had found: scored again, as its weights are all that is left of it. They may be of a
-  /// later iteration than the one from which it goes on: then it comes to the same again. Collective over the world.
+  /// What the resumed run had found: scored again, as its weights are all that is left of it. They may be of a
+  /// later iteration than the one from which it resumes: then it comes to the same again. Collective over the world.
   void find_best() {
     const fs::path folder = train::save_folder(config_);
     if (!checkpoint::has_checkpoint(folder)) return;
@@ -248,7 +248,7 @@ class SeedRun {
   const fs::path out_;
   train::Engine engine_;
   TaskBatches train_, valid_;
-  checkpoint::Saver best_saver_, saver_;  // of the best weights, and of what the run goes on from
+  checkpoint::Saver best_saver_, saver_;  // of the best weights, and of what the run resumes from
   train::Start start_;
   train::RunState state_;
   SampleOrder order_{static_cast<std::int64_t>(data_.train->size()), task_.epochs, config_.train.seed};

@@ -24,14 +24,14 @@ struct TaskData {
 /// Steps of a run over `samples`: as many as `epochs` need, the last one with what is left.
 std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_batch);
 
-/// Throws ConfigError where what a seed that was interrupted has left in its folder to go on from is of another recipe
+/// Throws ConfigError where what a seed that was interrupted has left in its folder to resume from is of another recipe
 /// (see SeedResult).
 void check_state(const std::filesystem::path& seed_folder, const std::string& recipe);
 
 /// One run with one seed (train.seed of `run`) on one rank: takes the weights of checkpoint.load, trains, evaluates
 /// every train.eval_interval steps and at the end, and keeps in train.out, the seed's folder, the best weights, what
 /// they predict and metrics.jsonl. Every checkpoint.save_interval steps, and where a rank is asked to stop, saves in
-/// the folder `state` what the next call goes on from, to the same result. `recipe`: see SeedResult. Returns the
+/// the folder `state` what the next call resumes from, to the same result. `recipe`: see SeedResult. Returns the
 /// result, which is written last; nothing where a rank was asked to stop. The first rank prints to stdout, to stderr
 /// where `quiet`. Collective over `world`.
 std::optional<SeedResult> run_seed(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data,

@@ -53,7 +53,7 @@ class Batch {
 
  private:
   bool draws_tokens() const { return options_.sampling.temperature > 0; }
-  /// Lets the search of text `t` of the batch go on by a token. logarithms: [its answers, vocab].
+  /// Advances the search of text `t` of the batch by a token. logarithms: [its answers, vocab].
   void choose(std::size_t t, const at::Tensor& logarithms);
   at::Tensor row(const std::vector<std::int64_t>& ids) const {
     return at::tensor(ids, at::kLong).to(model_.tensor().device());

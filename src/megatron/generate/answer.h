@@ -23,7 +23,7 @@ struct AnswerOptions {
 void check(const std::vector<std::vector<std::int64_t>>& texts, std::int64_t vocab, const AnswerOptions& options);
 
 /// What a T5 answers to each of `texts`: the best that beam search finds, best first, at least one and at most as many
-/// as there are beams; or an answer that is drawn, by the random numbers that go on a GPT's prompt (Draws). Texts of
+/// as there are beams; or an answer that is drawn, by the random numbers that continue a GPT's prompt (Draws). Texts of
 /// different lengths share a batch; each gets what it would get alone, except that copies of one text get drawn answers
 /// of their own. Texts whose search is over leave the batch. `on_token` hears of one beam's tokens.
 ///

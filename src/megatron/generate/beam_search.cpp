@@ -25,7 +25,7 @@ bool better(const Candidate& a, const Candidate& b) {
   return a.score != b.score ? a.score > b.score : std::tie(a.beam, a.token) < std::tie(b.beam, b.token);
 }
 
-/// How many continuations are looked at: as many as go on, for each way to end and once more.
+/// How many continuations are looked at: as many as continue, for each way to end and once more.
 std::int64_t looked_at(const BeamOptions& options) {
   return options.num_beams * std::max<std::int64_t>(2, 1 + std::ssize(options.ends));
 }
@@ -96,7 +96,7 @@ void BeamSearch::step(std::span<const float> logarithms) {
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const auto& [score, beam, token] = candidates[i];
     const bool end = ends(token);
-    // Of those that end only the best count: the others are looked at so that enough go on.
+    // Of those that end only the best count: the others are looked at so that enough continue.
     if (end ? i >= width : going_on.size() == width) continue;
     Beam longer{running_[beam].tokens, end ? divided(score, length_) : score};
     longer.tokens.push_back(token);

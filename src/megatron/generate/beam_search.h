@@ -6,11 +6,11 @@
 
 namespace megatron::generate {
 
-/// When a search is over though texts might still go on. "Full": num_beams texts have ended.
+/// When a search is over though texts might still continue. "Full": num_beams texts have ended.
 enum class EarlyStopping : std::uint8_t {
-  Likely,    ///< full, and the best that goes on would be no better than the worst of these if it ended now
+  Likely,    ///< full, and the best that continues would be no better than the worst of these if it ended now
   WhenFull,  ///< as soon as it is full
-  Never      ///< full, and the best that goes on cannot become better than the worst of these
+  Never      ///< full, and the best that continues cannot become better than the worst of these
 };
 
 struct BeamOptions {
@@ -23,7 +23,7 @@ struct BeamOptions {
 
 /// Throws ConfigError, for all violated rules together: num_beams and max_new_tokens at least 1 and not too many to be
 /// meant, a finite penalty of at most 20 either way, and a vocabulary of at least num_beams tokens for each way in
-/// which a text can go on or end: so there are always num_beams that go on.
+/// which a text can continue or end: so there are always num_beams that continue.
 void check(const BeamOptions& options, std::int64_t vocab);
 
 /// A text and its score.
@@ -33,16 +33,16 @@ struct Beam {
 };
 
 /// Beam search as transformers does it (5.x; the length penalty of Wu et al. 2016 without its constant), for one text.
-/// The caller asks the model what may come next, this decides with what to go on. Of equal scores the earlier beam and
+/// The caller asks the model what may come next, this decides what to continue. Of equal scores the earlier beam and
 /// the lower token is better: so every rank decides the same.
 class BeamSearch {
  public:
   /// `options` fulfil check() and must outlive this.
   explicit BeamSearch(const BeamOptions& options);
 
-  /// The texts that go on, best first: none where the search is over, one before the first step, then num_beams.
+  /// The texts that continue, best first: none where the search is over, one before the first step, then num_beams.
   struct Step {
-    std::size_t from;    ///< which of those of the step before it goes on
+    std::size_t from;    ///< which of those of the step before it continues
     std::int64_t token;  ///< its last
   };
   const std::vector<Step>& going_on() const { return steps_; }
@@ -51,10 +51,10 @@ class BeamSearch {
   /// they are not finite numbers.
   void step(std::span<const float> logarithms);
 
-  /// Of one beam: goes on with `token`, whose logarithm is given, however likely others are.
+  /// Of one beam: continues with `token`, whose logarithm is given, however likely others are.
   void take(std::int64_t token, double logarithm);
 
-  /// Tokens of each text that goes on.
+  /// Tokens of each text that continues.
   std::int64_t length() const { return length_; }
   /// Of one beam, after a step: the token that it took.
   std::int64_t last_token() const { return steps_.empty() ? ended_.front().tokens.back() : steps_.front().token; }

@@ -29,7 +29,7 @@ using OnWindows = std::function<void(std::int64_t done)>;
 
 /// The score of each of `windows` into `ids`, in their order. `stage`: this rank's of the model. Only the scored tokens
 /// have logits, and the last layer computes the positions before them no further than their keys and values. Collective
-/// over tp, pp and dp. Every rank returns the same; with as many threads a rank to the bit in every split over pp and
+/// over tp, pp and dp. Every rank returns the same; with as many threads per rank to the bit in every split over pp and
 /// dp, while over tp sums are taken in another order. Throws ConfigError for a token or position outside the model's.
 std::vector<tasks::WindowScore> score_windows(const model::ScoringGpt& stage, const ScoreRanks& ranks,
                                               at::TensorOptions tensor, std::span<const std::int64_t> ids,

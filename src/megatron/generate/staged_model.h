@@ -8,7 +8,7 @@
 
 namespace megatron::generate {
 
-/// A whole model that goes on from a cache, its stages one on each rank of a pipeline.
+/// A whole model that decodes from a cache, its stages one on each rank of a pipeline.
 class StagedModel {
  public:
   /// `stage`: this rank's; `pp`: the ranks that hold the stages in order; `tensor`: dtype and device of activations.

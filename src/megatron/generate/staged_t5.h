@@ -20,7 +20,7 @@ class StagedT5 {
   at::TensorOptions tensor() const { return tensor_; }
 
   /// Reads texts: tokens [texts, s] int64 and how many of each count [texts] int32 (undefined: all), the same on every
-  /// rank -> the cache with which the stage goes on from an empty answer to each. Collective over tp and pp: the
+  /// rank -> the cache with which the stage decodes from an empty answer to each. Collective over tp and pp: the
   /// encoder's stream [s, texts, h] from stage to stage, its states from the last of its stages to all.
   model::T5Cache read(const at::Tensor& tokens_bs, const at::Tensor& key_lengths_b = {}) const;
 

@@ -9,7 +9,7 @@
 
 namespace megatron::interchange {
 
-/// Whether `folder` holds another program's weights, and so no state of training that a run here could go on from.
+/// Whether `folder` holds another program's weights, and so no state of training that a run here could resume from.
 /// False for a folder that is not there.
 bool is_foreign(const std::filesystem::path& folder);
 

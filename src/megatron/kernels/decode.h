@@ -40,7 +40,7 @@ struct CacheStep {
 at::Tensor attention_scratch(const CacheStep& step);
 
 /// Attention of the new tokens over the cache's rows and themselves: out [b, n d] of the fused projection
-/// qkv [b, g (n/g + 2) d], rows a group: its queries, key, value. Queries and keys are rotated where they lie.
+/// qkv [b, g (n/g + 2) d], rows per group: its queries, key, value. Queries and keys are rotated where they lie.
 /// keys, values: [capacity, b, g, d] with d side by side, whose row `length` is written.
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch);

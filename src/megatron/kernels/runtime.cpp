@@ -90,7 +90,7 @@ void bind_to(int core) {
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(core, &one);
-  sched_setaffinity(0, sizeof one, &one);  // where it is refused, the system goes on to choose
+  sched_setaffinity(0, sizeof one, &one);  // where it is refused, the system still chooses
 }
 
 }  // namespace

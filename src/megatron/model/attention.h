@@ -14,7 +14,7 @@
 // s sequence, b microbatch, n heads and g groups of this rank, d head size.
 namespace megatron::model {
 
-/// The heads of a fused projection qkv [s, b, g * (n/g + 2) * d], rows a group: its queries, key, value. Views.
+/// The heads of a fused projection qkv [s, b, g * (n/g + 2) * d], rows per group: its queries, key, value. Views.
 struct Heads {
   at::Tensor q;        ///< [s, b, g, n/g, d]; [s, b, n, d] where each head has its own key and value
   at::Tensor k, v;     ///< [s, b, g, d]
@@ -49,7 +49,7 @@ struct AttentionForm {
 /// rotated there, and their gradients written where they belong. Keeps qkv and the output.
 Recomputable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
-/// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows a group: its key, value. No rotary
+/// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows per group: its key, value. No rotary
 /// positions.
 Recomputable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
 

@@ -17,9 +17,9 @@ namespace megatron::model {
 parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
                                             bool skip_bias_add = false);
 
-/// What a BERT (Devlin et al. 2018) has behind its encoder, beside the output layer: the transformation of each token's
-/// state and, on the first token's, the head that tells the order of two segments. Their matrices are whole on each
-/// rank. `hidden` [s, b, h] is the same on every rank or, with sequence_parallel, this rank's part [s/t, b, h].
+/// What a BERT (Devlin et al. 2018) has behind its encoder, besides the output layer: the transformation of each
+/// token's state and, on the first token's, the head that tells the order of two segments. Their matrices are whole on
+/// each rank. `hidden` [s, b, h] is the same on every rank or, with sequence_parallel, this rank's part [s/t, b, h].
 class BertHeads {
  public:
   /// Finds its parameters by Megatron-Core's names: lm_head, pooler and binary_head.

@@ -71,7 +71,7 @@ Recomputable dropped(Recomputable x, const kernels::Dropout& options) {
           [recompute_fn = std::move(x.recompute_fn), options] { return dropout(recompute_fn().detach(), options); }};
 }
 
-/// The steps of a layer on all rows of a sequence, recorded for backward where autograd is on. Each tensor is let go of
+/// The steps of a layer on all rows of a sequence, recorded for backward where autograd is on. Each tensor is released
 /// as soon as the next is made: what backward needs, the operators hold.
 class RowSteps {
  public:

@@ -43,7 +43,7 @@ struct BranchModules {
 /// sequence_parallel see parallel/linear.h.
 class Block {
  public:
-  /// How the layers of a model are computed, beside what they are.
+  /// How the layers of a model are computed, besides what they are.
   struct Options {
     double epsilon = 1e-5;
     kernels::Activation activation = kernels::Activation::GeluTanh;
@@ -71,7 +71,7 @@ class Block {
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
   /// `value`: whether the stream after the block is read; where it is not, `next` is null. `encoder_output`: of a block
-  /// with cross attention. An attention that gives the last rows alone leaves only these to go on.
+  /// with cross attention. An attention that gives the last rows alone leaves only these to what follows.
   Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
                  parallel::Value value = parallel::Value::Needed, const EncoderOutput* encoder_output = nullptr) const;
 

@@ -21,8 +21,8 @@ struct Norm {
   double epsilon = 1e-5;
 };
 
-/// The residual stream and its norm, which go on together: so the gradient that flows past the norm is added inside the
-/// norm's backward pass, and the norm's value is made again from the stream where a weight gradient needs it.
+/// The residual stream and its norm, which continue together: so the gradient that flows past the norm is added inside
+/// the norm's backward pass, and the norm's value is recomputed from the stream where a weight gradient needs it.
 struct Normed {
   at::Tensor residual;                       ///< [s, b, h]
   at::Tensor y;                              ///< [s, b, h] norm of residual

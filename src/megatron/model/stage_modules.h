@@ -44,7 +44,7 @@ struct StageModules {
   /// How the attention of one of the blocks is computed.
   using AttentionOf = std::function<Attend(std::size_t block)>;
   /// All blocks without dropout: the stream [s, b, h] before the first -> after the last, on the last stage normalized
-  /// (`y`). An attention that gives the last rows alone leaves only these to go on. Collective over tp.
+  /// (`y`). An attention that gives the last rows alone leaves only these to what follows. Collective over tp.
   Normed run(const at::Tensor& x_sbh, const AttentionOf& attention) const;
 
   /// What the output layer takes of the states `y` behind the last norm: times ModelShape::output_scale.

@@ -30,7 +30,7 @@ class TaskHead {
            bool sequence_parallel);
 
   /// `lengths_b`: Batch::key_lengths_b. `dropout`: of what classes and options are computed from. The same on every
-  /// rank. With sequence_parallel collective over tp: one collective of a row a sample, of spans two numbers a token.
+  /// rank. With sequence_parallel collective over tp: one collective, a row per sample, of spans two numbers per token.
   at::Tensor logits(const at::Tensor& hidden, const at::Tensor& lengths_b, const at::Tensor& targets,
                     const kernels::Dropout& dropout) const;
   /// A float64 scalar. What goes backward is multiplied by `gradient_scale`.

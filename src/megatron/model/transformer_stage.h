@@ -44,7 +44,7 @@ struct LossSum {
   at::Tensor sentence_sum = {};  ///< scalar without graph: the sentence head's loss over samples; undefined: none
   double sentences = 0;          ///< samples that it is a sum over
   at::Tensor task_logits = {};   ///< without graph, of a model with the head of a task (task_head.h); undefined: none
-  at::Tensor non_loss = {};      ///< what a function of train::ForwardStep has collected beside; undefined: nothing
+  at::Tensor non_loss = {};      ///< what a function of train::ForwardStep has collected besides; undefined: nothing
 };
 
 struct TransformerOptions {
@@ -109,7 +109,7 @@ class TransformerStage {
   at::Tensor logits(at::Tensor x, const Batch& batch, bool training) const;
 
   /// Forward pass of the last stage without its heads: the states behind the last norm [s, b, h] (sequence_parallel:
-  /// [s/t, b, h]), on which another head goes on. x, communication and `training` as for loss().
+  /// [s/t, b, h]), which another head takes. x, communication and `training` as for loss().
   at::Tensor states(at::Tensor x, const Batch& batch, bool training) const;
 
   /// Of the last stage of a BERT.

@@ -19,7 +19,7 @@ class LossScaler {
   struct State {
     double scale = 1;
     std::int64_t clean_steps = 0;  ///< in a row, since the last growth
-    std::int64_t hysteresis = 0;   ///< overflows left before the scale shrinks; goes on below zero
+    std::int64_t hysteresis = 0;   ///< overflows left before the scale shrinks; continues below zero
     bool operator==(const State&) const = default;
   };
 

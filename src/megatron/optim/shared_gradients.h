@@ -35,7 +35,7 @@ comm::Group copies_group(const parallel::ParameterStore& parameters, const comm:
 ///   4. copies on several stages (plan::shared_copies(); Megatron-LM's embedding group and its like). One all-reduce of
 ///      each over the holders, in place.
 ///
-/// sum() belongs after the reduction over data-parallel ranks: that one goes on while backward does, bucket by bucket,
+/// sum() belongs after the reduction over data-parallel ranks: that one runs while backward does, bucket by bucket,
 /// and would otherwise wait for these few. Every rank of a data-parallel group then sums the same numbers in the same
 /// order, so that the copies of the model stay equal bit by bit. With the distributed optimizer the owned elements
 /// alone are summed: ranks of one model copy own the same elements of what they share, since their buckets have the
@@ -58,7 +58,7 @@ class SharedGradients {
 
   /// Once the values are there (drawn, or loaded): throws std::runtime_error on every holder where two copies of a
   /// shared parameter differ in a bit. They are equal from the start without communication, since each rank draws them
-  /// as a function of name and index. A few numbers a parameter are communicated.
+  /// as a function of name and index. A few numbers per parameter are communicated.
   void check_copies() const;
 
  private:

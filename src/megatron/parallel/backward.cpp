@@ -58,7 +58,7 @@ bool records_gradient(const std::vector<at::Tensor>& inputs) {
 std::vector<at::Tensor> with_backward(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
                                       Backward backward) {
   if (!records_gradient(inputs)) return outputs;
-  // A fresh handle to the same memory each: autograd refuses to go on from views whose base an operator overwrites.
+  // A fresh handle to the same memory each: autograd refuses to continue from views whose base an operator overwrites.
   for (at::Tensor& output : outputs) output = output.variable_data();
   Computed computed{std::move(outputs)};
   return Recorded::apply(at::TensorList(inputs), computed, backward);

@@ -40,7 +40,7 @@ class GradientQueue {
 void run_pieces(std::vector<GradientQueue::Work> pieces);
 
 /// Values that are on their way from other ranks: with the distributed optimizer a bucket of parameters is gathered
-/// while the next forward pass goes on, and the first module that reads one of them waits for it.
+/// while the next forward pass runs, and the first module that reads one of them waits for it.
 class Arrival {
  public:
   void expect(comm::WorkHandle work) { work_ = std::move(work); }

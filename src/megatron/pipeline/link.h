@@ -53,7 +53,7 @@ class Link {
   /// belongs to as its output, or the gradient of that.
   Message post_send(const at::Tensor& tensor, int to) const;
   Message post_recv(int microbatch, int from, int stage = 0) const;
-  /// The message has left; its memory is let go.
+  /// The message has left; its memory is released.
   static void wait_sent(Message& message);
   /// The message has come: the whole tensor. With scatter_gather collective over tp.
   at::Tensor wait_received(Message& message, int microbatch, int stage = 0) const;

@@ -35,8 +35,8 @@ struct Result {
 /// Executes ranks[rank] of a valid program with communication (schedule/passes.h) from front to back. `stages`: of this
 /// rank, in the placement's order. Knows no schedule.
 ///
-/// A stage's output is let go once it is sent (or handed to the next stage, where that is on this rank), with its graph
-/// kept; its input once forward has consumed it, unless layers keep it; the gradient of its output at the end of
+/// A stage's output is released once it is sent (or handed to the next stage, where that is on this rank), with its
+/// graph kept; its input once forward has consumed it, unless layers keep it; the gradient of its output at the end of
 /// backward. A forward-only program runs without autograd. Collective over the pipeline.
 ///
 /// Throws std::logic_error where the program does not fit; comm::PeerError that names the operation, its stage and

@@ -18,7 +18,7 @@ class Stage {
   virtual ~Stage() = default;
 
   /// Forward pass of one microbatch. `x`: what the stage before made of it, undefined on the first stage, which finds
-  /// its input itself; let go of it as early as possible. Records for backward where autograd is on; parameters'
+  /// its input itself; release it as early as possible. Records for backward where autograd is on; parameters'
   /// gradients are written by the layers' backward passes (parallel/parameter.h).
   virtual Output forward(int microbatch, at::Tensor x) = 0;
 

@@ -74,7 +74,7 @@ struct Recomputed {
   bool core_attention = false, mlp = false, gelu = false;
 };
 
-/// What a branch keeps for its backward pass on one tensor-parallel rank, beside the stream before its norm, in
+/// What a branch keeps for its backward pass on one tensor-parallel rank, besides the stream before its norm, in
 /// elements.
 struct Kept {
   std::int64_t per_token = 0;
@@ -92,7 +92,7 @@ struct Branch {
   /// In the order of computation; the last reads what the inside gives and ends the branch.
   std::vector<Linear> linears(std::int64_t hidden) const;
   Kept kept(int tp, bool rms_norm, const Recomputed& again) const;
-  /// What its weight products read in the second half of backward, beside the stream before its norm and the gradient
+  /// What its weight products read in the second half of backward, besides the stream before its norm and the gradient
   /// of what it ends with.
   Kept weight_inputs(int tp, const Recomputed& again) const;
 };

@@ -205,7 +205,7 @@ class Mender {
     return named;
   }
 
-  /// Whether what a rule proposes must be written anew: the job has names of its own for options, or a launcher has
+  /// Whether what a rule proposes must be written again: the job has names of its own for options, or a launcher has
   /// set the number of ranks, and a rule's second proposal may be about it.
   bool rewrites() const { return !facts_.flags.empty() || facts_.launched_world_size > 0; }
   bool has_own_names() const { return !facts_.flags.empty(); }

@@ -68,7 +68,7 @@ void check_programs(const ResolvedRun& run) {
   }
 }
 
-/// The model in `chunks` stages a rank; nothing where its layers do not divide so.
+/// The model in `chunks` stages per rank; nothing where its layers do not divide so.
 std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, const ModelShape& shape, int chunks) {
   config::ParallelConfig parallel = config.parallel;
   parallel.vpp = chunks;
@@ -108,7 +108,7 @@ void check_microbatches(const ResolvedRun& run) {
 void choose_schedule(ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
   std::vector<std::vector<StagePart>> cuts = {run.parts};
-  // Where the options leave it open, two stages a rank as well: less bubble for more messages.
+  // Where the options leave it open, two stages per rank as well: less bubble for more messages.
   if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0 &&
       parallel.pipeline_split_rank == 0)
     if (auto two = parts_in(run.config, run.shape, 2)) cuts.push_back(std::move(*two));

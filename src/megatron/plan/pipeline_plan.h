@@ -12,10 +12,10 @@ namespace megatron::plan {
 bool is_from_file(const std::string& pp_schedule, const std::optional<std::string>& file);
 
 /// The schedule that parallel.pp_schedule names, for a pipeline of run.parts; that of `file` where it names one, which
-/// is validated. Where it is auto, simulates at the full batch what suits parallel.vpp stages a rank and, where that is
-/// 1 and the layers divide, what suits two; the same options always give the same choice. Sets run.parts,
+/// is validated. Where it is auto, simulates at the full batch what suits parallel.vpp stages per rank and, where that
+/// is 1 and the layers divide, what suits two; the same options always give the same choice. Sets run.parts,
 /// run.schedule_name, run.schedule_file and run.placement. Throws ConfigError where the schedule does not suit the run:
-/// stages a rank, ranks, stages, microbatches or parallel.pp_memory_limit.
+/// stages per rank, ranks, stages, microbatches or parallel.pp_memory_limit.
 void resolve_schedule(ResolvedRun& run, const std::optional<std::string>& file);
 
 /// What to call the run's schedule: its name, its file, or "none" for a single stage, which accumulates.

@@ -34,7 +34,7 @@ struct Facts {
   std::function<void(config::RunConfig&)> complete = {};
 };
 
-/// A configuration that holds together, with all that follows from it.
+/// A consistent configuration, with all that follows from it.
 struct ResolvedRun {
   /// As given, with ffn_hidden_size, max_position_embeddings, vocab_size and global_batch_size filled in where they
   /// were 0. Sizes that belong to a launch and not to the run (world_size, dp, threads) stay as given, so that the

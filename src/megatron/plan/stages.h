@@ -40,12 +40,12 @@ struct SplitCosts {
 std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs);
 
 /// Stages of a layout as Megatron-LM writes it: E embedding, t transformer layer, L output and loss, '|' between
-/// stages; x*n and (…)*n repeat a letter or a group, commas and blanks mean nothing. "Et*3|(tt|)*2tL" has four stages
+/// stages; x*n and (…)*n repeat a letter or a group, commas and spaces have no effect. "Et*3|(tt|)*2tL" has four stages
 /// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error. Unlike Megatron-LM's, no stage may
 /// be empty.
 std::vector<StagePart> parse_layout(const std::string& layout);
 
-/// Every stage of the model, as parallel.pp, vpp, pp_layout and the options beside them say. `costs` are for pp_layout
+/// Every stage of the model, as parallel.pp, vpp, pp_layout and the related options say. `costs` are for pp_layout
 /// "balanced". Throws ConfigError.
 std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs);

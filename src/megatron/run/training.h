@@ -13,7 +13,7 @@
 // One training run, as `megatron train` does it.
 namespace megatron::run {
 
-/// A recipe that holds together, with its tokenizer and what a launcher has said.
+/// A consistent recipe, with its tokenizer and what a launcher has said.
 struct TrainingJob {
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;

@@ -89,7 +89,7 @@ class Execution {
   /// that backward.
   Execution(const Program& program, const Costs& costs, double lag = 0);
 
-  /// visit(rank, op, start, end) for every op, in order on each rank. False: some rank cannot go on.
+  /// visit(rank, op, start, end) for every op, in order on each rank. False: some rank cannot continue.
   template <class Visit>
   bool run(Visit&& visit);
 

@@ -28,7 +28,7 @@ Program forward_only(const Placement& placement, int num_microbatches);
 struct Candidate {
   Shape shape;
   Costs costs;
-  /// By stage: bytes beside the activations while its backward runs (recomputed layers); empty: none. A rank needs the
+  /// By stage: bytes besides the activations while its backward runs (recomputed layers); empty: none. A rank needs the
   /// most of its stages' at its peak.
   std::vector<double> backward_bytes = {};
   int fewest_microbatches = 0;  ///< of a step of the run; 0: as many as the shape has

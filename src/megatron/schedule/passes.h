@@ -15,7 +15,7 @@ enum class Communication : std::uint8_t {
   /// The same, but what a rank sends and receives between two computations is posted together, then waited for: send
   /// forward with receive backward, send backward with receive forward, all four with virtual stages.
   Batched,
-  /// Messages travel beside computation: a receive is posted at least one computation before the one that needs it,
+  /// Messages travel during computation: a receive is posted at least one computation before the one that needs it,
   /// which waits for it; a send is waited for two computations later, so that a rank has at most two under way.
   Overlapped,
 };

@@ -16,7 +16,7 @@ struct Costs {
   std::vector<double> weight_bytes = {};  ///< 0: of these, what is kept from BackwardInput to BackwardWeight
   double latency = 0;                     ///< of a message
   double message_bytes = 0;               ///< of a boundary's activation, and of its gradient
-  double bandwidth = 0;                   ///< bytes a second of a link; 0: without bound
+  double bandwidth = 0;                   ///< bytes per second of a link; 0: without bound
 };
 
 /// An op's time on its rank. Communication takes a slot only while the rank waits for it.
@@ -45,7 +45,7 @@ struct Timeline {
 /// Executes a valid program, lowered or not, on a virtual clock. A message sets out once both of its ends are posted
 /// and arrives after latency + message_bytes / bandwidth; from one rank to another there is one at a time. Without
 /// communication ops a dependency across ranks is a message posted as soon as it is made. A forward-only program keeps
-/// an activation only while it is computed. Throws std::logic_error where it cannot go on; validate() says why.
+/// an activation only while it is computed. Throws std::logic_error where it cannot continue; validate() says why.
 Timeline simulate(const Program& program, const Costs& costs = {});
 
 /// `costs` with the mean time of each stage's operations in a measured timeline, whose messages took no time of their

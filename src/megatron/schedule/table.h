@@ -12,7 +12,7 @@ namespace megatron::schedule {
 
 struct Shape {
   int num_ranks = 1;
-  int num_chunks = 1;  ///< stages a rank
+  int num_chunks = 1;  ///< stages per rank
   int num_microbatches = 1;
   int microbatch_group = 0;  ///< interleaved: microbatches that one chunk takes before the next does; 0: num_ranks
 };

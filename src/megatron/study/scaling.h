@@ -15,8 +15,8 @@ inline constexpr const char* kPaperHardware = "DGX-2H";
 
 /// What a row of its tables says.
 enum class Figure : std::uint8_t {
-  Teraflops,   ///< of a rank, 10^12 operations a second
-  Efficiency,  ///< operations a second and rank against the baseline's, in percent
+  Teraflops,   ///< of a rank, 10^12 operations per second
+  Efficiency,  ///< operations per second and rank against the baseline's, in percent
   Speedup,     ///< against the baseline's time
   Days,        ///< for 68,507 steps, an epoch
 };
@@ -69,7 +69,7 @@ bool meets_goals(const std::vector<PredictedRow>& rows);
 /// "95 %", "1.64", "39.0": a figure as tables show it.
 std::string figure_text(Figure figure, double value);
 
-/// Tables in Markdown: the figures, and where the time of each step goes. `compare`: with the paper's beside them. A
+/// Tables in Markdown: the figures, and where the time of each step goes. `compare`: with the paper's for comparison. A
 /// run that the memory does not hold has what it needs in place of figures.
 std::string scaling_markdown(const std::vector<PredictedRow>& rows, bool compare);
 

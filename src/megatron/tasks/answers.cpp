@@ -34,7 +34,7 @@ std::u32string lower_case(const std::u32string& text) {
   std::u32string lower;
   lower.reserve(text.size());
   // A sigma has case itself, so no two searches go over the same characters.
-  bool case_before = false;  // of the last character that is not passed over
+  bool case_before = false;  // of the last character that is not skipped
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char32_t c = text[i];
     if (c == kCapitalSigma) {

@@ -10,8 +10,8 @@ namespace megatron::tasks {
 enum class SquadVersion : std::uint8_t { V1, V2 };
 
 /// An answer as the official scores of SQuAD compare it: lower case, without ASCII punctuation and the words a, an and
-/// the, words parted by one blank. Letters, digits and white space are those of Unicode, as Python's are. A byte that
-/// is no UTF-8 counts as U+FFFD.
+/// the, words separated by one space. Letters, digits and white space are those of Unicode, as Python's are. A byte
+/// that is no UTF-8 counts as U+FFFD.
 std::string normalize_answer(std::string_view text);
 
 struct AnswerMatch {

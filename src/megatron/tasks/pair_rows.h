@@ -16,7 +16,7 @@ struct BertFrame {
   std::int32_t cls = 0, sep = 0, pad = 0;
 };
 
-/// Throws ConfigError that names what the tokenizer lacks.
+/// Throws ConfigError that names the token that the tokenizer lacks.
 BertFrame bert_frame(const text::Tokenizer& tokenizer);
 
 /// Writes [CLS] first [SEP] second [SEP] and padding into `ids`, and 1 into `types` from the second text to its [SEP],

@@ -28,7 +28,7 @@ struct WindowBatch {
 
 /// Every window once, the longest first, so that few are padded: `most` at once, or, where that is 0, as many as hold
 /// `most_tokens` with the padding, at least one. A function of the windows alone, whatever the ranks: so each is
-/// computed beside the same others in every layout. `most` and `most_tokens` are 0 or above.
+/// computed with the same others in every layout. `most` and `most_tokens` are 0 or above.
 std::vector<WindowBatch> window_batches(const std::vector<Window>& windows, std::int64_t most,
                                         std::int64_t most_tokens);
 

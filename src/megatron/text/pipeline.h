@@ -18,7 +18,7 @@ struct Pattern {
 
 /// What BERT does to text before it is cut into words (Devlin et al. 2019).
 struct BertNormalization {
-  bool clean_text = true;     ///< Control characters go, every white space is a blank.
+  bool clean_text = true;     ///< Control characters go, every white space is a space.
   bool space_chinese = true;  ///< Each Chinese character is a word.
   bool strip_accents = true;
   bool lower_case = true;
@@ -64,8 +64,8 @@ struct SentencePiece {
   std::string charsmap;  ///< Empty: none.
   bool add_dummy_prefix = true;
   bool remove_extra_spaces = true;
-  bool escape_spaces = true;              ///< U+2581 instead of a blank.
-  bool space_is_suffix = false;           ///< The dummy blank goes behind the text.
+  bool escape_spaces = true;              ///< U+2581 instead of a space.
+  bool space_is_suffix = false;           ///< The dummy space goes behind the text.
   std::vector<std::string> user_symbols;  ///< Left as they are.
   bool operator==(const SentencePiece&) const = default;
 };
@@ -117,7 +117,7 @@ struct Punctuation {
   SplitBehavior behavior = SplitBehavior::Isolated;
   bool operator==(const Punctuation&) const = default;
 };
-/// Blanks become `replacement`, which begins each word.
+/// Spaces become `replacement`, which begins each word.
 struct Metaspace {
   std::string replacement = "\u2581";
   PrependScheme prepend = PrependScheme::Always;
@@ -136,10 +136,10 @@ namespace decoder {
 struct ByteLevel {
   bool operator==(const ByteLevel&) const = default;
 };
-/// Tokens that begin with `prefix` are joined to the one before, others with a blank between.
+/// Tokens that begin with `prefix` are joined to the one before, others with a space between.
 struct WordPiece {
   std::string prefix = "##";
-  bool cleanup = true;  ///< Takes blanks away before signs and contractions.
+  bool cleanup = true;  ///< Takes spaces away before signs and contractions.
   bool operator==(const WordPiece&) const = default;
 };
 struct Metaspace {
@@ -166,15 +166,15 @@ struct Strip {
   std::int32_t start = 0, stop = 0;
   bool operator==(const Strip&) const = default;
 };
-/// The suffix of words becomes a blank, but not behind the last.
+/// The suffix of words becomes a space, but not behind the last.
 struct BpeSuffix {
   std::string suffix = "</w>";
   bool operator==(const BpeSuffix&) const = default;
 };
-/// SentencePiece's way back: control tokens say nothing, the unknown one " ⁇ ", bytes are joined, U+2581 is a blank.
+/// SentencePiece's way back: control tokens give no text, the unknown one " ⁇ ", bytes are joined, U+2581 is a space.
 struct SentencePiece {
   std::string unknown_surface = " \u2047 ";
-  bool drop_first_space = true;       ///< The blank that the text begins with.
+  bool drop_first_space = true;       ///< The space that the text begins with.
   bool drop_all_first_spaces = true;  ///< All that it begins with.
   bool operator==(const SentencePiece&) const = default;
 };
@@ -185,13 +185,13 @@ using Decoder =
     std::variant<decoder::ByteLevel, decoder::WordPiece, decoder::Metaspace, decoder::Replace, decoder::ByteFallback,
                  decoder::Fuse, decoder::Strip, decoder::BpeSuffix, decoder::SentencePiece>;
 
-/// The offsets of a token leave out blanks that it has at its ends (post-processors ByteLevel and Roberta).
+/// The offsets of a token leave out spaces that it has at its ends (post-processors ByteLevel and Roberta).
 struct TrimOffsets {
   bool add_prefix_space = true;
   bool operator==(const TrimOffsets&) const = default;
 };
 
-/// All steps, each list in its order. No decoders: tokens with a blank between.
+/// All steps, each list in its order. No decoders: tokens with a space between.
 struct Pipeline {
   std::vector<Normalizer> normalizers;
   std::vector<PreTokenizer> pre_tokenizers;

@@ -183,8 +183,8 @@ std::vector<std::size_t> character_counts(std::string_view text) {
   return counts;
 }
 
-/// Takes away the blanks that a token has at its ends, counted in the token.
-/// `is_added`: it is no token of the model, whose white space but the blank is spelled otherwise.
+/// Takes away the spaces that a token has at its ends, counted in the token.
+/// `is_added`: it is no token of the model, whose white space but U+0020 is spelled otherwise.
 void trim(std::string_view token, bool is_added, bool is_first, bool add_prefix_space, ByteSpan& span) {
   const auto blanks = [&](std::string_view text, bool backwards) {
     const auto is_blank = [&](char c) { return c == ' ' || (is_added && c >= '\t' && c <= '\r'); };
@@ -218,7 +218,7 @@ Encoding Encoder::encode_with_offsets(std::string_view text, Specials specials) 
   for (std::size_t i = 0; i < out.ids.size(); ++i) {
     const bool is_added = std::binary_search(added.begin(), added.end(), i);
     const std::string_view token =
-        is_added ? text.substr(out.bytes[i].begin, out.bytes[i].end - out.bytes[i].begin)  // with the blanks it took
+        is_added ? text.substr(out.bytes[i].begin, out.bytes[i].end - out.bytes[i].begin)  // with the spaces it took
                  : std::string_view(vocabulary.tokens[static_cast<std::size_t>(out.ids[i])]);
     const bool is_first = i == 0 || out.bytes[i].begin == 0;
     trim(token, is_added, is_first, vocabulary.trim_offsets->add_prefix_space, out.bytes[i]);

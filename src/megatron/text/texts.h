@@ -13,7 +13,7 @@ std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<co
                                         std::span<const std::int64_t> ends);
 
 /// What `added` adds to the text of `prompt`: the text of both, from where it leaves that of the prompt alone. So a
-/// blank between the two is kept, and a character that the prompt left incomplete is there as a whole. All ids must be
+/// space between the two is kept, and a character that the prompt left incomplete is there as a whole. All ids must be
 /// the tokenizer's.
 std::string text_after(const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
                        std::span<const std::int32_t> added);

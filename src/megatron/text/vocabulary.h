@@ -24,9 +24,9 @@ struct SpecialToken {
 /// The model that takes the longest piece of a word that is a token, again and again, instead of merging.
 struct WordPiece {
   std::string unknown = "[UNK]";  ///< A token: what a word becomes that cannot be cut into tokens.
-  std::string prefix = "##";      ///< Of tokens that go on a word.
+  std::string prefix = "##";      ///< Of tokens that continue a word.
   std::int64_t max_word_characters = 100;
-  bool cleanup = true;  ///< Decoding takes blanks away before signs and contractions.
+  bool cleanup = true;  ///< Decoding takes spaces away before signs and contractions.
 };
 
 /// The model that gives each token a score and takes the tokens whose sum is largest (Kudo 2018), as Hugging Face does.
@@ -78,7 +78,7 @@ struct SourceFile {
 /// A tokenizer as data, as files hold it.
 ///
 /// Rules (Tokenizer's constructor checks them): no two tokens have the same bytes, but a special token that is
-/// `outside` may have those of one of the model's, as GPT-NeoX's runs of blanks; each merge joins two tokens into a
+/// `outside` may have those of one of the model's, as GPT-NeoX's runs of spaces; each merge joins two tokens into a
 /// token that is their concatenation, and no pair is merged twice; special tokens are tokens of the vocabulary, and so
 /// is what WordPiece and template name. An id whose token is empty is a hole: no text becomes it, it decodes to
 /// nothing.

@@ -71,7 +71,7 @@ bool has_no_effect(const config::Field& option, const Values& wanted, const plan
 
 std::string text_of(const std::string& value) { return value.empty() ? "(none)" : value; }
 
-/// A run that has passed over a checkpoint of a newer version may not save in its place.
+/// A run that has skipped a checkpoint of a newer version may not save in its place.
 void check_names(std::int64_t from, const config::RunConfig& config) {
   const std::int64_t interval = config.checkpoint.save_interval, last = config.train.train_iters;
   for (const std::int64_t newer : checkpoint::newer_iterations(save_folder(config)))
@@ -83,7 +83,7 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
           "--checkpoint.load"));
 }
 
-/// A run that goes on needs all of its model. Whose folder of another program is gone has checkpoints of its own.
+/// A run that resumes needs all of its model. Whose folder of another program is gone has checkpoints of its own.
 void check_load_strict(const config::CheckpointConfig& options) {
   const std::string& load = options.load;
   if (options.load_strict || options.finetune ||
@@ -112,7 +112,7 @@ std::vector<std::string> changed_options(const Values& saved, const Values& want
   return lines;
 }
 
-/// The checkpoint that the run would go on from, as far as sizes tell: what ranks find out later they tell then.
+/// The checkpoint that the run would resume from, as far as sizes tell: what ranks find out later they tell then.
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
     if (interchange::format_of(folder).native) checkpoint::check_structure(checkpoint::find_checkpoint(folder));

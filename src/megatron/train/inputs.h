@@ -67,7 +67,7 @@ struct ResumedBatch {
 /// where no checkpoint of it can be read, which check_inputs() reports.
 ResumedBatch resumed_batch(const config::RunConfig& config);
 
-/// Compares a checkpoint with the run that is to go on from it, without reading its tensors. Throws ConfigError that
+/// Compares a checkpoint with the run that is to resume from it, without reading its tensors. Throws ConfigError that
 /// lists each difference in architecture and the weights that the model has no place for, checkpoint::Damage where its
 /// manifest is damaged. Returns the other options that the run has changed, for the user: a heading and a line each,
 /// "option: saved -> now"; nothing where all are equal. Left out are options that change nothing of what is computed:

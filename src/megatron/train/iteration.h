@@ -38,7 +38,7 @@ struct IterationParts {
   RunLog* log;  ///< null: of another rank
 };
 
-/// One optimizer step on what `reader` has next, and what it entails: a save under way goes on, `state` advances, the
+/// One optimizer step on what `reader` has next, and what it entails: a save under way advances, `state` advances, the
 /// log is written. `stop`: this rank was asked to stop. Returns whether some rank was. `tokens`: of the step, where
 /// samples have other lengths than data.seq_length (RunLog::Iteration). Collective over the world. Throws
 /// std::runtime_error where, with train.exit_on_nan, a loss or gradient is not finite; what was being saved then is.

@@ -18,7 +18,7 @@
 namespace megatron::train {
 namespace {
 
-// The microbatches of one program: each is made once and let go when the rank's last stage has had it.
+// The microbatches of one program: each is made once and released when the rank's last stage has had it.
 class Microbatches {
  public:
   Microbatches(const MicrobatchSource& source, std::size_t num_microbatches, std::size_t num_stages)

@@ -104,7 +104,7 @@ class Pipeline {
   std::map<int, schedule::Program> training_, evaluation_;  // by number of microbatches: the batch may grow
 };
 
-/// Writes the timeline of iteration `iteration` as Chrome trace to `path`, and a drawing of it beside the simulation
+/// Writes the timeline of iteration `iteration` as Chrome trace to `path`, and a drawing of it with the simulation
 /// with the measured times of its operations to the same name with .svg. Both show the bytes of activations that
 /// plan::stage_costs() counts, at the measured times. Returns one line that says what they show.
 std::string write_timeline(const schedule::Timeline& measured, const plan::ResolvedRun& run, std::int64_t iteration,

@@ -16,7 +16,7 @@
 namespace megatron::train {
 
 /// Makes the microbatches of coming steps on a thread of its own, in the order in which the run consumes them, so that
-/// a step finds them ready. Which they are follows from the run's state alone: a run that goes on from a checkpoint has
+/// a step finds them ready. Which they are follows from the run's state alone: a run that resumes from a checkpoint has
 /// a new prefetcher, and nothing of the old one is missed.
 class Prefetcher {
  public:

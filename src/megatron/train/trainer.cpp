@@ -216,7 +216,7 @@ class TrainingRun {
                                     : "no step was run: log.trace has nothing to write"));
   }
 
-  // The recipe goes on with this copy, whatever becomes of the file that was named.
+  // The run continues with this copy, whatever becomes of the file that was named.
   void keep_schedule() {
     if (!run_.schedule_file) return;
     const fs::path copy = schedule_copy(config_);

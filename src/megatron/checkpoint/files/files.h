@@ -42,7 +42,7 @@ class HashedWriter {
 class CheckedReader {
  public:
   /// Throws Damage where the file is missing or of another size than its record says; here and below
-  /// std::runtime_error where the system fails, which says nothing of the file.
+  /// std::runtime_error where the system fails, whatever the file.
   CheckedReader(const std::filesystem::path& folder, FileRecord record);
   ~CheckedReader();
   CheckedReader(const CheckedReader&) = delete;

@@ -47,7 +47,7 @@ std::int64_t iteration_of(const std::string& name) {
 }
 
 /// Of the iter_ folders in `folder`, ascending; none where it is no folder. A folder that cannot be read is an error:
-/// a run that took it for an empty one would begin anew.
+/// a run that took it for an empty one would start over.
 std::vector<std::int64_t> iterations_in(const fs::path& folder) {
   std::vector<std::int64_t> iterations;
   if (!fs::is_directory(folder)) return iterations;
@@ -216,7 +216,7 @@ fs::path find_checkpoint(const fs::path& folder) {
       if (now == name)
         throw Damage(rule_got_fix(concat((place / kLatest).string(), ": must name a checkpoint in the same folder."),
                                   concat(name, ", which is not there or has no ", kManifest), whole_ones(place)));
-      name = now;  // a run that goes on has saved a newer one and removed this meanwhile
+      name = now;  // a run under way has saved a newer one and removed this meanwhile
     }
     return place / name;
   }
@@ -240,7 +240,7 @@ std::vector<fs::path> candidates(const fs::path& folder) {
         before = iteration_of(latest);
       else if (fs::exists(place / (kAside + latest)))
         found.push_back(place / (kAside + latest));
-    } catch (const Damage&) {  // it is not there or says nothing
+    } catch (const Damage&) {  // it is missing or damaged
     }
     for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration)
       if (*iteration < before) found.push_back(place / iteration_name(*iteration));

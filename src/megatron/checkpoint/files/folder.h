@@ -26,8 +26,8 @@ bool has_latest(const std::filesystem::path& folder);
 /// took a damaged checkpoint for none would begin again from nothing.
 bool has_checkpoint(const std::filesystem::path& folder);
 
-/// Where to go on from, best first: what find_checkpoint() finds, then the earlier iterations beside it, the newest
-/// first; where `latest` says nothing or names what is not there, all that are there. Of one iter_ folder: itself
+/// What to resume from, best first: what find_checkpoint() finds, then the earlier iterations beside it, the newest
+/// first; where `latest` is damaged or names what is missing, all that exist. Of one iter_ folder: itself
 /// alone. Never empty, and nothing is looked into.
 std::vector<std::filesystem::path> candidates(const std::filesystem::path& folder);
 
@@ -36,7 +36,7 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& folde
 std::filesystem::path checkpoints_folder(const std::filesystem::path& folder);
 
 /// The manifest of an iter_ folder. Throws Damage, which names a checkpoint that may serve instead, NewerVersion, and
-/// std::runtime_error where the system fails: that says nothing of the checkpoint.
+/// std::runtime_error where the system fails: the checkpoint may be whole.
 Manifest read_manifest(const std::filesystem::path& iteration_folder);
 
 /// Throws Damage for a manifest that is whole but cannot be that of a checkpoint in this folder: one without tensors,
@@ -44,10 +44,10 @@ Manifest read_manifest(const std::filesystem::path& iteration_folder);
 void check_whole(const std::filesystem::path& iteration_folder, const Manifest& manifest);
 
 /// Throws ConfigError, which begins with `job`, where `folder` has checkpoints, is one or lies in one: what is written
-/// anew (reshard, import) must not mix with what is there. Looks alone.
+/// new (reshard, import) must not mix with what is there. Looks alone.
 void check_new_folder(const std::filesystem::path& folder, const std::string& job);
 
-/// `damage` of a checkpoint, said with the newest whole one (as superfluous() knows them) beside it, if there is one.
+/// `damage` of a checkpoint, said with the newest whole one (as superfluous() knows them), if there is one.
 Damage with_another(const Damage& damage, const std::filesystem::path& iteration_folder);
 
 /// What two ranks that see the same checkpoint both get: a text of the manifest's size and hash, or that there is none.
@@ -92,9 +92,9 @@ struct RetentionPolicy {
 };
 
 /// The iter_ folders in `folder` that `keep` does not keep, the oldest first; none of a newer version. Damaged ones
-/// after `latest`, which a run has passed over, go too, if `latest` names a whole one; whole ones stay until they are
-/// written anew. Whole: check_structure() finds nothing and mark_damaged() was not called; so the last whole one always
-/// stays. Throws Damage where `latest` says nothing.
+/// after `latest`, which a run has skipped, go too, if `latest` names a whole one; whole ones stay until they are
+/// written again. Whole: check_structure() finds nothing and mark_damaged() was not called; so the last whole one
+/// always stays. Throws Damage where `latest` is damaged.
 std::vector<std::filesystem::path> superfluous(const std::filesystem::path& folder, const RetentionPolicy& keep);
 
 /// Removes one of them; half a folder never looks like a checkpoint.

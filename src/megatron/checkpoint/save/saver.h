@@ -20,7 +20,7 @@ namespace megatron::checkpoint {
 
 class Coordinator;
 
-/// Saves a run's checkpoints while it goes on. A save is: begin(); before_change() before the tensors change;
+/// Saves a run's checkpoints while it trains. A save is: begin(); before_change() before the tensors change;
 /// poll() once a step until it is done. At most one is under way: the next begin() waits for it.
 ///
 /// Each rank writes its part in a thread of its own; ranks talk only within calls of theirs, so that collectives never

@@ -8,7 +8,7 @@
 
 namespace megatron::checkpoint {
 
-/// The bytes of some tensors, one after the other, for a thread that reads them while training goes on. They are read
+/// The bytes of some tensors, one after the other, for a thread that reads them while training continues. They are read
 /// where they lie as long as nothing changes them; what is left when something will is copied aside first. So a disk
 /// that keeps up with training needs no copy at all.
 class Snapshot {

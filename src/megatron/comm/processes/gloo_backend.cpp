@@ -36,7 +36,7 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// c10d's group, which can also be closed under work that is still going on: its peers and its own threads then end.
+/// c10d's group, which can also be closed under work that is still under way: its peers and its own threads then end.
 class GlooGroup final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

@@ -39,7 +39,7 @@ class PeerWatch {
   /// Throws PeerError naming those that have not come within `timeout`.
   std::vector<std::string> meet(const std::string& mine, std::chrono::milliseconds timeout);
 
-  /// `id`: equal on every member, without blanks. Returns what the calls below name the group by.
+  /// `id`: equal on every member, without spaces. Returns what the calls below name the group by.
   std::size_t add_group(std::string id, std::vector<int> world_ranks);
   /// This rank starts a collective of the group: its number, from 0.
   std::uint64_t enter(std::size_t group);

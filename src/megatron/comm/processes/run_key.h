@@ -35,9 +35,9 @@ class RunKey {
 std::string random_secret();
 
 /// The secret of the run that `place` belongs to: place.secret, or what place.secret_file holds (a regular file of this
-/// user that nobody else may read; blanks at its end do not count). Without either it is empty, which is allowed where
-/// the store's address is one that other hosts do not reach. Throws ConfigError where it is not allowed, for secrets
-/// shorter than 16 characters and for files that others may read.
+/// user that nobody else may read; white space at its end does not count). Without either it is empty, which is allowed
+/// where the store's address is one that other hosts do not reach. Throws ConfigError where it is not allowed, for
+/// secrets shorter than 16 characters and for files that others may read.
 std::string secret_of(const LaunchedRank& place);
 
 /// Whether `host` names the loopback interface and nothing else.

@@ -24,7 +24,7 @@ struct OpCall {
 
 /// One collective among threads. Each participant brings its arguments (`arrive`); the last to arrive checks that they
 /// fit together and cuts the work into pieces. Whoever has the time then takes pieces until none is left (`work`): no
-/// piece depends on who does it, so results are the same bits however the ranks are scheduled, a rank that goes on
+/// piece depends on who does it, so results are the same bits however the ranks are scheduled, a rank that continues
 /// computing costs its peers nothing, and a single waiter can finish everything by itself.
 class LocalOp {
  public:

@@ -208,7 +208,7 @@ std::vector<std::string> shell_words(std::string_view text, const std::string& n
       word += c;
     } else if (c == '\\' && i + 1 < text.size()) {
       const char next = text[++i];
-      if (next == '\n') continue;  // the line goes on
+      if (next == '\n') continue;  // the line continues
       if (quote == '"' && next != '"' && next != '\\' && next != '$' && next != '`') word += '\\';
       word += next;
       in_word = true;

@@ -71,7 +71,7 @@ Clusters cluster(const BandIndex& index, const std::vector<std::uint32_t>& candi
       for (const std::uint32_t document : documents)
         if (stands[candidate_of[document]]) bucket.push_back(candidate_of[document]);
       const bool is_crowded = for_each_pair(bucket, [&](std::uint32_t a, std::uint32_t b) {
-        // Whether a pair is passed over depends on the threads, what is connected in the end does not.
+        // Whether a pair is skipped depends on the threads, what is connected in the end does not.
         if (clusters.find(a) == clusters.find(b)) return;
         if (similar(sets.get(a, buffers.a), sets.get(b, buffers.b), threshold)) clusters.unite(a, b);
       });

@@ -63,10 +63,10 @@ using OnDedupProgress = std::function<void(const char* pass, std::int64_t, std::
 /// first kNeighbours and with the kNeighbours before it. Documents that are equal as sets of shingles are found before
 /// and count once.
 ///
-/// Memory: up to memory_bytes, and whatever that is 4 bytes a document, 40 a candidate and a block a thread; without
-/// spilling 8 (bands + 1) bytes a document and 8 a shingle of a candidate.
-/// Throws ConfigError for standard input, which cannot be read three times, and std::runtime_error where the inputs
-/// change meanwhile. Nothing is under the final names before all is written.
+/// Memory: up to memory_bytes, and whatever that is 4 bytes per document, 40 per candidate and a block per thread;
+/// without spilling 8 (bands + 1) bytes per document and 8 per shingle of a candidate. Throws ConfigError for standard
+/// input, which cannot be read three times, and std::runtime_error where the inputs change meanwhile. Nothing is under
+/// the final names before all is written.
 DedupResult deduplicate(const DedupOptions& options, const OnDedupProgress& progress = {});
 
 inline constexpr std::size_t kNeighbours = 64;

@@ -27,7 +27,7 @@ inline constexpr std::size_t kScripts = 11;
 /// What the characters of a text say about its language.
 struct CharacterStatistics {
   std::array<std::int64_t, kScripts> letters{};  ///< by script
-  std::int64_t runs = 0;                         ///< of four letters a-z in a word of them, a blank before and after it
+  std::int64_t runs = 0;                         ///< of four letters a-z in a word of them, a space before and after it
   std::int64_t english_runs = 0;                 ///< of them those that are among the 150 most frequent ones of English
 };
 

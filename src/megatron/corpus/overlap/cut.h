@@ -9,7 +9,7 @@ namespace megatron::corpus {
 
 /// How a document is cut around text that is not wanted.
 struct CutOptions {
-  std::size_t radius = 200;  ///< characters that go on either side of a match, and on to the end of the sentence
+  std::size_t radius = 200;  ///< characters cut on either side of a match, and further to the end of the sentence
   std::size_t min_characters = 200;  ///< pieces of at most this many characters go
   std::size_t max_pieces = 10;       ///< a document of more pieces goes as a whole
 };
@@ -27,7 +27,7 @@ struct TextSpan {
 /// before, and a rest, of `min_characters` or fewer goes. Characters are bytes that do not continue a UTF-8 character.
 ///
 /// Differs from that tool in one thing: a match ends where its last word does; the tool takes the length of its words
-/// joined by single blanks, which is less where there is punctuation between them.
+/// joined by single spaces, which is less where there is punctuation between them.
 ///
 /// `matches` are in the order of their begins, of equal begins the one that decides first. max_pieces is the
 /// caller's to apply.

@@ -51,7 +51,7 @@ struct OverlapResult {
 /// text and a member "split_id": "overlap-<document from 1, ten digits>-<piece from 0, four digits>", after the
 /// document's own split_id and '-' where it has one. At one place the longest n-gram decides.
 ///
-/// Memory: about 50 bytes a word of the test set, and a block a thread. The result does not depend on `workers`.
+/// Memory: about 50 bytes per word of the test set, and a block per thread. The result does not depend on `workers`.
 /// Throws ConfigError for bad input, and with `output` for standard input, which cannot be read twice.
 OverlapResult overlap(const OverlapOptions& options, const OnProgress& progress = {});
 

@@ -93,7 +93,7 @@ class LeafReader {
     --left_;
     if (++row_entries_ > kMaxRowEntries) wrong(concat("a row may have at most ", kMaxRowEntries, " elements."), "more");
   }
-  /// Appends the value of the entry, and goes on to the next.
+  /// Appends the value of the entry, and moves to the next.
   void write(std::string& out, std::size_t row_begin);
   std::uint64_t bytes_read() const { return at_; }
 

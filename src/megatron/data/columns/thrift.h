@@ -18,7 +18,7 @@ class ThriftReader {
   ThriftReader(const ColumnFile& file, std::uint64_t offset, std::span<const std::byte> part)
       : file_(file), offset_(offset), part_(part) {}
 
-  /// Calls field(number, type) for each field of a struct; where that returns false, the value is passed over.
+  /// Calls field(number, type) for each field of a struct; where that returns false, the value is skipped.
   template <class Field>
   void read_struct(Field&& field) {
     const Deeper deeper{*this};

@@ -126,7 +126,7 @@ bool lz4_block(Input in, Output& out) {
   return false;
 }
 
-/// LZ4's frames, one after another: a head, blocks, a mark of the end. Their checksums are passed over: Arrow writes
+/// LZ4's frames, one after another: a head, blocks, a mark of the end. Their checksums are ignored: Arrow writes
 /// none.
 bool lz4_frames(Input in, Output& out) {
   while (!in.rest.empty()) {

@@ -26,7 +26,7 @@ TextFormat format_of_name(std::string_view name) {
   return name.ends_with(".txt") ? TextFormat::File : TextFormat::Auto;
 }
 
-/// Where a piece that begins `text` ends, which goes on beyond `limit` bytes.
+/// Where a piece that begins `text` ends, which continues beyond `limit` bytes.
 std::size_t end_of_piece(std::string_view text, std::size_t limit) {
   for (const char end : {'\n', ' '})
     if (const std::size_t last = text.rfind(end, limit - 1); last != std::string_view::npos) return last + 1;
@@ -180,7 +180,7 @@ void BlockReader::split(TextBlock& block, bool at_end) {
   record_begin_ = scanned_ = bytes.size();
 }
 
-/// Whether the open record has too many bytes however it goes on. A blank line may yet turn out to end a paragraph.
+/// Whether the open record has too many bytes however it continues. A blank line may yet turn out to end a paragraph.
 bool BlockReader::is_too_long(const TextBlock& block) const {
   const std::size_t limit = options_.max_document_bytes, size = block.bytes.size();
   if (size - record_begin_ <= limit) return false;
@@ -189,7 +189,7 @@ bool BlockReader::is_too_long(const TextBlock& block) const {
   return !may_end || scanned_ - record_begin_ > limit;
 }
 
-/// Of a record that is passed over, only what says how it goes on stays: of the open line one byte, blank if all are.
+/// Of a record that is skipped, only what says how it continues stays: of the open line one byte, blank if all are.
 void BlockReader::forget_record(TextBlock& block) {
   std::string& bytes = block.bytes;
   const std::size_t line = std::max(scanned_, record_begin_), kept = line < bytes.size() ? 1 : 0;

@@ -21,12 +21,12 @@ namespace megatron::data {
 enum class TextFormat : std::uint8_t {
   Auto,   ///< Jsonl for .jsonl, .ndjson and .json (also with .gz, .zst or .xz) and for content that begins with '{';
           ///< else File
-  Jsonl,  ///< each line is a JSON object; lines of blanks are passed over
-  Lines,  ///< each line is a document; lines of blanks are passed over
-  Paragraphs,  ///< lines of blanks separate documents
+  Jsonl,  ///< each line is a JSON object; blank lines are skipped
+  Lines,  ///< each line is a document; blank lines are skipped
+  Paragraphs,  ///< blank lines separate documents
   File,        ///< each file is a document, also an empty one
-  Pieces,  ///< each file is cut into documents of at most piece_bytes: after a line, else after a blank, else between
-           ///< characters; pieces of blanks are passed over
+  Pieces,  ///< each file is cut into documents of at most piece_bytes: after a line, else after a space, else between
+           ///< characters; blank pieces are skipped
 };
 
 /// "auto", "jsonl", "lines", "paragraphs", "file" or "pieces"; anything else is a ConfigError.
@@ -43,7 +43,7 @@ struct TextReaderOptions {
   std::size_t block_bytes = 1 << 20;
 };
 
-/// A place between two records, from which reading can go on.
+/// A place between two records, from which reading can continue.
 struct TextPosition {
   std::size_t input = 0;    ///< which of the inputs
   std::int64_t offset = 0;  ///< bytes of it, decompressed
@@ -85,13 +85,13 @@ class BlockReader {
   void start_at(const TextPosition& position);
 
   /// The next block; false at the end of all inputs. It has at least one record, but none while one that is too long is
-  /// passed over: a record that never ends (/dev/zero) must not keep the caller from stopping.
+  /// skipped: a record that never ends (/dev/zero) must not keep the caller from stopping.
   bool next(TextBlock& block);
 
   /// Bytes of all inputs read so far, before decompression.
   std::int64_t position() const { return closed_bytes_ + (stream_ ? stream_->position() : 0); }
 
-  /// Lines and pieces of blanks that were passed over so far.
+  /// Blank lines and pieces that were skipped so far.
   std::int64_t blank_records() const { return blank_records_; }
 
   /// Size of all inputs as they lie on disk; nothing when one of them is a pipe.
@@ -124,7 +124,7 @@ class BlockReader {
   std::size_t searched_ = 0;       // there is no end of line in [scanned_, searched_)
   std::size_t record_begin_ = 0;
   std::int64_t line_ = 1, record_line_ = 1;
-  bool dropping_ = false;  // the record at record_begin_ is reported as too long; what it still has is passed over
+  bool dropping_ = false;  // the record at record_begin_ is reported as too long; what it still has is skipped
 };
 
 /// Takes records apart. One per thread.
@@ -174,7 +174,7 @@ class TextReader {
  public:
   explicit TextReader(const TextReaderOptions& options);
 
-  /// The next document; an array of sentences is joined by blanks. False at the end.
+  /// The next document; an array of sentences is joined by spaces. False at the end.
   bool next(std::string& document);
 
   std::optional<std::int64_t> total_bytes() const { return blocks_.total_bytes(); }

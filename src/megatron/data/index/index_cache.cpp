@@ -26,7 +26,7 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{10}, kMaxPause{1000};
 constexpr double kFirstMessage_s = 1, kMessageEvery_s = 30;
 
-/// A lock file, open; let go when it is closed, by us or by the end of the process.
+/// A lock file, open; released when it is closed, by us or by the end of the process.
 class LockFile {
  public:
   explicit LockFile(const std::string& path) : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
@@ -59,7 +59,7 @@ class LockFile {
     std::array<char, 128> host{};
     ::gethostname(host.data(), host.size() - 1);
     const std::string text = concat("process ", ::getpid(), " on ", host.data());
-    // For messages alone: a lock that says nothing locks all the same.
+    // For messages alone: an empty lock file locks all the same.
     if (::ftruncate(descriptor_, 0) != 0) return;
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, text.data(), text.size(), 0);
   }

@@ -5,7 +5,7 @@
 namespace megatron::data {
 
 /// "969,30,1" -> the shares of training, validation and test, which sum to 1; missing ones are 0. Commas, slashes and
-/// blanks separate them. Throws ConfigError for a text without one to three decimal shares >= 0, not all 0.
+/// spaces separate them. Throws ConfigError for a text without one to three decimal shares >= 0, not all 0.
 std::array<double, 3> split_shares(const std::string& split);
 
 }  // namespace megatron::data

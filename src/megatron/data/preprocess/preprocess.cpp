@@ -345,7 +345,7 @@ PreprocessParts::State write_parts(const PreprocessOptions& options, const TextE
   std::int64_t noted = state.text_bytes;
   std::optional<SentenceSplitter> splitter;
   if (options.split_sentences) splitter.emplace(options.language, options.keep_newlines);
-  // Four blocks a worker keep all busy; the floor lets the longest document pass beside others.
+  // Four blocks per worker keep all busy; the floor lets the longest document pass with others.
   JobQueue queue(
       std::max<std::size_t>(static_cast<std::size_t>(options.workers) * 4 * options.text.block_bytes, 16 << 20));
   Crew crew(queue);
@@ -401,7 +401,7 @@ TextEncoder encoder_of(const text::Tokenizer& tokenizer, Around around, text::Sp
   TextEncoder encoder{.make = make, .vocab_size = tokenizer.vocab_size(), .fingerprint = tokenizer.fingerprint()};
   if (specials == text::Specials::Recognised) encoder.fingerprint += " specials";
   if (around == Around::Template) {
-    encoder.fingerprint += " around";  // a tokenizer's own says nothing of its template
+    encoder.fingerprint += " around";  // a tokenizer's own does not depend on its template
     for (const std::int32_t id : tokenizer.frame({}).ids) encoder.fingerprint += concat(' ', id);
   }
   return encoder;

@@ -42,7 +42,7 @@ struct PreprocessOptions {
   std::string language = "en";   ///< whose abbreviations count for split_sentences
   OnError on_error = OnError::Stop;
   int workers = 1;                     ///< threads that parse and tokenize; reading and writing have one more each
-  std::int64_t note_bytes = 64 << 20;  ///< of text between places from which an interrupted run can go on
+  std::int64_t note_bytes = 64 << 20;  ///< of text between places from which an interrupted run can resume
   bool restart = false;                ///< throw away what an interrupted run left
   std::function<void(const std::string&)> on_bad_line = {};  ///< called with what is wrong, in the order of the input
 };
@@ -55,8 +55,8 @@ struct PreprocessResult {
   std::vector<Pair> pairs;  ///< one a key
   std::int64_t text_bytes = 0;
   std::int64_t kept_bytes = 0;       ///< of text_bytes, what an interrupted run had done
-  std::int64_t bad_lines = 0;        ///< passed over
-  std::int64_t blank_lines = 0;      ///< lines and pieces of blanks, passed over
+  std::int64_t bad_lines = 0;        ///< skipped
+  std::int64_t blank_lines = 0;      ///< lines and pieces of white space, skipped
   std::int64_t empty_documents = 0;  ///< documents without a token, of all pairs
   std::int64_t not_utf8 = 0;         ///< documents of plain text with bytes that are not UTF-8
   std::int64_t replaced_bytes = 0;   ///< bytes in place of which the tokenizer read U+FFFD
@@ -74,12 +74,12 @@ using PreprocessProgress = std::function<void(std::int64_t, std::int64_t, std::i
 /// text under way is bounded, so memory does not grow with the input. The result is the same for any number of workers.
 ///
 /// A bad line is one that DocumentParser or the tokenizer refuses. With OnError::Stop the first ends the run; with Skip
-/// they are counted and passed over, none of their keys adding a document. Damage of a compressed file ends the run
+/// they are counted and skipped, none of their keys adding a document. Damage of a compressed file ends the run
 /// either way.
 ///
-/// Nothing stands under the final names before all of it is on disk. A run that is killed or fails goes on where it was
+/// Nothing stands under the final names before all of it is on disk. A run that is killed or fails resumes where it was
 /// when it is called again with the same inputs (names, sizes, times) and options; see preprocess_parts.h. Inputs that
-/// are read but once, such as standard input, begin anew.
+/// are read but once, such as standard input, start over.
 PreprocessResult preprocess(const PreprocessOptions& options, const TextEncoder& encoder,
                             const PreprocessProgress& progress = {});
 

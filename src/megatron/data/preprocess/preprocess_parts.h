@@ -14,11 +14,11 @@ namespace megatron::data {
 
 /// What is written of a preprocessing, in a folder beside its outputs until all of it is whole:
 ///
-///     PREFIX.parts/journal              one JSON object a line: what is made of what, then a note now and then
+///     PREFIX.parts/journal              one JSON object per line: what is made of what, then a note now and then
 ///     PREFIX.parts/0.bin .lengths .ends of the first pair; 1.bin … of the second
 ///
 /// A note says to which place of the inputs all is written, and size and checksum of what each file got since the note
-/// before. Whoever opens the folder again checks the files against the notes and goes on from the last note that holds,
+/// before. Whoever opens the folder again checks the files against the notes and resumes from the last note that holds,
 /// so that neither a killed program nor a machine that lost power costs more than what came after it. One process at a
 /// time has the folder.
 class PreprocessParts {
@@ -27,7 +27,7 @@ class PreprocessParts {
     std::string folder;                 ///< PREFIX.parts
     std::vector<std::string> prefixes;  ///< of the pairs
     DType dtype = DType::U16;
-    bool keep = true;      ///< whether a run that fails can go on later: not with inputs that are read but once
+    bool keep = true;      ///< whether a run that fails can resume later: not with inputs that are read but once
     bool restart = false;  ///< throw away what another run left
   };
   /// All that is written before a note.
@@ -35,7 +35,7 @@ class PreprocessParts {
     TextPosition at = {};
     std::int64_t text_bytes = 0;
     std::int64_t bad_lines = 0;
-    std::int64_t blank_lines = 0;      ///< passed over
+    std::int64_t blank_lines = 0;      ///< skipped
     std::int64_t empty_documents = 0;  ///< without a token, of all pairs
     std::int64_t not_utf8 = 0;         ///< documents with other bytes
     std::int64_t replaced_bytes = 0;   ///< of them, those that the tokenizer could not read
@@ -49,7 +49,7 @@ class PreprocessParts {
   PreprocessParts(const PreprocessParts&) = delete;
   PreprocessParts& operator=(const PreprocessParts&) = delete;
 
-  /// Where to go on: the last note that holds, or the beginning.
+  /// Where to resume: the last note that holds, or the beginning.
   const State& state() const { return state_; }
   /// All is written; what is left is publish().
   bool is_complete() const { return is_complete_; }
@@ -58,7 +58,7 @@ class PreprocessParts {
   /// sequences of each document.
   void add(std::size_t pair, std::span<const std::byte> tokens, std::span<const std::int32_t> lengths,
            std::span<const std::int32_t> document_sequences);
-  /// Makes `state` the place from which to go on.
+  /// Makes `state` the place from which to resume.
   void note(const State& state);
   /// Throws away everything, notes too.
   void discard();

@@ -9,7 +9,7 @@
 namespace megatron::data {
 namespace {
 
-/// Words in small letters, without their last full stop, separated by blanks.
+/// Words in small letters, without their last full stop, separated by spaces.
 struct Language {
   std::string_view code, name;
   std::string_view titles;    ///< never end a sentence
@@ -17,7 +17,7 @@ struct Language {
   std::string_view last;      ///< do where a starter follows
   std::string_view starters;  ///< begin many sentences
   bool ordinals;              ///< "3." may be "third"
-  bool spaced_quotes;         ///< a blank stands before » that closes
+  bool spaced_quotes;         ///< a space stands before » that closes
 };
 
 constexpr Language kLanguages[] = {

@@ -9,7 +9,7 @@
 // The classes that a model tells apart, in the fields of config.json that all families have.
 namespace megatron::interchange {
 
-/// The names of classes 0, 1, …; transformers has two where a folder says nothing.
+/// The names of classes 0, 1, …; transformers has two where a folder does not say.
 std::vector<std::string> read_labels(JsonFields& fields);
 
 /// The classes of a model that tells texts apart: sets model.head, num_classes and the labels.

@@ -159,7 +159,7 @@ plan::ModelShape shape_of(const config::ModelConfig& model) {
   unpadded.make_vocab_size_divisible_by = 1;
   if (unpadded.ffn_hidden_size == 0) unpadded.ffn_hidden_size = 4 * model.hidden_size;
   plan::ModelShape shape = plan::model_shape(unpadded, 1);
-  // A folder has these beside the head of a task.
+  // A folder has these besides the head of a task.
   shape.tied_output = !model.untie_embeddings_and_output_weights;
   shape.sentence_head = shape.masked_lm_head && model.bert_binary_head;
   return shape;

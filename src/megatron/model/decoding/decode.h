@@ -26,7 +26,7 @@ struct KvCache {
   void keep(const at::Tensor& rows);
 };
 
-/// A stage of a GPT, or the whole model as the one stage, going on from the tokens it has seen: no dropout, no
+/// A stage of a GPT, or the whole model as the one stage, decoding from the tokens it has seen: no dropout, no
 /// gradients, keys and values kept in a cache that is the caller's. Results do not depend on the stages nor on how the
 /// tokens come (all at once, one by one), up to summation order.
 class CachedGpt {

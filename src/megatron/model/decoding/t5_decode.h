@@ -28,7 +28,7 @@ struct T5Cache {
   void keep(const at::Tensor& rows, const at::Tensor& kept);
 };
 
-/// A stage of a T5, or the whole model as the one stage, that reads texts once and goes on from what it has written: no
+/// A stage of a T5, or the whole model as the one stage, that reads texts once and decodes from what it has written: no
 /// dropout, no gradients. Results do not depend on the stages nor on which texts share a batch, up to summation order.
 class CachedT5 {
  public:

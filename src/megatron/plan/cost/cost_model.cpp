@@ -246,8 +246,8 @@ void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware
                                  pieces.stream_bytes());
 }
 
-/// What is left of a collective of `buckets` parts that goes on beside `window` seconds of computation: its last part
-/// has nothing beside it.
+/// What is left of a collective of `buckets` parts that overlaps with `window` seconds of computation: its last part
+/// overlaps with nothing.
 double exposed_s(const Hardware& hardware, double collective, double buckets, double window) {
   const double hidden = std::min(collective - collective / buckets, window);
   return collective - hidden + hardware.software.overlap_slowdown * hidden;

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-// A cluster and the software on it, as numbers: what the cost model (cost_model.h) needs beside the plan.
+// A cluster and the software on it, as numbers: what the cost model (cost_model.h) needs besides the plan.
 namespace megatron::plan {
 
 /// What computes: one rank's accelerator, or its share of a processor.
@@ -12,7 +12,7 @@ struct ComputeRates {
   double product_half_size = 0;
 
   void visit(auto& v) {
-    v("fp64_tflops", fp64_tflops, "Peak of matrix products, 10^12 operations a second; 0: not offered.");
+    v("fp64_tflops", fp64_tflops, "Peak of matrix products, 10^12 operations per second; 0: not offered.");
     v("fp32_tflops", fp32_tflops, "The same of float32.");
     v("bf16_tflops", bf16_tflops, "The same of bfloat16.");
     v("fp16_tflops", fp16_tflops, "The same of float16.");
@@ -112,7 +112,7 @@ struct Hardware {
 /// call it. All that is wrong with it, unknown keys and values that no machine has, is one ConfigError.
 Hardware parse_hardware(const std::string& text, const std::string& name);
 
-/// Peak of matrix products with train.dtype `dtype`, operations a second. Throws ConfigError where it offers none.
+/// Peak of matrix products with train.dtype `dtype`, operations per second. Throws ConfigError where it offers none.
 double peak_flops(const Hardware& hardware, const std::string& dtype);
 
 }  // namespace megatron::plan

@@ -64,7 +64,7 @@ struct EmbeddingOperations {
 
 EmbeddingOperations embedding_operations(const config::RunConfig& config, const ModelShape& shape) {
   // An assumption, so that rows that are only moved have a cost: a CPU core multiplies and adds about 16 times while it
-  // moves a byte from memory (a Xeon of two cores: 471e9 operations and 31e9 bytes a second). A split does not change
+  // moves a byte from memory (a Xeon of two cores: 471e9 operations and 31e9 bytes per second). A split does not change
   // unless layers and embedding cost nearly the same.
   constexpr double kOperationsOfByte = 16;
   const double row = kOperationsOfByte * static_cast<double>(tokens_of(config) * shape.hidden * element_bytes(config));
@@ -123,7 +123,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   }
   // What ends the encoder is normalized, whose input is kept.
   if (begins_decoder(shape, part) && part.first_layer < shape.encoder_layers) bytes += stream_of(false);
-  // The final norm's input, and the gradient of what the output layer takes, which it computes beside the loss. A
+  // The final norm's input, and the gradient of what the output layer takes, which it computes with the loss. A
   // BERT's head: the norm's output, and its own product before and after the activation.
   if (part.output)
     bytes += (shape.masked_lm_head && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.encoder_decoder());

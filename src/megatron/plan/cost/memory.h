@@ -19,7 +19,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part);
 
-/// The most bytes of a group of layers while backward goes through it again (train.recompute full), beside what the
+/// The most bytes of a group of layers while backward goes through it again (train.recompute full), besides what the
 /// stages of one rank, `parts`, keep.
 std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape,
                               const std::vector<StagePart>& parts);

@@ -12,7 +12,7 @@ namespace megatron::plan {
 /// What ranks hold: all that a training step does (memory_plan()), or the weights alone.
 enum class Holding : std::uint8_t { Training, Weights };
 
-/// What a job holds beside that.
+/// What a job holds besides that.
 struct Besides {
   std::int64_t bytes = 0;  ///< on all ranks of the world together
   std::string what = {};   ///< "keys and values of what is written"
@@ -33,8 +33,8 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
                             std::string_view instruction_set = {});
 
 /// Throws ConfigError where they are more than the machine has left. What is not counted (workspaces, the program
-/// itself) is small beside what a plan too large by a factor lacks: a run that just fits by this may still run out.
-/// `besides`: its fix is for what the weights leave no room for, or for all of Holding::Training.
+/// itself) is small compared with what the excess of a plan too large by a factor: a run that just fits by this may
+/// still run out. `besides`: its fix is for what the weights leave no room for, or for all of Holding::Training.
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
                   std::string_view instruction_set = {}, const Besides& besides = {});
 

@@ -22,7 +22,7 @@ bool splits_backward(const ResolvedRun& run) {
   });
 }
 
-/// Whether a rank that has computed the output layer's gradient in a forward pass goes on with that microbatch's
+/// Whether a rank that has computed the output layer's gradient in a forward pass continues with that microbatch's
 /// backward pass, in every step of the run: then the gradient's bucket is there as long as one of the layers'. Where
 /// that takes long to find out, it is not taken for granted.
 bool backward_follows_output(const ResolvedRun& run) {
@@ -72,7 +72,7 @@ GradientPool pool_of(const ResolvedRun& run, std::vector<ParameterSpec> specs, c
                        {.split_backward = splits_backward(run), .overlap = run.config.optimizer.overlap_grad_reduce});
 }
 
-/// Elements of gradients that a rank holds beside those of others: the pool and the sums of what it owns.
+/// Elements of gradients that a rank holds together with those of others: the pool and the sums of what it owns.
 std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, const BufferLayout& layout) {
   return pool.size + layout.size / num_owners(run);
 }

@@ -6,7 +6,7 @@
 
 namespace megatron::plan {
 
-/// Memory in which whole buckets of gradients take turns (ZeRO stage 2, Rajbhandari et al. 2020): beside the sums of
+/// Memory in which whole buckets of gradients take turns (ZeRO stage 2, Rajbhandari et al. 2020): besides the sums of
 /// what it owns, a rank holds the buckets that backward is writing, and those whose reduction is under way. Elements.
 struct GradientPool {
   std::int64_t size = 0;
@@ -15,7 +15,7 @@ struct GradientPool {
 
 struct GradientPoolOptions {
   bool split_backward = false;  ///< the schedule puts weight gradients off (schedule::Kind::BackwardInput)
-  bool overlap = true;          ///< a bucket is reduced while backward goes on
+  bool overlap = true;          ///< a bucket is reduced while backward runs
 };
 
 /// Buckets that are there at the same time lie apart. Backward goes through a stage by depth (ParameterSpec::depth),

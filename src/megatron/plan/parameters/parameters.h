@@ -41,7 +41,7 @@ struct ParameterSpec {
   /// Backward passes write the gradients of a stage's greater depths first: 0 for embeddings, 1 + the layer's number,
   /// the most for what follows the layers.
   std::int64_t depth = 0;
-  bool in_forward = false;  ///< (also) the forward pass writes its gradient: the output layer's, beside the loss
+  bool in_forward = false;  ///< (also) the forward pass writes its gradient: the output layer's, with the loss
   /// A copy of what the rank of an earlier stage has too (shared_copies()): same name, same initial values; gradients
   /// are summed over the ranks that hold one. Norms over the model count the other copy alone.
   bool shared_copy = false;
@@ -72,7 +72,7 @@ struct ParameterSpec {
 /// last.
 enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
 
-/// The sizes that decide the parameters of a model, and what it is beside its layers.
+/// The sizes that decide the parameters of a model, and what it is besides its layers.
 struct ModelShape {
   std::int64_t num_layers = 0, hidden = 0, num_heads = 0, ffn_hidden = 0;  ///< layers of a T5: of both stacks
   std::int64_t vocab = 0;                                                  ///< tokens of the vocabulary

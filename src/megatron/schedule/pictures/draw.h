@@ -26,7 +26,7 @@ std::string draw_text(const Timeline& timeline, int width, bool colour, bool mem
 /// schedule has a few MB at most.
 std::string draw_svg(const Timeline& timeline, const std::string& title, const Timeline* measured = nullptr);
 
-/// Chrome's trace event format (Perfetto, about:tracing): one process a pipeline, one thread a rank, a counter of
+/// Chrome's trace event format (Perfetto, about:tracing): one process per pipeline, one thread per rank, a counter of
 /// activation bytes, as planned, a rank. Times, which the format has in microseconds, are kept to the nanosecond.
 std::string chrome_trace(const Timeline& timeline);
 

@@ -16,7 +16,7 @@ struct ChoiceQuestion {
 };
 
 /// What is read before an answer and the answer: white space at the end of the context begins the answer, and where
-/// neither has any a blank does.
+/// neither has any a space does.
 struct Continuation {
   std::string context, answer;
 };

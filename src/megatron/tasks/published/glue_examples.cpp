@@ -80,7 +80,7 @@ class GlueReader {
     return {};
   }
 
-  /// False where the line is passed over.
+  /// False where the line is skipped.
   bool add_line(std::vector<PairExample>& examples) {
     const auto& columns = lines_.columns();
     if (columns.size() != names_) {

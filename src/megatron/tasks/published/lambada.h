@@ -16,10 +16,10 @@ data::TextFormat lambada_format_of(std::string_view name);
 /// A passage in two: "… about" and " signs".
 struct Passage {
   std::string context;
-  std::string last_word;  ///< with the blank before it
+  std::string last_word;  ///< with the space before it
 };
 
-/// At its last blank. Throws ConfigError where none is inside.
+/// At its last space. Throws ConfigError where none is inside.
 Passage split_last_word(std::string_view text);
 
 /// The first `limit` passages; 0: all. Throws ConfigError naming the file, and the passage where that is what is wrong.

@@ -13,7 +13,7 @@ struct RaceQuestion {
   static constexpr std::size_t kOptions = 4;
   std::string id;            ///< "high1.txt-0": the article's id, else its file and line, and the question's number.
   std::int32_t article = 0;  ///< In RaceExamples::articles.
-  /// The question with each option: in the place of each "_", or else behind a blank.
+  /// The question with each option: in the place of each "_", or else behind a space.
   std::array<std::string, kOptions> texts;
   std::int32_t label = -1;  ///< The right option; -1 where the file does not say.
 };

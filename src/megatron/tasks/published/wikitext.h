@@ -10,8 +10,8 @@ namespace megatron::tasks {
 /// Words by which losses are normalized.
 enum class WordCount : std::uint8_t {
   WhiteSpace,  ///< runs of characters that are no white space
-  /// The paper's T_o: what single blanks separate in the text without the white space at its ends. An end of line
-  /// between two blanks counts, and so does nothing between two: 245,566 for WikiText-103's test set.
+  /// The paper's T_o: what single spaces separate in the text without the white space at its ends. An end of line
+  /// between two spaces counts, and so does nothing between two: 245,566 for WikiText-103's test set.
   Paper,
 };
 std::int64_t count_words(std::string_view text, WordCount how);

@@ -17,13 +17,13 @@ struct WindowScore {
   bool operator==(const WindowScore&) const = default;
 };
 
-/// The loss a token, and how far it is known. The windows are taken for independent draws: with n_i tokens scored in
+/// The loss per token, and how far it is known. The windows are taken for independent draws: with n_i tokens scored in
 /// window i of W and loss x_i, the mean is L = sum x_i / sum n_i and its standard error that of a ratio of sums,
 /// sqrt(W / (W - 1) * sum (x_i - L n_i)^2) / sum n_i (Cochran 1977, section 6.4).
 struct LossEstimate {
   double nll = 0;  ///< sum over the scored tokens of -ln p
   std::int64_t scored_tokens = 0;
-  double mean = 0;            ///< nats a scored token
+  double mean = 0;            ///< nats per scored token
   double standard_error = 0;  ///< NaN for a single window
 
   /// Ends of the interval that holds the true mean in 95 % of such samples: mean -+ 1.96 standard errors.

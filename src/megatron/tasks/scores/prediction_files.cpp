@@ -31,7 +31,7 @@ std::string by_question(const SquadExamples& examples, std::size_t decoded, cons
       decoded, [&](std::size_t i) { return examples.questions[i].id; }, value);
 }
 
-/// Calls take(question, value, id) for the members of the object that are ids of `questions`; others are passed over,
+/// Calls take(question, value, id) for the members of the object that are ids of `questions`; others are skipped,
 /// as the official scripts do. Returns which questions it had.
 template <class Questions, class Take>
 std::vector<bool> read_by_question(std::string_view text, const std::string& name, const Questions& asked,

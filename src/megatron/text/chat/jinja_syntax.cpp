@@ -135,7 +135,7 @@ class ExpressionReader {
     return take("not") ? made(Expression::Kind::Not, negated()) : compared();
   }
 
-  /// The operator of `signs` that is next, and goes on; empty where none is.
+  /// The operator of `signs` that is next, which is taken; empty where none is.
   std::string take_operator(std::initializer_list<const char*> signs) {
     for (const char* sign : signs)
       if (take(sign)) return sign;

@@ -260,7 +260,7 @@ class Operations {
     if (name == "lower") return lower_case(std::move(text));
     if (name == "upper") return upper_case(std::move(text));
     if (name == "capitalize") return capitalized(std::move(text));
-    if (name == "title") {  // words are what blanks, dashes and brackets part, as in Jinja and not in Python
+    if (name == "title") {  // words are what spaces, dashes and brackets part, as in Jinja and not in Python
       text = lower_case(std::move(text));
       bool begins = true;
       for (char& c : text) {

@@ -67,7 +67,7 @@ class Scanner {
     return source_.size();
   }
 
-  /// The text before the tag at `end`: {%- takes all blanks before it, {% those of its line.
+  /// The text before the tag at `end`: {%- takes all white space before it, {% those of its line.
   void add_text(std::size_t begin, std::size_t end) {
     std::string_view text = source_.substr(begin, end - begin);
     const char sign = end + 2 < source_.size() ? source_[end + 2] : ' ';
@@ -85,7 +85,8 @@ class Scanner {
 
   void skip_blanks() { at_ = source_.size() - python_strip(source_.substr(at_), true, false).size(); }
 
-  /// Goes behind `end` (two characters) and its sign, where they are here, and the blanks or the line end that follow.
+  /// Goes behind `end` (two characters) and its sign, where they are here, and the white space or the line end that
+  /// follow.
   bool take_end(std::string_view end, bool cuts_line) {
     const std::string_view rest = source_.substr(std::min(at_, source_.size()));
     const bool has_sign = rest.starts_with('-') || (cuts_line && rest.starts_with('+'));

@@ -256,7 +256,7 @@ class SuffixToSpace : public WholeTokens {
   decoder::BpeSuffix options_;
 };
 
-/// Without decoders tokens have a blank between.
+/// Without decoders tokens have a space between.
 class SpaceBetween : public Stage {
  public:
   using Stage::Stage;

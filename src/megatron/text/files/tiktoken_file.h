@@ -6,7 +6,7 @@
 
 namespace megatron::text {
 
-/// Whether a file begins as tiktoken's do: a token in base64, a blank, its rank.
+/// Whether a file begins as tiktoken's do: a token in base64, a space, its rank.
 bool looks_like_tiktoken(std::string_view text);
 
 /// A rank file of tiktoken: a line for each token, its bytes in base64 and its rank, which is its id. The file says

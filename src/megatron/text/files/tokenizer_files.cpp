@@ -31,7 +31,7 @@ Vocabulary read_pair(const fs::path& vocab_file, const fs::path& merges) {
 }
 
 /// What tokenizer_config.json beside a vocab.txt says of normalization; of what it does not say, what the type asked
-/// for does, and lower case where that says nothing either.
+/// for does, and lower case where that does not say either.
 BertNormalization normalization_beside(const fs::path& folder, std::string_view type) {
   const ObjectFile file(folder, "tokenizer_config.json");
   const Component& config = file.root;

@@ -38,7 +38,7 @@ struct TrainWords {
 
 /// Learns merges: again and again the most frequent pair of neighbours becomes one token (Sennrich et al. 2016, section
 /// 3.2), as Hugging Face's BpeTrainer does it: of pairs that are equally frequent the one with the smaller ids goes
-/// first. `tokens` are what there is to begin with; a token that goes on a word begins with `prefix`, which a merge
+/// first. `tokens` are what there is to begin with; a token that continues a word begins with `prefix`, which a merge
 /// leaves out of its right half. Ends with options.vocab_size tokens, or where no pair occurs min_frequency times.
 LearnedMerges learn_merges(std::vector<std::string> tokens, TrainWords words, const TrainOptions& options,
                            const std::string& prefix, const TrainProgress& progress);

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kUnigramAlphabet = 3;
 /// symbols of the model), pieces from likely to rare. There are no merges: min_frequency has no effect. The same texts
 /// give the same model, on any number of cores. Keeps the text in memory.
 ///
-/// The library learns from lines; those of more than 4000 bytes are cut at blanks. Throws ConfigError for options that
+/// The library learns from lines; those of more than 4000 bytes are cut at spaces. Throws ConfigError for options that
 /// it refuses, such as more tokens than the text has use for, and where no document has a character.
 std::string train_unigram(const std::function<bool(std::string&)>& next, const TrainOptions& options);
 

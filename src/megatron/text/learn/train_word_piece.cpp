@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kPrefix = "##";
 
-/// What a character is as a token, where it begins a word and where it goes on one; -1: it is left out.
+/// What a character is as a token, where it begins a word and where it continues one; -1: it is left out.
 struct CharacterIds {
   std::int32_t begins = -1, goes_on = -1;
 };

@@ -18,9 +18,9 @@ struct TrainWordPieceOptions {
 /// Counts the words that BERT's normalization and its pre-tokenizer make of each document.
 CountPieces count_bert_words(const BertNormalization& normalization);
 
-/// Learns the tokens of WordPiece from the counted words: learn_merges over their characters, those that go on a word
-/// with "##" before them. Ids: special tokens, the alphabet by code point, the same of characters that go on a word,
-/// merges.
+/// Learns the tokens of WordPiece from the counted words: learn_merges over their characters, those that continue a
+/// word with "##" before them. Ids: special tokens, the alphabet by code point, the same of characters that continue a
+/// word, merges.
 ///
 /// Equal to Hugging Face's WordPieceTrainer, but that it gives "##x" their ids in an order that changes from run to
 /// run, and with them which of two equally frequent pairs goes first: given the same order, the tokens are the same.

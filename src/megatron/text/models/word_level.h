@@ -17,7 +17,7 @@ class WordLevelModel : public TokenizerModel {
   std::int32_t unknown_ = -1;
 };
 
-/// Megatron's null tokenizer: text is numbers 0 … size - 1 with blanks between, and an <|endoftext|> behind them.
+/// Megatron's null tokenizer: text is numbers 0 … size - 1 with spaces between, and an <|endoftext|> behind them.
 Vocabulary null_vocabulary(std::int32_t size);
 
 }  // namespace megatron::text

@@ -33,9 +33,9 @@ class WordPieceModel : public TokenizerModel {
   std::size_t longest_piece(std::string_view word, std::size_t at, std::size_t readable, std::int32_t& id) const;
 
   std::int32_t unknown_ = 0;
-  // What begins a word is a token as it is, what goes on one a token without its prefix.
-  PieceTable pieces_;             // of at most 15 bytes; what goes on a word is marked
-  std::array<ByteTrie, 2> long_;  // what has more, and what of it goes on a word
+  // What begins a word is a token as it is, what continues one a token without its prefix.
+  PieceTable pieces_;             // of at most 15 bytes; what continues a word is marked
+  std::array<ByteTrie, 2> long_;  // what has more, and what of it continues a word
 };
 
 }  // namespace megatron::text

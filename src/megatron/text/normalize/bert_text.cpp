@@ -152,7 +152,7 @@ class BertNormalizer {
     }
   }
 
-  /// Line ends and tabs to blanks, capitals to small letters.
+  /// Line ends and tabs to spaces, capitals to small letters.
   void fold(char* p, std::size_t n) const {
     const char blank = options_.clean_text ? ' ' : '\0', case_bit = options_.lower_case ? 0x20 : 0;
     std::size_t i = 0;

@@ -24,7 +24,7 @@ class BertWordScanner {
   explicit BertWordScanner(std::string_view text) : begin_(text.data()), size_(text.size()) {}
 
   /// Scans the next 64 bytes. Bit i of `begins`: a word begins at byte `block_start() + i`; of `ends`: one has ended
-  /// before it. False at the end of the text; a word that goes on to there has no end.
+  /// before it. False at the end of the text; a word that reaches it has no end.
   bool next(std::uint64_t& begins, std::uint64_t& ends);
 
   /// Offset of the block that the last next() scanned.

@@ -8,7 +8,7 @@
 
 namespace megatron::text {
 
-/// What SentencePiece does to text: replacements by its map, runs of blanks to one, the dummy blank, U+2581 for blanks.
+/// What SentencePiece does to text: replacements by its map, runs of spaces to one, the dummy space, U+2581 for spaces.
 class SentencePieceText {
  public:
   /// Throws ConfigError, beginning with `where`, for a damaged map.

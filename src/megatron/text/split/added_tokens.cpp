@@ -67,7 +67,7 @@ bool AddedTokens::find(Phase phase, std::string_view text, std::size_t& search, 
     search = match.end;
     if (entry.token.single_word &&
         (is_word(last_char(text.substr(0, match.begin))) || is_word(first_char(text.substr(match.end))))) {
-      --search;  // the loop goes on behind it
+      --search;  // the loop continues behind it
       continue;
     }
     if (entry.token.lstrip) {

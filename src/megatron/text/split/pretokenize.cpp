@@ -169,7 +169,7 @@ bool PieceScanner::next(std::uint64_t& starts) {
   ahead_ = classify(position_ + 64);
   const Masks& m = current_;
 
-  // A piece starts where the class changes, except after a blank, which belongs to what follows it (to nothing before a
+  // A piece starts where the class changes, except after a space, which belongs to what follows it (to nothing before a
   // digit that is cut out) …
   const std::uint64_t change = (m.letter ^ (m.letter << 1 | last_letter_)) |
                                (m.number ^ (m.number << 1 | last_number_)) | (m.space ^ (m.space << 1 | last_space_));

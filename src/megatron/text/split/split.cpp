@@ -94,7 +94,7 @@ class CutCharacters : public CutStep {
   bool runs_;
 };
 
-/// Writes every piece anew: `write(text, span)` appends to the new text.
+/// Rewrites every piece: `write(text, span)` appends to the new text.
 template <class Write>
 void write_anew(Pieces& pieces, const Write& write) {
   AlignedText result = AlignedText::like(pieces.text);

@@ -36,7 +36,7 @@ class CutStep {
                    const TakePiece& take) const = 0;
 };
 
-/// One that writes the pieces anew. Constant.
+/// One that rewrites the pieces. Constant.
 class RewriteStep {
  public:
   virtual ~RewriteStep() = default;
@@ -47,7 +47,7 @@ class RewriteStep {
 /// are left as they are: who looks the pieces up takes their bytes.
 class SplitSteps {
  public:
-  /// One for each cut that is under way: what is cut goes on to the next cut at once, so that no list of pieces is
+  /// One for each cut that is under way: what is cut is passed on to the next cut at once, so that no list of pieces is
   /// kept. One a thread.
   using Matchers = std::vector<Regex::Matcher>;
 

@@ -15,7 +15,7 @@ struct Scalar {
   std::int64_t step = 0;
 };
 
-/// Where a run goes on.
+/// Where a run resumes.
 struct ResumePoint {
   std::int64_t iteration = 0, samples = 0;
   std::int64_t validated_iteration = 0;  ///< whose validation is done
@@ -45,7 +45,7 @@ class EventFile {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-/// The beginning of an event file's records that belong to a run which goes on at `resume`, in bytes: up to the first
+/// The beginning of an event file's records that belong to a run which resumes at `resume`, in bytes: up to the first
 /// of a later step, or the first that is damaged. 0 where there are no values before it.
 std::size_t length_until(std::string_view records, const ResumePoint& resume);
 

@@ -51,8 +51,8 @@ void MetricsFile::open() {
   if (!file_) fail(path_, "cannot be opened");
 }
 
-// Somebody has removed or renamed the file while the run goes on, or has put another in its place. Nothing is lost:
-// what was written is still read from the open file.
+// Somebody has removed or renamed the file while the run is under way, or has put another in its place. Nothing is
+// lost: what was written is still read from the open file.
 void MetricsFile::keep_named() {
   struct stat named {
   }, own{};

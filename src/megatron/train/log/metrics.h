@@ -56,9 +56,9 @@ struct TaskMetrics {
   std::vector<tasks::Metric> scores;  ///< fields valid_accuracy, …
 };
 
-/// A run's metrics.jsonl: one JSON object a line, written whole as it happens. NaN and infinity become null. Removed or
-/// renamed by somebody while the run goes on, it is there again with the next line, whole, and a warning is printed;
-/// where another file was put in its place lines are added to that.
+/// A run's metrics.jsonl: one JSON object per line, written whole as it happens. NaN and infinity become null. Removed
+/// or renamed by somebody while the run is under way, it is there again with the next line, whole, and a warning is
+/// printed; where another file was put in its place lines are added to that.
 class MetricsFile {
  public:
   /// Opens `path` to append. What the resumed run does again is taken out first: iterations after `resume_iteration`,

@@ -28,7 +28,7 @@ std::int64_t memory_bytes();
 /// terminal's stderr.
 class RunLog {
  public:
-  /// Opens train.out/metrics.jsonl and an event file for a run that goes on after `start`. Keeps a reference to `run`.
+  /// Opens train.out/metrics.jsonl and an event file for a run that resumes after `start`. Keeps a reference to `run`.
   /// Lines go to `console`.
   RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout);
 

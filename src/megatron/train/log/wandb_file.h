@@ -15,7 +15,7 @@ namespace megatron::train {
 
 /// An offline run of Weights & Biases, which `wandb sync FOLDER` uploads: FOLDER is
 /// log.wandb_save_dir/wandb/offline-run-TIME-ID, with the transaction log run-ID.wandb. A row of its history is what
-/// was written for one iteration. A resumed run goes on with its file, without the rows that it does again.
+/// was written for one iteration. A resumed run continues its file, without the rows that it does again.
 class WandbFile {
  public:
   /// Throws std::runtime_error naming the path.
@@ -46,7 +46,7 @@ class WandbFile {
   std::map<std::string, std::string> values_, last_values_;
 };
 
-/// The part of a transaction log that a run which goes on at `iteration` keeps.
+/// The part of a transaction log that a run which resumes at `iteration` keeps.
 struct KeptLog {
   std::uint64_t bytes = 0;
   std::uint64_t records = 0;

@@ -24,7 +24,7 @@ struct Start {
 /// is damaged on any rank or of a newer version, from the newest whole one before it; a message says so, and rank 0's
 /// stderr at once. A damaged one of the run's own is marked, for pruning.
 /// Collective over the engine's world. Throws, the same on every rank: ConfigError where none is whole (a run never
-/// begins anew because of damage), where a whole one does not fit the run or where a rank sees another;
+/// starts over because of damage), where a whole one does not fit the run or where a rank sees another;
 /// std::runtime_error where the system fails on a rank, which is no damage.
 Start start_run(const plan::ResolvedRun& run, Engine& engine);
 

@@ -179,7 +179,7 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
                        .schedule_samples = read("schedule_samples"),
                        .skipped_iterations = read("skipped_iterations"),
                        .validated_iteration = read("validated_iteration")};
-  // A run that begins its optimizer anew may never have written how many steps that has done.
+  // A run that resets its optimizer may never have written how many steps that has done.
   check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
   return state;
 }
@@ -193,7 +193,7 @@ RunState load_with(const checkpoint::Manifest& manifest, const Read& read, const
   const RunState state = run_state_of(manifest, folder);
   const bool with_state = takes_state(engine, manifest, with_optimizer, messages);
   read(tensors_to_load(engine, with_state));
-  // Bias corrections belong to the moments: those that begin anew begin at step 0.
+  // Bias corrections belong to the moments: those that are reset begin at step 0.
   engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
   load_scaler(manifest.metadata, folder, engine, messages);
   return state;

@@ -35,7 +35,7 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
 
 /// Fills `engine` from the checkpoint of any layout, precision and optimizer in `folder`. Where another kind of
 /// optimizer wrote it, it does not have all of the optimizer's state, or `with_optimizer` is false, all of that state
-/// stays fresh; a message says what goes on and what begins anew, and so does one where the loss scale begins anew. Not
+/// stays fresh; a message says what continues and what is reset, and so does one where the loss scale is reset. Not
 /// collective; round_as_trained() is to follow. Throws checkpoint::Unreadable where the checkpoint is damaged or newer,
 /// other ConfigErrors where it does not fit.
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
@@ -49,7 +49,7 @@ RunState load_run(const interchange::TrainingState& training, const std::filesys
 /// the values that the last step gave them. Collective over dp, once every rank has loaded.
 void round_as_trained(Engine& engine);
 
-/// Both, without messages: as a run goes on that was not interrupted. Collective over dp.
+/// Both, without messages: as a run continues that was not interrupted. Collective over dp.
 RunState load_run(const std::filesystem::path& folder, Engine& engine);
 
 /// Fills the engine's parameters and their masters with the weights of `source`, as checkpoint::load_weights().

@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Rows that are read at once: converted, they stay in the first cache beside what they were.
+// Rows that are read at once: converted, they stay in the first-level cache with what they were.
 constexpr std::size_t kFewStride = kFewKeys + 16, kRowsAtOnce = 32;
 
 /// Rows of float32: where they lie, or converted and padded in scratch.

@@ -117,7 +117,7 @@ std::string model_tables(const Vocabulary& vocabulary) {
   if (vocabulary.word_piece || vocabulary.word_level) return tables;
   for (const auto& [left, right] : vocabulary.merges) {
     const std::string &a = spellings[static_cast<std::size_t>(left)], &b = spellings[static_cast<std::size_t>(right)];
-    // A blank, which byte characters have none of, would hide where the halves meet.
+    // A space, which byte characters have none of, would hide where the halves meet.
     merges.push_back(is_byte_level(vocabulary) ? quote(a + " " + b) : Json::array({a, b}).dump());
   }
   return tables + concat(",\n    \"merges\": [", lines(merges, "      "), "\n    ]");
