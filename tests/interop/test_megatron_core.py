@@ -54,6 +54,15 @@ def go_on(folder, name, prefix, options, steps):
     return work.iteration, [work.step() for _ in range(steps)]
 
 
+# Of a launch script: the networks and the schedule of the peer's runs.
+SIZES = shlex.split("--num-layers 2 --hidden-size 16 --num-attention-heads 4 --ffn-hidden-size 24 "
+                    "--max-position-embeddings 16 --hidden-dropout 0 --attention-dropout 0")
+SCHEDULE = shlex.split(
+    "--micro-batch-size 2 --global-batch-size 4 --seed 7 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine "
+    "--lr-warmup-iters 2 --lr-decay-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --split 9,1,0 --train-iters 20 "
+    "--make-vocab-size-divisible-by 8 --transformer-impl local --eval-interval 100 --eval-iters 0 --save-interval 100")
+
+
 def printed(*words):
     """What a job says while it works."""
     result = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
@@ -203,15 +212,12 @@ class MegatronCore(unittest.TestCase):
             path.write_bytes(whole)
         self.assertFalse((self.path / "never").exists())
 
+    def expect_losses(self, losses, expected):
+        for loss, wanted in zip(losses, expected, strict=True):
+            self.assertLess(abs(loss - wanted), 1e-6 * wanted, (losses, expected))
+
     def test_a_launch_script_resumes_where_megatron_lm_saved(self):
         """With its own arguments, from both formats, in the same folder; and again from what was saved here."""
-        common = shlex.split(
-            "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --ffn-hidden-size 24 --max-position-embeddings 16 "
-            "--micro-batch-size 2 --global-batch-size 4 --seed 7 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine "
-            "--lr-warmup-iters 2 --lr-decay-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --split 9,1,0 "
-            "--hidden-dropout 0 --attention-dropout 0 --make-vocab-size-divisible-by 8 --transformer-impl local "
-            "--eval-interval 100 --eval-iters 0 --save-interval 100 --train-iters 20 "
-            "--exit-interval")
         own = {"gpt2": ["pretrain_gpt", "--seq-length", 16, "--tokenizer-type", "NullTokenizer", "--vocab-size", 90],
                "t5": ["pretrain_t5", "--encoder-seq-length", 16, "--decoder-seq-length", 12, "--no-bias-gelu-fusion",
                       "--tokenizer-type", "BertWordPieceCase", "--vocab-file", self.words]}
@@ -219,15 +225,47 @@ class MegatronCore(unittest.TestCase):
             tokens = self.sentences if name == "t5" else self.tokens
             expected = peer.run(1, train_in_both_formats, self.path / name, name, tokens, {}, 3)[0]
             folder = self.path / name / form
-            program, *words = own[name]
-            words = [program, *words, "--data-path", tokens, "--load", folder, "--save", folder, *common]
-            self.assertIn(f"model.vocab_size 96, as in {folder}", printed(*words, 4))
+            words = [*own[name], "--data-path", tokens, "--load", folder, "--save", folder, *SIZES, *SCHEDULE]
+            self.assertIn(f"model.vocab_size 96, as in {folder}", printed(*words, "--exit-interval", 4))
             losses = self.losses(folder)
-            run(*words, 5)
+            run(*words, "--exit-interval", 5)
             losses.update(self.losses(folder))
             self.assertEqual(list(losses), [4, 5])
-            for loss, wanted in zip(losses.values(), expected):
-                self.assertLess(abs(loss - wanted), 1e-6 * wanted, (name, losses, expected))
+            self.expect_losses(losses.values(), expected)
+
+    def test_options_say_what_is_taken_of_megatron_lms_run(self):
+        theirs = self.path / "theirs"
+        expected = peer.run(1, train_in_both_formats, theirs, "gpt2", self.tokens, {}, 3)[0]
+        program = ["pretrain_gpt", "--seq-length", 16, "--tokenizer-type", "NullTokenizer", "--vocab-size", 90,
+                   "--data-path", self.tokens, *SCHEDULE, "--exit-interval", 4]
+
+        def losses(name, *options):
+            printing = printed(*program, "--save", self.path / name, *options)
+            return printing, self.losses(self.path / name)
+
+        for form in "torch", "torch_dist":  # with sizes that are not the network's
+            note, got = losses(form, "--load", theirs / form, "--use-checkpoint-args", "--num-layers", 3,
+                               "--hidden-size", 8, "--num-attention-heads", 2, "--max-position-embeddings", 16)
+            self.assertIn("model.num_layers 3 -> 2, model.hidden_size 8 -> 16", note)
+            self.assertEqual(list(got), [4])
+            self.expect_losses(got.values(), expected[:1])
+        # The weights alone: as of the Hugging Face folder that they become.
+        _, tuned = losses("tuned", "--load", theirs / "torch_dist", "--finetune", *SIZES)
+        run("checkpoint", "export", "--load", theirs / "torch_dist", "--output", self.path / "hf")
+        note, got = losses("hf-tuned", "--load", self.path / "hf", "--use-checkpoint-args", *SIZES[-4:])
+        self.assertIn("model.num_layers 12 -> 2", note)
+        self.assertEqual(list(tuned), [1, 2, 3, 4])
+        self.expect_losses(got.values(), tuned.values())
+        # State that cannot be read stops no run that leaves it out.
+        path = theirs / "torch/iter_0000003/mp_rank_00/model_optim_rng.pt"
+        saved = torch.load(path, weights_only=False)
+        saved["optimizer"]["state"][3].pop("exp_avg")
+        torch.save(saved, path)
+        words = ["--load", theirs / "torch", *SIZES]
+        self.assertIn("--no-load-optim", run(*program, "--save", self.path / "refused", *words, code=2))
+        note, got = losses("fresh", *words, "--no-load-optim")
+        self.assertIn("the optimizer begins with a fresh exp_avg, exp_avg_sq", note)
+        self.expect_losses(got.values(), expected[:1])
 
     def test_every_bit_comes_back(self):
         for name, options in (("bert", {}), ("t5", {"dtype": torch.bfloat16}),

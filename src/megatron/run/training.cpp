@@ -69,14 +69,21 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
 }
 
-/// A run that resumes one of Megatron-LM's has its rows of padding too, as its softmax goes over them.
+/// The vocabulary of Megatron-LM's run in a folder, with the rows that pad it; of its weights alone for a run that
+/// takes no more. 0: there is none.
+std::int64_t megatron_vocabulary(const config::CheckpointConfig& options) {
+  const std::string& load = options.load;
+  if (load.empty() || !std::filesystem::exists(load)) return 0;
+  const std::filesystem::path run = interchange::foreign_run_in(load);
+  if (run.empty()) return 0;
+  if (options.finetune) return interchange::model_config_of(run).vocab_size;
+  return interchange::training_state_of(run, /*with_optimizer=*/false)->recipe.model.vocab_size;
+}
+
+/// A run that begins with one of Megatron-LM's has its rows of padding too, as its softmax goes over them.
 std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
   const std::string& load = config.checkpoint.load;
-  if (load.empty() || config.checkpoint.finetune || !std::filesystem::exists(load)) return {};
-  const std::filesystem::path theirs_in = interchange::foreign_run_in(load);
-  if (theirs_in.empty()) return {};
-  const auto training = interchange::training_state_of(theirs_in, /*with_optimizer=*/false);
-  const std::int64_t theirs = training->recipe.model.vocab_size, ours = config.model.vocab_size;
+  const std::int64_t theirs = megatron_vocabulary(config.checkpoint), ours = config.model.vocab_size;
   if (ours >= theirs) return {};
   config = with_null_tokenizer(std::move(config));
   config.model.vocab_size = theirs;

@@ -87,11 +87,11 @@ void check_names(std::int64_t from, const config::RunConfig& config) {
 void check_load_strict(const config::CheckpointConfig& options) {
   const std::string& load = options.load;
   if (options.load_strict || options.finetune ||
-      (!load.empty() && (!fs::exists(load) || interchange::is_foreign(load))))
+      (!load.empty() && (!fs::exists(load) || (interchange::is_foreign(load) && !interchange::is_foreign_run(load)))))
     return;
   throw ConfigError(rule_got_fix(
       "checkpoint.load_strict false is for runs that take the weights alone: checkpoint.finetune, or another program's "
-      "folder.",
+      "folder without a run to resume.",
       load.empty() ? "checkpoint.finetune false and no checkpoint.load"
                    : concat("checkpoint.finetune false and --load ", load, ", a run to resume"),
       load.empty() ? "--load FOLDER --finetune, or leave --load-strict out"
