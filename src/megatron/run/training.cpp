@@ -85,7 +85,7 @@ std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
   const std::string& load = config.checkpoint.load;
   const std::int64_t theirs = megatron_vocabulary(config.checkpoint), ours = config.model.vocab_size;
   if (ours >= theirs) return {};
-  config = with_null_tokenizer(std::move(config));
+  config = recipe::with_null_tokenizer(std::move(config));
   config.model.vocab_size = theirs;
   return {concat("note: model.vocab_size ", theirs, ", as in ", load, ", with the rows that pad the vocabulary there")};
 }
