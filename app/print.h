@@ -15,7 +15,7 @@ void print_formatted(fmt::string_view format, fmt::format_args arguments);
 /// Writes what fmt::format(format, arguments...) returns: the compiler checks the format against the arguments.
 template <class... Arguments>
 void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  print_formatted(format.get(), fmt::make_format_args(arguments...));
+  print_formatted(static_cast<fmt::string_view>(format), fmt::make_format_args(arguments...));
 }
 
 }  // namespace megatron::app
