@@ -187,7 +187,7 @@ class Machine {
       case NameMeaning::Object: {
         PickleNode& object = push(Kind::Object);
         object.text = name;
-        object.items = arguments;
+        object.items = std::move(arguments);
         return;
       }
       default:

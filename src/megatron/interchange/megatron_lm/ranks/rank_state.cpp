@@ -12,6 +12,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/safetensors.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -49,7 +50,7 @@ std::vector<Parameter> parameters_of(const RankFiles& files, int tp, const RankF
 }
 
 std::int64_t elements_of(const RankFiles& files, const Parameter& parameter) {
-  return checkpoint::shape_elements(*files.shape(parameter.weight), parameter.weight);
+  return static_cast<std::int64_t>(checkpoint::shape_elements(*files.shape(parameter.weight), parameter.weight));
 }
 
 /// The entry of a dictionary whose keys are whole numbers.
