@@ -206,9 +206,8 @@ class MegatronCore(unittest.TestCase):
             folder = path.parents[2]
             message = run("checkpoint", "import", "--from", folder, "--output", self.path / "never", code=2)
             self.assertIn(problem, message)
-            if "as the model" not in problem:  # the weights are whole
-                taken = self.path / f"taken-{len(list(self.path.iterdir()))}"
-                run("checkpoint", "import", "--from", folder, "--output", taken, "--weights-only")
+            if problem in ("the shape of", "masters that round to"):  # the weights are whole
+                run("checkpoint", "import", "--from", folder, "--output", self.path / problem, "--weights-only")
             path.write_bytes(whole)
         self.assertFalse((self.path / "never").exists())
 
