@@ -284,6 +284,7 @@ TEST(MegatronArgs, OfALlama) {
   EXPECT_EQ(run.model.rope_scaling_factor, 1);
   EXPECT_TRUE(run.model.untie_embeddings_and_output_weights);
   EXPECT_EQ(run.train.train_iters, 15258789);  // whole batches
+  EXPECT_EQ(run.data.index_samples, 1953125000);
   EXPECT_EQ(run.schedule.lr_decay_samples, 1949218748);
   EXPECT_EQ(run.schedule.lr_warmup_samples, 3906252);
   EXPECT_EQ(run.optimizer.grad_dtype, "bf16");
@@ -344,6 +345,50 @@ TEST(MegatronArgs, SayWhichGeluAndWhichWidth) {
   EXPECT_TRUE(recipe(small + "--add-qkv-bias").model.add_qkv_bias);
 }
 
+TEST(MegatronArgs, DecayTheNormsOfQueriesAndKeysWhereAsked) {
+  const std::string small = kSmall;
+  for (const std::string words :
+       {"--apply-wd-to-qk-layernorm", "--no-weight-decay-cond-type apply_wd_to_qk_layernorm"}) {
+    EXPECT_THAT(recipe(small + "--qk-layernorm " + words).optimizer.wd_mult,
+                ElementsAre("*.q_layernorm.*=1", "*.k_layernorm.*=1"));
+    EXPECT_THAT(words_of(translated(small + words).ignored), ElementsAre(words));
+  }
+}
+
+TEST(MegatronArgs, ScaleMuonAsThere) {
+  const std::string small = std::string(kSmall) + "--position-embedding-type rope ";
+  const OptimizerConfig plain = recipe(small + "--optimizer muon").optimizer;
+  EXPECT_EQ(plain.name, "muon");
+  EXPECT_EQ(plain.muon_momentum, 0.9);
+  EXPECT_FALSE(plain.muon_nesterov);
+  EXPECT_EQ(plain.muon_scale_mode, "spectral");
+  EXPECT_EQ(plain.muon_coefficient_type, "quintic");
+  EXPECT_EQ(plain.muon_num_ns_steps, 5);
+  EXPECT_EQ(plain.muon_extra_scale_factor, 1);
+  EXPECT_TRUE(plain.muon_split_qkv);
+  EXPECT_FALSE(plain.muon_split_gated);
+  const OptimizerConfig given =
+      recipe(small +
+             "--optimizer dist_muon --muon-momentum 0.95 --muon-nesterov --muon-scale-mode unit_rms_norm "
+             "--muon-extra-scale-factor 0.2 --muon-no-split-qkv --muon-coefficient-type polar_express "
+             "--muon-num-ns-steps 8")
+          .optimizer;
+  EXPECT_EQ(given.muon_momentum, 0.95);
+  EXPECT_TRUE(given.muon_nesterov);
+  EXPECT_EQ(given.muon_scale_mode, "unit_rms_norm");
+  EXPECT_EQ(given.muon_extra_scale_factor, 0.2);
+  EXPECT_FALSE(given.muon_split_qkv);
+  EXPECT_EQ(given.muon_coefficient_type, "polar_express");
+  EXPECT_EQ(given.muon_num_ns_steps, 8);
+  EXPECT_TRUE(given.use_distributed_optimizer);
+  // Theirs orthogonalizes learned positions too; these are no matrix of a layer here.
+  EXPECT_THAT(error_of(std::string(kSmall) + "--optimizer muon"), HasSubstr("Muon of position embeddings"));
+  EXPECT_THAT(error_of(small + "--optimizer muon", "pretrain_bert"), HasSubstr("Muon of models other than GPTs"));
+  EXPECT_THAT(error_of(small + "--optimizer muon --muon-scalar-optimizer lion"), HasSubstr("Muon beside Lion"));
+  EXPECT_THAT(error_of(small + "--optimizer muon --muon-coefficient-type cubic5"), HasSubstr("other coefficients"));
+  EXPECT_THAT(words_of(translated(small + "--muon-nesterov").ignored), ElementsAre("--muon-nesterov"));
+}
+
 TEST(MegatronArgs, CountTheScheduleInSamples) {
   const std::string small = std::string(kSmall) + "--global-batch-size 32 ";
   EXPECT_EQ(recipe(small + "--lr-warmup-iters 10").schedule.lr_warmup_samples, 320);
@@ -354,6 +399,43 @@ TEST(MegatronArgs, CountTheScheduleInSamples) {
   EXPECT_THAT(error_of(small + "--lr-warmup-iters 3 --lr-warmup-fraction .1"),
               HasSubstr("other lengths of the warm-up"));
   EXPECT_EQ(recipe(small + "--lr-warmup-iters 0 --lr-warmup-fraction .1").schedule.lr_warmup_fraction, 0.1);
+}
+
+TEST(MegatronArgs, CountTheStepsOfAGrowingBatch) {
+  // Counted step by step with RampupBatchsizeNumMicroBatchesCalculator of megatron-core 0.16.1, as its
+  // update_train_iters() does: until the growth's samples are exceeded, then whole batches of the full size.
+  struct Case {
+    const char* ramp;
+    std::int64_t batch, samples, steps;
+  };
+  const std::string small = std::string(kSmall).replace(std::string(kSmall).find("--train-iters 100"), 17, "");
+  for (const Case& each :
+       {Case{"4 4 64", 12, 400, 40}, Case{"16 16 5859375", 1536, 300'000'000, 211'299},
+        Case{"32 32 65324160", 128, 268'554'688, 2'835'248}, Case{"8 8 1000", 64, 1200, 50},
+        Case{"8 8 1000", 64, 900, 45}, Case{"8 8 1000", 64, 0, 31}, Case{"2 3 1001", 17, 5000, 433},
+        Case{"1 7 977", 50, 3000, 226}, Case{"100 100 1000000000", 1000, 10'000'000'000, 12'143'299}}) {
+    const RunConfig run =
+        recipe(small + "--micro-batch-size 1 --rampup-batch-size " + each.ramp + " --global-batch-size " +
+               std::to_string(each.batch) + " --train-samples " + std::to_string(each.samples));
+    EXPECT_EQ(run.train.train_iters, each.steps) << each.ramp;
+    EXPECT_EQ(run.data.index_samples, each.samples);
+    EXPECT_EQ(run.schedule.lr_decay_samples, each.samples);
+  }
+  // A rule of the recipe explains these; until then they count as no growth.
+  EXPECT_EQ(recipe(small + "--rampup-batch-size 0 0 0 --global-batch-size 8 --train-samples 80").train.train_iters, 10);
+  EXPECT_EQ(recipe(small + "--rampup-batch-size 1 1 9000000000000000000 --global-batch-size 9000000000000000000 "
+                           "--train-samples 80")
+                .train.train_iters,
+            0);
+}
+
+TEST(MegatronArgs, MakeTheOrderOfDataForAsManySamplesAsThere) {
+  const std::string small = std::string(kSmall) + "--global-batch-size 32 ";
+  EXPECT_EQ(recipe(small).data.index_samples, 0);  // 100 x 32, which is what the steps take
+  EXPECT_EQ(recipe(small + "--rampup-batch-size 4 4 640").data.index_samples, 3200);
+  const std::string samples = std::string(small).replace(small.find("--train-iters 100"), 17, "");
+  EXPECT_EQ(recipe(samples + "--train-samples 640").data.index_samples, 0);
+  EXPECT_EQ(recipe(samples + "--train-samples 650").data.index_samples, 650);  // 20 steps take 640
 }
 
 TEST(MegatronArgs, SayInWhichTypeGradientsAreSummed) {
@@ -436,7 +518,7 @@ TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
             "        --num-experts 8 (mixture of experts)\n"
             "        --spec a b (names a Python module)\n"
             "        --warmup 3 (gone from Megatron-LM; --lr-warmup-*)\n"
-            "        --optimizer muon (muon as Megatron-LM has it)\n"
+            "        --optimizer muon (Muon of position embeddings; rotary ones have none)\n"
             "  fix:  leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
   // With other errors too.
   EXPECT_THAT(error_of("--hidden-size x --num-experts 8"),
@@ -466,6 +548,11 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
     EXPECT_EQ(save_toml(run.config), save_toml(recipe(small)));
     EXPECT_THAT(error_of(small + words + " " + master), HasSubstr(words));
   }
+  for (const std::string words : {"--img-h 336", "--ict-head-size 128", "--sft-tokenizer-prompt-format default",
+                                  "--tiktoken-num-special-tokens 500"})
+    EXPECT_THAT(words_of(translated(small + words).ignored), ElementsAre(words));
+  EXPECT_THAT(error_of(small + "--tokenizer-type TikTokenizer --tiktoken-num-special-tokens 500"),
+              HasSubstr("tokenizer metadata"));
   EXPECT_THAT(words_of(translated(small + "--moe-router-topk 4 --num-experts 0").ignored),
               ElementsAre("--moe-router-topk 4", "--num-experts 0"));
   // These ask for it by themselves, or are refused there too.

@@ -215,6 +215,12 @@ class Finetune(unittest.TestCase):
             predictions = next(one.glob("predictions.*"))
             self.assertEqual(predictions.read_bytes(), (other / predictions.name).read_bytes())
 
+    def test_its_timers_are_those_of_training(self):
+        out = self.finetune("timed", "--seeds", 1, "--epochs", 1, "--save-interval", 2, "--timing-log-level", 1,
+                            "--world-size", 2, "--tp", 2)
+        for timer in ("model-and-optimizer-setup", "forward-backward", "optimizer", "evaluate", "save-checkpoint"):
+            self.assertRegex(out, rf"(?m)^ +{timer} ?\.+: \(\d+\.\d\d, \d+\.\d\d\)$")
+
     def test_a_question_without_an_answer_scores_nothing(self):
         """As the official script of version 1.1 has it, also where the right answer is all punctuation."""
         data, predictions = self.path / "squad.json", self.path / "predictions.json"

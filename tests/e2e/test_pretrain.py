@@ -209,10 +209,16 @@ class Pretrain(unittest.TestCase):
         F/gpt2-vocab.json --merge-file F/gpt2-merges.txt --split 90,10,0 """
         whole = self.pretrain("pretrain_gpt", small + "--train-iters 8 --save F/whole --save-interval 8")
         self.assertNotIn("ignored", whole)
-        kept = "--save F/parts --save-interval 4 --load F/parts"
+        kept = "--save F/parts --save-interval 4 --load F/parts --log-progress"
         self.pretrain("pretrain_gpt", small + "--train-iters 4 " + kept)
         self.assertIn("resumed from", self.pretrain("pretrain_gpt", small + "--train-iters 8 " + kept))
         self.assertEqual(self.losses("parts"), self.losses("whole"))
+        progress = [line.split("\t") for line in (self.path / "parts/progress.txt").read_text().splitlines()]
+        self.assertEqual([(fields[2], fields[3]) for fields in progress],
+                         [("# GPUs: 1", "Starting job"), ("# GPUs: 1", "Saved checkpoint")] * 2)
+        self.assertEqual([fields[4] for fields in progress[1::2]], ["Iteration: 4", "Iteration: 8"])
+        done = [float(fields[7].removeprefix("Floating-point operations: ")) for fields in progress[1::2]]
+        self.assertAlmostEqual(done[1], 2 * done[0], delta=0.01 * done[1])
         refused = self.pretrain("pretrain_gpt", small + "--train-iters 8 --save F/parts --save-interval 4", code=2)
         self.assertIn("--load not given", refused)
         # Nothing is saved without --save.

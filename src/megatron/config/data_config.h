@@ -72,6 +72,7 @@ struct DataConfig {
   bool eod_mask_loss = false;
   double mask_prob = 0.15;
   double short_seq_prob = 0.1;
+  std::int64_t index_samples = 0;
   std::int64_t prefetch = 8;
 
   void visit(auto& v) {
@@ -133,6 +134,10 @@ struct DataConfig {
     v("short_seq_prob", short_seq_prob, "bert, t5: share of the samples that aim at a random shorter length.",
       "short-seq-prob", Affects::Samples, when("model.architecture", kinds_with(&ModelTraits::reads_sentences)),
       OnlyInTraining());
+    v("index_samples", index_samples,
+      "Samples that the order of the training data is made for, at least those of the run; 0: those of the run. "
+      "Megatron-LM makes it for --train-samples, or for full batches of --train-iters.",
+      Affects::Samples, OnlyInTraining());
     v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.",
       Affects::Nothing, RanksMayDiffer());
   }

@@ -11,6 +11,7 @@ namespace megatron::config {
 struct LogConfig {
   std::int64_t interval = 10;
   std::string progress = "auto";
+  bool progress_file = false;
   std::string format = "wide";
   std::vector<std::string> fields;
   bool throughput = true;
@@ -43,6 +44,9 @@ struct LogConfig {
     v("interval", interval, "Steps between console lines.", "log-interval", Common());
     v("progress", progress, "Progress line with ETA; auto: on a terminal.", RanksMayDiffer(),
       Choices({"auto", "on", "off"}));
+    v("progress_file", progress_file,
+      "Append to progress.txt in the folder of checkpoints, in Megatron-LM's lines, when the run starts and saves.",
+      "log-progress", RanksMayDiffer(), OnlyInTraining());
     v("format", format, "Console line: wide, Megatron-LM's, or compact.", Choices({"wide", "compact"}),
       RanksMayDiffer());
     v("fields", fields, "Also on the wide console line.", Choices({"tokens_per_s", "memory", "eta"}), RanksMayDiffer());

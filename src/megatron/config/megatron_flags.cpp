@@ -6,6 +6,7 @@ namespace megatron::config {
 namespace {
 
 constexpr MegatronAdvice kAdvice[] = {
+    {"apply-wd-to-qk-layernorm", "--optimizer.wd_mult '*.q_layernorm.*=1,*.k_layernorm.*=1'"},
     {"attention-softmax-in-fp32", "leave it out; sums and softmax are always in fp32 or fp64"},
     {"batch-p2p-communication", "--pp-communication batched"},
     {"checkpoint-activations", "--train.recompute full"},
@@ -24,11 +25,13 @@ constexpr MegatronAdvice kAdvice[] = {
     {"main-grads-dtype", "--optimizer.grad_dtype"},
     {"main-params-dtype", "leave it out; masters are in fp32"},
     {"merge-file", "--tokenizer VOCAB,MERGES"},
+    {"muon-no-split-qkv", "--optimizer.muon_split_qkv false"},
     {"no-bias-gelu-fusion", "--model.activation gelu, the exact function"},
     {"no-check-for-nan-in-loss-and-grad", "leave it out; --train.exit_on_nan turns the check on"},
     {"no-overlap-p2p-communication", "--pp-communication batched"},
     {"no-pad-vocab-size", "--make-vocab-size-divisible-by 1"},
     {"no-save-optim", "leave it out; megatron checkpoint reshard --weights-only makes a copy without the optimizer"},
+    {"no-weight-decay-cond-type", "--optimizer.wd_mult '*.q_layernorm.*=1,*.k_layernorm.*=1'"},
     {"num-distributed-optimizer-instances", "leave it out; all data-parallel ranks share one optimizer"},
     {"num-workers", "--data.prefetch, microbatches that a thread of each rank reads ahead"},
     {"overlap-p2p-communication", "--pp-communication overlapped"},

@@ -13,6 +13,11 @@ struct OptimizerConfig {
   std::string name = "adam";
 #define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) type option = default_value;
 #include "megatron/config/optimizers.def"
+  bool muon_nesterov = true;
+  std::string muon_scale_mode = "spectral";
+  std::string muon_coefficient_type = "simple";
+  bool muon_split_qkv = true;
+  bool muon_split_gated = true;
   double weight_decay = 0.01;
   bool decoupled_weight_decay = true;
   std::vector<std::string> lr_mult = {};
@@ -38,6 +43,20 @@ struct OptimizerConfig {
 #define OPTIMIZER_OPTION(name, type, option, default_value, bounds, help, flag) \
   v(#option, option, help, flag, when("optimizer.name", readers_of("optimizer." #option)));
 #include "megatron/config/optimizers.def"
+    const auto of_muon = [] { return when("optimizer.name", std::vector<std::string>{"muon"}); };
+    v("muon_nesterov", muon_nesterov, "muon: Nesterov's momentum; false: the plain one.", "muon-nesterov", of_muon());
+    v("muon_scale_mode", muon_scale_mode,
+      "muon: factor of a matrix by its shape: spectral: sqrt(max(rows, columns)); unit_rms_norm: sqrt(rows / columns); "
+      "shape_scaling: that, but at least 1.",
+      "muon-scale-mode", Choices({"spectral", "unit_rms_norm", "shape_scaling"}), of_muon());
+    v("muon_coefficient_type", muon_coefficient_type,
+      "muon: coefficients of the steps of Newton and Schulz: simple: Jordan's, the same in each step; the others "
+      "change from step to step.",
+      "muon-coefficient-type", Choices({"simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"}), of_muon());
+    v("muon_split_qkv", muon_split_qkv, "muon: queries, keys and values are matrices of their own; false: one.",
+      of_muon());
+    v("muon_split_gated", muon_split_gated,
+      "muon: the gate and the other half of a gated MLP are matrices of their own; false: one.", of_muon());
     v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay", Common());
     v("decoupled_weight_decay", decoupled_weight_decay,
       "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2), but for the matrices of muon.",

@@ -10,6 +10,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/text/format.h"
+#include "megatron/base/timer.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/saver.h"
 #include "megatron/config/options.h"
@@ -84,9 +85,11 @@ class SeedRun {
     start_ = train::start_run(with_state(run), engine_);
     state_ = start_.state;
     engine_.step.before_update([this] { saver_.before_change(); });
+    engine_.timers.add(train::TimerId::ModelAndOptimizerSetup, since_start_.seconds());
     world.barrier();  // nobody writes before everybody has read
     if (first_) open_folder(quiet ? stderr : stdout);
     world.barrier();  // the folder is there
+    print_times(train::TimerId::ModelAndOptimizerSetup);
   }
 
   std::optional<SeedResult> go() {
@@ -185,8 +188,14 @@ class SeedRun {
   void save() {
     checkpoint::Metadata metadata = train::run_metadata(state_, engine_, config::save_toml(config_));
     metadata[kRecipe] = nlohmann::json(best_.recipe).dump();
+    auto timer = engine_.timers.time(train::TimerId::SaveCheckpoint);
     saver_.begin(state_.iteration, train::sharded_tensors(engine_), std::move(metadata));
+    timer.stop();
+    print_times(train::TimerId::SaveCheckpoint);
   }
+
+  /// Collective over the world.
+  void print_times(train::TimerId timer) { train::print_times(engine_, config_.log, log_ ? &*log_ : nullptr, {timer}); }
 
   TaskLogits logits_of(const TaskBatches& batches) {
     Progress progress("evaluate", "samples", static_cast<std::int64_t>(batches.task().size()),
@@ -196,7 +205,10 @@ class SeedRun {
 
   /// Evaluates, and keeps what is better than all before. Every rank decides alike. Collective over the world.
   void validate() {
+    auto timer = engine_.timers.time(train::TimerId::Evaluate);
     TaskLogits logits = logits_of(valid_);
+    timer.stop();
+    print_times(train::TimerId::Evaluate);
     const tasks::TaskScores scores = data_.valid->scores(logits.values);
     if (log_) log_->scores(state_, logits.loss, scores.metrics);
     state_.validated_iteration = state_.iteration;
@@ -246,6 +258,7 @@ class SeedRun {
   const train::StopRequested& stop_requested_;
   const bool first_;
   const fs::path out_;
+  const Stopwatch since_start_;
   train::Engine engine_;
   TaskBatches train_, valid_;
   checkpoint::Saver best_saver_, saver_;  // of the best weights, and of what the run resumes from

@@ -108,6 +108,10 @@ Samples resolve_samples(config::RunConfig& config, int dp, const std::vector<Bat
                 concat("--eval-global-batch-size ", eval_batch / unit * unit + unit));
   if (!samples.batches || train.train_iters < 0 || train.train_iters > kMaxSteps) return samples;
   samples.total = samples.batches->samples_of(train.train_iters);
+  const std::int64_t index = config.data.index_samples;
+  rules.require(index == 0 || (index >= samples.total && index <= kMaxSamples),
+                concat("data.index_samples must be 0, or from the samples of the run to ", kMaxSamples, "."),
+                concat(index, ", the run takes ", samples.total), "--data.index_samples 0");
   rules.attempt([&] { resolve_learning_rate(config.schedule, samples, rules); });
   return samples;
 }

@@ -151,10 +151,13 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   kernels::install_caching_allocator();
   if (options.stop_on_signals && !starts) stop_on_signals();
   const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
+  const comm::Environment variables = environment();
+  const auto slurm = variables.find("SLURM_JOB_ID");
+  const std::string job_id = slurm == variables.end() ? "" : slurm->second;
   return run_on_ranks(run, place, [&](const comm::Group& world, at::Device device) {
     try {
       const auto outcome = train::train(
-          run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step);
+          run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step, job_id);
       return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
     } catch (const comm::AgreedError&) {
       throw;

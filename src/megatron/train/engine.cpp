@@ -74,9 +74,10 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
   const config::OptimizerConfig& optimizer = config.optimizer;
   std::vector<plan::ParameterSpec> specs;
   std::vector<std::vector<plan::MatrixRows>> matrices;
+  const plan::MatrixSplits splits{.qkv = optimizer.muon_split_qkv, .gated = optimizer.muon_split_gated};
   for (const auto& parameter : parameters.all()) {
     specs.push_back(parameter->spec);
-    matrices.push_back(parameter->spec.is_layer_matrix() ? plan::matrices_of(parameter->spec, run.shape)
+    matrices.push_back(parameter->spec.is_layer_matrix() ? plan::matrices_of(parameter->spec, run.shape, splits)
                                                          : std::vector<plan::MatrixRows>());
   }
   return {.weight_decay = optimizer.weight_decay,

@@ -205,7 +205,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
                       .chat = tools.chat};
   if (config.data.mock_data) spec.mock.vocab = run.shape.vocab;
   if (trains)
-    spec.index.num_samples = run.train_samples;
+    spec.index.num_samples = std::max(run.train_samples, config.data.index_samples);
   else if (!config.data.full_validation || part == data::SplitPart::Test)
     spec.index.num_samples = validations * samples_of_a_validation(config);
   if (const auto specify = model_samples(config.model.architecture).specify; specify != nullptr) specify(run, spec);

@@ -95,4 +95,11 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
                                   result.grad_norm, " must be finite (train.exit_on_nan)."));
 }
 
+void print_times(Engine& engine, const config::LogConfig& options, RunLog* log, const std::vector<TimerId>& timers) {
+  if (!engine.timers.measures(timers.front())) return;
+  const TimesOverRanks times = engine.timers.take(engine.context.world(), timers);
+  const std::string text = timer_text(times, options.timing_option, 1);
+  if (log != nullptr && !text.empty()) log->message(text);
+}
+
 }  // namespace megatron::train

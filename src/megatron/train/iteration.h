@@ -44,4 +44,8 @@ struct IterationParts {
 /// std::runtime_error where, with train.exit_on_nan, a loss or gradient is not finite; what was being saved then is.
 bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
 
+/// What all ranks have measured of `timers`, which are of their own (timers.h), on the console by `log`, null on other
+/// ranks. Collective over the world where these are on.
+void print_times(Engine& engine, const config::LogConfig& options, RunLog* log, const std::vector<TimerId>& timers);
+
 }  // namespace megatron::train

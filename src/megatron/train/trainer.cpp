@@ -21,6 +21,7 @@
 #include "megatron/train/engine.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
+#include "megatron/train/log/progress_file.h"
 #include "megatron/train/log/run_log.h"
 #include "megatron/train/prefetch.h"
 #include "megatron/train/resume/agreement.h"
@@ -85,10 +86,11 @@ std::string recipe_of(const plan::ResolvedRun& run) {
 class TrainingRun {
  public:
   TrainingRun(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
-              const StopRequested& stop_requested, const ForwardStep& forward_step)
+              const StopRequested& stop_requested, const ForwardStep& forward_step, const std::string& job_id)
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
+        job_id_(job_id),
         data_(open_data(run, eod, world)),
         data_s_(since_start_.seconds()),
         engine_(run, world, device),
@@ -121,6 +123,7 @@ class TrainingRun {
       stop = taking_memory_for("the activations of a step", [&] {
         return run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
       });
+      if (progress_ && !saver_.under_way()) progress_->saved();
       if (profiled) write_profile();
       if (!stop && validation_is_due()) stop = validate();
       leave = is_time_to_leave();
@@ -128,6 +131,7 @@ class TrainingRun {
       if (is_done() || stop || leave || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
     }
     saver_.finish();
+    if (progress_) progress_->saved();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
     if (is_done() && !validation_is_due()) return Outcome::Done;
@@ -177,15 +181,24 @@ class TrainingRun {
       const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
       saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_));
     }
+    if (progress_)
+      progress_->save(
+          {.iteration = state_.iteration,
+           .flops = flops_so_far(),
+           .tokens = static_cast<double>(state_.consumed_samples) * static_cast<double>(config_.data.seq_length),
+           .seconds = watch_.seconds(),
+           .is_under_way = saver_.under_way()});
     print_times({TimerId::SaveCheckpoint});
   }
 
-  // What all ranks have measured by timers of their own. Collective over the world where these are on.
   void print_times(const std::vector<TimerId>& timers) {
-    if (!engine_.timers.measures(timers.front())) return;
-    const TimesOverRanks times = engine_.timers.take(engine_.context.world(), timers);
-    const std::string text = timer_text(times, config_.log.timing_option, 1);
-    if (log_ && !text.empty()) log_->message(text);
+    train::print_times(engine_, config_.log, log_ ? &*log_ : nullptr, timers);
+  }
+
+  // Since the run's first sample.
+  double flops_so_far() const {
+    return plan::training_flops(run_.shape, state_.consumed_samples, config_.data.seq_length,
+                                config_.data.decoder_seq_length);
   }
 
   // Whether the step that comes next is one of those that log.profile is for.
@@ -232,6 +245,9 @@ class TrainingRun {
     keep_schedule();
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
+    if (config_.log.progress_file && config_.checkpoint.save_interval >= 0)
+      progress_.emplace(save_folder(config_),
+                        ProgressFile::Job{.id = job_id_, .ranks = run_.grid.world_size(), .flops = flops_so_far()});
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
                          plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
     for (const std::string& line : plan::gradient_warnings(run_)) log_->message(" > " + line);
@@ -294,6 +310,7 @@ class TrainingRun {
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
+  const std::string job_id_;
   const std::string recipe_ = recipe_of(run_);
   const Stopwatch since_start_;
   RunData data_;
@@ -302,18 +319,19 @@ class TrainingRun {
   checkpoint::Saver saver_;
   Start start_;
   RunState state_;
-  std::optional<RunLog> log_;         // of the first rank
-  std::optional<Prefetcher> reader_;  // reads data_: ends before it
+  std::optional<RunLog> log_;             // of the first rank
+  std::optional<ProgressFile> progress_;  // of the first rank
+  std::optional<Prefetcher> reader_;      // reads data_: ends before it
 };
 
 }  // namespace
 
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
               const StopRequested& stop_requested, const std::function<void()>& prepare,
-              const ForwardStep& forward_step) {
+              const ForwardStep& forward_step, const std::string& job_id) {
   require_equal_runs(run, world);
   if (prepare) prepare();
-  return TrainingRun(run, eod, world, device, stop_requested, forward_step).go();
+  return TrainingRun(run, eod, world, device, stop_requested, forward_step, job_id).go();
 }
 
 }  // namespace megatron::train

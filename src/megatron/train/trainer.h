@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string>
 
 #include "megatron/comm/group.h"
 #include "megatron/plan/rules.h"
@@ -22,11 +23,12 @@ using StopRequested = std::function<bool()>;
 /// rank to come builds the sample index), resumes from a checkpoint where there is one, trains, validates, logs, saves.
 /// `eod`: the tokenizer's end-of-document token, or -1 where no option of config.data needs it. `prepare`, if any, is
 /// called on every rank once they agree and before anything is written; what it throws on one it must throw on all.
-/// `forward_step`: a loss of one's own, the same on every rank. Collective over `world`. Throws comm::AgreedError where
+/// `forward_step`: a loss of one's own, the same on every rank. `job_id`: what log.progress_file calls the job.
+/// Collective over `world`. Throws comm::AgreedError where
 /// ranks differ, ConfigError for data or a checkpoint that does not fit, std::runtime_error where a file cannot be
 /// written or, with train.exit_on_nan, where a loss or gradient is not finite.
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
               const StopRequested& stop_requested, const std::function<void()>& prepare = {},
-              const ForwardStep& forward_step = {});
+              const ForwardStep& forward_step = {}, const std::string& job_id = {});
 
 }  // namespace megatron::train

@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
@@ -36,7 +37,8 @@ bool asks_for_nothing(const MegatronArguments::Given& given) {
   return !flag.default_value.empty() && same(flag.kind, value, flag.default_value);
 }
 
-/// A feature whose flags do nothing there while none of `masters` turns it on. Flags of `still` ask for it by
+/// A feature whose flags do nothing there while none of `masters` turns it on, which the programs that are known cannot
+/// where there are none. Flags of `still` ask for it by
 /// themselves, or are checked there without it.
 struct Switched {
   const char* feature;
@@ -60,6 +62,8 @@ const std::vector<Switched>& switched_features() {
       {"Mamba and hybrid models", {"hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"}, {}},
       {"windows of single layers", {"window-size"}, {}},
       {"reinforcement learning", {"perform-rl-step"}, {}},
+      {"retrieval (biencoder)", {}, {}},
+      {"vision", {}, {}},
       {"YaRN", {"multi-latent-attention", "experimental-attention-variant", "enable-gpt-oss"}, {"rope-type"}},
   };
   return rows;
@@ -68,6 +72,11 @@ const std::vector<Switched>& switched_features() {
 /// "without --num-experts": why a flag of a feature that is not turned on does nothing; "" where it asks for something.
 std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
   if (flag.use != FlagUse::Missing) return "";
+  for (const auto& [name, tokenizer] : {std::pair{"tiktoken-num-special-tokens", "TikTokenizer"},
+                                        {"null-tokenizer-eod-id", "NullTokenizer"},
+                                        {"null-tokenizer-pad-id", "NullTokenizer"},
+                                        {"sft-tokenizer-prompt-format", "SFTTokenizer"}})
+    if (flag.names.front() == name && args.text("tokenizer-type") != tokenizer) return concat("without ", tokenizer);
   const auto row = std::ranges::find(switched_features(), flag.text, &Switched::feature);
   if (row == switched_features().end()) return "";
   const auto is_flag = [&](const char* name) { return flag.names.front() == name; };
@@ -76,7 +85,7 @@ std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
     for (const char* const master : row->masters)
       if (given.flag == megatron_flag(master) && !asks_for_nothing(given)) return "";
   if (flag.text == "YaRN" && args.text("position-embedding-type") == "yarn") return "";
-  return concat("without --", row->masters.front());
+  return row->masters.empty() ? "not read by this program" : concat("without --", row->masters.front());
 }
 
 /// One error for all flags that ask for what is not here.

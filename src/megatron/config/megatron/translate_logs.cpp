@@ -29,6 +29,8 @@ void curves(Translation& c, LogConfig& log) {
 void translate_logs(Translation& c) {
   LogConfig& log = c.run.log;
   log.interval = c.args.integer("log-interval");
+  log.progress_file = c.args.has("log-progress") && c.args.has("save");
+  if (!c.args.has("save")) c.ignore("log-progress", "without --save");
   log.throughput = c.args.has("log-throughput");
   log.params_norm = c.args.has("log-params-norm");
   log.num_zeros_in_grad = c.args.has("log-num-zeros-in-grad");

@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -93,6 +97,37 @@ std::int64_t steps_for(std::int64_t samples, const std::vector<std::pair<std::in
   return iterations;
 }
 
+/// Steps of `samples` while the batch grows to `full`, as Megatron-LM's update_train_iters() counts them: steps until
+/// the growth's samples are exceeded, then whole full batches. Nothing where the numbers are no growth.
+std::optional<std::int64_t> steps_of_ramp(std::int64_t samples, std::int64_t full,
+                                          const std::vector<std::int64_t>& ramp) {
+  if (ramp.size() != 3) return std::nullopt;
+  const std::int64_t start = ramp[0], increment = ramp[1], grows = ramp[2];
+  constexpr std::int64_t kMost = std::int64_t{1} << 48, kMostSizes = 10'000'000;
+  if (start < 1 || increment < 1 || grows < 1 || grows > kMost || full <= start || full > kMost) return std::nullopt;
+  const std::int64_t increments = (full - start) / increment;
+  if (increments < 1 || increments > kMostSizes) return std::nullopt;
+  // The division there is one of floating point.
+  const double share = static_cast<double>(grows) / static_cast<double>(increments);
+  const auto place = [&](std::int64_t consumed) {
+    return static_cast<std::int64_t>(static_cast<double>(consumed) / share);
+  };
+  std::int64_t consumed = 0, steps = 0;
+  while (consumed <= grows) {
+    const std::int64_t here = place(consumed), size = start + here * increment;
+    std::int64_t low = consumed, high = grows + 1;  // the size holds at low, and no longer at high
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (place(middle) == here ? low : high) = middle;
+    }
+    const std::int64_t there = (high - consumed + size - 1) / size;
+    steps += there;
+    consumed += there * size;
+  }
+  const std::int64_t rest = samples - consumed;
+  return std::max<std::int64_t>(0, steps + (rest >= 0 ? rest / full : -((-rest + full - 1) / full)));
+}
+
 void batch_by_steps(Translation& c, const std::string& text) {
   TrainConfig& t = c.run.train;
   c.forbid_both("step-batch-size-schedule", "rampup-batch-size");
@@ -105,6 +140,38 @@ void batch_by_steps(Translation& c, const std::string& text) {
   t.eval_global_batch_size = t.global_batch_size;
   t.global_batch_size = sizes.back().second;
   if (c.args.has("train-samples")) t.train_iters = steps_for(c.args.integer("train-samples"), sizes);
+}
+
+constexpr std::array kOfMuon = {"muon-momentum",         "muon-no-split-qkv",      "muon-nesterov",
+                                "muon-scale-mode",       "muon-tp-mode",           "muon-coefficient-type",
+                                "muon-num-ns-steps",     "muon-use-syrk",          "muon-fp32-matmul-prec",
+                                "muon-scalar-optimizer", "muon-extra-scale-factor"};
+
+/// Theirs takes the momentum as a mean, whose length the steps of Newton and Schulz divide out, and a gated MLP's two
+/// halves as one matrix.
+void muon(Translation& c, OptimizerConfig& o) {
+  o.name = "muon";
+  o.muon_momentum = c.args.number("muon-momentum");
+  o.muon_nesterov = c.args.has("muon-nesterov");
+  o.muon_num_ns_steps = c.args.integer("muon-num-ns-steps");
+  o.muon_scale_mode = c.args.text("muon-scale-mode");
+  o.muon_extra_scale_factor = c.args.number("muon-extra-scale-factor");
+  o.muon_split_qkv = !c.args.has("muon-no-split-qkv");
+  o.muon_split_gated = false;
+  const std::string type = c.args.text("muon-coefficient-type");
+  constexpr std::array<std::string_view, 6> kTypes = {"simple", "quintic", "polar_express",
+                                                      "cans",   "aol",     "deepseekv4"};
+  if (std::ranges::find(kTypes, type) != kTypes.end())
+    o.muon_coefficient_type = type;
+  else
+    c.miss("muon-coefficient-type", "other coefficients");
+  if (c.args.text("muon-scalar-optimizer") != "adam") c.miss("muon-scalar-optimizer", "Muon beside Lion");
+  if (c.args.text("muon-tp-mode") == "blockwise" && c.run.parallel.tp > 1)
+    c.miss("muon-tp-mode", "an update that follows the layout");
+  if (!c.traits().causal || c.traits().encoder_decoder)
+    c.miss("optimizer", "Muon of models other than GPTs");
+  else if (c.run.model.position_embedding_type == "learned_absolute")
+    c.miss("optimizer", "Muon of position embeddings; rotary ones have none");
 }
 
 void exits(Translation& c) {
@@ -140,16 +207,29 @@ void translate_batches(Translation& c) {
   }
   c.forbid_both("train-iters", "train-samples");
   if (c.args.has("train-samples"))
-    t.train_iters = c.args.integer("train-samples") / std::max<std::int64_t>(1, t.global_batch_size);
+    t.train_iters =
+        steps_of_ramp(c.args.integer("train-samples"), t.global_batch_size, c.run.schedule.rampup_batch_size)
+            .value_or(c.args.integer("train-samples") / std::max<std::int64_t>(1, t.global_batch_size));
   else
     t.train_iters = c.needed("train-iters", "100000");
   exits(c);
+}
+
+/// The order of the data is made there for more samples than the steps take: all of --train-samples, or full batches.
+void index_of_samples(Translation& c) {
+  const TrainConfig& t = c.run.train;
+  const bool samples = c.args.has("train-samples");
+  const bool grows = !c.run.schedule.rampup_batch_size.empty() || !c.run.schedule.step_batch_size.empty();
+  const std::int64_t whole = product(t.train_iters, t.global_batch_size);
+  const std::int64_t made_for = samples ? c.args.integer("train-samples") : whole;
+  if (grows || made_for != whole) c.run.data.index_samples = made_for;
 }
 
 void translate_batch_steps(Translation& c) {
   std::string text = c.args.text("step-batch-size-schedule");
   std::erase_if(text, [](char letter) { return letter == '\'' || letter == '"'; });
   if (!text.empty()) batch_by_steps(c, text);
+  index_of_samples(c);
 }
 
 void translate_data(Translation& c) {
@@ -238,9 +318,14 @@ void translate_tokenizer(Translation& c) {
 void translate_optimizer(Translation& c) {
   OptimizerConfig& o = c.run.optimizer;
   o.name = c.args.text("optimizer");
-  if (o.name != "adam" && o.name != "sgd" && o.name != "lion") {
-    c.miss("optimizer", concat(o.name, " as Megatron-LM has it"));
-    o.name = "adam";
+  if (o.name == "muon" || o.name == "dist_muon") {
+    muon(c, o);
+  } else {
+    if (o.name != "adam" && o.name != "sgd" && o.name != "lion") {
+      c.miss("optimizer", concat(o.name, " as Megatron-LM has it"));
+      o.name = "adam";
+    }
+    for (const char* name : kOfMuon) c.ignore(name, "of --optimizer muon");
   }
   o.adam_beta1 = c.args.number("adam-beta1");
   o.adam_beta2 = c.args.number("adam-beta2");
@@ -248,9 +333,13 @@ void translate_optimizer(Translation& c) {
   o.sgd_momentum = c.args.number("sgd-momentum");
   o.lion_beta1 = c.args.number("lion-beta1");
   o.lion_beta2 = c.args.number("lion-beta2");
-  for (const char* name : {"muon-momentum", "muon-num-ns-steps"}) c.ignore(name, "of --optimizer muon");
   c.ignore("data-parallel-sharding-strategy", "of --use-megatron-fsdp");
   o.weight_decay = c.args.number("weight-decay");
+  const bool norms = c.args.has("apply-wd-to-qk-layernorm") || c.args.has("no-weight-decay-cond-type");
+  if (norms && c.run.model.qk_layernorm) o.wd_mult = {"*.q_layernorm.*=1", "*.k_layernorm.*=1"};
+  if (!c.run.model.qk_layernorm)
+    for (const char* name : {"apply-wd-to-qk-layernorm", "no-weight-decay-cond-type"})
+      c.ignore(name, "without --qk-layernorm");
   o.clip_grad = c.args.number("clip-grad");
   gradients(c, o);
   if (c.run.train.dtype == "fp16" && c.args.has("loss-scale")) o.loss_scale = c.args.number("loss-scale");
@@ -261,7 +350,7 @@ void translate_optimizer(Translation& c) {
   if (c.run.train.dtype != "fp16") c.ignore("loss-scale", "without --fp16");
   if (c.args.has("ddp-bucket-size")) o.bucket_size = c.args.integer("ddp-bucket-size");
   o.overlap_grad_reduce = c.args.has("overlap-grad-reduce");
-  o.use_distributed_optimizer = c.args.has("use-distributed-optimizer");
+  o.use_distributed_optimizer = c.args.has("use-distributed-optimizer") || c.args.text("optimizer") == "dist_muon";
   o.overlap_param_gather = c.args.has("overlap-param-gather");
   c.require(!o.overlap_param_gather || o.use_distributed_optimizer,
             "--overlap-param-gather needs --use-distributed-optimizer.", "none", "--use-distributed-optimizer");

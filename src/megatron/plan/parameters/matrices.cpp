@@ -21,13 +21,15 @@ std::vector<MatrixRows> taking_turns(const std::vector<std::int64_t>& heights, s
 
 }  // namespace
 
-std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape& shape) {
+std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape& shape, const MatrixSplits& splits) {
   if (!spec.is_layer_matrix()) throw std::logic_error(spec.name + " is no matrix of a layer");
   const LayerSpec layer = shape.layer(spec.depth - 1);
   for (const Branch& branch : layer.branches)
     for (const Linear& linear : branch.linears(layer.hidden)) {
       if (spec.name != concat(layer.prefix, linear.name, ".weight")) continue;
       const std::int64_t head = linear.head_size;
+      const bool whole = linear.split == Linear::Split::Halves ? !splits.gated : !splits.qkv;
+      if (whole) return {{{0, spec.shape[0]}}};
       switch (linear.split) {
         case Linear::Split::Groups: {
           const SelfAttention& attention = layer.attention();
