@@ -227,6 +227,16 @@ class Pretrain(unittest.TestCase):
         self.assertTrue((out / "metrics.jsonl").is_file())
         self.assertEqual(list(out.glob("**/iter_*")), [])
 
+    def test_data_have_the_order_of_a_run_over_as_many_samples(self):
+        small = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
+        --micro-batch-size 2 --lr 1e-3 --lr-decay-iters 9000 --data-path F/tokens_text_document --vocab-file
+        F/gpt2-vocab.json --merge-file F/gpt2-merges.txt --split 90,10,0 --save-interval 100 """
+        self.pretrain("pretrain_gpt", small + "--save F/long --train-iters 9000 --exit-interval 4")
+        self.pretrain("pretrain_gpt", small + "--save F/short --train-iters 4 --data.index_samples 18000")
+        self.pretrain("pretrain_gpt", small + "--save F/other --train-iters 4")
+        self.assertEqual(self.losses("short"), self.losses("long"))
+        self.assertNotEqual(self.losses("other"), self.losses("long"))  # several passes are shuffled together
+
     def test_a_yaml_file_trains_as_the_words_that_it_stands_for(self):
         keys = f"""
 language_model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, activation_func: swiglu, hidden_dropout: 0.0}}

@@ -219,9 +219,13 @@ void translate_batches(Translation& c) {
 void index_of_samples(Translation& c) {
   const TrainConfig& t = c.run.train;
   const bool samples = c.args.has("train-samples");
-  const bool grows = !c.run.schedule.rampup_batch_size.empty() || !c.run.schedule.step_batch_size.empty();
+  const std::vector<std::int64_t>& ramp = c.run.schedule.rampup_batch_size;
+  const bool grows = ramp.size() == 3;
+  if (!c.run.schedule.step_batch_size.empty()) return;  // the last step goes beyond
   const std::int64_t whole = product(t.train_iters, t.global_batch_size);
   const std::int64_t made_for = samples ? c.args.integer("train-samples") : whole;
+  // Of a run that ends while its batch grows, the last step may go beyond too.
+  if (grows && samples && (ramp[2] >= made_for || made_for - ramp[2] < t.global_batch_size)) return;
   if (grows || made_for != whole) c.run.data.index_samples = made_for;
 }
 
