@@ -6,8 +6,8 @@ namespace megatron::app {
 
 void print_text(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
-void print_formatted(fmt::string_view format, fmt::format_args arguments) {
-  print_text(fmt::vformat(format, arguments));
+std::string formatted_text(fmt::string_view format, fmt::format_args arguments) {
+  return fmt::vformat(format, arguments);
 }
 
 }  // namespace megatron::app

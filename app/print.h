@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <string_view>
 
 #include "megatron/base/text/format.h"
@@ -10,12 +11,19 @@ namespace megatron::app {
 /// Writes the text as it is.
 void print_text(std::string_view text);
 
-void print_formatted(fmt::string_view format, fmt::format_args arguments);
+std::string formatted_text(fmt::string_view format, fmt::format_args arguments);
 
-/// Writes what fmt::format(format, arguments...) returns: the compiler checks the format against the arguments.
+/// What fmt::format(format, arguments...) returns. The compiler checks the format against the arguments; {fmt} itself,
+/// which takes a second, is compiled in print.cpp alone.
+template <class... Arguments>
+std::string formatted(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  return formatted_text(static_cast<fmt::string_view>(format), fmt::make_format_args(arguments...));
+}
+
+/// Writes formatted(format, arguments...).
 template <class... Arguments>
 void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  print_formatted(static_cast<fmt::string_view>(format), fmt::make_format_args(arguments...));
+  print_text(formatted_text(static_cast<fmt::string_view>(format), fmt::make_format_args(arguments...)));
 }
 
 }  // namespace megatron::app

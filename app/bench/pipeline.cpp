@@ -7,7 +7,6 @@
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
-#include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
@@ -141,9 +140,8 @@ Prediction predict(const plan::ResolvedRun& run, const std::vector<Timeline>& ti
 void print_predictions(const std::vector<plan::ResolvedRun>& runs, const std::vector<Prediction>& predictions,
                        std::FILE* out) {
   for (std::size_t i = 0; i < runs.size(); ++i)
-    write_line(out,
-               fmt::format("predicted {}: {:.4g} ms per step, bubble {:.1f} %", runs[i].config.parallel.pp_schedule,
-                           1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble));
+    write_line(out, formatted("predicted {}: {:.4g} ms per step, bubble {:.1f} %", runs[i].config.parallel.pp_schedule,
+                              1e3 * predictions[i].simulated.makespan, 100 * predictions[i].simulated.bubble));
 }
 
 Json report_of(const plan::ResolvedRun& run, const Prediction& prediction, const std::vector<Timeline>& steps) {

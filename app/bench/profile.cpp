@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "app/print.h"
 #include "megatron/base/error.h"
-#include "megatron/base/text/format.h"
 #include "megatron/base/timer.h"
 #include "megatron/charts/flame_chart.h"
 #include "megatron/kernels/runtime.h"
@@ -52,26 +52,26 @@ Json profile_rows(const StepProfile& profile, const MachinePeaks& peaks) {
 }
 
 std::string profile_table(const Json& rows) {
-  std::string text = fmt::format("{:<40} {:>7} {:>9} {:>6} {:>9} {:>8} {:>9} {:>8}\n", "operator", "calls", "ms",
-                                 "share", "GFLOP", "GB", "bound ms", "of bound");
+  std::string text = formatted("{:<40} {:>7} {:>9} {:>6} {:>9} {:>8} {:>9} {:>8}\n", "operator", "calls", "ms", "share",
+                               "GFLOP", "GB", "bound ms", "of bound");
   double ms = 0, bound_ms = 0, gflop = 0, gb = 0;
   for (const Json& row : rows) {
-    text += fmt::format("{:<40} {:>7.0f} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n",
-                        row["operator"].get<std::string>(), row["calls"].get<double>(), row["ms"].get<double>(),
-                        100 * row["share"].get<double>(), row["gflop"].get<double>(), row["gb"].get<double>(),
-                        row["bound_ms"].get<double>(), 100 * row["bound_fraction"].get<double>());
+    text += formatted("{:<40} {:>7.0f} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n",
+                      row["operator"].get<std::string>(), row["calls"].get<double>(), row["ms"].get<double>(),
+                      100 * row["share"].get<double>(), row["gflop"].get<double>(), row["gb"].get<double>(),
+                      row["bound_ms"].get<double>(), 100 * row["bound_fraction"].get<double>());
     ms += row["ms"].get<double>();
     bound_ms += row["bound_ms"].get<double>();
     gflop += row["gflop"].get<double>();
     gb += row["gb"].get<double>();
   }
-  return text + fmt::format("{:<40} {:>7} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n", "step", "", ms,
-                            100.0, gflop, gb, bound_ms, ms > 0 ? 100 * bound_ms / ms : 0.0);
+  return text + formatted("{:<40} {:>7} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n", "step", "", ms,
+                          100.0, gflop, gb, bound_ms, ms > 0 ? 100 * bound_ms / ms : 0.0);
 }
 
 std::string profile_flame(const std::string& title, const Json& rows) {
   charts::FlameBox step{"step", 0, "", {}};
-  const auto said = [](double ms) { return fmt::format("{:.1f} ms", ms); };
+  const auto said = [](double ms) { return formatted("{:.1f} ms", ms); };
   for (const char* pass : {"forward", "backward", "optimizer", ""}) {
     charts::FlameBox box{pass, 0, "", {}};
     for (const Json& row : rows) {
@@ -80,7 +80,7 @@ std::string profile_flame(const std::string& title, const Json& rows) {
       box.parts.push_back(
           {row["operator"],
            ms,
-           concat(said(ms), ", ", fmt::format("{:.0f}", 100 * row["bound_fraction"].get<double>()), " % of the bound"),
+           concat(said(ms), ", ", formatted("{:.0f}", 100 * row["bound_fraction"].get<double>()), " % of the bound"),
            {}});
       box.value += ms;
     }

@@ -16,7 +16,6 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
-#include "megatron/base/text/format.h"
 #include "megatron/charts/bar_chart.h"
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
@@ -202,9 +201,9 @@ int predict_recipes(const Options& options, const plan::Hardware& hardware) {
     row["tokens_per_s"] = tokens_per_s;
     row.update(cost_json(cost));
     json["recipes"].push_back(std::move(row));
-    table += fmt::format("{}{} | {:.3f} | {:.0f} | {:.1f} | {:.1f} % |\n", ranks,
-                         human_bytes(static_cast<double>(memory.bytes)), cost.step_s, tokens_per_s, cost.rank_tflops,
-                         100 * cost.utilization);
+    table += formatted("{}{} | {:.3f} | {:.0f} | {:.1f} | {:.1f} % |\n", ranks,
+                       human_bytes(static_cast<double>(memory.bytes)), cost.step_s, tokens_per_s, cost.rank_tflops,
+                       100 * cost.utilization);
     steps.emplace_back(name, cost);
     bars.clusters.push_back({name, {100 * cost.utilization}, {concat(std::round(100 * cost.utilization), " %")}});
   }
@@ -348,8 +347,8 @@ int measure(const Options& options) {
                             {"unit", speedup ? "times" : "percent"},
                             {"measured", figure}});
     const std::string text = study::figure_text(small[i].figure, figure);
-    table += fmt::format("| {} | {} | {} | {:.1f} ms | {} |\n", small[i].table, small[i].label,
-                         human_count(static_cast<double>(parameters)), 1e3 * seconds[i], text);
+    table += formatted("| {} | {} | {} | {:.1f} ms | {} |\n", small[i].table, small[i].label,
+                       human_count(static_cast<double>(parameters)), 1e3 * seconds[i], text);
     if (groups.empty() || groups.back().heading != small[i].table) groups.push_back({small[i].table, {}});
     groups.back().clusters.push_back({small[i].label, {figure}, {text}});
   }

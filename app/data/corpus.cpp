@@ -12,7 +12,6 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
-#include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
@@ -135,8 +134,8 @@ struct FilterFlags {
 int report_filter(const corpus::FilterResult& result, const std::string& url_key, double seconds, bool json) {
   if (result.without_url > 0)
     write_line(stderr,
-               fmt::format("warning: {} of {} documents have no URL (--url-key {}), so no blocklist can block them",
-                           result.without_url, result.documents, url_key));
+               formatted("warning: {} of {} documents have no URL (--url-key {}), so no blocklist can block them",
+                         result.without_url, result.documents, url_key));
   if (json) {
     nlohmann::ordered_json reasons;
     for (std::size_t i = 0; i < corpus::kReasons; ++i)

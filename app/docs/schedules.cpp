@@ -2,9 +2,9 @@
 #include <filesystem>
 
 #include "app/docs/docs.h"
+#include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
-#include "megatron/base/text/format.h"
 #include "megatron/config/options.h"
 #include "megatron/schedule/generate.h"
 #include "megatron/schedule/pictures/draw.h"
@@ -36,7 +36,7 @@ std::vector<Described> described() {
   return all;
 }
 
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+std::string percent(double share) { return formatted("{:.1f} %", 100 * share); }
 
 std::string list_of(const std::vector<int>& numbers) {
   std::string out;
@@ -70,8 +70,8 @@ int docs_schedules(const Args& args) {
     costs.activation_bytes = costs.weight_bytes = std::vector<double>(stages, 1);
     const schedule::Timeline timeline = schedule::simulate(each.program, costs);
     write_file(folder / (each.file + ".svg"), schedule::draw_svg(timeline, each.title));
-    table += fmt::format("| {} | {:.4g} | {} | {} |\n", each.title, timeline.makespan, percent(timeline.bubble),
-                         list_of(timeline.peak_live));
+    table += formatted("| {} | {:.4g} | {} | {} |\n", each.title, timeline.makespan, percent(timeline.bubble),
+                       list_of(timeline.peak_live));
     const std::string source = each.source.empty() ? "" : concat(" (", each.source, ")");
     const std::string option = each.option.empty() ? "" : concat("`", each.option, "`: ");
     sections += concat("\n## ", each.title, "\n\n", option, each.text, source, "\n\n![", each.title, "](", each.file,
