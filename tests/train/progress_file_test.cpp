@@ -61,7 +61,7 @@ TEST(ProgressFile, CountsFromTheFirstJobOfAsManyRanks) {
   const std::string one = line("2001-01-01 00:00:00", 2, "Starting job") + line("2001-01-02 00:00:00", 2, saved);
   // Since 2001 2e15 operations and more are next to nothing a second.
   EXPECT_THAT(lines_behind(one), HasSubstr("Cumulative throughput: 0.0 TFLOP/s/GPU"));
-  // A job of 4 ranks came in between: the count begins anew with the job at hand, which is less than a second old.
+  // A job of 4 ranks came in between: the count starts over with the job at hand, which is less than a second old.
   EXPECT_THAT(lines_behind(one + line("2001-01-03 00:00:00", 4, "Starting job")),
               Not(HasSubstr("Cumulative throughput: 0.0 TFLOP/s/GPU")));
   // What others wrote there is no line of it.

@@ -15,7 +15,7 @@ struct Coefficients {
   double a, b, c;
 };
 
-/// Those of the steps of Newton and Schulz, one after the other; behind the last they begin anew, or the last is kept.
+/// Those of the steps of Newton and Schulz, one after the other; after the last they start over, or the last is kept.
 struct CoefficientSet {
   std::vector<Coefficients> steps;
   bool keeps_last;

@@ -59,7 +59,7 @@ ProgressFile::ProgressFile(const fs::path& folder, const Job& job)
   fs::create_directories(folder);
   const std::time_t now = std::time(nullptr);
   first_start_ = now;
-  // Jobs before this one, from the last with another number of ranks on. Lines of another form are passed over.
+  // Jobs before this one, from the last with another number of ranks on. Lines of another form are skipped.
   constexpr std::uintmax_t kMostBytes = 64 << 20;
   std::time_t start = 0;  // none
   double at_start = 0, saved = 0, under_way = 0;
