@@ -1,7 +1,6 @@
 #include "app/bench/bench.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "megatron/base/error.h"
 
@@ -18,19 +17,6 @@ int bench(const Args& args) {
                    {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
                    {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
                   args);
-}
-
-std::string config_file(const std::string& name, const std::string& folder, const std::string& flag) {
-  namespace fs = std::filesystem;
-  const fs::path program = fs::read_symlink("/proc/self/exe"), file = fs::path(folder) / (name + ".toml");
-  const fs::path sources = program.parent_path().parent_path();         // built: build/megatron-torch
-  const fs::path installed = sources.parent_path() / "share/megatron";  // lib/megatron/megatron-torch
-  for (const fs::path& path : {fs::path(name), file, sources / file, installed / file})
-    if (fs::is_regular_file(path)) return path.string();
-  throw ConfigError(rule_got_fix(concat(flag, " must be a file's path or the name of one in ", folder, "/."),
-                                 concat(name, ", which is neither here nor in ", (sources / folder).string(),
-                                        " nor in ", (installed / folder).string()),
-                                 concat(flag, " FILE, a .toml as those in ", folder, "/ of the sources")));
 }
 
 double median(std::vector<double> values) {

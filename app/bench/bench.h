@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "app/config_file.h"
 #include "app/jobs.h"
 
 // The jobs of `megatron bench`: each measures one thing and prints its figures, as JSON with --json.
@@ -18,10 +19,5 @@ int bench_tokenizer(const Args& args);
 
 /// Of at least one value.
 double median(std::vector<double> values);
-
-/// The TOML file that a flag names: a path, or FOLDER/NAME.toml of the working folder, of the source tree that the
-/// program was built in (build/megatron), or of share/megatron where it is installed (bin/megatron). Throws ConfigError
-/// where there is none. `folder`: "configs".
-std::string config_file(const std::string& name, const std::string& folder, const std::string& flag);
 
 }  // namespace megatron::app

@@ -4,6 +4,7 @@
 
 #include "app/jobs.h"
 #include "app/plan/megatron_args.h"
+#include "app/plan/search.h"
 #include "app/print.h"
 #include "app/terminal.h"
 #include "megatron/base/error.h"
@@ -28,16 +29,18 @@ using schedule::Timeline;
 
 constexpr const char* kUsage =
     "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n"
+    "megatron plan RECIPE.toml --search --world-size N [--hardware NAME] [--fit 80GB] [--svg search.svg] [--json]\n"
     "megatron plan --megatron-args FILE [--program pretrain_gpt|pretrain_bert|pretrain_t5] [--json]\n\n"
     "Shows what a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters,\n"
     "gradient buckets, samples per rank, memory, FLOPs. Runs nothing. With --megatron-args: what the command line of "
     "a\n"
-    "program of Megatron-LM means here, as a recipe.";
+    "program of Megatron-LM means here, as a recipe. With --search: the fastest layouts of so many ranks.";
 
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false;
   std::string draw, trace, processor = "amx", megatron_args, program = "pretrain_gpt";
+  SearchFlags search;
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.", config::Common());
     v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
@@ -52,6 +55,7 @@ struct PlanOptions {
       "WORLD_SIZE=N.");
     v("program", program, "With --megatron-args: whose arguments they are.",
       config::Choices(config::megatron_programs()));
+    search.visit(v);
     run.visit(v);
   }
 };
@@ -67,11 +71,9 @@ struct ArgumentsOptions {
   }
 };
 
-bool has_megatron_args(const Args& args) {
-  return std::ranges::any_of(args, [](const std::string& word) {
-    const std::string name = config::normalized(word.substr(0, word.find('=')));
-    return name == "--megatron-args";
-  });
+bool has_flag(const Args& args, const char* flag) {
+  return std::ranges::any_of(
+      args, [&](const std::string& word) { return config::normalized(word.substr(0, word.find('='))) == flag; });
 }
 
 int plan_arguments(const Args& args) {
@@ -158,11 +160,18 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
 int plan(const Args& args) {
   const bool asks_for_help =
       std::ranges::find(args, "--help") != args.end() || std::ranges::find(args, "-h") != args.end();
-  if (has_megatron_args(args) && !asks_for_help) return plan_arguments(args);
+  if (has_flag(args, "--megatron-args") && !asks_for_help) return plan_arguments(args);
+  if (has_flag(args, "--search") && !asks_for_help) return plan_search(args);
   PlanOptions options;
   std::optional<recipe::RunAndTokenizer> resolved;
   config::parse_recipe_command(options, &PlanOptions::run, args, kUsage,
                                [&] { resolved = recipe::resolve_with_tokenizer(options.run, {}); });
+  const SearchFlags usual;
+  const SearchFlags& given = options.search;
+  if (given.hardware != usual.hardware || !given.fit.empty() || !given.svg.empty() || given.top != usual.top ||
+      given.tokens != usual.tokens)
+    throw ConfigError(rule_got_fix("--hardware, --fit, --top, --tokens and --svg belong to --search.", "no --search",
+                                   "--search, or leave them out"));
   const plan::ResolvedRun& run = resolved->run;
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;

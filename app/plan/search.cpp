@@ -1,0 +1,185 @@
+#include "app/plan/search.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "app/config_file.h"
+#include "app/json_line.h"
+#include "app/print.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/progress.h"
+#include "megatron/charts/scatter_chart.h"
+#include "megatron/config/run_config.h"
+#include "megatron/plan/layout_search.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kUsage = "megatron plan RECIPE.toml --search --world-size N [--hardware NAME] [--fit 80GB]";
+constexpr int kMostEvaluated = 600;
+
+struct Options {
+  config::RunConfig run;
+  SearchFlags flags;
+  bool as_json = false;
+  void visit(auto& v) {
+    v("json", as_json, "Print one JSON object.");
+    flags.visit(v);
+    run.visit(v);
+  }
+};
+
+/// "80GB", "1.5e9", "64GiB".
+double bytes_of(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  double factor = 0;
+  for (const auto& [name, bytes] : {std::pair("", 1.0), {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}})
+    if (unit == name) factor = bytes;
+  if (error != std::errc() || factor == 0 || !(number > 0))
+    throw ConfigError(rule_got_fix("--fit must be bytes, as 80GB or 64GiB.", text, "--fit 80GB"));
+  return number * factor;
+}
+
+plan::Facts facts_of(const config::RunConfig& run) {
+  if (run.data.tokenizer.empty()) return {};
+  return {
+      .tokenizer_vocab =
+          text::Tokenizer::load(run.data.tokenizer, run.data.tokenizer_type, run.data.vocab_extra_ids).vocab_size()};
+}
+
+std::string sharding_text(const std::string& sharding) {
+  return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : "ZeRO-2";
+}
+
+double days_of(const plan::FoundLayout& layout, double tokens) { return tokens / layout.tokens_per_s / 86400; }
+
+ordered_json row_of(const plan::FoundLayout& layout, const config::RunConfig& recipe, double tokens) {
+  ordered_json parts;
+  for (const auto& [name, seconds] : layout.cost.parts.named()) parts[name] = 1e3 * seconds;
+  const plan::LayoutChoice& choice = layout.choice;
+  return {{"tp", choice.tp},
+          {"pp", choice.pp},
+          {"vpp", choice.vpp},
+          {"dp", layout.dp},
+          {"micro_batch_size", choice.micro_batch_size},
+          {"microbatches", layout.microbatches},
+          {"schedule", choice.schedule},
+          {"recompute", choice.recompute},
+          {"sharding", choice.sharding},
+          {"tokens_per_s", layout.tokens_per_s},
+          {"mfu", layout.cost.utilization},
+          {"step_ms", 1e3 * layout.cost.step_s},
+          {"memory_bytes", layout.memory.total()},
+          {"days", days_of(layout, tokens)},
+          {"parts_ms", parts},
+          {"flags", plan::flags_of(recipe, choice)}};
+}
+
+/// What costs `b` most against `a`: "pipeline +12 ms, tensor +3 ms".
+std::string losses(const plan::FoundLayout& a, const plan::FoundLayout& b) {
+  std::vector<std::pair<double, std::string>> parts;
+  const auto of_a = a.cost.parts.named(), of_b = b.cost.parts.named();
+  for (std::size_t i = 0; i < of_a.size(); ++i)
+    parts.emplace_back(1e3 * (of_b[i].second - of_a[i].second), of_a[i].first);
+  std::ranges::sort(parts, std::greater());
+  std::string text;
+  for (std::size_t i = 0; i < 2 && parts[i].first > 0.05; ++i)
+    text += formatted("{}{} {:+.1f} ms", i > 0 ? ", " : "", parts[i].second, parts[i].first);
+  return text;
+}
+
+void print_layouts(const plan::LayoutSearch& found, const Options& options, const plan::Hardware& hardware,
+                   double tokens) {
+  const auto most = std::min(found.layouts.size(), static_cast<std::size_t>(options.flags.top));
+  print("{} ranks of {}: {} layouts keep the rules of divisors, {} were planned{}\n\n", options.run.parallel.world_size,
+        hardware.name, found.allowed, found.evaluated,
+        found.complete ? ", the others can be no faster or hold too much" : "; more were not tried");
+  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12} {:>6} {:>10} {:>10} {:>8}\n", "tp", "pp", "vpp",
+        "dp", "micro", "of", "schedule", "recompute", "shards", "tokens/s", "MFU", "memory", "bubble", "days");
+  for (std::size_t i = 0; i < most; ++i) {
+    const plan::FoundLayout& each = found.layouts[i];
+    print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>9.1f}% {:>8.2f}\n",
+          each.choice.tp, each.choice.pp, each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
+          each.choice.schedule.empty() ? "-" : each.choice.schedule, each.choice.recompute,
+          sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
+          human_bytes(static_cast<double>(each.memory.total())), 100 * each.cost.parts.pipeline / each.cost.step_s,
+          days_of(each, tokens));
+  }
+  const plan::FoundLayout& best = found.layouts[0];
+  print("\nThe first loses least: of a step of {:.1f} ms", 1e3 * best.cost.step_s);
+  for (const auto& [name, seconds] : best.cost.parts.named())
+    if (seconds > 0.005 * best.cost.step_s) print(", {} {:.1f}", name, 1e3 * seconds);
+  print_text("\n");
+  if (most > 1)
+    print("The second takes {:.1f} % longer: {}\n", 100 * (found.layouts[1].cost.step_s / best.cost.step_s - 1),
+          losses(best, found.layouts[1]));
+}
+
+}  // namespace
+
+int plan_search(const Args& args) {
+  Options options;
+  const auto command = config::parse_recipe_command(options, &Options::run, args, kUsage);
+  if (options.flags.top < 1 || options.flags.top > 1000)
+    throw ConfigError(rule_got_fix("--top must be 1 to 1000.", concat(options.flags.top), "--top 10"));
+  const std::string file = config_file(options.flags.hardware, "configs/hardware", "--hardware");
+  const plan::Hardware hardware = plan::parse_hardware(read_file(file, std::uint64_t{1} << 20), file);
+  const double capacity = options.flags.fit.empty() ? hardware.memory.capacity_bytes() : bytes_of(options.flags.fit);
+  const plan::LayoutSearch found = plan::search_layouts(options.run, hardware, capacity, facts_of(options.run),
+                                                        options.flags.top, kMostEvaluated, usable_cores());
+  if (found.layouts.empty())
+    throw ConfigError(rule_got_fix(
+        concat("--search found no layout that fits into ", human_bytes(capacity), " a rank."),
+        found.too_large.empty()
+            ? "weights, gradients and the optimizer's state alone are more"
+            : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].memory.total())), ": ",
+                     plan::flags_of(options.run, found.too_large[0].choice)),
+        "more ranks (--world-size), or ranks with more memory (--fit)"));
+  const double tokens = options.flags.tokens > 0
+                            ? options.flags.tokens
+                            : static_cast<double>(options.run.train.train_iters * options.run.train.global_batch_size *
+                                                  options.run.data.seq_length);
+  if (!options.flags.svg.empty()) {
+    std::vector<charts::Point> points;
+    for (const auto* list : {&found.layouts, &found.too_large})
+      for (const plan::FoundLayout& each : *list)
+        points.push_back({static_cast<double>(each.memory.total()) / 1e9, each.tokens_per_s,
+                          plan::flags_of(options.run, each.choice), list == &found.layouts});
+    std::vector<charts::Point> frontier;
+    for (const plan::FoundLayout& each : plan::pareto(found.layouts))
+      frontier.push_back({static_cast<double>(each.memory.total()) / 1e9, each.tokens_per_s, "", true});
+    write_file(options.flags.svg,
+               charts::draw_scatter(concat("Layouts of ", command.recipe, " on ", options.run.parallel.world_size,
+                                           " ranks of ", hardware.name),
+                                    "memory of the fullest rank, GB", "tokens/s", points, frontier));
+  }
+  if (options.as_json) {
+    ordered_json rows = ordered_json::array();
+    for (std::size_t i = 0; i < std::min(found.layouts.size(), static_cast<std::size_t>(options.flags.top)); ++i)
+      rows.push_back(row_of(found.layouts[i], options.run, tokens));
+    print_json(ordered_json{{"hardware", hardware.name},
+                            {"world_size", options.run.parallel.world_size},
+                            {"capacity_bytes", capacity},
+                            {"allowed", found.allowed},
+                            {"evaluated", found.evaluated},
+                            {"complete", found.complete},
+                            {"layouts", rows}});
+    return kDone;
+  }
+  print_layouts(found, options, hardware, tokens);
+  const std::int64_t nodes = (options.run.parallel.world_size + hardware.ranks_per_node - 1) / hardware.ranks_per_node;
+  print("\ntorchrun --nnodes {} --nproc-per-node {} --no-python megatron train {} {}\n", nodes,
+        std::min<std::int64_t>(hardware.ranks_per_node, options.run.parallel.world_size), command.recipe,
+        plan::flags_of(options.run, found.layouts[0].choice));
+  return kDone;
+}
+
+}  // namespace megatron::app

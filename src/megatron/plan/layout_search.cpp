@@ -1,0 +1,246 @@
+#include "megatron/plan/layout_search.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "megatron/base/error.h"
+#include "megatron/base/machine/parallel.h"
+#include "megatron/schedule/table.h"
+
+namespace megatron::plan {
+namespace {
+
+constexpr std::int64_t kMostMicroBatch = 64;
+constexpr int kMostTp = 64, kMostVpp = 12;
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+/// What one microbatch takes on one tensor-parallel rank that has all layers, and what it holds, by (tp, micro batch,
+/// recomputation): the same for every pipeline.
+struct WholeModel {
+  double microbatch_s = 0;
+  double update_s = 0;
+  std::int64_t parameter_bytes = 0, gradient_bytes = 0, state_bytes = 0, activation_bytes = 0;
+};
+
+/// A layout before it is planned: how fast it can be at most, and what it holds at least.
+struct Candidate {
+  LayoutChoice choice;
+  double least_step_s = 0;
+};
+
+std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
+  std::vector<std::int64_t> found;
+  for (std::int64_t d = 1; d <= std::min(n, most); ++d)
+    if (n % d == 0) found.push_back(d);
+  return found;
+}
+
+/// Of a rank of `choice`, without what its schedule and other ranks make it wait for.
+double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int dp, std::int64_t microbatches) {
+  const double pp = choice.pp, m = as_double(microbatches);
+  const bool splits_backward = choice.pp > 1 && schedule::schedule_named(choice.schedule).splits_backward;
+  const double bubble = splits_backward ? 0 : (pp - 1) / (m * choice.vpp);
+  const double owners = choice.sharding.empty() ? 1 : dp;
+  return m * whole.microbatch_s / pp * (1 + bubble) + whole.update_s / pp / owners;
+}
+
+/// Weights, gradients and the optimizer's state, of layers that every rank has alike, and what the first rank of a
+/// pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks.
+double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int dp, std::int64_t microbatches) {
+  const double owners = choice.sharding.empty() ? 1 : dp;
+  const double gradients = choice.sharding == "optim_grads" ? 0 : as_double(whole.gradient_bytes);
+  const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
+  return (as_double(whole.parameter_bytes) + gradients + as_double(whole.state_bytes) / owners + kept) / choice.pp;
+}
+
+std::vector<std::string> schedules_of(int pp, int vpp) {
+  if (pp == 1) return {""};
+  std::vector<std::string> names;
+  for (const schedule::ScheduleInfo& each : schedule::schedules())
+    if (each.takes(vpp) && (each.is_default || each.splits_backward)) names.emplace_back(each.name);
+  return names;
+}
+
+class Search {
+ public:
+  Search(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes, const Facts& facts)
+      : recipe_(recipe),
+        hardware_(hardware),
+        capacity_(capacity_bytes),
+        facts_(facts),
+        world_(recipe.parallel.world_size) {
+    config::RunConfig alone = with_layout(recipe, {});
+    alone.parallel.world_size = 1;
+    alone.train.micro_batch_size = alone.train.global_batch_size = 1;
+    alone.schedule = {};  // of so few samples
+    const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
+    model_ = run.config.model;
+    batch_ = recipe.train.global_batch_size;
+    if (batch_ < 1)
+      throw ConfigError(
+          rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));
+  }
+
+  /// All that divide what they must, the fastest by their bound first.
+  std::vector<Candidate> candidates() {
+    std::vector<Candidate> all;
+    for (const std::int64_t tp : divisors(world_, std::min<std::int64_t>(kMostTp, hardware_.ranks_per_node))) {
+      if (model_.num_attention_heads % tp != 0) continue;
+      for (const std::int64_t pp : divisors(world_ / tp, model_.num_layers)) {
+        const std::int64_t dp = world_ / tp / pp;
+        if (model_.num_layers % pp != 0 || batch_ % dp != 0) continue;
+        for (const std::int64_t vpp :
+             pp == 1 ? std::vector<std::int64_t>{1} : divisors(model_.num_layers / pp, kMostVpp))
+          for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch))
+            add(all, static_cast<int>(tp), static_cast<int>(pp), static_cast<int>(vpp), micro, static_cast<int>(dp));
+      }
+    }
+    std::ranges::stable_sort(all, {}, &Candidate::least_step_s);
+    return all;
+  }
+
+  std::int64_t allowed() const { return allowed_; }
+
+  /// Nothing where a rule that was not foreseen is against it.
+  std::optional<FoundLayout> evaluate(const LayoutChoice& choice) const {
+    const config::RunConfig config = with_layout(recipe_, choice);
+    if (!broken_rules(config, facts_).empty()) return std::nullopt;
+    const ResolvedRun run = resolve(config, facts_);
+    FoundLayout found{.choice = choice,
+                      .dp = run.grid.sample_shares(),
+                      .microbatches = run.microbatches_per_step,
+                      .memory = largest_memory(run),
+                      .cost = {}};
+    found.cost = step_cost(run, hardware_);
+    found.tokens_per_s = as_double(batch_ * run.config.data.seq_length) / found.cost.step_s;
+    return found;
+  }
+
+  bool fits(const FoundLayout& found) const { return as_double(found.memory.total()) <= capacity_; }
+
+ private:
+  void add(std::vector<Candidate>& all, int tp, int pp, int vpp, std::int64_t micro, int dp) {
+    const std::int64_t microbatches = batch_ / dp / micro;
+    for (const std::string& schedule : schedules_of(pp, vpp)) {
+      if (pp > 1 && microbatches < schedule::schedule_named(schedule).min_microbatches(pp)) continue;
+      if (vpp > 1 && microbatches % pp != 0) continue;  // groups that are not whole wait longer
+      for (const char* recompute : {"none", "selective", "full"})
+        for (const char* sharding : {"", "optim", "optim_grads"}) {
+          if (dp == 1 && *sharding != '\0') continue;
+          ++allowed_;
+          const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding};
+          const WholeModel& whole = whole_model(tp, micro, recompute);
+          if (least_bytes(whole, choice, dp, microbatches) > capacity_) continue;
+          all.push_back({choice, least_step_s(whole, choice, dp, microbatches)});
+        }
+    }
+  }
+
+  const WholeModel& whole_model(int tp, std::int64_t micro, const char* recompute) {
+    const auto [at, is_new] = whole_.try_emplace({tp, micro, recompute});
+    if (!is_new) return at->second;
+    config::RunConfig config = with_layout(recipe_, {.tp = tp, .micro_batch_size = micro, .recompute = recompute});
+    config.parallel.world_size = tp;
+    config.train.global_batch_size = micro;
+    config.schedule = {};
+    const ResolvedRun run = resolve(std::move(config), facts_);
+    const StepCost cost = step_cost(run, hardware_);
+    const MemoryPlan memory = largest_memory(run);
+    WholeModel& whole = at->second;
+    whole.update_s = cost.parts.optimizer;
+    whole.microbatch_s = cost.parts.sum() - cost.parts.optimizer - cost.parts.data - cost.parts.waiting;
+    whole.parameter_bytes = memory.parameters;
+    whole.gradient_bytes = memory.gradients;
+    whole.state_bytes = memory.optimizer_state;
+    whole.activation_bytes = memory.activations;
+    return whole;
+  }
+
+  const config::RunConfig& recipe_;
+  const Hardware& hardware_;
+  double capacity_;
+  const Facts& facts_;
+  std::int64_t world_;
+  config::ModelConfig model_;
+  std::int64_t batch_ = 0;
+  std::int64_t allowed_ = 0;
+  std::map<std::tuple<int, std::int64_t, std::string>, WholeModel> whole_;
+};
+
+bool faster(const FoundLayout& a, const FoundLayout& b) { return a.cost.step_s < b.cost.step_s; }
+
+}  // namespace
+
+config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choice) {
+  config::ParallelConfig& parallel = recipe.parallel;
+  parallel.tp = choice.tp;
+  parallel.pp = choice.pp;
+  parallel.vpp = choice.vpp;
+  parallel.dp = 0;
+  parallel.sp = choice.tp > 1 && recipe.data.seq_length % choice.tp == 0;
+  parallel.pp_schedule = choice.schedule;
+  parallel.pp_layout.clear();
+  parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
+  recipe.schedule.rampup_batch_size.clear();
+  recipe.train.micro_batch_size = choice.micro_batch_size;
+  recipe.train.recompute = choice.recompute;
+  recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
+  if (!choice.sharding.empty()) recipe.optimizer.data_parallel_sharding_strategy = choice.sharding;
+  return recipe;
+}
+
+std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
+  const config::RunConfig config = with_layout(recipe, choice);
+  std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
+  if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
+  flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", choice.recompute);
+  if (!choice.sharding.empty())
+    flags += concat(" --use-distributed-optimizer --data-parallel-sharding-strategy ", choice.sharding);
+  return flags;
+}
+
+LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes,
+                            const Facts& facts, int most, int max_evaluated, int threads) {
+  Search search(recipe, hardware, capacity_bytes, facts);
+  const std::vector<Candidate> candidates = search.candidates();
+  LayoutSearch result{.allowed = search.allowed()};
+  constexpr std::size_t kRound = 16;  // not the number of threads, so that the result is the same for any
+  std::size_t next = 0;
+  const auto could_be_faster = [&] {
+    if (result.layouts.size() < static_cast<std::size_t>(most)) return true;
+    return candidates[next].least_step_s < result.layouts[static_cast<std::size_t>(most) - 1].cost.step_s;
+  };
+  while (next < candidates.size() && could_be_faster()) {
+    if (result.evaluated >= max_evaluated) {
+      result.complete = false;
+      break;
+    }
+    const std::size_t round = std::min(kRound, candidates.size() - next);
+    std::vector<std::optional<FoundLayout>> found(round);
+    for_each_on_threads(round, threads,
+                        [&](std::size_t i, std::size_t) { found[i] = search.evaluate(candidates[next + i].choice); });
+    for (auto& each : found)
+      if (each) (search.fits(*each) ? result.layouts : result.too_large).push_back(std::move(*each));
+    std::ranges::stable_sort(result.layouts, faster);
+    next += round;
+    result.evaluated += static_cast<std::int64_t>(round);
+  }
+  std::ranges::stable_sort(result.too_large, {}, [](const FoundLayout& each) { return each.memory.total(); });
+  return result;
+}
+
+std::vector<FoundLayout> pareto(std::vector<FoundLayout> layouts) {
+  std::ranges::stable_sort(layouts, [](const FoundLayout& a, const FoundLayout& b) {
+    return std::pair(a.cost.step_s, a.memory.total()) < std::pair(b.cost.step_s, b.memory.total());
+  });
+  std::vector<FoundLayout> best;
+  for (FoundLayout& each : layouts)
+    if (best.empty() || each.memory.total() < best.back().memory.total()) best.push_back(std::move(each));
+  return best;
+}
+
+}  // namespace megatron::plan

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/plan/cost/cost_model.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/rules.h"
+
+// Which layout should a model train with on a cluster? Enumerates what the rules allow, and asks the memory plan and
+// the cost model of each.
+namespace megatron::plan {
+
+/// What a search chooses; everything else is the recipe's.
+struct LayoutChoice {
+  int tp = 1, pp = 1, vpp = 1;
+  std::int64_t micro_batch_size = 1;
+  std::string schedule = {};       ///< "" where pp is 1
+  std::string recompute = "none";  ///< train.recompute
+  std::string sharding = {};       ///< "": every rank has all optimizer state; else data_parallel_sharding_strategy
+
+  bool operator==(const LayoutChoice&) const = default;
+};
+
+/// The recipe with this layout; sequence parallelism wherever tp is more than 1 and splits the sequence.
+config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choice);
+
+/// The options that say so on a command line: "--tp 8 --sp --pp 4 …".
+std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice);
+
+struct FoundLayout {
+  LayoutChoice choice;
+  int dp = 1;
+  std::int64_t microbatches = 1;
+  MemoryPlan memory;  ///< of the rank that holds most
+  StepCost cost;
+  double tokens_per_s = 0;  ///< of all ranks
+};
+
+struct LayoutSearch {
+  std::vector<FoundLayout> layouts = {};    ///< that fit, the fastest first
+  std::vector<FoundLayout> too_large = {};  ///< of those that were looked at and do not fit, the smallest first
+  std::int64_t allowed = 0;                 ///< combinations that divide ranks, layers, heads and batch
+  std::int64_t evaluated = 0;               ///< of these, by plan and cost model
+  /// Whether no other could be among the first `most`: by a bound that leaves out communication and bubbles of data and
+  /// tensor parallelism. False where max_evaluated came first.
+  bool complete = true;
+};
+
+/// The `most` fastest layouts of `recipe` on its parallel.world_size ranks with `capacity_bytes` each. Layouts whose
+/// states alone do not fit, or which could be no faster than those found, are not evaluated; at most `max_evaluated`
+/// are. On `threads` threads; the result does not depend on how many. `facts`: as resolve() takes them. Throws
+/// ConfigError where the recipe itself, or the world size, is wrong.
+LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes,
+                            const Facts& facts, int most, int max_evaluated, int threads);
+
+/// Those that no other beats in both tokens/s and memory, the fastest first.
+std::vector<FoundLayout> pareto(std::vector<FoundLayout> layouts);
+
+}  // namespace megatron::plan

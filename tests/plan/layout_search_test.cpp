@@ -1,0 +1,116 @@
+#include "megatron/plan/layout_search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/schedule/table.h"
+#include "tests/testing/folders.h"
+
+namespace megatron::plan {
+namespace {
+
+Hardware h100() {
+  const auto path = std::filesystem::path(tests_folder()).parent_path() / "configs/hardware/dgx-h100.toml";
+  return parse_hardware(read_file(path, 1 << 20), path.string());
+}
+
+config::RunConfig recipe() {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.hidden_size = 2048;
+  config.model.num_attention_heads = 16;
+  config.model.vocab_size = 32000;
+  config.data.seq_length = 2048;
+  config.train.dtype = "bf16";
+  config.train.global_batch_size = 32;
+  config.parallel.world_size = 16;
+  config.parallel.device = "cuda";
+  return config;
+}
+
+/// Every layout, planned: the truth.
+std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity) {
+  std::vector<FoundLayout> found;
+  const std::int64_t world = recipe.parallel.world_size, layers = recipe.model.num_layers;
+  for (int tp = 1; tp <= 8; ++tp)
+    for (int pp = 1; pp <= layers; ++pp)
+      for (int vpp = 1; vpp <= layers; ++vpp)
+        for (int micro = 1; micro <= recipe.train.global_batch_size; ++micro)
+          for (const char* recompute : {"none", "selective", "full"})
+            for (const char* sharding : {"", "optim", "optim_grads"})
+              for (const schedule::ScheduleInfo& each : schedule::schedules()) {
+                if (world % (tp * pp) != 0 || recipe.model.num_attention_heads % tp != 0 || layers % (pp * vpp) != 0 ||
+                    (pp == 1 && vpp > 1) || (pp == 1 && std::string(each.name) != "1f1b") || !each.takes(vpp) ||
+                    (!each.is_default && !each.splits_backward))
+                  continue;
+                const std::int64_t dp = world / tp / pp;
+                if (recipe.train.global_batch_size % (dp * micro) != 0 || (dp == 1 && *sharding != '\0')) continue;
+                const std::int64_t microbatches = recipe.train.global_batch_size / dp / micro;
+                if (vpp > 1 && microbatches % pp != 0) continue;
+                const LayoutChoice choice{tp, pp, vpp, micro, pp == 1 ? "" : each.name, recompute, sharding};
+                const config::RunConfig config = with_layout(recipe, choice);
+                if (!broken_rules(config).empty()) continue;
+                const ResolvedRun run = resolve(config);
+                const MemoryPlan memory = largest_memory(run);
+                if (static_cast<double>(memory.total()) > capacity) continue;
+                found.push_back({choice, run.grid.sample_shares(), microbatches, memory, step_cost(run, hardware), 0});
+              }
+  std::ranges::stable_sort(found, {}, [](const FoundLayout& each) { return each.cost.step_s; });
+  return found;
+}
+
+TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
+  const Hardware hardware = h100();
+  for (const double capacity : {80e9, 6e9, 4e9}) {
+    const auto truth = all_layouts(recipe(), hardware, capacity);
+    const LayoutSearch found = search_layouts(recipe(), hardware, capacity, {}, 5, 1 << 20, 2);
+    EXPECT_TRUE(found.complete);
+    ASSERT_GE(truth.size(), 5U) << capacity;
+    ASSERT_GE(found.layouts.size(), 5U) << capacity;
+    for (std::size_t i = 0; i < 5; ++i)
+      EXPECT_DOUBLE_EQ(found.layouts[i].cost.step_s, truth[i].cost.step_s) << capacity << ", number " << i;
+    EXPECT_EQ(found.layouts[0].choice, truth[0].choice) << flags_of(recipe(), truth[0].choice);
+    EXPECT_LT(found.evaluated, found.allowed);
+    for (const FoundLayout& each : found.layouts) EXPECT_LE(static_cast<double>(each.memory.total()), capacity);
+  }
+}
+
+TEST(LayoutSearch, IsTheSameForAnyNumberOfThreadsAndSaysWhereItStopped) {
+  const Hardware hardware = h100();
+  const LayoutSearch one = search_layouts(recipe(), hardware, 6e9, {}, 3, 32, 1);
+  const LayoutSearch four = search_layouts(recipe(), hardware, 6e9, {}, 3, 32, 4);
+  EXPECT_EQ(one.evaluated, 32);
+  EXPECT_EQ(four.evaluated, one.evaluated);
+  ASSERT_EQ(one.layouts.size(), four.layouts.size());
+  for (std::size_t i = 0; i < one.layouts.size(); ++i) EXPECT_EQ(one.layouts[i].choice, four.layouts[i].choice);
+  EXPECT_EQ(one.complete, four.complete);
+}
+
+TEST(LayoutSearch, OfTooLittleMemoryFindsNothing) {
+  EXPECT_TRUE(search_layouts(recipe(), h100(), 1e8, {}, 3, 1000, 2).layouts.empty());
+  config::RunConfig wrong = recipe();
+  wrong.model.num_attention_heads = 15;
+  EXPECT_THROW(search_layouts(wrong, h100(), 80e9, {}, 3, 1000, 2), ConfigError);
+}
+
+TEST(Pareto, LeavesWhatIsBeatenInSpeedAndMemory) {
+  const auto layout = [](int tp, double step_s, std::int64_t bytes) {
+    FoundLayout found;
+    found.choice.tp = tp;
+    found.cost.step_s = step_s;
+    found.memory.parameters = bytes;
+    return found;
+  };
+  std::vector<int> kept;
+  for (const FoundLayout& each :
+       pareto({layout(1, 3, 10), layout(2, 1, 30), layout(3, 2, 30), layout(4, 2, 20), layout(5, 4, 10)}))
+    kept.push_back(each.choice.tp);
+  EXPECT_THAT(kept, testing::ElementsAre(2, 4, 1));
+}
+
+}  // namespace
+}  // namespace megatron::plan
