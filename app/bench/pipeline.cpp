@@ -12,9 +12,9 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/recipe/resolve.h"
 #include "megatron/train/engine.h"
 
 // How near real pipeline runs come to their prediction: first runs whose operations are timed, a simulation of each

@@ -16,8 +16,8 @@
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
 #include "megatron/config/tables/tasks.h"
-#include "megatron/text/open_tokenizer.h"
 #include "megatron/tasks/task_info.h"
+#include "megatron/text/open_tokenizer.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {

@@ -12,10 +12,10 @@
 #include "app/json_line.h"
 #include "app/tokenizer/text_stream.h"
 #include "megatron/base/error.h"
-#include "megatron/text/texts.h"
 #include "megatron/interchange/import.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/ranks.h"
+#include "megatron/text/texts.h"
 
 namespace megatron::app {
 namespace {

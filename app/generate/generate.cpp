@@ -19,7 +19,6 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
-#include "megatron/text/texts.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
@@ -27,6 +26,7 @@
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
 #include "megatron/text/chat_template.h"
+#include "megatron/text/texts.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/resume/agreement.h"
 

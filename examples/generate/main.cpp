@@ -5,10 +5,10 @@
 
 #include "megatron/base/error.h"
 #include "megatron/generate/generate.h"
-#include "megatron/text/texts.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
+#include "megatron/text/texts.h"
 
 int main(int argc, char** argv) {
   using namespace megatron;

@@ -5,6 +5,6 @@
 #include "megatron/comm/cuda_plugin.h"
 
 /// First line of a test that needs a GPU: skips it where there is none, else makes ATen run on cuda.
-#define NEEDS_A_GPU()                                                    \
+#define NEEDS_A_GPU()                                              \
   if (!::megatron::gpu_present()) GTEST_SKIP() << "no NVIDIA GPU"; \
   ::megatron::comm::load_cuda_plugin()

@@ -76,7 +76,7 @@ class Search {
     config::RunConfig alone = with_layout(recipe, {});
     alone.parallel.world_size = 1;
     alone.train.micro_batch_size = alone.train.global_batch_size = 1;
-    alone.schedule = {};  // of so few samples
+    alone.schedule = {};                                       // of so few samples
     const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
     model_ = run.config.model;
     batch_ = recipe.train.global_batch_size;
@@ -185,7 +185,6 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.pp_schedule = choice.schedule;
   parallel.pp_layout.clear();
   parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
-  recipe.schedule.rampup_batch_size.clear();
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
   recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
