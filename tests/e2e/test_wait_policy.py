@@ -12,8 +12,9 @@ from program import MEGATRON  # noqa: E402
 
 def spin_count(**variables):
     inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    shown = subprocess.run([MEGATRON, "doctor", "--operators"], env={**inherited, "OMP_DISPLAY_ENV": "verbose", **variables},
-                           capture_output=True, text=True, check=True).stderr
+    environment = {**inherited, "OMP_DISPLAY_ENV": "verbose", **variables}
+    shown = subprocess.run([MEGATRON, "doctor", "--operators"], env=environment, capture_output=True, text=True,
+                           check=True).stderr
     return int(re.search(r"GOMP_SPINCOUNT = '(\d+)'", shown).group(1))
 
 
