@@ -11,7 +11,7 @@ thread_local OperatorProfile* profile_of_thread = nullptr;
 
 using Tensors = std::vector<at::Tensor>;
 
-double numel(const at::Tensor& x) { return static_cast<double>(x.numel()); }
+double count_of(const at::Tensor& x) { return static_cast<double>(x.numel()); }
 
 double bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<double>(x.nbytes()) : 0; }
 
@@ -20,13 +20,13 @@ double bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<double>(
 double attention_flops(const at::Tensor& q, const at::Tensor& k, bool causal, int products) {
   const double s = static_cast<double>(q.size(0)), t = static_cast<double>(k.size(0));
   const double pairs = causal ? s * (t - s) + s * (s + 1) / 2 : s * t;
-  return 2.0 * products * pairs * numel(q) / s;
+  return 2.0 * products * pairs * count_of(q) / s;
 }
 
 double flops_of(std::string_view name, const Tensors& x, bool causal) {
-  if (name == "linear") return 2 * numel(x[0]) * static_cast<double>(x[1].size(0));
-  if (name == "linear_input_gradient") return 2 * numel(x[0]) * static_cast<double>(x[1].size(1));
-  if (name == "linear_weight_gradient") return 2 * numel(x[1]) * static_cast<double>(x[0].size(1));
+  if (name == "linear") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
+  if (name == "linear_input_gradient") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
+  if (name == "linear_weight_gradient") return 2 * count_of(x[1]) * static_cast<double>(x[0].size(1));
   if (name == "attention") return attention_flops(x[0], x[1], causal, 2);
   if (name == "attention_backward") return attention_flops(x[1], x[2], causal, 5);
   return 0;
@@ -35,7 +35,7 @@ double flops_of(std::string_view name, const Tensors& x, bool causal) {
 /// Each tensor once; those that are read and written twice; of an embedding's table the rows that are used.
 double traffic_of(std::string_view name, const Tensors& x) {
   if (name == "embedding") return bytes_of(x[0]) + 2 * bytes_of(x.back());
-  if (name == "embedding_backward") return bytes_of(x[1]) + bytes_of(x[2]) + 2 * numel(x[2]) * x[0].element_size();
+  if (name == "embedding_backward") return bytes_of(x[1]) + bytes_of(x[2]) + 2 * count_of(x[2]) * x[0].element_size();
   if (name == "dropout_backward" && x.back().is_same(x[0])) return 0;  // without dropout
   double bytes = 0;
   for (const at::Tensor& each : x) bytes += bytes_of(each);

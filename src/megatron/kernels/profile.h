@@ -52,7 +52,7 @@ class ProfiledCall {
   ProfiledCall& operator=(const ProfiledCall&) = delete;
 
   template <class... Arguments>
-  void arguments(const Arguments&... all) {
+  void arguments(Arguments&&... all) {  // nothing is taken out of them
     (take(all), ...);
     given_ = tensors_.size();
     watch_.emplace();
