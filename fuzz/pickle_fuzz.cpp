@@ -5,7 +5,7 @@
 #include <span>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/megatron_lm/megatron_torch.h"
+#include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/pickle.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
