@@ -128,6 +128,8 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
 int plan_search(const Args& args) {
   Options options;
   const auto command = config::parse_recipe_command(options, &Options::run, args, kUsage);
+  if (!options.flags.search)
+    throw ConfigError(rule_got_fix("--search is on where it is given.", "--search false", "leave --search out"));
   if (options.flags.top < 1 || options.flags.top > 1000)
     throw ConfigError(rule_got_fix("--top must be 1 to 1000.", concat(options.flags.top), "--top 10"));
   const std::string file = config_file(options.flags.hardware, "configs/hardware", "--hardware");

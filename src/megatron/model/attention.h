@@ -49,8 +49,8 @@ struct AttentionForm {
 /// rotated there, and their gradients written where they belong. Keeps qkv and the output.
 Recomputable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
-/// The same of queries [s, b, n * d] over keys and values [k, b, g * 2 * d], rows per group: its key, value. No rotary
-/// positions.
+/// As self_attention(), with queries [s, b, n * d] over keys and values [k, b, g * 2 * d], whose rows are per group its
+/// key, then its value. Without rotary positions.
 Recomputable cross_attention(const at::Tensor& queries, const at::Tensor& keys_and_values, const AttentionForm& form);
 
 /// Rows of the keys that `s` queries of each of `b` sequences are: s of them from `begin` on.

@@ -73,7 +73,7 @@ ResumedBatch resumed_batch(const config::RunConfig& config);
 /// "option: saved -> now"; nothing where all are equal. Left out are options that change nothing of what is computed:
 /// where files lie, what is kept and printed, how ranks start.
 std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, const plan::ResolvedRun& run);
-/// The same of a run of another program, in `folder`.
+/// As above, for the run that another program has saved in `folder`.
 std::vector<std::string> check_checkpoint(const interchange::TrainingState& training,
                                           const std::filesystem::path& folder, const plan::ResolvedRun& run);
 

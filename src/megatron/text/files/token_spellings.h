@@ -39,7 +39,7 @@ class SpellingReader {
   /// be listed in `vocab` too. Ids may have holes, as those of published files that lost tokens have, but must be below
   /// twice the number of tokens and 1024 more: what an id takes is memory. `vocab` must outlive the reader.
   void read_tokens(const nlohmann::json& vocab, std::vector<SpecialToken> specials);
-  /// The same of a list, whose spellings must outlive the reader.
+  /// As above, from a list. The texts that its spellings view must outlive the reader.
   void read_tokens(std::span<const SpelledToken> vocab, std::vector<SpecialToken> specials);
 
   void reserve_merges(std::size_t merges) { vocabulary_.merges.reserve(merges); }

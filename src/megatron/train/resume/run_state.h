@@ -41,7 +41,7 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
 RunState load_run(const std::filesystem::path& folder, Engine& engine, bool with_optimizer,
                   std::vector<std::string>& messages);
 
-/// The same of a run of another program, in `folder`.
+/// As above, from the run that another program has saved in `folder`.
 RunState load_run(const interchange::TrainingState& training, const std::filesystem::path& folder, Engine& engine,
                   bool with_optimizer, std::vector<std::string>& messages);
 
