@@ -42,8 +42,8 @@ struct LayoutSearch {
   std::vector<FoundLayout> too_large = {};  ///< of those that were looked at and do not fit, the smallest first
   std::int64_t allowed = 0;                 ///< combinations that divide ranks, layers, heads and batch
   std::int64_t evaluated = 0;               ///< of these, by plan and cost model
-  /// Whether no other could be among the first `most`: by a bound that leaves out communication and bubbles of data and
-  /// tensor parallelism. False where max_evaluated came first.
+  /// Whether no other could be among the first `most`: by a bound that leaves out what data-parallel ranks exchange and
+  /// the wait for the slowest rank. False where max_evaluated came first.
   bool complete = true;
 };
 

@@ -19,10 +19,11 @@ class TokenIndex {
   /// The id of these bytes, and whether they are new and it is `id`.
   std::pair<std::int32_t*, bool> emplace(std::string_view bytes, std::int32_t id) {
     if (2 * (size_ + 1) > slots_.size()) grow();
-    Slot& slot = slots_[slot_of(bytes, hash_of(bytes))];
+    const std::uint32_t hash = hash_of(bytes);
+    Slot& slot = slots_[slot_of(bytes, hash)];
     const bool is_new = slot.id < 0;
     if (is_new) {
-      slot = {bytes.data(), static_cast<std::uint32_t>(bytes.size()), hash_of(bytes), id};
+      slot = {bytes.data(), static_cast<std::uint32_t>(bytes.size()), hash, id};
       ++size_;
     }
     return {&slot.id, is_new};
