@@ -104,6 +104,20 @@ TEST_F(RandomTest, DropoutMasksAreThoseOfTheScalarGenerator) {
   });
 }
 
+TEST(Reference, DrawsTheWordsOfTheScalarGeneratorByEitherWay) {
+  const at::Tensor samples = at::tensor(std::vector<std::int64_t>{0, 7, std::int64_t{3} << 33}).view({3, 1, 1});
+  const at::Tensor indices =
+      at::tensor(std::vector<std::int64_t>{0, 1, 5, 4, 4, 6, 1'000'003, std::int64_t{1} << 40}).view({1, 2, 4});
+  const at::Tensor words = reference::random_words(0xFEDCBA9876543210, samples, indices);
+  ASSERT_EQ(words.sizes(), at::IntArrayRef({3, 2, 4}));
+  for (std::int64_t n = 0; n < words.numel(); ++n)
+    EXPECT_EQ(words.flatten()[n].item<std::int64_t>(),
+              std::int64_t{random_word(0xFEDCBA9876543210,
+                                       static_cast<std::uint64_t>(samples.flatten()[n / 8].item<std::int64_t>()),
+                                       static_cast<std::uint64_t>(indices.flatten()[n % 8].item<std::int64_t>()))});
+  EXPECT_TRUE(reference::random_words_by_operators(0xFEDCBA9876543210, samples, indices).equal(words));
+}
+
 TEST(Dropout, DropsTheFractionAskedFor) {
   for (const double p : {0.0, 0.1, 0.5, 1.0}) {
     const Dropout dropout{.p = p, .key = 5, .sample_ids = at::tensor(std::vector<std::int64_t>{0})};

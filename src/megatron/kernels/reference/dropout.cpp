@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/broadcast_tensors.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <array>
@@ -32,6 +34,22 @@ at::Tensor scaled_mask(const Dropout& dropout, const at::Tensor& words, at::Scal
 }  // namespace
 
 at::Tensor random_words(std::uint64_t key, const at::Tensor& sample, const at::Tensor& index) {
+  if (!index.is_cpu() || !sample.is_cpu()) return random_words_by_operators(key, sample, index);
+  const auto both = at::broadcast_tensors({sample, index});
+  const at::Tensor samples = both[0].contiguous(), indices = both[1].contiguous(), words = at::empty_like(indices);
+  const std::int64_t *s = samples.const_data_ptr<std::int64_t>(), *i = indices.const_data_ptr<std::int64_t>();
+  std::int64_t* const out = words.mutable_data_ptr<std::int64_t>();
+  PhiloxWords four{};
+  for (std::int64_t n = 0; n < words.numel(); ++n) {
+    // Neighbours are mostly of one block.
+    if (n == 0 || s[n] != s[n - 1] || i[n] >> 2 != i[n - 1] >> 2)
+      four = philox(key, static_cast<std::uint64_t>(i[n]) >> 2, static_cast<std::uint64_t>(s[n]));
+    out[n] = four[static_cast<std::size_t>(i[n] & 3)];
+  }
+  return words;
+}
+
+at::Tensor random_words_by_operators(std::uint64_t key, const at::Tensor& sample, const at::Tensor& index) {
   const at::Tensor block = index.__rshift__(2) + sample.mul(0), high = sample + block.mul(0);
   std::array<at::Tensor, 4> c{block.bitwise_and(kLow32), block.__rshift__(32).bitwise_and(kLow32),
                               high.bitwise_and(kLow32), high.__rshift__(32).bitwise_and(kLow32)};
