@@ -9,6 +9,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/schedule/table.h"
 #include "tests/testing/folders.h"
+#include "tests/testing/sanitized.h"
 
 namespace megatron::plan {
 namespace {
@@ -65,7 +66,8 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
 
 TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
   const Hardware hardware = h100();
-  for (const double capacity : {80e9, 6e9, 4e9}) {
+  for (const double capacity : {6e9, 80e9, 4e9}) {
+    if (kSanitized && capacity != 6e9) continue;  // each takes a minute there
     const auto truth = all_layouts(recipe(), hardware, capacity);
     const LayoutSearch found = search_layouts(recipe(), hardware, capacity, {}, 5, 1 << 20, 2);
     EXPECT_TRUE(found.complete);
