@@ -7,6 +7,11 @@ if(MEGATRON_SANITIZE)
   set(CMAKE_CXX_FLAGS_RELEASE "-Og -g1")  # -O1 compiles for half as long again
 endif()
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # g++ looks for garbage first when it has a gigabyte: an eighth less time to compile, for a fifth more memory.
+  string(APPEND CMAKE_CXX_FLAGS " --param=ggc-min-heapsize=1000000")
+endif()
+
 find_program(CCACHE ccache)
 if(CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE=${CCACHE} ${PROJECT_SOURCE_DIR}/cmake/ccache.sh)

@@ -12,4 +12,6 @@ for argument in "$@"; do
 done
 # What ccache asks for before it keeps objects made with a precompiled header.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
+# How the compiler manages its own memory does not show in what it makes.
+export CCACHE_IGNOREOPTIONS="--param=ggc-*"
 exec "$CCACHE" "$@"
