@@ -8,7 +8,8 @@
 #include "megatron/data/files/text_reader.h"
 #include "tests/data/support.h"
 
-// The files are those that the fuzz targets begin with: written by pyarrow, which reads from them what is said here.
+// The files are those that the fuzz targets begin with: written by pyarrow, which reads from them what is said here,
+// but for root_is_a_column, which a fuzz target has made of one.
 namespace megatron::data {
 namespace {
 
@@ -83,6 +84,15 @@ TEST(Columns, AFileThatIsCutOffIsRefusedWhereverItIs) {
       for (std::size_t size = 0; size < whole.size(); ++size)
         EXPECT_THROW(lines_of(format, whole.substr(0, size)), ConfigError) << format << " " << name << " " << size;
     }
+}
+
+TEST(Columns, ASchemaThatBeginsWithAColumnIsRefused) {
+  try {
+    lines_of("parquet", file_of("parquet", "root_is_a_column"));
+    ADD_FAILURE() << "taken";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a schema must begin with the group of its columns"));
+  }
 }
 
 std::string unpacked(Codec codec, std::string_view packed, std::uint64_t size) {

@@ -62,7 +62,10 @@ class FooterReader {
     });
     ParquetFooter footer;
     if (elements_.empty()) wrong("a footer must have a schema.", "none");
-    footer.root = *node(0, 0, 0, footer.leaves);
+    auto root = node(0, 0, 0, footer.leaves);
+    if (!root || root->kind != ParquetKind::Group)
+      wrong("a schema must begin with the group of its columns.", "a column");
+    footer.root = std::move(*root);
     if (next_ != elements_.size()) wrong("the schema must be one tree.", "more nodes");
     if (footer.leaves.empty()) file_.not_read("there must be a column of text or numbers.", "none");
     for (const StoredGroup& stored : groups_) footer.groups.push_back(placed(stored, footer.leaves));
