@@ -53,6 +53,8 @@ int docs(const Args& args);
 int eval(const Args& args);
 int finetune(const Args& args);
 int generate(const Args& args);
+int serve(const Args& args);
+int chat(const Args& args);
 int operators(const Args& args);
 int plan(const Args& args);
 int plot(const Args& args);

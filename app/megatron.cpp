@@ -17,6 +17,8 @@ const std::vector<app::Job> kJobs = {
     {"finetune", "Fine-tunes a model on a task; seeds, ensembles, predictions.", nullptr},
     {"eval", "Evaluates a model: loss, perplexity, WikiText, LAMBADA, tasks.", nullptr},
     {"generate", "Generates text from prompts.", nullptr},
+    {"chat", "Talks with a chat model in the terminal.", nullptr},
+    {"serve", "Answers requests over HTTP as OpenAI's API has them.", nullptr},
     {"checkpoint", "Inspects, verifies, converts, imports and exports checkpoints.", nullptr},
     {"plan", "Shows groups, schedule, memory and FLOPs of a recipe without running it.", app::plan},
     {"plot", "Draws the curves of several runs.", app::plot},

@@ -13,6 +13,8 @@ const std::vector<app::Job> kJobs = {
     {"finetune", "", app::finetune},
     {"eval", "", app::eval},
     {"generate", "", app::generate},
+    {"chat", "", app::chat},
+    {"serve", "", app::serve},
     {"checkpoint", "", app::checkpoint},
     {"bench", "", app::bench},
     {"operators", "", app::operators},

@@ -7,10 +7,10 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "study", "comm",
-         "kernels", "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune",
+ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "study", "serve",
+         "comm", "kernels", "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train", "finetune",
          "generate", "run"]
-PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "schedule"}
+PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "schedule", "serve"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')
 C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')
@@ -75,7 +75,7 @@ def problems_of(path):
             yield number, "opens a file: plan/ is handed what files say"
         if "<fmt/" in line and path.name != "format.h" or "base/text/format.h" in line and path.suffix == ".h":
             yield number, "sources include base/text/format.h for {fmt}; headers do not"
-        if "json::parse(" in line or "sax_parse(" in line and path.name != "json.cpp":
+        if ("json::parse(" in line or "sax_parse(" in line) and path.name != "json.cpp":
             yield number, "parses JSON by itself: base/text/json.h finds keys given twice and deep nesting"
         if re.search(r"\bgetenv\s*\(", line) and folder != "run":
             yield number, "reads the environment: only app/ and run/ do"

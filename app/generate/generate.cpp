@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
+#include "megatron/generate/serving/engine.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
@@ -56,6 +58,7 @@ struct GenerateFlags : run::ModelFlags {
   double length_penalty = 1;
   std::string early_stopping = "likely";
   bool ignore_eos = false;
+  int logprobs = -1;
   bool json = false;
 
   void visit(auto& v) {
@@ -79,8 +82,11 @@ struct GenerateFlags : run::ModelFlags {
       "worst of them (transformers' False); full, at once (True); never, when none can improve.",
       config::Choices({"likely", "full", "never"}));
     v("ignore_eos", ignore_eos, "Continue past the end-of-text token.");
+    v("logprobs", logprobs,
+      "With --json: the log-probability of each new token, and the N likeliest tokens in its place; -1: none.");
     v("json", json,
-      "Print one JSON object: prompt_ids, new_ids, text, for a T5 score; with several prompts a list of them as "
+      "Print one JSON object: prompt_ids, new_ids, text, for a T5 score, with --logprobs logprobs and top_logprobs; "
+      "with several prompts a list of them as "
       "`texts`.",
       config::Common());
   }
@@ -168,7 +174,8 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
                   "a T5");
     return std::nullopt;
   }
-  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}}, "a GPT");
+  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}, {"logprobs", changed(&F::logprobs)}},
+                "a GPT");
   const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
@@ -187,6 +194,11 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
 }
 
 Request prepare(GenerateFlags flags) {
+  if (flags.logprobs < -1 || flags.logprobs > 1000)
+    throw ConfigError(
+        rule_got_fix("generate: --logprobs must be -1 (none) to 1000.", concat(flags.logprobs), "--logprobs 5 --json"));
+  if (flags.logprobs >= 0 && !flags.json)
+    throw ConfigError(rule_got_fix("generate: --logprobs needs --json.", concat(flags.logprobs), "--json"));
   if (!flags.system.empty() && !flags.chat)
     throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
@@ -215,7 +227,22 @@ std::vector<std::int32_t> ids_with_text(const Request& request, const std::vecto
   return text::ids_with_text(request.model.tokenizer, ids, request.options.ends);
 }
 
-void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts) {
+/// What the model found of the new tokens of each prompt, where that was asked for.
+using Scores = std::vector<std::vector<serve::ScoredToken>>;
+
+void add_scores(nlohmann::json& object, const std::vector<serve::ScoredToken>& scores) {
+  nlohmann::json all = nlohmann::json::array(), tops = nlohmann::json::array();
+  for (const serve::ScoredToken& score : scores) {
+    nlohmann::json top = nlohmann::json::array();
+    for (const auto& [id, logprob] : score.likeliest) top.push_back({{"id", id}, {"logprob", logprob}});
+    all.push_back(*score.logprob);
+    tops.push_back(top);
+  }
+  object["logprobs"] = all;
+  object["top_logprobs"] = tops;
+}
+
+void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts, const Scores& scores) {
   using nlohmann::json;
   json objects = json::array();
   for (std::size_t i = 0; i < texts.size(); ++i) {
@@ -225,6 +252,7 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
       objects.push_back({{"prompt_ids", request.prompts[i]},
                          {"new_ids", texts[i]},
                          {"text", text::text_after(request.model.tokenizer, ids, added)}});
+      if (request.flags.logprobs >= 0) add_scores(objects.back(), scores[i]);
       continue;
     }
     ids.insert(ids.end(), added.begin(), added.end());
@@ -249,13 +277,19 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
   if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)
     stream.emplace(request.model.tokenizer, request.options.ends);
   if (stream) stream->push(request.prompts[0]);
-  const auto texts = generate::generate(model, request.prompts, request.options, [&](std::size_t, std::int64_t token) {
+  Scores scores(request.prompts.size());
+  generate::GenerateOptions options = request.options;
+  if (request.flags.logprobs >= 0 && world.rank() == 0)
+    options.on_logits = [&](std::size_t i, std::span<const double> logits, std::int64_t token) {
+      scores[i].push_back(generate::scored(logits, token, request.flags.logprobs));
+    };
+  const auto texts = generate::generate(model, request.prompts, options, [&](std::size_t, std::int64_t token) {
     if (stream) stream->push({token});
   });
   if (stream)
     stream->finish();
   else if (world.rank() == 0)
-    report(request, texts);
+    report(request, texts, scores);
 }
 
 int run_generate(const Args& args) {

@@ -141,5 +141,79 @@ TEST(CachedGpt, OneTokenGoesThroughBuffersWithTheBitsOfTokensThatComeTogether) {
   kernels::force_instruction_set("auto");
 }
 
+/// Logits of each of `steps` tokens of sequence `b` of tokens [b, s], which follow its prompt of b + 1.
+std::vector<at::Tensor> alone(const CachedGpt& gpt, const at::Tensor& tokens_bs, std::int64_t b, std::int64_t steps) {
+  auto cache = gpt.make_cache(1, b + 1 + steps);
+  gpt.forward(tokens_bs.narrow(0, b, 1).narrow(1, 0, b + 1), cache);
+  std::vector<at::Tensor> logits;
+  for (std::int64_t i = b + 1; i <= b + steps; ++i)
+    logits.push_back(gpt.forward(tokens_bs.narrow(0, b, 1).narrow(1, i, 1), cache)[0]);
+  return logits;
+}
+
+/// A GPT whose first layer sees a window alone.
+TransformerOptions windowed() {
+  auto options = small();
+  options.shape.attention.sliding_window = 2;
+  return options;
+}
+
+TEST(CachedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
+  auto models = megatron::testing::variants();
+  std::erase_if(models,
+                [](const auto& model) { return !model.second.shape.causal || model.second.shape.encoder_decoder(); });
+  models.emplace_back("gpt2", small());
+  models.emplace_back("window", windowed());
+  const auto tokens = random_batch(10).tokens_bs.repeat({9, 1});  // more than one product of few rows takes at once
+  for (const auto& [name, options] : models)
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+      for (const int t : {1, 2})
+        comm::run_ranks(t, [&](comm::Group tp) {
+          const auto store = make_store(options.shape, t, tp.rank(), random_weights(options.shape, 4), dtype);
+          const CachedGpt gpt(options, store, tp);
+          constexpr std::int64_t kSteps = 3;
+          std::vector<KvCache> caches;
+          std::vector<KvCache*> all;
+          std::vector<std::int64_t> starts;
+          std::vector<std::vector<at::Tensor>> expected;
+          for (std::int64_t b = 0; b < tokens.size(0); ++b) {
+            const std::int64_t row = b % 4;  // prompts of 1 to 4 tokens
+            starts.push_back(row + 1);
+            expected.push_back(alone(gpt, tokens, row, kSteps));
+            caches.push_back(gpt.make_cache(1, row + 1 + kSteps));
+            gpt.forward(tokens.narrow(0, row, 1).narrow(1, 0, row + 1), caches.back());
+          }
+          for (KvCache& cache : caches) all.push_back(&cache);
+          for (std::int64_t i = 0; i < kSteps; ++i) {
+            std::vector<std::int64_t> next;
+            for (std::size_t b = 0; b < all.size(); ++b)
+              next.push_back(tokens[starts[b] - 1][starts[b] + i].item<std::int64_t>());
+            const auto logits = gpt.step(at::tensor(next, at::kLong), all);
+            for (std::size_t b = 0; b < all.size(); ++b) {
+              const auto got = logits[static_cast<std::int64_t>(b)];
+              const at::Tensor& want = expected[b][static_cast<std::size_t>(i)];
+              if (dtype == at::kDouble)
+                EXPECT_NEAR_TENSOR(got, want, 1e-12) << name << ", tp " << t << ", " << b;
+              else
+                EXPECT_TRUE(got.equal(want)) << name << ", " << dtype << ", tp " << t << ", " << b << ", " << i;
+            }
+          }
+          EXPECT_THROW(gpt.step(at::zeros({18}, at::kLong), all), std::logic_error);
+        });
+}
+
+TEST(CachedGpt, GivesTheLogitsAfterEveryToken) {
+  const auto options = small();
+  const auto store = make_store(options.shape, 1, 0, random_weights(options.shape, 4));
+  const auto tokens = random_batch(10).tokens_bs.narrow(0, 0, 1);
+  Batch batch;
+  batch.tokens_bs = tokens;
+  const auto whole = TransformerStage(options, store, {}).logits(batch)[0];
+  const CachedGpt gpt(options, store, {});
+  auto cache = gpt.make_cache(1, 7);
+  EXPECT_NEAR_TENSOR(gpt.forward_all(tokens.narrow(1, 0, 5), cache), whole.narrow(0, 0, 5), 1e-12);
+  EXPECT_NEAR_TENSOR(gpt.forward_all(tokens.narrow(1, 5, 1), cache), whole.narrow(0, 5, 1), 1e-12);
+}
+
 }  // namespace
 }  // namespace megatron::model

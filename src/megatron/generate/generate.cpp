@@ -121,6 +121,7 @@ void Batch::step(Prompts& texts, const OnToken& on_token) {
     const std::span<const double> row(logits.const_data_ptr<double>() + r * vocab, vocab);
     require_finite(row, position);
     const std::int64_t token = sample(row, options_.sampling, draws_[i].at(position));
+    if (options_.on_logits) options_.on_logits(i, row, token);
     texts[i].push_back(token);
     if (on_token) on_token(i, token);
     if (std::ranges::count(options_.ends, token) > 0 || static_cast<std::int64_t>(texts[i].size()) == limit(i))

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "megatron/generate/sampler.h"
@@ -12,6 +14,8 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 1234;
   std::vector<std::int64_t> ends = {};  ///< tokens that end a text
+  /// Told of the logits that each new token was drawn from, before it is.
+  std::function<void(std::size_t prompt, std::span<const double> logits, std::int64_t token)> on_logits = {};
   /// Prompts go through the model in groups, one after another, whose keys, values and logits take as much (over all
   /// ranks, in float32 and float64); a single prompt may take more.
   std::int64_t group_bytes = std::int64_t{1} << 30;

@@ -9,22 +9,39 @@ namespace megatron::generate {
 StagedModel::StagedModel(model::CachedGpt stage, comm::Group pp, at::TensorOptions tensor)
     : stage_(std::move(stage)), pp_(std::move(pp)), tensor_(tensor) {}
 
-at::Tensor StagedModel::forward(const at::Tensor& tokens_bs, model::KvCache& cache) const {
+template <class Compute>
+at::Tensor StagedModel::through_stages(const at::Tensor& tokens, std::int64_t s, std::int64_t b, std::int64_t rows,
+                                       const Compute& compute) const {
   const int stage = pp_.rank(), last = pp_.size() - 1;
-  if (last == 0) return stage_.forward(tokens_bs, cache);
+  if (last == 0) return compute(tokens);
   const auto& shape = options().shape;
-  at::Tensor x = tokens_bs;
+  at::Tensor x = tokens;
   if (stage > 0) {
-    x = at::empty({tokens_bs.size(1), tokens_bs.size(0), shape.hidden}, tensor_);
+    x = at::empty({s, b, shape.hidden}, tensor_);
     pp_.recv(x, stage - 1);
   }
-  x = stage_.forward(x, cache).contiguous();
+  x = compute(x).contiguous();
   if (stage < last) {
     pp_.send(x, stage + 1);
-    x = at::empty({tokens_bs.size(0), shape.vocab}, tensor_);
+    x = at::empty({rows, shape.vocab}, tensor_);
   }
   pp_.broadcast(x, last);
   return x;
+}
+
+at::Tensor StagedModel::forward(const at::Tensor& tokens_bs, model::KvCache& cache) const {
+  const std::int64_t b = tokens_bs.size(0), s = tokens_bs.size(1);
+  return through_stages(tokens_bs, s, b, b, [&](const at::Tensor& x) { return stage_.forward(x, cache); });
+}
+
+at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::KvCache& cache) const {
+  const std::int64_t s = tokens_1s.size(1);
+  return through_stages(tokens_1s, s, 1, s, [&](const at::Tensor& x) { return stage_.forward_all(x, cache); });
+}
+
+at::Tensor StagedModel::step(const at::Tensor& tokens_b, std::span<model::KvCache* const> caches) const {
+  const std::int64_t b = tokens_b.size(0);
+  return through_stages(tokens_b, 1, b, b, [&](const at::Tensor& x) { return stage_.step(x, caches); });
 }
 
 }  // namespace megatron::generate

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 
 #include "megatron/comm/group.h"
 #include "megatron/model/decoding/decode.h"
@@ -26,8 +27,17 @@ class StagedModel {
   /// them, the same on every rank. Collective over tp and pp: a message of [s, b, h] from stage to stage, and the
   /// logits from the last to all.
   at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache) const;
+  /// The same of one sequence, with the logits [s, vocab] after each of its tokens.
+  at::Tensor forward_all(const at::Tensor& tokens_1s, model::KvCache& cache) const;
+  /// One more token [b] int64 of each of b sequences that have a cache each (CachedGpt::step) -> logits [b, vocab].
+  at::Tensor step(const at::Tensor& tokens_b, std::span<model::KvCache* const> caches) const;
 
  private:
+  /// What `compute` makes of `tokens`, stage after stage: between them [s, b, h], at last logits [rows, vocab].
+  template <class Compute>
+  at::Tensor through_stages(const at::Tensor& tokens, std::int64_t s, std::int64_t b, std::int64_t rows,
+                            const Compute& compute) const;
+
   model::CachedGpt stage_;
   comm::Group pp_;
   at::TensorOptions tensor_;

@@ -63,17 +63,56 @@ cpu::MutableHeads rows_of(const at::Tensor& cache) {
 }
 cpu::Heads read_only(const cpu::MutableHeads& x) { return {x.data, x.position, x.batch, x.group, x.member}; }
 
+/// Where a step of some sequences reads and writes.
+struct StepMemory {
+  std::byte *out, *qkv;
+  cpu::MutableHeads keys, values;
+  const std::int64_t* positions;  ///< of each sequence
+};
+
+const std::int64_t* positions_of(const CacheStep& step) {
+  return step.position_b.defined() ? step.position_b.const_data_ptr<std::int64_t>() : nullptr;
+}
+
+cpu::AttentionProblem problem_of(const at::Tensor& qkv, const CacheStep& step) {
+  cpu::AttentionProblem p = sizes_of(step);
+  p.type = *cpu::element_of(qkv);
+  p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.size)));
+  p.causal = true;
+  return p;
+}
+
 /// Turns the queries and the key of each group by its sequence's position.
-void rotate(const cpu::MutableHeads& projected, const cpu::AttentionProblem& p, const CacheStep& step) {
-  const std::int64_t half = step.rope.cos.size(1), *positions = step.position_b.const_data_ptr<std::int64_t>();
-  const float *cos = step.rope.cos.const_data_ptr<float>(), *sin = step.rope.sin.const_data_ptr<float>();
+void rotate(const cpu::MutableHeads& projected, const cpu::AttentionProblem& p, const RopeTable& rope,
+            const std::int64_t* positions) {
+  const std::int64_t half = rope.cos.size(1);
+  const float *cos = rope.cos.const_data_ptr<float>(), *sin = rope.sin.const_data_ptr<float>();
   for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
     cpu::Head head = p.head(i * p.sharing);
     const std::int64_t row = positions[head.b] * half;
     for (; head.member <= p.sharing; ++head.member)
       cpu::rotate_head(projected.at(0, head), p.type, cos + row, sin + row, 1.0f, static_cast<std::size_t>(half),
-                       step.rope.interleaved);
+                       rope.interleaved);
   }
+}
+
+void attend(cpu::AttentionProblem p, const StepMemory& at, const CacheStep& step, float* scratch) {
+  const auto head = static_cast<std::int64_t>(p.size * cpu::element_size(p.type));
+  const std::int64_t sharing = step.heads / step.groups;
+  const auto heads = [&](std::byte* data, std::int64_t members) {
+    return cpu::MutableHeads{data, 0, step.groups * members * head, members * head, head};
+  };
+  const cpu::MutableHeads projected = heads(at.qkv, sharing + 2);
+  if (step.rope.cos.defined()) rotate(projected, p, step.rope, at.positions);
+  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
+    const cpu::Head group = p.head(i * p.sharing), key{group.b, group.group, p.sharing};
+    std::memcpy(at.keys.at(p.keys - 1, group), projected.at(0, key), static_cast<std::size_t>(head));
+    std::memcpy(at.values.at(p.keys - 1, group), projected.at(0, key) + head, static_cast<std::size_t>(head));
+  }
+  p.q = read_only(projected);
+  p.k = read_only(at.keys);
+  p.v = read_only(at.values);
+  cpu::attention_of_few(p, heads(at.out, sharing), scratch + cpu::few_queries_floats(p), scratch);
 }
 
 }  // namespace
@@ -122,27 +161,38 @@ at::Tensor attention_scratch(const CacheStep& step) {
 
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch) {
-  cpu::AttentionProblem p = sizes_of(step);
-  p.type = *cpu::element_of(qkv);
-  p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.size)));
-  p.causal = true;
+  cpu::AttentionProblem p = problem_of(qkv, step);
   if (step.first_key_b.defined()) p.first_key = step.first_key_b.const_data_ptr<std::int32_t>();
-  const std::int64_t head = step.head_size * qkv.element_size(), sharing = step.heads / step.groups;
-  const auto heads = [&](std::byte* data, std::int64_t members) {
-    return cpu::MutableHeads{data, 0, step.groups * members * head, members * head, head};
+  attend(p, {bytes(out), bytes(qkv), rows_of(keys), rows_of(values), positions_of(step)}, step,
+         scratch.mutable_data_ptr<float>());
+}
+
+at::Tensor scratch_of_caches(const CacheStep& step) {
+  CacheStep one = step;
+  one.batch = 1;
+  return at::empty({cpu::num_threads(), attention_scratch(one).numel()}, at::kFloat);
+}
+
+void attend_to_caches(const at::Tensor& out, const at::Tensor& qkv, std::span<const SequenceCache> caches,
+                      const CacheStep& step, const at::Tensor& scratch) {
+  const std::int64_t out_row = out.stride(0) * out.element_size(), qkv_row = qkv.stride(0) * qkv.element_size();
+  const std::int64_t* positions = positions_of(step);
+  const auto one = [&](std::int64_t i, int thread) {
+    const SequenceCache& cache = caches[static_cast<std::size_t>(i)];
+    CacheStep own = step;
+    own.batch = 1;
+    own.length = cache.length;
+    cpu::AttentionProblem p = problem_of(qkv, own);
+    const auto first = static_cast<std::int32_t>(cache.first_key);
+    if (first > 0) p.first_key = &first;
+    attend(p,
+           {bytes(out) + i * out_row, bytes(qkv) + i * qkv_row, rows_of(cache.keys), rows_of(cache.values),
+            positions != nullptr ? positions + i : nullptr},
+           own, scratch.mutable_data_ptr<float>() + thread * scratch.stride(0));
   };
-  const cpu::MutableHeads projected = heads(bytes(qkv), sharing + 2), k = rows_of(keys), v = rows_of(values);
-  if (step.rope.cos.defined()) rotate(projected, p, step);
-  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
-    const cpu::Head group = p.head(i * p.sharing), key{group.b, group.group, p.sharing};
-    std::memcpy(k.at(p.keys - 1, group), projected.at(0, key), static_cast<std::size_t>(head));
-    std::memcpy(v.at(p.keys - 1, group), projected.at(0, key) + head, static_cast<std::size_t>(head));
-  }
-  p.q = read_only(projected);
-  p.k = read_only(k);
-  p.v = read_only(v);
-  float* const memory = scratch.mutable_data_ptr<float>();
-  cpu::attention_of_few(p, heads(bytes(out), sharing), memory + cpu::few_queries_floats(p), memory);
+  const auto count = static_cast<std::int64_t>(caches.size());
+  if (count >= cpu::num_threads()) return cpu::for_each_block(count, one);
+  for (std::int64_t i = 0; i < count; ++i) one(i, 0);  // each over all threads
 }
 
 }  // namespace megatron::kernels

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/rope.h"
@@ -44,5 +45,20 @@ at::Tensor attention_scratch(const CacheStep& step);
 /// keys, values: [capacity, b, g, d] with d side by side, whose row `length` is written.
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch);
+
+/// One of several sequences that have a cache each: keys and values [capacity, 1, g, d] of the layer.
+struct SequenceCache {
+  at::Tensor keys, values;
+  std::int64_t length = 0;     ///< rows that are filled
+  std::int64_t first_key = 0;  ///< the first row that the new token sees
+};
+
+/// Scratch of attend_to_caches() where the longest of the caches has step.length rows.
+at::Tensor scratch_of_caches(const CacheStep& step);
+
+/// attend_to_cache() of sequence i over caches[i], to the bit: what one gets does not depend on the others. Of `step`
+/// the first keys and the length are those of the caches.
+void attend_to_caches(const at::Tensor& out, const at::Tensor& qkv, std::span<const SequenceCache> caches,
+                      const CacheStep& step, const at::Tensor& scratch);
 
 }  // namespace megatron::kernels

@@ -36,6 +36,8 @@ void written_to(const at::Tensor& x);
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr);
 /// Whether linear() goes that way for `rows` rows of w's dtype.
 bool few_rows(std::int64_t rows, const at::Tensor& w);
+/// The most rows for which it does; 0: never. Of so few rows each gets the same bits whatever the others are.
+std::int64_t most_few_rows(const at::Tensor& w);
 /// linear() of few_rows() x [rows, k], into y [rows, n], both contiguous. `wide`: scratch of rows * k float32; may be
 /// undefined where x and w are float32.
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide);

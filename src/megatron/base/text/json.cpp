@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/ordered_json.h"
 #include "megatron/base/text/printable.h"
 
 namespace megatron {
@@ -82,6 +83,8 @@ json parse_json(std::string_view text, std::size_t max_depth) {
   json::sax_parse(text, &builder);
   return builder.take();
 }
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text) { return nlohmann::ordered_json::parse(text); }
 
 std::optional<json> try_parse_json(std::string_view text) {
   try {

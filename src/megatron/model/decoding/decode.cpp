@@ -1,9 +1,12 @@
 #include "megatron/model/decoding/decode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 #include <variant>
@@ -11,6 +14,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/kernels/attention.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/model/attention.h"
 #include "megatron/model/decoding/token_step.h"
 #include "megatron/model/stage_modules.h"
@@ -51,6 +55,15 @@ void KvCache::keep(const at::Tensor& rows) {
   if (padding.defined()) padding = padding.index_select(0, rows);
 }
 
+void KvCache::take_rows(const KvCache& from, std::int64_t rows) {
+  if (rows > from.length || rows > capacity) throw std::logic_error("a cache has not as many rows");
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i].narrow(0, 0, rows).copy_(from.keys[i].narrow(0, 0, rows));
+    values[i].narrow(0, 0, rows).copy_(from.values[i].narrow(0, 0, rows));
+  }
+  length = rows;
+}
+
 struct CachedGpt::Impl {
   TransformerOptions options;
   plan::StagePart part;
@@ -71,7 +84,15 @@ struct CachedGpt::Impl {
 
   /// Attention of the new tokens over the rows of the cache and over themselves, which are added to it.
   Attend attention(KvCache& cache, std::size_t layer, const Places& place) const;
+  /// The blocks on tokens that follow the cache's rows.
+  Normed run(const at::Tensor& in, KvCache& cache) const;
   at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
+  at::Tensor forward_all(const at::Tensor& in, KvCache& cache) const;
+  /// Attention of one token of each sequence over its own cache.
+  Attend attention_of_each(std::span<KvCache* const> caches, std::size_t layer, const at::Tensor& position_1b) const;
+  /// Sequences that step() may take at once so that none has an influence on another.
+  std::int64_t most_sequences() const;
+  at::Tensor step(const at::Tensor& in, std::span<KvCache* const> caches) const;
 };
 
 Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Places& place) const {
@@ -91,18 +112,81 @@ Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Place
   };
 }
 
-at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const {
+Normed CachedGpt::Impl::run(const at::Tensor& in, KvCache& cache) const {
   const std::int64_t s = in.size(part.embedding ? 1 : 0), b = in.size(part.embedding ? 0 : 1);
   if (cache.length + s > cache.capacity)
     throw std::logic_error(concat("a cache of ", cache.capacity, " rows cannot take ", cache.length, " + ", s));
   const auto place = places(s, b, cache, in.device());
   modules.check_positions(place.position_sb, s);
   const auto x = part.embedding ? modules.embed(in.t().contiguous(), place.position_sb) : in;
-  const auto stream = takes_token(modules, x)
-                          ? run_token(modules, tp, x, place.of_one_token(cache.length), cache.keys, cache.values)
-                          : modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
+  auto stream = takes_token(modules, x)
+                    ? run_token(modules, tp, x, place.of_one_token(cache.length), cache.keys, cache.values)
+                    : modules.run(x, [&](std::size_t layer) { return attention(cache, layer, place); });
   cache.length += s;
-  return part.output ? modules.output->logits(modules.for_output(stream.y[s - 1])) : stream.residual;
+  return stream;
+}
+
+at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const {
+  const Normed stream = run(in, cache);
+  return part.output ? modules.output->logits(modules.for_output(stream.y[stream.y.size(0) - 1])) : stream.residual;
+}
+
+at::Tensor CachedGpt::Impl::forward_all(const at::Tensor& in, KvCache& cache) const {
+  const Normed stream = run(in, cache);
+  if (!part.output) return stream.residual;
+  const auto y = modules.for_output(stream.y.select(1, 0));
+  const std::int64_t s = y.size(0);
+  const auto last = modules.output->logits(y.narrow(0, s - 1, 1));  // of one row, as forward() computes it
+  return s == 1 ? last : at::cat({modules.output->logits(y.narrow(0, 0, s - 1)), last});
+}
+
+Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std::size_t layer,
+                                          const at::Tensor& position_1b) const {
+  const Rotary rotary{modules.rope, modules.rope.cos.defined() ? position_1b.t() : at::Tensor()};
+  return [caches, layer, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
+    const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
+    rotary.rotate(heads);
+    std::vector<at::Tensor> outs;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i), length = caches[i]->length;
+      const auto &keys = caches[i]->keys[layer], &values = caches[i]->values[layer];
+      keys.narrow(0, length, 1).copy_(heads.k.narrow(1, at, 1));
+      values.narrow(0, length, 1).copy_(heads.v.narrow(1, at, 1));
+      const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
+                                             {.begin = length, .s = 1, .b = 1, .device = qkv.device()});
+      outs.push_back(kernels::attention(heads.q.narrow(1, at, 1), keys.narrow(0, 0, length + 1),
+                                        values.narrow(0, 0, length + 1), options)
+                         .out.view({1, 1, -1}));
+    }
+    return Recomputable{at::cat(outs, 1), {}};
+  };
+}
+
+std::int64_t CachedGpt::Impl::most_sequences() const {
+  std::int64_t most = std::int64_t{1} << 30;
+  for (const Block& block : modules.blocks)
+    for (const BranchModules& branch : block.branches())
+      for (const auto& weight : {branch.in.front().weight(), branch.out.weight()})
+        if (const std::int64_t rows = kernels::most_few_rows(weight->value); rows > 0) most = std::min(most, rows);
+  return most;
+}
+
+at::Tensor CachedGpt::Impl::step(const at::Tensor& in, std::span<KvCache* const> caches) const {
+  std::vector<std::int64_t> lengths;
+  for (const KvCache* cache : caches) {
+    if (cache->length >= cache->capacity)
+      throw std::logic_error(concat("a cache of ", cache->capacity, " rows cannot take one more"));
+    lengths.push_back(cache->length);
+  }
+  const auto position_1b = at::tensor(lengths, at::kLong).to(in.device()).unsqueeze(0);
+  modules.check_positions(position_1b, 1);
+  const auto x = part.embedding ? modules.embed(in.unsqueeze(0), position_1b) : in;
+  const auto stream =
+      takes_token(modules, x)
+          ? run_token_of_each(modules, tp, x, position_1b.select(0, 0), caches)
+          : modules.run(x, [&](std::size_t layer) { return attention_of_each(caches, layer, position_1b); });
+  for (KvCache* cache : caches) ++cache->length;
+  return part.output ? modules.output->logits(modules.for_output(stream.y[0])) : stream.residual;
 }
 
 CachedGpt::CachedGpt(TransformerOptions options, const plan::StagePart& part,
@@ -127,10 +211,38 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   return cache;
 }
 
-at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
-  // Of one token, the operators that autograd would put around each view take as long as a tenth of the weights.
+namespace {
+
+// Of one token, the operators that autograd would put around each view take as long as a tenth of the weights.
+template <class Compute>
+at::Tensor plainly(const Compute& compute) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return parallel::without_autograd([&] { return impl_->forward(in, cache); });
+  return parallel::without_autograd(compute);
+}
+
+}  // namespace
+
+at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
+  return plainly([&] { return impl_->forward(in, cache); });
+}
+
+at::Tensor CachedGpt::forward_all(const at::Tensor& in, KvCache& cache) const {
+  return plainly([&] { return impl_->forward_all(in, cache); });
+}
+
+at::Tensor CachedGpt::step(const at::Tensor& in, std::span<KvCache* const> caches) const {
+  return plainly([&] {
+    const std::int64_t dim = impl_->part.embedding ? 0 : 1, b = in.size(dim);
+    const std::int64_t most = impl_->most_sequences();
+    if (b <= most) return impl_->step(in, caches);
+    std::vector<at::Tensor> parts;
+    for (std::int64_t i = 0; i < b; i += most) {
+      const std::int64_t count = std::min(most, b - i);
+      parts.push_back(impl_->step(in.narrow(dim, i, count),
+                                  caches.subspan(static_cast<std::size_t>(i), static_cast<std::size_t>(count))));
+    }
+    return at::cat(parts, impl_->part.output ? 0 : 1);
+  });
 }
 
 }  // namespace megatron::model

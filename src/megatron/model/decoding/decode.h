@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "megatron/comm/group.h"
@@ -24,6 +25,8 @@ struct KvCache {
 
   /// Goes on with the sequences `rows` [k] int64 alone.
   void keep(const at::Tensor& rows);
+  /// The first `rows` of another cache, which has them, as the first of this one, which is empty: both of one sequence.
+  void take_rows(const KvCache& from, std::int64_t rows);
 };
 
 /// A stage of a GPT, or the whole model as the one stage, decoding from the tokens it has seen: no dropout, no
@@ -46,6 +49,15 @@ class CachedGpt {
   /// token alone. Collective over tp: two all-reduces a layer, one for the embedding, an all-gather of the logits.
   /// Throws std::logic_error where the cache's capacity does not hold, ConfigError for a token outside the model's.
   at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
+
+  /// The same with the logits [s, vocab] after every token of the one sequence, on the last stage.
+  at::Tensor forward_all(const at::Tensor& in, KvCache& cache) const;
+
+  /// One more token of each of b sequences that have a cache each, of one sequence without padding. in: on the first
+  /// stage the tokens [b] int64, on the others what the stage before returned -> [1, b, h]; on the last the logits
+  /// [b, vocab]. On the CPU, where CachedGpt takes a token from buffer to buffer (16-bit types and float32, learned or
+  /// rotary positions), each sequence gets the bits that it would get alone. Collective and throws as forward().
+  at::Tensor step(const at::Tensor& in, std::span<KvCache* const> caches) const;
 
   const TransformerOptions& options() const;
   ~CachedGpt();

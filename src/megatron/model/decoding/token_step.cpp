@@ -33,9 +33,13 @@ bool takes(const plan::Mlp& /*mlp*/) { return true; }
 /// The steps of a layer on one token of each sequence, from buffer to buffer.
 class TokenSteps {
  public:
-  TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places);
+  /// `caches`: of each sequence, where they have one each; else empty.
+  TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
+             std::span<KvCache* const> caches = {});
   /// Begins a block whose keys and values these are.
   void enter(const Block& block, const at::Tensor& keys, const at::Tensor& values);
+  /// Begins a block whose keys and values are those of layer `layer` in the caches.
+  void enter(const Block& block, std::size_t layer);
 
   void project(const parallel::ColumnParallelLinear& linear);
   void normalize_heads(const BranchModules& branch);
@@ -69,6 +73,8 @@ class TokenSteps {
     if (const auto& bias = branch.in.front().bias()) kernels::add_to_rows(buffers_[index_].projected, bias->arrived());
   }
   kernels::CacheStep step_of(const BranchModules& attention) const;
+  void attend_each(const plan::SelfAttention& attention, const at::Tensor& out, const at::Tensor& projected,
+                   const kernels::CacheStep& step) const;
 
   const comm::Group& tp_;
   at::Tensor stream_, normed_, branch_;  ///< [b, h]
@@ -78,10 +84,12 @@ class TokenSteps {
   kernels::CacheStep cache_;
   const Block* block_ = nullptr;
   const at::Tensor *keys_ = nullptr, *values_ = nullptr;
+  std::span<KvCache* const> caches_;
+  std::size_t layer_ = 0;  ///< of the caches
 };
 
 TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
-                       const TokenPlaces& places)
+                       const TokenPlaces& places, std::span<KvCache* const> caches)
     : tp_(tp),
       stream_(x_1bh.select(0, 0).clone()),
       cache_{.batch = stream_.size(0),
@@ -91,7 +99,8 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
              .rope = modules.rope,
              .position_b = places.position_b,
              .first_key_b = places.first_key_b,
-             .length = places.length} {
+             .length = places.length},
+      caches_(caches) {
   const std::int64_t b = stream_.size(0), h = stream_.size(1);
   normed_ = rows(h);
   branch_ = rows(h);
@@ -99,7 +108,8 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
   for (const Block& block : modules.blocks) {
     buffers_.resize(std::max(buffers_.size(), block.branches().size()));
     for (const BranchModules& branch : block.branches()) widest = std::max(widest, inputs(branch.out.weight()));
-    const at::Tensor scratch = kernels::attention_scratch(step_of(block.attention()));
+    const kernels::CacheStep step = step_of(block.attention());
+    const at::Tensor scratch = caches.empty() ? kernels::attention_scratch(step) : kernels::scratch_of_caches(step);
     if (!scratch_.defined() || scratch_.numel() < scratch.numel()) scratch_ = scratch;
   }
   wide_ = at::empty({b, widest}, at::kFloat);
@@ -117,6 +127,12 @@ void TokenSteps::enter(const Block& block, const at::Tensor& keys, const at::Ten
   block_ = &block;
   keys_ = &keys;
   values_ = &values;
+  index_ = 0;
+}
+
+void TokenSteps::enter(const Block& block, std::size_t layer) {
+  block_ = &block;
+  layer_ = layer;
   index_ = 0;
 }
 
@@ -138,6 +154,7 @@ void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModule
   auto& [projected, inside] = buffers_[index_];
   if (branch.head_norms.empty()) add_bias(branch);
   kernels::CacheStep step = step_of(branch);
+  if (!caches_.empty()) return attend_each(attention, sized(inside, branch.heads * branch.head_size), projected, step);
   const at::Tensor& first = cache_.first_key_b;
   const auto asked = attention_options(attention, {.begin = cache_.length,
                                                    .s = 1,
@@ -145,6 +162,18 @@ void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModule
                                                    .first_key_bs = first.defined() ? first.unsqueeze(1) : first});
   step.first_key_b = asked.first_key.defined() ? asked.first_key.select(1, 0) : at::Tensor();
   kernels::attend_to_cache(sized(inside, branch.heads * branch.head_size), projected, *keys_, *values_, step, scratch_);
+}
+
+void TokenSteps::attend_each(const plan::SelfAttention& attention, const at::Tensor& out, const at::Tensor& projected,
+                             const kernels::CacheStep& step) const {
+  const std::int64_t window = attention.variant.sliding_window;
+  std::vector<kernels::SequenceCache> caches;
+  for (const KvCache* cache : caches_)
+    caches.push_back({.keys = cache->keys[layer_],
+                      .values = cache->values[layer_],
+                      .length = cache->length,
+                      .first_key = window > 0 ? std::max<std::int64_t>(0, cache->length - window + 1) : 0});
+  kernels::attend_to_caches(out, projected, caches, step, scratch_);
 }
 
 void TokenSteps::activate(const plan::Mlp& mlp, const BranchModules& branch) {
@@ -178,17 +207,35 @@ bool takes_token(const StageModules& modules, const at::Tensor& x_sbh) {
   });
 }
 
-Normed run_token(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
-                 const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
+namespace {
+
+/// All blocks; enter(layer) begins each.
+template <class Enter>
+Normed run_steps(const StageModules& modules, TokenSteps& steps, const Enter& enter) {
   const auto& blocks = modules.blocks;
   const Norm* end = modules.final_norm ? &*modules.final_norm : nullptr;
-  TokenSteps steps(modules, tp, x_1bh, places);
   steps.normalize(blocks.front().input_norm());
   for (std::size_t l = 0; l < blocks.size(); ++l) {
-    steps.enter(blocks[l], keys[l], values[l]);
+    enter(l);
     walk(blocks[l], l + 1 < blocks.size() ? &blocks[l + 1].input_norm() : end, steps);
   }
   return {steps.stream().unsqueeze(0), end != nullptr ? steps.normed().unsqueeze(0) : at::Tensor(), {}};
+}
+
+}  // namespace
+
+Normed run_token(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
+                 const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
+  TokenSteps steps(modules, tp, x_1bh, places);
+  return run_steps(modules, steps, [&](std::size_t l) { steps.enter(modules.blocks[l], keys[l], values[l]); });
+}
+
+Normed run_token_of_each(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
+                         const at::Tensor& position_b, std::span<KvCache* const> caches) {
+  std::int64_t longest = 0;
+  for (const KvCache* cache : caches) longest = std::max(longest, cache->length);
+  TokenSteps steps(modules, tp, x_1bh, {position_b, {}, longest}, caches);
+  return run_steps(modules, steps, [&](std::size_t l) { steps.enter(modules.blocks[l], l); });
 }
 
 }  // namespace megatron::model

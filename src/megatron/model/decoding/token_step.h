@@ -2,9 +2,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "megatron/comm/group.h"
+#include "megatron/model/decoding/decode.h"
 #include "megatron/model/stage_modules.h"
 
 namespace megatron::model {
@@ -24,5 +26,10 @@ bool takes_token(const StageModules& modules, const at::Tensor& x_sbh);
 /// of each block's keys and values [capacity, b, g/t, d]. Collective over tp.
 Normed run_token(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
                  const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values);
+
+/// The same where sequence b has a cache of its own, of one sequence, to which the token is added: what each gets is,
+/// to the bit, what it would get alone. The caches' lengths stay. position_b [b] int64.
+Normed run_token_of_each(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
+                         const at::Tensor& position_b, std::span<KvCache* const> caches);
 
 }  // namespace megatron::model

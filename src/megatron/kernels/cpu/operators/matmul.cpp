@@ -124,10 +124,12 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
 
 }  // namespace
 
-bool few_rows(std::int64_t rows, const at::Tensor& w) {
-  const std::int64_t most = !is_half(w) ? kFewRows : on_tiles(w, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
-  return readable(w) && w.stride(1) == 1 && rows <= most;
+std::int64_t most_few_rows(const at::Tensor& w) {
+  if (!readable(w) || w.stride(1) != 1) return 0;
+  return !is_half(w) ? kFewRows : on_tiles(w, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
 }
+
+bool few_rows(std::int64_t rows, const at::Tensor& w) { return rows <= most_few_rows(w); }
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide) {
   constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work

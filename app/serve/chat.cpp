@@ -1,0 +1,274 @@
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/jobs.h"
+#include "app/print.h"
+#include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/config/options.h"
+#include "megatron/generate/serving/engine.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/trained_model.h"
+#include "megatron/serve/answer_text.h"
+#include "megatron/text/chat_template.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron chat MODEL [OPTION]…\n\n"
+    "A conversation with a chat model: a line is a message, and what was said before stays in the prompt. MODEL: a\n"
+    "folder as generate takes it, with a chat template. Lines that begin with / are commands: /clear forgets the\n"
+    "conversation, /system TEXT sets the system message and clears, /undo forgets the last turn, /quit ends, as the "
+    "end\n"
+    "of input does. Ctrl-C ends an answer.";
+
+struct ChatFlags : run::ModelFlags {
+  std::string system;
+  std::int64_t max_new_tokens = 512;
+  double temperature = 1, top_p = 1;
+  int top_k = 0;
+  std::uint64_t seed = 1234;
+
+  void visit(auto& v) {
+    run::ModelFlags::visit(v);
+    v("system", system, "The system message.", config::Common());
+    v("max_new_tokens", max_new_tokens, "Maximum number of tokens of an answer; a full context ends it sooner.",
+      config::Common());
+    v("temperature", temperature, "Sampling temperature; 0: greedy.", config::Common());
+    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
+    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("seed", seed, "Seed of the sampling.", config::Common());
+  }
+};
+
+// A signal handler can reach nothing else.
+std::atomic<bool> interrupted = false;
+
+/// Prints an answer as it is written.
+class Printed : public serve::TextListener {
+ public:
+  Printed(const run::TrainedModel& model, const std::vector<std::int64_t>& prompt)
+      : text_(model.tokenizer, prompt, model.ends, {}) {}
+
+  bool on_token(const serve::ScoredToken& token) override {
+    show(text_.push(token.id));
+    return !interrupted;
+  }
+  void on_end(serve::Finish /*finish*/) override {
+    show(text_.finish());
+    ended_ = true;
+  }
+  void on_error(int /*status*/, const std::string& message) override {
+    error_ = message;
+    ended_ = true;
+  }
+  bool gone() const override { return false; }
+
+  bool ended() const { return ended_; }
+  const std::string& answer() const { return answer_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  void show(const std::string& text) {
+    answer_ += text;
+    print_text(text);
+    std::fflush(stdout);
+  }
+
+  serve::AnswerText text_;
+  std::string answer_, error_;
+  bool ended_ = false;
+};
+
+/// Lines of standard input, while whose end is waited for the other ranks are told that nothing is to be done: who
+/// hears nothing for long takes the first rank for lost.
+class Lines {
+ public:
+  explicit Lines(generate::SlotModel& slots) : slots_(slots) {}
+
+  /// False at the end of input.
+  bool next(std::string& line) {
+    for (std::size_t end = 0;;) {
+      end = held_.find('\n');
+      if (end != std::string::npos || (ended_ && !held_.empty())) {
+        line = held_.substr(0, end);
+        held_.erase(0, end == std::string::npos ? end : end + 1);
+        return true;
+      }
+      if (ended_) return false;
+      wait();
+    }
+  }
+
+ private:
+  void wait() {
+    constexpr int kBetweenMs = 5000;
+    pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    const int ready = poll(&input, 1, kBetweenMs);
+    if (ready == 0) slots_.idle();
+    if (ready <= 0) return;
+    char bytes[4096];
+    const ssize_t count = read(STDIN_FILENO, bytes, sizeof(bytes));
+    if (count > 0) held_.append(bytes, static_cast<std::size_t>(count));
+    if (count == 0 || (count < 0 && errno != EINTR)) ended_ = true;
+  }
+
+  generate::SlotModel& slots_;
+  std::string held_;
+  bool ended_ = false;
+};
+
+/// One conversation, on the first rank.
+class Conversation {
+ public:
+  Conversation(const ChatFlags& flags, const run::TrainedModel& model, const text::ChatTemplate& chat,
+               generate::SlotModel& slots)
+      : flags_(flags),
+        model_(model),
+        chat_(chat),
+        lines_(slots),
+        context_(model.run.shape.max_positions),
+        engine_(slots, queue_, metrics_, {.slots = 1, .cache_tokens = 2 * context_}) {
+    serve::declare_metrics(metrics_);
+    begin(flags.system);
+  }
+
+  /// Reads lines until the end of input or /quit.
+  void run();
+
+ private:
+  void begin(const std::string& system) {
+    system_ = system;
+    messages_.clear();
+    if (!system.empty()) messages_.push_back({"system", system});
+  }
+  /// False where it ends the conversation.
+  bool command(const std::string& line);
+  void answer(const std::string& line);
+
+  const ChatFlags& flags_;
+  const run::TrainedModel& model_;
+  const text::ChatTemplate& chat_;
+  Lines lines_;
+  std::int64_t context_;
+  serve::TaskQueue queue_{serve::QueueLimits{}};
+  serve::Metrics metrics_;
+  generate::Engine engine_;
+  std::string system_;
+  std::vector<text::ChatMessage> messages_;
+};
+
+bool Conversation::command(const std::string& line) {
+  const std::string word = line.substr(0, line.find(' '));
+  if (word == "/quit" || word == "/exit") return false;
+  if (word == "/clear") {
+    begin(system_);
+  } else if (word == "/system") {
+    begin(line.size() > word.size() ? line.substr(word.size() + 1) : "");
+  } else if (word == "/undo") {
+    if (messages_.size() >= 2) messages_.resize(messages_.size() - 2);
+  } else {
+    write_line(stderr, "commands: /clear /system TEXT /undo /quit");
+  }
+  return true;
+}
+
+void Conversation::answer(const std::string& line) {
+  messages_.push_back({"user", line});
+  const auto ids = model_.tokenizer.encode(chat_.prompt(messages_), text::Specials::Recognised);
+  serve::TextTask task{.prompt = {ids.begin(), ids.end()}, .ends = model_.ends, .seed = flags_.seed};
+  task.max_tokens = std::min(flags_.max_new_tokens, context_ - std::ssize(task.prompt));
+  if (task.max_tokens < 1) {
+    write_line(stderr, concat("the conversation fills the context of ", context_, " tokens: /clear or /undo"));
+    messages_.pop_back();
+    return;
+  }
+  task.sampling.temperature = flags_.temperature;
+  task.sampling.top_k = flags_.top_k;
+  task.sampling.top_p = flags_.top_p;
+  const auto printed = std::make_shared<Printed>(model_, task.prompt);
+  task.listener = printed;
+  task.arrived = serve::Clock::now();
+  task.deadline = serve::Clock::time_point::max();
+  interrupted = false;
+  queue_.submit({std::move(task)});
+  while (!printed->ended()) engine_.step();
+  print_text("\n");
+  std::fflush(stdout);
+  if (!printed->error().empty()) throw std::runtime_error(printed->error());
+  messages_.push_back({"assistant", printed->answer()});
+}
+
+void Conversation::run() {
+  const bool terminal = isatty(STDIN_FILENO) != 0;
+  for (std::string line;;) {
+    if (terminal) print_text("> ");
+    std::fflush(stdout);
+    if (!lines_.next(line)) break;
+    if (line.empty()) continue;
+    if (line[0] != '/')
+      answer(line);
+    else if (!command(line))
+      break;
+  }
+}
+
+int run_chat(const Args& args) {
+  ChatFlags flags;
+  const auto rest = config::parse_command_line(flags, args, kUsage);
+  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
+    throw ConfigError(rule_got_fix("chat takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
+  if (!rest.empty()) flags.load = rest[0];
+  generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p});
+  if (flags.max_new_tokens < 1)
+    throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
+                                   "--max-new-tokens 512"));
+  const run::TrainedModel model = run::open_trained_model(flags, "chat");
+  const std::filesystem::path folder =
+      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
+  const auto chat = text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  kernels::install_caching_allocator();
+  std::signal(SIGINT, [](int) {
+    if (interrupted.exchange(true)) std::_Exit(130);  // a second time, while nothing is written
+  });
+  return run::run_on_ranks(
+      model.run, comm::place_from(run::environment()),
+      [&](const comm::Group& world, at::Device device) {
+        const run::RankModel rank = run::load_rank(model, world, device, model.run.shape.max_positions);
+        const generate::StagedModel staged(
+            model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
+            rank.tensor());
+        generate::RankSlots slots(staged, world, device);
+        if (world.rank() > 0) {
+          slots.follow();
+          return kDone;
+        }
+        Conversation(flags, model, chat, slots).run();
+        slots.stop();
+        return kDone;
+      },
+      run::model_facts(model, config::fields_of(flags)));
+}
+
+}  // namespace
+
+int chat(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_chat(args); });
+}
+
+}  // namespace megatron::app

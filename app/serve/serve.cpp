@@ -1,0 +1,287 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "app/jobs.h"
+#include "app/print.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/machine/machine_memory.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/config/options.h"
+#include "megatron/generate/serving/engine.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/run/stop.h"
+#include "megatron/run/trained_model.h"
+#include "megatron/serve/service.h"
+#include "megatron/train/engine.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron serve MODEL [OPTION]…\n\n"
+    "Answers requests over HTTP as OpenAI's API has them: /v1/completions, /v1/chat/completions, /v1/models, /health,\n"
+    "/metrics, and a page at /. MODEL: a run's folder, its checkpoints or one of them, or a Hugging Face folder.\n"
+    "SIGTERM ends it when the texts under way are written. docs/serving.md has examples.";
+
+constexpr const char* kTokenVariable = "MEGATRON_SERVE_TOKEN";
+
+struct ServeFlags : run::ModelFlags {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string token_file;
+  bool without_token = false;
+  std::string model_name;
+  std::int64_t max_texts = 16, cache_tokens = 0, max_context = 0, max_tokens = 0, prefill_tokens = 256;
+  bool prefix_cache = true;
+  std::int64_t max_queue = 256, max_connections = 512, max_body_bytes = 1 << 20;
+  double request_timeout_s = 600, drain_s = 30;
+
+  void visit(auto& v) {
+    run::ModelFlags::visit(v);
+    v("host", host, "Address to listen on.", config::Common());
+    v("port", port, "Port to listen on; 0: a free one.", config::Common());
+    v("token_file", token_file,
+      "File with bearer tokens, one per line; without it MEGATRON_SERVE_TOKEN of the environment.", config::Common());
+    v("without_token", without_token, "Let other machines ask without a token.");
+    v("model_name", model_name, "Name of the model in requests; empty: the folder's.", config::Common());
+    v("max_texts", max_texts, "Maximum number of texts that are written at once.", config::Common());
+    v("cache_tokens", cache_tokens,
+      "Positions of all caches of keys and values; 0: max_texts times the context, in at most a quarter of the free "
+      "memory.",
+      config::Common());
+    v("max_context", max_context, "Maximum tokens of a prompt and its answer; 0: the model's context.");
+    v("max_tokens", max_tokens, "Maximum tokens of an answer; 0: what the context leaves.");
+    v("prefill_tokens", prefill_tokens,
+      "Tokens of a prompt that are read between two steps of the texts under way; prompts share caches by pieces of as "
+      "many.");
+    v("prefix_cache", prefix_cache, "Keep caches of texts that have ended for prompts that begin alike.");
+    v("max_queue", max_queue, "Maximum number of texts that wait; half of them may be one client's.");
+    v("max_connections", max_connections, "Maximum number of open connections.");
+    v("max_body_bytes", max_body_bytes, "Maximum size of a request's body in bytes.");
+    v("request_timeout_s", request_timeout_s, "Seconds after which a request is given up.");
+    v("drain_s", drain_s, "Seconds that texts under way may take once a stop was asked for.");
+  }
+};
+
+ServeFlags flags_of(const Args& args) {
+  ServeFlags flags;
+  const auto rest = config::parse_command_line(flags, args, kUsage);
+  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
+    throw ConfigError(rule_got_fix("serve takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
+  if (!rest.empty()) flags.load = rest[0];
+  const auto need = [](bool holds, const char* rule, const std::string& got, const char* fix) {
+    if (!holds) throw ConfigError(rule_got_fix(concat("serve: ", rule), got, fix));
+  };
+  const auto count = [&](const char* rule, std::int64_t value, std::int64_t least, std::int64_t most, const char* fix) {
+    need(value >= least && value <= most, rule, concat(value), fix);
+  };
+  count("--port must be 0 to 65535.", flags.port, 0, 65535, "--port 8000");
+  count("--max-texts must be 1 to 1024.", flags.max_texts, 1, 1024, "--max-texts 16");
+  count("--cache-tokens must be 0 or above.", flags.cache_tokens, 0, std::int64_t{1} << 40, "--cache-tokens 0");
+  count("--max-context must be 0 or above.", flags.max_context, 0, std::int64_t{1} << 40, "--max-context 0");
+  count("--max-tokens must be 0 or above.", flags.max_tokens, 0, std::int64_t{1} << 40, "--max-tokens 0");
+  count("--prefill-tokens must be 16 to 65536.", flags.prefill_tokens, 16, 65536, "--prefill-tokens 256");
+  count("--max-queue must be 2 to 1000000.", flags.max_queue, 2, 1000000, "--max-queue 256");
+  count("--max-connections must be 1 to 100000.", flags.max_connections, 1, 100000, "--max-connections 512");
+  count("--max-body-bytes must be 1024 to 1073741824.", flags.max_body_bytes, 1024, 1 << 30,
+        "--max-body-bytes 1048576");
+  need(flags.request_timeout_s > 0 && flags.request_timeout_s <= 1e6, "--request-timeout-s must be above 0.",
+       concat(flags.request_timeout_s), "--request-timeout-s 600");
+  need(flags.drain_s >= 0 && flags.drain_s <= 1e6, "--drain-s must be 0 or above.", concat(flags.drain_s),
+       "--drain-s 30");
+  return flags;
+}
+
+std::vector<std::string> tokens_of(const ServeFlags& flags) {
+  std::vector<std::string> tokens;
+  if (!flags.token_file.empty()) {
+    std::istringstream file(read_file(flags.token_file));
+    for (std::string line; std::getline(file, line);) {
+      while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+      if (!line.empty()) tokens.push_back(line);
+    }
+    if (tokens.empty())
+      throw ConfigError(rule_got_fix("serve: --token-file must have a token on a line.", flags.token_file + ": none",
+                                     "write one into it"));
+    return tokens;
+  }
+  const auto variables = run::environment();
+  const auto found = variables.find(kTokenVariable);
+  if (found != variables.end() && !found->second.empty()) tokens.push_back(found->second);
+  const bool alone = flags.host == "localhost" || flags.host == "::1" || flags.host.starts_with("127.");
+  if (tokens.empty() && !alone && !flags.without_token)
+    throw ConfigError(rule_got_fix("serve: other machines need a token.", concat("--host ", flags.host, " without one"),
+                                   "--token-file FILE, or --host 127.0.0.1, or --without-token"));
+  return tokens;
+}
+
+/// Null where the folder has none.
+std::optional<text::ChatTemplate> chat_of(const ServeFlags& flags) {
+  const std::filesystem::path folder =
+      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
+  try {
+    return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    write_line(stderr, concat("without /v1/chat/completions: ", text.substr(0, text.find('\n'))));
+    return std::nullopt;
+  }
+}
+
+/// What is served, before any weight is read.
+struct Plan {
+  ServeFlags flags;
+  run::TrainedModel model;
+  std::vector<std::string> tokens = {};
+  std::optional<text::ChatTemplate> chat = {};
+  std::int64_t context = 0, cache_tokens = 0;
+};
+
+std::string name_of(const ServeFlags& flags) {
+  if (!flags.model_name.empty()) return flags.model_name;
+  const auto path = std::filesystem::absolute(flags.load).lexically_normal();
+  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+}
+
+/// Positions of all caches, and whether they fit into memory.
+void plan_cache(Plan& plan) {
+  const plan::ModelShape& shape = plan.model.run.shape;
+  const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(plan.model.run.config)));
+  const std::int64_t row_bytes = 2 * shape.num_layers * shape.groups() * shape.head() * element;
+  plan.cache_tokens = plan.flags.cache_tokens;
+  if (plan.cache_tokens == 0) {
+    const auto memory = machine_memory();
+    const std::int64_t share =
+        memory ? static_cast<std::int64_t>(memory->bytes / 4) / row_bytes : std::int64_t{1} << 20;
+    plan.cache_tokens = std::max(std::min(plan.flags.max_texts * plan.context, share), plan.context);
+  }
+  plan.context = std::min(plan.context, plan.cache_tokens);
+  const std::int64_t logits = plan.flags.max_texts * shape.padded_vocab * std::int64_t{4 + 8};
+  run::check_memory(plan.model.run, comm::place_from(run::environment()), plan::Holding::Weights,
+                    {.bytes = plan.cache_tokens * row_bytes + logits,
+                     .what = "keys and values of the texts under way",
+                     .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache_tokens / 4))});
+}
+
+Plan planned(const ServeFlags& flags) {
+  auto tokens = tokens_of(flags);
+  Plan plan{.flags = flags, .model = run::open_trained_model(flags, "serve"), .tokens = std::move(tokens)};
+  plan.chat = chat_of(flags);
+  plan.context = plan.model.run.shape.max_positions;
+  if (flags.max_context > 0) plan.context = std::min(plan.context, flags.max_context);
+  plan_cache(plan);
+  return plan;
+}
+
+/// What the first rank has for its clients. Replies that are still held when this ends go before the server does.
+struct Front {
+  serve::TaskQueue queue;
+  serve::Metrics metrics;
+  serve::Service service;
+  serve::HttpServer server;
+
+  explicit Front(const Plan& plan);
+  ~Front() {
+    queue.stop();
+    queue.clear();
+  }
+  Front(const Front&) = delete;
+  Front& operator=(const Front&) = delete;
+};
+
+serve::ServiceOptions service_options(const Plan& plan) {
+  return {
+      .model = name_of(plan.flags),
+      .context = plan.context,
+      .max_tokens = plan.flags.max_tokens,
+      .vocab = plan.model.run.shape.vocab,
+      .ends = plan.model.ends,
+      .tokens = plan.tokens,
+      .request_timeout_s = plan.flags.request_timeout_s,
+      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+                     .count()};
+}
+
+serve::ServerOptions server_options(const ServeFlags& flags) {
+  serve::ServerOptions options;
+  options.host = flags.host;
+  options.port = flags.port;
+  options.connections = static_cast<std::size_t>(flags.max_connections);
+  options.body_bytes = static_cast<std::size_t>(flags.max_body_bytes);
+  return options;
+}
+
+Front::Front(const Plan& plan)
+    : queue({.texts = static_cast<std::size_t>(plan.flags.max_queue),
+             .texts_of_client = static_cast<std::size_t>(plan.flags.max_queue / 2)}),
+      service(service_options(plan), plan.model.tokenizer, plan.chat, queue, metrics),
+      server(server_options(plan.flags), [this](serve::HttpRequest request, std::shared_ptr<serve::Reply> reply) {
+        metrics.set("megatron_connections", static_cast<double>(server.connections()));
+        service.handle(request, reply);
+      }) {}
+
+void serve_texts(const Plan& plan, generate::RankSlots& slots) {
+  Front front(plan);
+  generate::Engine engine(slots, front.queue, front.metrics,
+                          {.slots = plan.flags.max_texts,
+                           .cache_tokens = plan.cache_tokens,
+                           .read_tokens = plan.flags.prefill_tokens,
+                           .keep_prefixes = plan.flags.prefix_cache,
+                           .drain_s = plan.flags.drain_s});
+  const bool six = plan.flags.host.find(':') != std::string::npos;
+  print("{} is served at http://{}{}{}:{}\n", name_of(plan.flags), six ? "[" : "", plan.flags.host, six ? "]" : "",
+        front.server.port());
+  std::fflush(stdout);
+  std::jthread watcher([&](const std::stop_token& ended) {
+    constexpr std::chrono::milliseconds kBetween(50);
+    while (!ended.stop_requested() && !run::stop_requested()) std::this_thread::sleep_for(kBetween);
+    front.server.close();
+    front.queue.stop();
+  });
+  engine.run();
+  slots.stop();
+  front.server.drain(std::chrono::seconds(2));
+}
+
+int run_serve(const Args& args) {
+  ServeFlags flags = flags_of(args);
+  const Plan plan = planned(flags);
+  kernels::install_caching_allocator();
+  run::stop_on_signals();
+  return run::run_on_ranks(
+      plan.model.run, comm::place_from(run::environment()),
+      [&](const comm::Group& world, at::Device device) {
+        const run::RankModel rank = run::load_rank(plan.model, world, device, plan.context);
+        const generate::StagedModel model(
+            model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
+            rank.tensor());
+        generate::RankSlots slots(model, world, device);
+        if (world.rank() == 0)
+          serve_texts(plan, slots);
+        else
+          slots.follow();
+        return kDone;
+      },
+      run::model_facts(plan.model, config::fields_of(flags)));
+}
+
+}  // namespace
+
+int serve(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_serve(args); });
+}
+
+}  // namespace megatron::app

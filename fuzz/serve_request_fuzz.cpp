@@ -1,0 +1,48 @@
+// Any bytes are a request or an ApiError 400; a schema in it is a grammar, or one too; a text of the grammar is JSON.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "megatron/serve/api/api_error.h"
+#include "megatron/serve/api/request.h"
+#include "megatron/serve/grammar/json_schema.h"
+
+namespace {
+
+using namespace megatron;
+
+void write_text(const nlohmann::ordered_json& schema, std::uint8_t draw) {
+  const serve::Grammar grammar = serve::grammar_of_schema(schema);
+  serve::GrammarAutomaton automaton(grammar);
+  std::int32_t state = automaton.start();
+  std::string text;
+  for (int i = 0; i < 200 && !automaton.accepts(state); ++i) {
+    std::int32_t next = serve::GrammarAutomaton::kDead;
+    std::uint8_t byte = draw;
+    for (int k = 0; k < 256 && next == serve::GrammarAutomaton::kDead; ++k) next = automaton.next(state, ++byte);
+    if (next == serve::GrammarAutomaton::kDead) std::abort();  // a text that nothing can complete
+    text += static_cast<char>(byte);
+    state = next;
+    draw = static_cast<std::uint8_t>(draw * 5 + 1);
+  }
+  if (automaton.accepts(state) && !nlohmann::json::accept(text)) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const auto parse : {serve::parse_completion, serve::parse_chat}) try {
+      const serve::Request request = parse(body, {});
+      if (request.schema) write_text(*request.schema, size > 0 ? data[size / 2] : 0);
+    } catch (const serve::ApiError& error) {
+      if (error.status != 400 || serve::error_json(error).empty()) std::abort();
+    } catch (const std::runtime_error& error) {
+      if (std::string_view(error.what()).find("lets too much follow") == std::string_view::npos) std::abort();
+    }
+  return 0;
+}

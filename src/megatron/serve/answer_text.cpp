@@ -1,0 +1,52 @@
+#include "megatron/serve/answer_text.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace megatron::serve {
+
+std::string StopSequences::push(std::string_view text) {
+  if (stopped_) return "";
+  held_ += text;
+  // The one that ends first, as if the text had come byte by byte.
+  std::size_t cut = 0, end = std::string::npos;
+  for (const std::string& stop : stops_) {
+    const std::size_t at = held_.find(stop);
+    if (at == std::string::npos || std::pair(at + stop.size(), at) >= std::pair(end, cut)) continue;
+    cut = at;
+    end = at + stop.size();
+  }
+  if (end != std::string::npos) {
+    stopped_ = true;
+    return std::exchange(held_, "").substr(0, cut);
+  }
+  std::size_t keep = 0;  // the longest end that begins a sequence
+  for (const std::string& stop : stops_)
+    for (std::size_t count = std::min(stop.size() - 1, held_.size()); count > keep; --count)
+      if (held_.ends_with(std::string_view(stop).substr(0, count))) keep = count;
+  std::string certain = held_.substr(0, held_.size() - keep);
+  held_.erase(0, certain.size());
+  return certain;
+}
+
+std::string StopSequences::finish() { return std::exchange(held_, ""); }
+
+AnswerText::AnswerText(text::Tokenizer tokenizer, const std::vector<std::int64_t>& prompt,
+                       std::vector<std::int64_t> ends, std::vector<std::string> stops)
+    : tokenizer_(std::move(tokenizer)), ends_(std::move(ends)), decoder_(tokenizer_), stops_(std::move(stops)) {
+  for (const std::int64_t token : prompt) decoded(token);
+}
+
+std::string AnswerText::decoded(std::int64_t token) {
+  const bool has_text = token >= 0 && token < tokenizer_.vocab_size() && std::ranges::count(ends_, token) == 0;
+  return has_text ? decoder_.push(static_cast<std::int32_t>(token)) : "";
+}
+
+std::string AnswerText::push(std::int64_t token) { return stops_.push(decoded(token)); }
+
+std::string AnswerText::finish() {
+  std::string text = stops_.push(decoder_.finish());
+  return text + stops_.finish();
+}
+
+}  // namespace megatron::serve

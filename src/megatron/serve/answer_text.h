@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/text/tokenizer.h"
+
+// A text as it is written, token by token, up to where it is to stop.
+namespace megatron::serve {
+
+/// Lets a text through up to the first of some sequences, which may lie across its pieces.
+class StopSequences {
+ public:
+  explicit StopSequences(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  /// What is certain of the text so far: not what may be the beginning of a sequence.
+  std::string push(std::string_view text);
+  /// What was held back.
+  std::string finish();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+/// What tokens add to the text of a prompt (text::text_after), as far as it is certain, up to a stop sequence.
+class AnswerText {
+ public:
+  /// `ends`: tokens without a text.
+  AnswerText(text::Tokenizer tokenizer, const std::vector<std::int64_t>& prompt, std::vector<std::int64_t> ends,
+             std::vector<std::string> stops);
+
+  std::string push(std::int64_t token);
+  /// A token whose text is somebody else's: what follows comes after it.
+  void pass(std::int64_t token) { decoded(token); }
+  std::string finish();
+  bool stopped() const { return stops_.stopped(); }
+
+ private:
+  std::string decoded(std::int64_t token);
+
+  text::Tokenizer tokenizer_;
+  std::vector<std::int64_t> ends_;
+  text::StreamDecoder decoder_;
+  StopSequences stops_;
+};
+
+}  // namespace megatron::serve

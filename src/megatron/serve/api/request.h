@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "megatron/text/chat_template.h"
+
+// Requests as OpenAI's API has them, checked before anything is computed: sizes, types, ranges; a field that is not
+// known, or asks for what is not there, is refused rather than ignored.
+namespace megatron::serve {
+
+/// What requests may ask for.
+struct RequestLimits {
+  std::int64_t choices = 128;        ///< prompts times n
+  std::int64_t stop_sequences = 16;  ///< each of at most stop_bytes
+  std::int64_t stop_bytes = 256;
+  std::int64_t top_logprobs = 20;
+  std::int64_t biases = 1024;
+  std::int64_t messages = 4096;
+};
+
+/// A text, or its tokens.
+using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
+
+/// What the fields of completions and chats have in common.
+struct Sampling {
+  double temperature = 1, top_p = 1;
+  int top_k = 0;  ///< 0: all; vLLM's field
+  double presence_penalty = 0, frequency_penalty = 0;
+  std::optional<std::uint64_t> seed = {};
+  std::map<std::int64_t, double> logit_bias = {};
+};
+
+struct Request {
+  bool chat = false;
+  std::string model = {};                        ///< "": whatever is served
+  std::vector<Prompt> prompts = {};              ///< of a completion
+  std::vector<text::ChatMessage> messages = {};  ///< of a chat
+  Sampling sampling = {};
+  std::optional<std::int64_t> max_tokens = {};
+  std::int64_t n = 1;
+  std::vector<std::string> stop = {};
+  bool stream = false, include_usage = false;
+  bool echo = false;  ///< the prompt is part of the text
+  /// Likeliest tokens to name with each token; nothing: no log-probabilities.
+  std::optional<std::int64_t> logprobs = {};
+  /// The JSON Schema that the text must satisfy.
+  std::optional<nlohmann::ordered_json> schema = {};
+  bool ignore_eos = false;  ///< the text continues past its end token; vLLM's field
+};
+
+/// Throw ApiError 400 for a body that is no such request.
+Request parse_completion(std::string_view body, const RequestLimits& limits = {});
+Request parse_chat(std::string_view body, const RequestLimits& limits = {});
+
+}  // namespace megatron::serve

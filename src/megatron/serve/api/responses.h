@@ -1,0 +1,71 @@
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/text/tokenizer.h"
+
+// Responses as OpenAI's API has them.
+namespace megatron::serve {
+
+/// A token and what the model found of it, before temperature, biases and masks.
+struct ScoredToken {
+  struct Choice {
+    std::int64_t id = 0;
+    double logprob = 0;
+  };
+  std::int64_t id = 0;
+  std::optional<double> logprob = {};  ///< nothing: of the first token of a text, and where none was asked for
+  std::vector<Choice> likeliest = {};  ///< from the likeliest on
+};
+
+enum class Finish : std::uint8_t { Stop, Length };
+
+/// What all responses of one request share.
+struct ResponseHead {
+  std::string id = {};  ///< "cmpl-…", "chatcmpl-…"
+  std::int64_t created = 0;
+  std::string model = {};
+  bool chat = false;
+};
+
+/// A piece of one choice's text, or all of it.
+struct ChoicePiece {
+  std::int64_t index = 0;
+  std::string text = {};
+  bool first = false;  ///< of a streamed chat: says the role
+  std::optional<Finish> finish = {};
+  nlohmann::ordered_json logprobs;  ///< null, or of log_probabilities()
+};
+
+struct Usage {
+  std::int64_t prompt = 0, completion = 0, cached = 0;
+};
+
+/// The bytes of one token's text; "" for an id without one.
+std::string token_bytes(const text::Tokenizer& tokenizer, std::int64_t id);
+
+std::int64_t characters_of(const std::string& text);
+
+/// The `logprobs` of a choice. `offset`: characters of the text before the first token, of completions alone.
+nlohmann::ordered_json log_probabilities(const text::Tokenizer& tokenizer, bool chat,
+                                         const std::vector<ScoredToken>& tokens, std::int64_t offset = 0);
+
+/// A whole response.
+std::string response_json(const ResponseHead& head, const std::vector<ChoicePiece>& choices, const Usage& usage);
+/// One piece of a streamed one.
+std::string chunk_json(const ResponseHead& head, const ChoicePiece& piece);
+/// The last piece where usage was asked for.
+std::string usage_chunk_json(const ResponseHead& head, const Usage& usage);
+
+/// {"object": "list", "data": [{"id", "object": "model", …}]}
+std::string models_json(const std::string& model, std::int64_t created, std::int64_t context);
+std::string model_json(const std::string& model, std::int64_t created, std::int64_t context);
+
+/// Server-sent events (text/event-stream): "data: …", a line of it each, and an empty line.
+std::string event(std::string_view data);
+inline constexpr const char* kStreamEnd = "data: [DONE]\n\n";
+
+}  // namespace megatron::serve

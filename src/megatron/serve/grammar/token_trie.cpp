@@ -1,0 +1,63 @@
+#include "megatron/serve/grammar/token_trie.h"
+
+#include <algorithm>
+#include <deque>
+#include <numeric>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "megatron/text/texts.h"
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::serve {
+
+TokenTrie::TokenTrie(const text::Tokenizer& tokenizer, std::int64_t vocab) : bytes_(static_cast<std::size_t>(vocab)) {
+  std::set<std::int32_t> special;
+  for (const text::SpecialToken& token : tokenizer.vocabulary().specials)
+    if (token.special) special.insert(token.id);
+  // After some text: a first token may lose the space before it.
+  const std::vector<std::int32_t> before = tokenizer.encode("x");
+  for (std::int32_t id = 0; id < std::min<std::int64_t>(vocab, tokenizer.vocab_size()); ++id)
+    if (!special.contains(id))
+      bytes_[static_cast<std::size_t>(id)] = text::text_after(tokenizer, before, std::span(&id, 1));
+  build();
+}
+
+TokenTrie::TokenTrie(const std::vector<std::string>& tokens) : bytes_(tokens) { build(); }
+
+void TokenTrie::build() {
+  std::vector<std::int32_t> order;
+  for (std::size_t id = 0; id < bytes_.size(); ++id)
+    if (!bytes_[id].empty()) order.push_back(static_cast<std::int32_t>(id));
+  const auto text = [&](std::int32_t id) -> const std::string& { return bytes_[static_cast<std::size_t>(id)]; };
+  std::ranges::sort(order,
+                    [&](std::int32_t a, std::int32_t b) { return std::pair(text(a), a) < std::pair(text(b), b); });
+  // Breadth first, so that children lie together. A node is a range of the sorted tokens that begin alike.
+  struct Range {
+    std::size_t node, begin, end, depth;
+  };
+  nodes_.emplace_back();
+  std::deque<Range> open = {{0, 0, order.size(), 0}};
+  while (!open.empty()) {
+    const Range range = open.front();
+    open.pop_front();
+    std::size_t at = range.begin;
+    nodes_[range.node].first_token = static_cast<std::uint32_t>(tokens_.size());
+    for (; at < range.end && text(order[at]).size() == range.depth; ++at) tokens_.push_back(order[at]);
+    nodes_[range.node].tokens = static_cast<std::uint32_t>(tokens_.size()) - nodes_[range.node].first_token;
+    nodes_[range.node].first_child = static_cast<std::uint32_t>(nodes_.size());
+    while (at < range.end) {
+      const char byte = text(order[at])[range.depth];
+      std::size_t end = at;
+      while (end < range.end && text(order[end])[range.depth] == byte) ++end;
+      open.push_back({nodes_.size(), at, end, range.depth + 1});
+      nodes_.push_back({.byte = static_cast<std::uint8_t>(byte)});
+      ++nodes_[range.node].children;
+      at = end;
+    }
+  }
+}
+
+}  // namespace megatron::serve

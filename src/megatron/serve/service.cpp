@@ -1,0 +1,218 @@
+#include "megatron/serve/service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/text/format.h"
+#include "megatron/serve/api/api_error.h"
+#include "megatron/serve/grammar/grammar_mask.h"
+#include "megatron/serve/grammar/json_schema.h"
+#include "megatron/serve/page.h"
+#include "megatron/serve/text_response.h"
+
+namespace megatron::serve {
+namespace {
+
+const std::map<std::string, std::string>& methods_of_paths() {
+  static const std::map<std::string, std::string> methods = {
+      {"/", "GET"},          {"/health", "GET"},          {"/metrics", "GET"},
+      {"/v1/models", "GET"}, {"/v1/completions", "POST"}, {"/v1/chat/completions", "POST"}};
+  return methods;
+}
+
+constexpr const char* kModelPath = "/v1/models/";
+
+/// As metrics name it: what clients make up is not remembered.
+std::string family_of(const std::string& path) {
+  if (path.starts_with(kModelPath)) return "/v1/models";
+  return methods_of_paths().contains(path) ? path : "other";
+}
+
+/// Spreads the bits of a number over all of another (splitmix64).
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+Service::Service(ServiceOptions options, const text::Tokenizer& tokenizer, std::optional<text::ChatTemplate> chat,
+                 TaskQueue& queue, Metrics& metrics)
+    : options_(std::move(options)),
+      tokenizer_(tokenizer),
+      chat_(std::move(chat)),
+      queue_(queue),
+      metrics_(metrics),
+      start_(mixed(std::random_device()() ^ static_cast<std::uint64_t>(options_.created))) {
+  declare_metrics(metrics_);
+}
+
+void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
+  const auto refuse = [&](const ApiError& error) {
+    metrics_.add("megatron_requests_total", 1,
+                 {{"path", family_of(request.path)}, {"status", std::to_string(error.status)}});
+    HttpResponse response{.status = error.status, .body = error_json(error)};
+    if (error.retry_after_s > 0) response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
+    if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    reply->send(std::move(response));
+  };
+  try {
+    const auto known = methods_of_paths().find(request.path);
+    const bool of_model = request.path.starts_with(kModelPath);
+    if (known == methods_of_paths().end() && !of_model)
+      throw ApiError(404, "no such path: " + request.path.substr(0, 200), "", "not_found");
+    const std::string method = of_model ? "GET" : known->second;
+    if (request.method != method && !(method == "GET" && request.method == "HEAD"))
+      throw ApiError(405, concat(request.path, " takes ", method), "", "method_not_allowed");
+    route(request, reply, authorized_client(request));
+  } catch (const ApiError& error) {
+    refuse(error);
+  } catch (const ConfigError& error) {
+    refuse(ApiError(400, first_line(error.what())));
+  } catch (const std::exception& error) {
+    refuse(ApiError(500, error.what()));
+  }
+}
+
+std::string Service::authorized_client(const HttpRequest& request) const {
+  if (options_.tokens.empty() || request.path == "/" || request.path == "/health") return request.address;
+  const std::string given = bearer_token(request);
+  const int number = token_number(given, options_.tokens);
+  if (number < 0)
+    throw ApiError(401,
+                   given.empty() ? "a bearer token must be given: Authorization: Bearer TOKEN"
+                                 : "the bearer token is not one of this server's",
+                   "", "invalid_api_key");
+  return concat(number, " ", request.address);
+}
+
+void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {
+  if (request.method == "POST") {
+    const std::string type = request.header("content-type");
+    // A page of another site cannot send this type without asking first.
+    if (!type.starts_with("application/json"))
+      throw ApiError(415, "the body must be application/json", "", "unsupported_media_type");
+    Request asked = request.path == "/v1/completions" ? parse_completion(request.body, options_.limits)
+                                                      : parse_chat(request.body, options_.limits);
+    return answer(std::move(asked), reply, client);
+  }
+  metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
+  if (request.path == "/")
+    return reply->send({.type = "text/html; charset=utf-8", .body = std::string(page()), .headers = page_headers()});
+  if (request.path == "/metrics")
+    return reply->send({.type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.text()});
+  if (request.path == "/health") return reply->send({.body = R"({"status":"ok"})"});
+  if (request.path == "/v1/models")
+    return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
+  check_model(request.path.substr(std::string(kModelPath).size()));
+  reply->send({.body = model_json(options_.model, options_.created, options_.context)});
+}
+
+void Service::check_model(const std::string& asked) const {
+  if (!asked.empty() && asked != options_.model)
+    throw ApiError(
+        404, concat("the model '", asked.substr(0, 200), "' does not exist; this server has '", options_.model, "'"),
+        "model", "model_not_found");
+}
+
+std::vector<std::int64_t> Service::tokens_of(const Prompt& prompt, const std::string& name) const {
+  std::vector<std::int64_t> tokens;
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    const auto ids = tokenizer_.encode(*text, text::Specials::Recognised);
+    tokens.assign(ids.begin(), ids.end());
+  } else {
+    tokens = std::get<std::vector<std::int64_t>>(prompt);
+  }
+  if (tokens.empty() && !options_.ends.empty()) tokens = {options_.ends[0]};  // after the end of a text the next begins
+  if (tokens.empty()) throw ApiError(400, "a prompt must have at least one token", name, "invalid_value");
+  for (const std::int64_t token : tokens)
+    if (token >= options_.vocab)
+      throw ApiError(400, concat("the model has no token ", token, ": its ids are 0 to ", options_.vocab - 1), name,
+                     "invalid_value");
+  return tokens;
+}
+
+std::int64_t Service::new_tokens(const Request& request, std::int64_t prompt_tokens) const {
+  const std::int64_t left = options_.context - prompt_tokens;
+  const std::int64_t most = options_.max_tokens > 0 ? std::min(left, options_.max_tokens) : left;
+  const bool scores = request.max_tokens == 0;
+  if (left < (scores ? 0 : 1))
+    throw ApiError(400,
+                   concat("this model's context has ", options_.context, " tokens, and the prompt ", prompt_tokens),
+                   request.chat ? "messages" : "prompt", "context_length_exceeded");
+  return std::min(most, request.max_tokens.value_or(most));
+}
+
+std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const nlohmann::ordered_json& schema) {
+  if (options_.ends.empty())
+    throw ApiError(400, "'response_format' needs a model that has an end token", "response_format");
+  auto grammar = std::make_shared<const Grammar>(grammar_of_schema(schema));
+  std::call_once(trie_once_, [&] { trie_ = std::make_shared<const TokenTrie>(tokenizer_, options_.vocab); });
+  return [grammar = std::move(grammar), this] { return std::make_shared<GrammarMask>(grammar, trie_, options_.ends); };
+}
+
+void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client) {
+  check_model(request.model);
+  if (request.chat) {
+    if (!chat_)
+      throw ApiError(400, "this model has no chat template: use /v1/completions", "messages", "no_chat_template");
+    request.prompts = {chat_->prompt(request.messages)};
+  }
+  for (const auto& [token, bias] : request.sampling.logit_bias)
+    if (token >= options_.vocab) throw ApiError(400, concat("the model has no token ", token), "logit_bias");
+  std::function<std::shared_ptr<TokenMask>()> mask = [] { return nullptr; };
+  if (request.schema) mask = masks_of(*request.schema);
+  const auto now = Clock::now();
+  const std::uint64_t number = ++requests_;
+  const auto response = std::make_shared<TextResponse>(
+      TextResponseOptions{
+          .head = {.id = fmt::format("{}-{:016x}", request.chat ? "chatcmpl" : "cmpl", mixed(start_ + number)),
+                   .created = std::chrono::duration_cast<std::chrono::seconds>(
+                                  std::chrono::system_clock::now().time_since_epoch())
+                                  .count(),
+                   .model = options_.model,
+                   .chat = request.chat},
+          .stream = request.stream,
+          .include_usage = request.include_usage,
+          .echo = request.echo,
+          .logprobs = request.logprobs.has_value(),
+          .ends = options_.ends,
+          .stop = request.stop},
+      tokenizer_, reply, metrics_);
+  TextTask task{.prompt = {},
+                .ends = request.ignore_eos && !request.schema ? std::vector<std::int64_t>() : options_.ends,
+                .sampling = request.sampling,
+                .seed = request.sampling.seed.value_or(mixed(start_ ^ mixed(number))),
+                .logprobs = request.logprobs,
+                .prompt_logprobs = request.echo && request.logprobs.has_value(),
+                .mask = nullptr,
+                .client = client,
+                .listener = nullptr,
+                .arrived = now,
+                .deadline = now + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(options_.request_timeout_s))};
+  std::vector<TextTask> tasks;
+  std::map<std::vector<std::int64_t>, std::int64_t> copies;
+  for (const Prompt& prompt : request.prompts) {
+    task.prompt = tokens_of(prompt, request.chat ? "messages" : "prompt");
+    task.max_tokens = new_tokens(request, std::ssize(task.prompt));
+    for (std::int64_t i = 0; i < request.n; ++i) {
+      task.copy = copies[task.prompt]++;
+      task.mask = mask();
+      task.listener = response->add_choice(task.prompt, i == 0);
+      tasks.push_back(task);
+    }
+  }
+  queue_.submit(std::move(tasks));
+}
+
+}  // namespace megatron::serve

@@ -1,0 +1,65 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/serve/api/request.h"
+#include "megatron/serve/grammar/token_trie.h"
+#include "megatron/serve/http/server.h"
+#include "megatron/serve/metrics.h"
+#include "megatron/serve/task.h"
+#include "megatron/text/chat_template.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::serve {
+
+/// What is served, and to whom.
+struct ServiceOptions {
+  std::string model = {};                ///< its name
+  std::int64_t context = 0;              ///< tokens of prompt and answer together
+  std::int64_t max_tokens = 0;           ///< of one answer; 0: what the context leaves
+  std::int64_t vocab = 0;                ///< ids that the model knows
+  std::vector<std::int64_t> ends = {};   ///< tokens that end a text
+  std::vector<std::string> tokens = {};  ///< bearer tokens; empty: everybody may ask
+  double request_timeout_s = 600;
+  std::int64_t created = 0;  ///< seconds since 1970
+  RequestLimits limits = {};
+};
+
+/// Answers requests: what can be said at once it says, texts it puts into the queue.
+class Service {
+ public:
+  /// `chat`: null for a model without a template. Declares `metrics`. All references must outlive this and every reply.
+  Service(ServiceOptions options, const text::Tokenizer& tokenizer, std::optional<text::ChatTemplate> chat,
+          TaskQueue& queue, Metrics& metrics);
+
+  /// As a Handler. Throws nothing.
+  void handle(const HttpRequest& request, const std::shared_ptr<Reply>& reply);
+
+ private:
+  void route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
+  std::string authorized_client(const HttpRequest& request) const;
+  void answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client);
+  std::vector<std::int64_t> tokens_of(const Prompt& prompt, const std::string& name) const;
+  std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
+  void check_model(const std::string& asked) const;
+  /// What makes a mask for each text that must satisfy the schema.
+  std::function<std::shared_ptr<TokenMask>()> masks_of(const nlohmann::ordered_json& schema);
+
+  ServiceOptions options_;
+  const text::Tokenizer& tokenizer_;
+  std::optional<text::ChatTemplate> chat_;
+  TaskQueue& queue_;
+  Metrics& metrics_;
+  std::once_flag trie_once_;
+  std::shared_ptr<const TokenTrie> trie_;  ///< made when a schema first asks for it
+  std::atomic<std::uint64_t> requests_{0};
+  std::uint64_t start_;  ///< makes ids and seeds of this run differ from those of others
+};
+
+}  // namespace megatron::serve

@@ -1,0 +1,142 @@
+#include "megatron/serve/text_response.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "megatron/serve/api/api_error.h"
+
+namespace megatron::serve {
+
+class TextResponse::Choice : public TextListener {
+ public:
+  Choice(std::shared_ptr<TextResponse> response, std::int64_t index, const std::vector<std::int64_t>& prompt)
+      : response_(std::move(response)),
+        index_(index),
+        text_(response_->tokenizer_, response_->options_.echo ? std::vector<std::int64_t>() : prompt,
+              response_->options_.ends, response_->options_.stop),
+        prompt_(response_->options_.echo ? prompt : std::vector<std::int64_t>()) {}
+
+  void on_prompt(std::vector<ScoredToken> tokens) override { scores_ = std::move(tokens); }
+  bool on_token(const ScoredToken& token) override;
+  void on_end(Finish finish) override;
+  void on_error(int status, const std::string& message) override { response_->failed(status, message); }
+  bool gone() const override { return response_->reply_->gone(); }
+
+ private:
+  const TextResponseOptions& options() const { return response_->options_; }
+  /// The prompt as a part of the text.
+  std::string echoed();
+  void say(std::string text, std::optional<Finish> finish);
+
+  std::shared_ptr<TextResponse> response_;
+  std::int64_t index_;
+  AnswerText text_;
+  std::vector<std::int64_t> prompt_;  ///< that is still to be echoed
+  std::vector<ScoredToken> scores_;   ///< of tokens that were not said yet
+  std::int64_t characters_ = 0;       ///< of the tokens said
+  std::string held_;                  ///< text where nothing is streamed
+  bool first_ = true;
+};
+
+std::string TextResponse::Choice::echoed() {
+  // Stop sequences are those of the answer.
+  AnswerText prompt(response_->tokenizer_, {}, options().ends, {});
+  std::string text;
+  for (const std::int64_t token : std::exchange(prompt_, {})) {
+    text += prompt.push(token);
+    text_.pass(token);
+  }
+  return text;
+}
+
+bool TextResponse::Choice::on_token(const ScoredToken& token) {
+  std::string text = echoed() + text_.push(token.id);
+  const bool ends = std::ranges::count(options().ends, token.id) > 0;
+  if (options().logprobs && !ends) scores_.push_back(token);
+  {
+    const std::lock_guard lock(response_->mutex_);
+    ++response_->usage_.completion;
+  }
+  if (options().stream && (!text.empty() || first_))
+    say(std::move(text), std::nullopt);
+  else if (!options().stream)
+    held_ += text;
+  return !text_.stopped();
+}
+
+void TextResponse::Choice::on_end(Finish finish) {
+  std::string text = std::exchange(held_, "") + echoed() + (text_.stopped() ? "" : text_.finish());
+  say(std::move(text), text_.stopped() ? Finish::Stop : finish);
+  response_->ended();
+}
+
+void TextResponse::Choice::say(std::string text, std::optional<Finish> finish) {
+  ChoicePiece piece{.index = index_,
+                    .text = std::move(text),
+                    .first = std::exchange(first_, false),
+                    .finish = finish,
+                    .logprobs = nullptr};
+  if (options().logprobs && (!scores_.empty() || !options().stream)) {
+    piece.logprobs = log_probabilities(response_->tokenizer_, options().head.chat, scores_, characters_);
+    for (const ScoredToken& score : std::exchange(scores_, {}))
+      characters_ += characters_of(token_bytes(response_->tokenizer_, score.id));
+  }
+  response_->say(piece);
+}
+
+std::shared_ptr<TextListener> TextResponse::add_choice(const std::vector<std::int64_t>& prompt, bool first_of_prompt) {
+  const auto choice = std::make_shared<Choice>(shared_from_this(), static_cast<std::int64_t>(open_), prompt);
+  if (first_of_prompt) usage_.prompt += std::ssize(prompt);
+  pieces_.emplace_back();
+  ++open_;
+  return choice;
+}
+
+// With the first piece: an error before it has a status of its own.
+void TextResponse::begin() {
+  if (std::exchange(begun_, true)) return;
+  metrics_.add("megatron_requests_total", 1, {{"path", path()}, {"status", "200"}});
+  reply_->begin({.type = "text/event-stream; charset=utf-8", .body = {}});
+}
+
+const char* TextResponse::path() const { return options_.head.chat ? "/v1/chat/completions" : "/v1/completions"; }
+
+void TextResponse::say(const ChoicePiece& piece) {
+  const std::lock_guard lock(mutex_);
+  if (failed_) return;
+  if (options_.stream) {
+    begin();
+    reply_->write(event(chunk_json(options_.head, piece)));
+  } else {
+    pieces_[static_cast<std::size_t>(piece.index)] = piece;
+  }
+}
+
+void TextResponse::ended() {
+  const std::lock_guard lock(mutex_);
+  if (failed_ || --open_ > 0) return;
+  if (!options_.stream) {
+    metrics_.add("megatron_requests_total", 1, {{"path", path()}, {"status", "200"}});
+    return reply_->send({.body = response_json(options_.head, pieces_, usage_)});
+  }
+  if (options_.include_usage) reply_->write(event(usage_chunk_json(options_.head, usage_)));
+  reply_->write(kStreamEnd);
+  reply_->end();
+}
+
+void TextResponse::failed(int status, const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(failed_, true)) return;
+  ApiError error(status, message);
+  if (status == 503) error.retry_after_s = 10;
+  if (begun_) {
+    reply_->write(event(error_json(error)));
+    return reply_->end();
+  }
+  metrics_.add("megatron_requests_total", 1, {{"path", path()}, {"status", std::to_string(status)}});
+  HttpResponse response{.status = status, .body = error_json(error)};
+  if (error.retry_after_s > 0) response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
+  reply_->send(std::move(response));
+}
+
+}  // namespace megatron::serve

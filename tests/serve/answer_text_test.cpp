@@ -1,0 +1,87 @@
+#include "megatron/serve/answer_text.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::serve {
+namespace {
+
+TEST(StopSequences, LetTheTextBeforeTheFirstOfThemThroughHoweverItComes) {
+  std::mt19937 random(3);
+  const auto drawn = [&](std::size_t most) {
+    std::string text(1 + random() % most, ' ');
+    for (char& c : text) c = "ab"[random() % 2];
+    return text;
+  };
+  for (int round = 0; round < 2000; ++round) {
+    const std::string text = drawn(30);
+    std::vector<std::string> stops;
+    for (std::size_t i = random() % 4; i > 0; --i) stops.push_back(drawn(4));
+    // Where the earliest ends first: what is there then is judged.
+    std::string expected = text;
+    bool stopped = false;
+    for (std::size_t end = 1; end <= text.size() && !stopped; ++end)
+      for (const std::string& stop : stops)
+        if (text.substr(0, end).ends_with(stop) && (!stopped || end - stop.size() < expected.size())) {
+          expected = text.substr(0, end - stop.size());
+          stopped = true;
+        }
+    StopSequences sequences(stops);
+    std::string got;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::string piece = text.substr(at, random() % 5);
+      at += piece.size();
+      got += sequences.push(piece);
+      EXPECT_TRUE(text.starts_with(got));
+    }
+    got += sequences.finish();
+    EXPECT_EQ(got, expected) << text << " stops at " << ::testing::PrintToString(stops);
+    EXPECT_EQ(sequences.stopped(), stopped);
+  }
+}
+
+TEST(StopSequences, HoldBackNoMoreThanMayBeOne) {
+  StopSequences sequences({"\n\n", "END"});
+  EXPECT_EQ(sequences.push("one\n"), "one");
+  EXPECT_EQ(sequences.push("two EN"), "\ntwo ");
+  EXPECT_EQ(sequences.push("J"), "ENJ");
+  EXPECT_EQ(sequences.push("\n\nthree"), "");
+  EXPECT_TRUE(sequences.stopped());
+  EXPECT_EQ(sequences.push("more") + sequences.finish(), "");
+}
+
+text::Tokenizer bytes() {
+  text::Vocabulary vocabulary;
+  for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+  return text::Tokenizer(vocabulary);
+}
+
+TEST(AnswerText, GivesWholeCharactersAndNoEnds) {
+  AnswerText text(bytes(), {'a', 0xE2}, {0}, {});
+  EXPECT_EQ(text.push(0x82), "");
+  EXPECT_EQ(text.push(0xAC), "\xE2\x82\xAC");  // which the prompt began
+  EXPECT_EQ(text.push(0), "");
+  EXPECT_EQ(text.push(999), "");  // of no text
+  EXPECT_EQ(text.push('b'), "b");
+  EXPECT_EQ(text.push(0xE2), "");
+  EXPECT_EQ(text.finish(), "\xE2");
+}
+
+TEST(AnswerText, EndsAtAStopSequenceThatTokensShare) {
+  AnswerText text(bytes(), {'a'}, {}, {"xy"});
+  EXPECT_EQ(text.push('b'), "b");
+  EXPECT_EQ(text.push('x'), "");
+  EXPECT_FALSE(text.stopped());
+  EXPECT_EQ(text.push('y'), "");
+  EXPECT_TRUE(text.stopped());
+  EXPECT_EQ(text.finish(), "");
+}
+
+}  // namespace
+}  // namespace megatron::serve

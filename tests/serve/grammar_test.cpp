@@ -1,0 +1,186 @@
+#include <gmock/gmock.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "megatron/serve/api/api_error.h"
+#include "megatron/serve/grammar/grammar_mask.h"
+#include "megatron/serve/grammar/json_schema.h"
+#include "megatron/text/vocabulary.h"
+
+namespace megatron::serve {
+namespace {
+
+using Ordered = nlohmann::ordered_json;
+
+bool matches(const Grammar& grammar, const std::string& text) {
+  GrammarAutomaton automaton(grammar);
+  std::int32_t state = automaton.start();
+  for (const char c : text) {
+    state = automaton.next(state, static_cast<std::uint8_t>(c));
+    if (state == GrammarAutomaton::kDead) return false;
+  }
+  return automaton.accepts(state);
+}
+
+void expect(const std::string& schema, const std::vector<std::string>& good, const std::vector<std::string>& bad) {
+  const Grammar grammar = grammar_of_schema(Ordered::parse(schema));
+  for (const std::string& text : good) EXPECT_TRUE(matches(grammar, text)) << schema << " and " << text;
+  for (const std::string& text : bad) EXPECT_FALSE(matches(grammar, text)) << schema << " and " << text;
+}
+
+TEST(JsonSchema, IsTheTextsThatSatisfyIt) {
+  expect("{}", {"1", "\"a\"", "[1, 2]", "{\"a\": {\"b\": []}}", "null", "-0.5e+10", "{}", "[\n  1,\n  2\n]"},
+         {"", "01", "1.", "[1,]", "{a: 1}", "'a'", "nul", "[1", "+1", "\"\n\"", "\"\\x\"", "1 "});
+  expect(R"({"type": "string"})", {"\"\"", "\"ä€😀\"", R"("\"\\\/\u00e4\n")"},
+         {"\"\xff\"", "\"\xc3\"", R"("\ud800")", "\"\xed\xa0\x80\"", "\"\t\"", "\"a"});
+  expect(R"({"type": "string", "minLength": 1, "maxLength": 2})", {"\"a\"", "\"ää\""}, {"\"\"", "\"abc\""});
+  expect(R"({"type": "integer"})", {"0", "-12"}, {"1.0", "1e2", "\"1\"", "-", "012"});
+  expect(R"({"enum": ["a", 1, null, {"b": [true]}]})", {"\"a\"", "1", "null", "{\"b\":[true]}"}, {"\"b\"", "2"});
+  expect(R"({"const": "x\"y"})", {R"("x\"y")"}, {"\"x\""});
+  expect(R"({"type": ["integer", "null"]})", {"1", "null"}, {"true"});
+  expect(R"({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3})",
+         {"[true]", "[true,false, true]"}, {"[]", "[true,true,true,true]", "[1]"});
+  expect(R"({"type": "array", "maxItems": 0})", {"[]"}, {"[1]"});
+}
+
+TEST(JsonSchema, ListsPropertiesInTheirOrder) {
+  const std::string schema = R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"},
+    "c": {"type": "null"}}, "required": ["b"], "additionalProperties": false})";
+  expect(schema, {R"({"a": 1, "b": "x", "c": null})", R"({"b":"x"})", R"({"a":1,"b":""})", "{\n  \"b\": \"x\"\n}"},
+         {"{}", R"({"a": 1})", R"({"b": "x", "a": 1})", R"({"b": "x",})", R"({, "b": "x"})", R"({"b": "x", "d": 1})"});
+  expect(R"({"properties": {"a": {}, "b": {}}})", {"{}", R"({"a": []})", R"({"b": 1})", R"({"a": 1, "b": 2})"},
+         {R"({"b": 2, "a": 1})"});
+  expect(R"({"type": "object", "additionalProperties": {"type": "integer"}})", {"{}", R"({"x": 1, "y": 2})"},
+         {R"({"x": "a"})"});
+  expect(R"({"type": "object", "additionalProperties": false})", {"{}"}, {R"({"a": 1})"});
+}
+
+TEST(JsonSchema, MayReferToItself) {
+  const std::string tree = R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties":
+    {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["value", "next"]}}})";
+  expect(tree, {R"({"value": 1, "next": {"value": 2, "next": null}})"}, {R"({"value": 1, "next": {"value": 2}})"});
+}
+
+TEST(JsonSchema, IsRefusedWhereItSaysMoreThanIsKept) {
+  for (const char* schema : {R"({"pattern": "a"})",
+                             R"({"type": "integer", "minimum": 3})",
+                             R"({"type": "file"})",
+                             "5",
+                             "false",
+                             R"({"enum": []})",
+                             R"({"$ref": "#/$defs/none"})",
+                             R"({"$ref": "http://a/b"})",
+                             R"({"$ref": "#"})",
+                             R"({"anyOf": [{"$ref": "#"}, {"type": "null"}]})",
+                             R"({"allOf": [{}, {}]})",
+                             R"({"required": ["a"]})",
+                             R"({"type": "object", "required": ["a"]})",
+                             R"({"type": "string", "minLength": 3, "maxLength": 2})",
+                             R"({"type": "string", "maxLength": -1})",
+                             R"({"type": "string", "maxLength": 99999999})",
+                             R"({"anyOf": {}})",
+                             R"({"type": []})",
+                             R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"},
+        "b": {"$ref": "#/$defs/a"}}})",
+                             R"({"properties": {"a": {"items": {"not": {}}}}})"}) {
+    try {
+      grammar_of_schema(Ordered::parse(schema));
+      ADD_FAILURE() << schema;
+    } catch (const ApiError& error) {
+      EXPECT_EQ(error.status, 400);
+      EXPECT_EQ(error.param, "response_format");
+    }
+  }
+  Ordered deep = Ordered::object();
+  for (int i = 0; i < 100; ++i) deep = {{"type", "array"}, {"items", deep}};
+  EXPECT_THROW(grammar_of_schema(deep), ApiError);
+  Ordered wide = {{"type", "object"}, {"properties", Ordered::object()}};
+  for (int i = 0; i < 2000; ++i) wide["properties"]["p" + std::to_string(i)] = {{"type", "string"}, {"maxLength", 200}};
+  EXPECT_THROW(grammar_of_schema(wide), ApiError);
+}
+
+/// Tokens that cut JSON at other places than its grammar does.
+std::vector<std::string> tokens() {
+  std::vector<std::string> all = {"",   "{\"",  "\":",  "\", \"", " \"", "},", "[1", "true", "null",  "tru", "\"a\"",
+                                  "]}", "\xC3", "\xA4", "12",     ".5",  "e1", "}",  "\n  ", "\\u00", "1, 2"};
+  for (int byte = 0x20; byte < 0x7F; ++byte) all.emplace_back(1, static_cast<char>(byte));
+  return all;
+}
+
+TEST(GrammarMask, AllowsTheTokensAfterWhichTheTextCanGoOn) {
+  const auto grammar = std::make_shared<const Grammar>(grammar_of_schema(Ordered::parse(
+      R"({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}, "b": {}}})")));
+  const auto trie = std::make_shared<const TokenTrie>(tokens());
+  std::mt19937 random(4);
+  for (int round = 0; round < 60; ++round) {
+    GrammarMask mask(grammar, trie, {0});
+    GrammarAutomaton automaton(*grammar);
+    std::string text;
+    for (int step = 0; step < 40; ++step) {
+      const std::vector<bool> allowed = mask.allowed();
+      std::vector<std::int64_t> open;
+      for (std::size_t id = 1; id < allowed.size(); ++id) {
+        std::int32_t state = automaton.start();
+        for (const char c : text + trie->bytes(static_cast<std::int64_t>(id)))
+          if (state != GrammarAutomaton::kDead) state = automaton.next(state, static_cast<std::uint8_t>(c));
+        EXPECT_EQ(allowed[id], state != GrammarAutomaton::kDead)
+            << text << "|" << trie->bytes(static_cast<std::int64_t>(id));
+        if (allowed[id]) open.push_back(static_cast<std::int64_t>(id));
+      }
+      EXPECT_EQ(allowed[0], mask.complete());
+      if (mask.complete()) {
+        EXPECT_NO_THROW(Ordered::parse(text)) << text;
+      }
+      if (open.empty()) break;
+      const std::int64_t next = open[random() % open.size()];
+      mask.take(next);
+      text += trie->bytes(next);
+    }
+  }
+}
+
+TEST(GrammarAutomaton, ForgetsAndGoesOn) {
+  const Grammar grammar = grammar_of_schema(Ordered::parse(R"({"type": "array"})"));
+  GrammarAutomaton automaton(grammar);
+  std::int32_t state = automaton.start();
+  for (const char c : std::string("[1, [\"a")) {
+    state = automaton.next(state, static_cast<std::uint8_t>(c));
+    state = automaton.forget_all_but(state);
+    EXPECT_LE(automaton.size(), 2);
+  }
+  for (const char c : std::string("\"]]")) state = automaton.next(state, static_cast<std::uint8_t>(c));
+  EXPECT_TRUE(automaton.accepts(state));
+}
+
+TEST(GrammarAutomaton, GivesUpWhereWhatMayFollowDoublesWithEachByte) {
+  const Ordered twice = Ordered::parse(R"({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "array", "items":
+    {"$ref": "#/$defs/a"}}, {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}]}}})");
+  const Grammar grammar = grammar_of_schema(twice);
+  GrammarAutomaton automaton(grammar);
+  std::int32_t state = automaton.start();
+  const auto read = [&] {
+    for (int i = 0; i < 64; ++i) state = automaton.next(state, '[');
+  };
+  EXPECT_THROW(read(), std::runtime_error);
+}
+
+TEST(TokenTrie, LeavesSpecialTokensOutOfTexts) {
+  text::Vocabulary vocabulary;
+  for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+  vocabulary.tokens.emplace_back("<|end|>");
+  vocabulary.specials = {{.content = "<|end|>", .id = 256}};
+  const TokenTrie trie(text::Tokenizer(vocabulary), 300);
+  EXPECT_EQ(trie.bytes(256), "");
+  EXPECT_EQ(trie.bytes('a'), "a");
+  EXPECT_EQ(trie.bytes(0xC3), "\xC3");
+  EXPECT_EQ(trie.vocab(), 300);
+  EXPECT_EQ(trie.tokens().size(), 256);
+}
+
+}  // namespace
+}  // namespace megatron::serve
