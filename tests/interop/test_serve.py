@@ -57,23 +57,26 @@ class OpenAi(unittest.TestCase):
                 self.assertEqual(bytes(token.bytes).decode(), token.token)
             self.assertEqual(len(token.top_logprobs), 2)
             self.assertGreaterEqual(token.top_logprobs[0].logprob, token.logprob)
-        with self.client.chat.completions.stream(**asked) as stream:
-            for _ in stream:
-                pass
-            final = stream.get_final_completion()
-        self.assertEqual(final.choices[0].message.content, whole.choices[0].message.content)
+        pieces = list(self.client.chat.completions.create(**asked, stream=True))
+        self.assertEqual(pieces[0].choices[0].delta.role, "assistant")
+        self.assertEqual("".join(piece.choices[0].delta.content or "" for piece in pieces),
+                         whole.choices[0].message.content)
 
     def test_keeps_answers_within_a_schema(self):
         class Pet(pydantic.BaseModel):
             name: str = pydantic.Field(max_length=12)
             legs: int
             friends: list[str] = pydantic.Field(max_length=1)
+        parsed = 0
         for seed in range(6):
-            answer = self.client.chat.completions.parse(model="run", messages=USER, response_format=Pet, seed=seed,
-                                                        max_tokens=450)
-            choice = answer.choices[0]
-            if choice.finish_reason == "stop":
-                self.assertIsInstance(choice.message.parsed, Pet)
+            try:
+                answer = self.client.chat.completions.parse(model="run", messages=USER, response_format=Pet, seed=seed,
+                                                            max_tokens=450)
+                self.assertIsInstance(answer.choices[0].message.parsed, Pet)
+                parsed += 1
+            except openai.LengthFinishReasonError:  # a model that knows nothing may write spaces and digits for long
+                pass
+        self.assertGreater(parsed, 2)
         either = {"type": "json_schema", "json_schema": {"name": "e", "schema": {"enum": ["yes", "no"]}}}
         answers = self.client.chat.completions.create(model="run", messages=USER, response_format=either, n=8)
         self.assertLessEqual({json.loads(choice.message.content) for choice in answers.choices}, {"yes", "no"})

@@ -178,6 +178,7 @@ TEST(TokenTrie, LeavesSpecialTokensOutOfTexts) {
   EXPECT_EQ(trie.bytes(256), "");
   EXPECT_EQ(trie.bytes('a'), "a");
   EXPECT_EQ(trie.bytes(0xC3), "\xC3");
+  EXPECT_EQ(trie.bytes(0x82), "\x82");  // the middle of a character
   EXPECT_EQ(trie.vocab(), 300);
   EXPECT_EQ(trie.tokens().size(), 256);
 }

@@ -4,11 +4,9 @@
 #include <deque>
 #include <numeric>
 #include <set>
-#include <span>
 #include <string>
 #include <utility>
 
-#include "megatron/text/texts.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::serve {
@@ -17,11 +15,16 @@ TokenTrie::TokenTrie(const text::Tokenizer& tokenizer, std::int64_t vocab) : byt
   std::set<std::int32_t> special;
   for (const text::SpecialToken& token : tokenizer.vocabulary().specials)
     if (token.special) special.insert(token.id);
-  // After some text: a first token may lose the space before it.
-  const std::vector<std::int32_t> before = tokenizer.encode("x");
+  // After some text: a first token may lose the space before it. A token may be a part of a character.
+  std::vector<std::int32_t> ids = tokenizer.encode("x");
+  const std::string before = tokenizer.decode(ids);
+  ids.push_back(0);
   for (std::int32_t id = 0; id < std::min<std::int64_t>(vocab, tokenizer.vocab_size()); ++id)
-    if (!special.contains(id))
-      bytes_[static_cast<std::size_t>(id)] = text::text_after(tokenizer, before, std::span(&id, 1));
+    if (!special.contains(id)) {
+      ids.back() = id;
+      const std::string whole = tokenizer.decode(ids);
+      if (whole.starts_with(before)) bytes_[static_cast<std::size_t>(id)] = whole.substr(before.size());
+    }
   build();
 }
 
