@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests/testing"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/testing"))
 from server import Server  # noqa: E402
 
 

@@ -14,13 +14,13 @@ constexpr std::string_view kPage = R"page(<!DOCTYPE html>
 @media (prefers-color-scheme: dark) { :root { --accent: #7db7ff; } }
 * { box-sizing: border-box; }
 body { margin: 0; font: 16px/1.5 system-ui, sans-serif; display: grid; grid-template-columns: 1fr 20rem;
-  grid-template-rows: auto 1fr auto; min-height: 100vh; }
+  grid-template-rows: auto minmax(0, 1fr) auto; height: 100vh; }
 header { grid-column: 1 / 3; padding: .6rem 1rem; border-bottom: 1px solid var(--line); display: flex; gap: 1rem;
   align-items: baseline; flex-wrap: wrap; }
 h1 { font-size: 1.1rem; margin: 0; }
 #status { font-size: .9rem; }
 main { padding: 1rem; overflow-y: auto; max-width: 60rem; }
-aside { padding: 1rem; border-left: 1px solid var(--line); }
+aside { padding: 1rem; border-left: 1px solid var(--line); overflow-y: auto; }
 form#ask { padding: 1rem; display: flex; gap: .5rem; border-top: 1px solid var(--line); }
 aside + form#ask { grid-column: 1 / 3; }
 textarea { flex: 1; font: inherit; padding: .5rem; resize: vertical; min-height: 3rem; }
@@ -38,7 +38,7 @@ input[type=number], input[type=text], input[type=password], select { width: 100%
 #detail td, #detail th { text-align: left; padding: .1rem .4rem; border-bottom: 1px solid var(--line); }
 code { background: var(--soft); white-space: pre-wrap; }
 .error { border: 2px solid #c00; }
-@media (max-width: 50rem) { body { display: block; } aside { border: 0; } }
+@media (max-width: 50rem) { body { display: block; height: auto; } aside { border: 0; } }
 </style>
 </head>
 <body>
