@@ -14,7 +14,7 @@ namespace {
 
 class EmptyStage final : public Stage {
  public:
-  Output forward(int, at::Tensor x) override {
+  Output forward(int, at::Tensor x, bool) override {
     if (!x.defined()) x = parameter_;
     return {parallel::with_backward({x}, x.detach(), [](const std::vector<at::Tensor>& grads) { return grads; }), 1};
   }

@@ -482,11 +482,14 @@ TEST(MegatronArgs, SayHowStagesAreCut) {
 TEST(MegatronArgs, SayWhatIsRecomputedAndKept) {
   const std::string small = kSmall;
   EXPECT_EQ(recipe(small + "--recompute-activations").train.recompute, "selective");
-  const RunConfig full =
-      recipe(small + "--recompute-granularity full --recompute-method block --recompute-num-layers 2");
-  EXPECT_EQ(full.train.recompute_method, "block");
-  EXPECT_EQ(full.train.recompute_num_layers, 2);
+  const std::string block = " --recompute-granularity full --recompute-method block --recompute-num-layers 2";
+  EXPECT_EQ(recipe(small + block).train.recompute_num_layers, 2);
   EXPECT_EQ(recipe(small + "--recompute-num-layers 2").train.recompute_num_layers, 0);
+  const std::string partial = small + "--num-microbatches-with-partial-activation-checkpoints ";
+  const std::string pp = " --pipeline-model-parallel-size 2";
+  EXPECT_EQ(recipe(partial + "3" + pp + block, "pretrain_gpt", 2).train.recompute_partial_microbatches, 3);
+  EXPECT_EQ(recipe(partial + "3" + block).train.recompute_partial_microbatches, 0) << "one microbatch at a time";
+  EXPECT_EQ(recipe(partial + "0" + pp + block, "pretrain_gpt", 2).train.recompute_method, "uniform");
   EXPECT_THAT(recipe(small + "--recompute-activations --recompute-modules mlp layernorm").train.recompute_modules,
               ElementsAre("mlp", "layernorm"));
   EXPECT_THAT(error_of(small + "--recompute-activations --recompute-modules moe"), HasSubstr("recomputation of moe"));

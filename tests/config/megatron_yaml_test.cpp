@@ -92,6 +92,7 @@ language_model:
   moe_aux_loss_coeff: 0
   moe_token_dropping: False
 model_parallel:
+  num_microbatches_with_partial_activation_checkpoints: 1
   tensor_model_parallel_size: 2
   context_parallel_size: 1
   pipeline_model_parallel_size: 2
@@ -141,7 +142,8 @@ profile_ranks: [0]
       "--kv-channels 32 --hidden-dropout 0 --attention-dropout 0 --apply-residual-connection-post-layernorm "
       "--norm-epsilon 1e-6 --disable-bias-linear --add-qkv-bias --swiglu --rotary-interleaved --window-size 127,0 "
       "--init-method-std 0.01 --recompute-granularity full --recompute-method block --recompute-num-layers 2 "
-      "--normalization RMSNorm --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel "
+      "--num-microbatches-with-partial-activation-checkpoints 1 --normalization RMSNorm --tensor-model-parallel-size 2 "
+      "--pipeline-model-parallel-size 2 --sequence-parallel "
       "--bf16 --accumulate-allreduce-grads-in-fp32 --no-barrier-with-level-1-timing --micro-batch-size 2 "
       "--global-batch-size 128 --rampup-batch-size 32 32 65324160 --untie-embeddings-and-output-weights "
       "--position-embedding-type rope --rotary-percent 0.5 --max-position-embeddings 4096 --seq-length 4096 "

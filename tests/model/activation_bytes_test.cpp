@@ -60,16 +60,20 @@ struct Mode {
   std::int64_t num_layers = 0;
   bool distribute = false;
   bool gelu = true;
+  bool partial = false;  ///< of a microbatch that recomputes in part, where others recompute every layer
 };
-const Mode kModes[] = {{.name = "none"},
-                       {.name = "GELU kept", .gelu = false},
-                       {.name = "attention core", .recompute = "selective", .modules = {"core_attn"}},
-                       {.name = "mlp", .recompute = "selective", .modules = {"mlp"}},
-                       {.name = "both", .recompute = "selective", .modules = {"core_attn", "mlp", "layernorm"}},
-                       {.name = "uniform", .recompute = "full", .num_layers = 1},
-                       {.name = "uniform 2", .recompute = "full", .num_layers = 2},
-                       {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
-                       {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
+const Mode kModes[] = {
+    {.name = "none"},
+    {.name = "GELU kept", .gelu = false},
+    {.name = "attention core", .recompute = "selective", .modules = {"core_attn"}},
+    {.name = "mlp", .recompute = "selective", .modules = {"mlp"}},
+    {.name = "both", .recompute = "selective", .modules = {"core_attn", "mlp", "layernorm"}},
+    {.name = "uniform", .recompute = "full", .num_layers = 1},
+    {.name = "uniform 2", .recompute = "full", .num_layers = 2},
+    {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
+    {.name = "partial", .recompute = "full", .num_layers = 2, .partial = true},
+    {.name = "partial of block 1", .recompute = "full", .method = "block", .num_layers = 1, .partial = true},
+    {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
 /// A GPT-2, a Llama, whose two ranks share one key and value head, a BERT of the original order, or layers of a T5's
 /// decoder; in float32 or bf16.
@@ -96,6 +100,7 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   config.train.recompute_modules = mode.modules;
   config.train.recompute_method = mode.method;
   config.train.recompute_num_layers = mode.num_layers;
+  config.train.recompute_partial_microbatches = mode.partial ? 1 : 0;
   config.train.distribute_saved_activations = mode.distribute;
   config.train.recompute_gelu = mode.gelu;
   config.model.apply_residual_connection_post_layernorm = kind.bert;
@@ -140,6 +145,7 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
   const auto layers = mode.method == "block" ? Layers::Block : Layers::Uniform;
   options.recompute = {.layers = mode.recompute == "full" ? layers : Layers::None,
                        .num_layers = mode.num_layers,
+                       .some_partial = mode.partial,
                        .distribute_inputs = mode.distribute,
                        .attention_core = named("core_attn"),
                        .mlp = named("mlp"),
@@ -153,13 +159,15 @@ struct Kept {
 };
 
 /// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
-Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part) {
+Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part,
+             bool partial = false) {
   const bool sp = options.sequence_parallel, t5 = options.shape.encoder_decoder();
   Kept kept;
   comm::run_ranks(t, [&](comm::Group tp) {
     const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
     const TransformerStage gpt(options, part, store, tp);
-    const auto batch = random_batch(10, 2, 32, at::kFloat);
+    auto batch = random_batch(10, 2, 32, at::kFloat);
+    batch.partial_recomputation = partial;
     const std::int64_t rows = (t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
     store.gradient_queue().defer(true);
     for (const bool first : {true, false}) {  // which packs weights where products want that, and is not counted
@@ -193,7 +201,7 @@ Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, con
 }
 
 Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StagePart& part) {
-  return measure(options_of(kind, mode, sp), kind.dtype, t, part);
+  return measure(options_of(kind, mode, sp), kind.dtype, t, part, mode.partial);
 }
 
 class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
@@ -209,7 +217,7 @@ void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
   const auto shape = options_of(kind, mode, sp).shape;
   const plan::StagePart part{.first_layer = kind.t5 ? 2 : 0, .num_layers = 3, .embedding = false, .output = false};
   const auto kept = measure(kind, mode, t, sp, part);
-  const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part));
+  const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part, mode.partial));
   EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
       << kept.for_backward << " bytes for " << planned;
   const auto weights = plan::stage_costs(config, shape, {part}).weight_bytes[0];
@@ -238,8 +246,8 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
     options.shape.layers =
         megatron::testing::random_layers(seed, options.shape, {.head_sizes = {8, 16, 24}, .widths = {64, 128, 208}});
     const auto config = config_of(kind, mode, t, sp);
-    const auto kept = measure(options, kind.dtype, t, part);
-    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+    const auto kept = measure(options, kind.dtype, t, part, mode.partial);
+    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part, mode.partial));
     EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
         << mode.name << ": " << kept.for_backward << " bytes for " << planned;
     const auto weights = plan::stage_costs(config, options.shape, {part}).weight_bytes[0];

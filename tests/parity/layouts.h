@@ -94,6 +94,7 @@ inline std::vector<Layout> layouts() {
     all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = recompute});
     all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = recompute});
   }
+  all.push_back({.tp = 2, .pp = 4, .sp = true, .recompute = "full", .with = "train.recompute_partial_microbatches=1"});
   for (const bool sp : {false, true}) {
     all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = sp});
     all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sp = sp});

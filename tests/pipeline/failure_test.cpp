@@ -89,7 +89,7 @@ TEST_P(Failure, AnExceptionInOneStageEndsAllRanksAtOnce) {
     const auto program = lowered("1f1b", 4, 6, how);
     const auto shape = testing::fixed_shape();
     struct Breaks final : Stage {
-      Output forward(int microbatch, at::Tensor x) override {
+      Output forward(int microbatch, at::Tensor x, bool /*partial*/) override {
         if (microbatch == 3) throw std::runtime_error("no memory left");
         return {parallel::with_backward({x}, x * 2,
                                         [](const std::vector<at::Tensor>& g) { return std::vector<at::Tensor>{g[0]}; }),

@@ -48,7 +48,8 @@ class LiveBytes {
     using schedule::Kind;
     const auto stage = static_cast<std::size_t>(op.stage);
     const bool first = op.stage == 0, last = op.stage + 1 == program_.placement.num_stages();
-    const double activation = costs_.activation_bytes[stage], weight = costs_.weight_bytes[stage];
+    const double activation = (op.partial ? costs_.partial_activation_bytes : costs_.activation_bytes)[stage];
+    const double weight = costs_.weight_bytes[stage];
     switch (op.kind) {
       case Kind::Forward:  // the input becomes part of the activations
         activations_ += activation;

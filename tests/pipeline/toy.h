@@ -46,7 +46,7 @@ class ToyStage final : public Stage {
     weight_->queue = std::move(queue);
   }
 
-  Output forward(int microbatch, at::Tensor x) override {
+  Output forward(int microbatch, at::Tensor x, bool /*partial*/) override {
     if (stage_ == 0) x = toy_input(microbatch, shape_(microbatch));
     const auto y = parallel::without_autograd([&] { return at::tanh(x * weight_->value); });
     const auto result = parallel::with_backward(

@@ -250,5 +250,42 @@ TEST(MemoryPlan, IsTheTableOfBytesAParameterOnDRanks) {
     }
 }
 
+TEST(StageActivationBytes, OfPartialMicrobatchesKeepWhatOthersRecompute) {
+  const auto bytes = [](const char* method, std::int64_t layers, bool partial) {
+    const ResolvedRun run = with([=](auto& c) {
+      c.train.recompute = "full";
+      c.train.recompute_method = method;
+      c.train.recompute_num_layers = layers;
+      c.train.recompute_partial_microbatches = 1;
+      c.parallel.pp = 2;
+    });
+    return stage_activation_bytes(run.config, run.shape, run.parts[0], partial);
+  };
+  const ResolvedRun run = with([](auto&) {});
+  const std::int64_t input = 4 * 128 * 256, layer = layer_activation_bytes(run.config, run.shape.layer(0));
+  EXPECT_EQ(bytes("uniform", 2, false), 2 * input);
+  EXPECT_EQ(bytes("uniform", 2, true), 4 * layer);
+  EXPECT_EQ(bytes("block", 1, false), 4 * input);
+  EXPECT_EQ(bytes("block", 1, true), input + 3 * layer);
+}
+
+TEST(MemoryPlan, CountsPartialMicrobatchesOfEachPipelineRank) {
+  const ResolvedRun run = with([](auto& c) {
+    c.parallel.pp = 4;
+    c.train.recompute = "full";
+    c.train.recompute_partial_microbatches = 2;
+  });
+  const auto timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                           stage_costs(run.config, run.shape, run.parts));
+  const std::int64_t input = 4 * 128 * 256, layer = layer_activation_bytes(run.config, run.shape.layer(0));
+  for (int rank = 0; rank < 4; ++rank) {
+    // Of 4, 3, 2, 1 microbatches two keep their two layers, the others their inputs, and one layer while it is
+    // recomputed. The last rank also has what the output layer takes.
+    const std::int64_t window = 4 - rank, whole = std::min<std::int64_t>(window, 2);
+    const std::int64_t expected = whole * 2 * layer + (window - whole) * 2 * input + (window > whole ? layer : 0);
+    EXPECT_EQ(memory_plan(run, 0, rank, {timeline, rank}).activations, expected + (rank == 3 ? 2 * input : 0)) << rank;
+  }
+}
+
 }  // namespace
 }  // namespace megatron::plan

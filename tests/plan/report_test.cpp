@@ -302,5 +302,20 @@ TEST(Report, SaysWhatEachPipelineRankWaitsAndHolds) {
   EXPECT_EQ(report(resolve(config))["schedule"]["name"], "none");
 }
 
+TEST(Report, SaysHowManyForwardsRecomputeInPart) {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 500;
+  config.parallel.world_size = config.parallel.pp = 4;
+  config.train.global_batch_size = 8;
+  config.train.recompute = "full";
+  EXPECT_FALSE(report(resolve(config))["schedule"].contains("partial_forwards"));
+  config.train.recompute_partial_microbatches = 1;
+  // One of windows of 4, 3, 2, 1 microbatches.
+  EXPECT_EQ(report(resolve(config))["schedule"]["partial_forwards"], (std::vector<int>{2, 3, 4, 8}));
+  EXPECT_THAT(report_text(resolve(config)),
+              ::testing::HasSubstr("at most 4 activations, 2 of 8 forwards recompute in part"));
+}
+
 }  // namespace
 }  // namespace megatron::plan

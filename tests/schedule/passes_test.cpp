@@ -7,6 +7,7 @@
 #include <map>
 
 #include "megatron/base/error.h"
+#include "megatron/schedule/validate.h"
 #include "tests/schedule/shapes.h"
 
 namespace megatron::schedule {
@@ -159,6 +160,50 @@ TEST(InsertGradientReduction, ComesRightAfterTheLastBackwardOfAStage) {
       EXPECT_EQ(reductions, program.placement.num_stages());
     }
   }
+}
+
+// Megatron-Core: microbatch i of a rank recomputes every layer where i % (warm-up + 1) is not below the number asked.
+TEST(MarkPartial, MarksTheFirstOfEachWindowOfOneForwardOneBackward) {
+  for (const int p : {2, 3, 4})
+    for (const int m : {1, 2, 7, 12})
+      for (const int most : {1, 2, 3}) {
+        const Program program = mark_partial(generate("1f1b", {.num_ranks = p, .num_microbatches = m}), most);
+        for (int rank = 0; rank < p; ++rank) {
+          const int window = std::min(p - rank - 1, m) + 1;
+          for (const Op& op : program.ranks[static_cast<std::size_t>(rank)])
+            EXPECT_EQ(op.partial, op.microbatch % window < most)
+                << to_string(op) << " of " << p << " ranks, " << m << " microbatches, " << most;
+        }
+      }
+}
+
+TEST(MarkPartial, KeepsAsManyAliveAsItIsAskedAndNoMoreInEverySchedule) {
+  for (const Named& named : samples())
+    for (const int most : {0, 1, 3}) {
+      SCOPED_TRACE(named.name);
+      const Program program = mark_partial(lower(named.program, Communication::Overlapped), most);
+      validate(program);
+      EXPECT_EQ(program, lower(mark_partial(named.program, most), Communication::Overlapped));
+      if (most > 0 && !program.forward_only) {
+        EXPECT_EQ(mark_partial(program, 2), program) << "marks stay";
+      }
+      for (const std::vector<Op>& ops : program.ranks) {
+        std::map<std::pair<int, int>, bool> alive;
+        for (const Op& op : ops) {
+          const auto partial = [](const auto& each) { return each.second; };
+          const auto count = std::count_if(alive.begin(), alive.end(), partial);
+          if (op.kind == Kind::Forward && !program.forward_only) {
+            EXPECT_EQ(op.partial, count < most) << to_string(op);
+            alive[{op.stage, op.microbatch}] = op.partial;
+          } else if (is_computation(op.kind) && !program.forward_only) {
+            EXPECT_EQ(op.partial, (alive[{op.stage, op.microbatch}])) << to_string(op);
+          } else {
+            EXPECT_FALSE(op.partial) << to_string(op);
+          }
+          if (op.kind == Kind::Backward || op.kind == Kind::BackwardWeight) alive.erase({op.stage, op.microbatch});
+        }
+      }
+    }
 }
 
 }  // namespace

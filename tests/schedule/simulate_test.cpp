@@ -108,5 +108,24 @@ TEST(Summarize, FindsInMeasuredSlotsWhatTheSimulationFound) {
   EXPECT_EQ(measured.peak_bytes, (std::vector<double>{8, 9, 8, 5}));
 }
 
+TEST(Simulate, PartialMicrobatchesKeepMoreAndTakeLess) {
+  const Program program = program_of("stages 0\nmicrobatches 2\nrank 0: F0.0p F0.1 B0.0p B0.1\n");
+  const Costs costs{.backward_input = {3},
+                    .partial_backward_input = {2},
+                    .activation_bytes = {10},
+                    .partial_activation_bytes = {100}};
+  const Timeline timeline = simulate(program, costs);
+  std::vector<std::pair<double, double>> curve;
+  for (const MemoryPoint& point : timeline.memory[0]) curve.emplace_back(point.time, point.bytes);
+  EXPECT_EQ(curve, (std::vector<std::pair<double, double>>{{0, 100}, {1, 110}, {5, 10}, {9, 0}}));
+  EXPECT_EQ(partial_stages(timeline, 0), std::set<int>{});
+  const Costs again = measured_costs(timeline, costs);
+  EXPECT_DOUBLE_EQ(again.backward_input[0], 2) << "half of 4";
+  EXPECT_DOUBLE_EQ(again.partial_backward_input[0], 1.5) << "half of 3";
+  const Program all = mark_partial(generate("1f1b", {.num_ranks = 2, .num_microbatches = 3}), 1);
+  EXPECT_EQ(partial_stages(simulate(all), 0), std::set<int>{});
+  EXPECT_EQ(partial_stages(simulate(all), 1), std::set<int>{1});
+}
+
 }  // namespace
 }  // namespace megatron::schedule

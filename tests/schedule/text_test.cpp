@@ -10,6 +10,7 @@ namespace megatron::schedule {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 
 std::string error_of(const std::string& text) {
@@ -27,12 +28,20 @@ TEST(Text, RoundTripsEveryProgram) {
       for (const Communication how : kCommunications) {
         const Program program = lower(named.program, how);
         EXPECT_EQ(parse_program(to_text(program), "x"), program) << named.name;
+        const Program partial = mark_partial(program, 2);
+        EXPECT_EQ(parse_program(to_text(partial), "x"), partial) << named.name;
       }
 }
 
 TEST(Text, IsWhatTheDocumentationShows) {
   EXPECT_EQ(to_text(generate("1f1b", {.num_ranks = 2, .num_microbatches = 2})),
             "stages 0 1\nmicrobatches 2\nmax-live 2 1\nrank 0: F0.0 F0.1 B0.0 B0.1\nrank 1: F1.0 B1.0 F1.1 B1.1\n");
+}
+
+TEST(Text, MarksWhatIsPartial) {
+  EXPECT_EQ(to_text(mark_partial(generate("1f1b", {.num_ranks = 2, .num_microbatches = 2}), 1)),
+            "stages 0 1\nmicrobatches 2\nmax-live 2 1\nrank 0: F0.0p F0.1 B0.0p B0.1\n"
+            "rank 1: F1.0p B1.0p F1.1p B1.1p\n");
 }
 
 TEST(Text, SkipsCommentsEmptyLinesAndLineEnds) {
@@ -51,7 +60,10 @@ TEST(Text, NamesLineAndColumnOfWhatIsWrong) {
               HasSubstr("line 3, column 9: the stage of an operation is a number below 2"));
   EXPECT_THAT(error_of(head + "rank 0: F0.2\n"), HasSubstr("the microbatch of an operation is a number below 2"));
   EXPECT_THAT(error_of(head + "rank 0: F0\n"), HasSubstr("an operation is like F0.1"));
-  EXPECT_THAT(error_of(head + "rank 0: F0.0x\n"), HasSubstr("an operation is like F0.1"));
+  for (const char* word : {"F0.0x", "F0.0px", "F0.0pp", "F0.p0", "SA0.0p", "R0.0p"})
+    EXPECT_THAT(error_of(head + "rank 0: " + word + "\n"),
+                AnyOf(HasSubstr("an operation is like F0.1"), HasSubstr("is a number.")))
+        << word;
   EXPECT_THAT(error_of(head + "rank 0: F0.\n"), HasSubstr("is a number."));
   EXPECT_THAT(error_of(head + "rank 2: F0.0\n"), HasSubstr("line 3, column 6: the rank of a line is a number below 2"));
   EXPECT_THAT(error_of(head + "rank 0 F0.0\n"), HasSubstr("begins with 'rank N:'"));

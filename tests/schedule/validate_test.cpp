@@ -51,6 +51,9 @@ TEST(Validate, RefusesWhatBreaksARule) {
               HasSubstr("rank 0 never does wSA0.0"));
   EXPECT_THAT(error_of("stages 0\nmicrobatches 2\nmax-live 1\nrank 0: F0.0 F0.1 B0.0 B0.1\n"),
               HasSubstr("F0.1 makes them 2 of 1"));
+  EXPECT_THAT(on_two_ranks("F0.0p B0.0", "F1.0 B1.0"), HasSubstr("a backward is partial where its forward is"));
+  EXPECT_THAT(on_two_ranks("F0.0p B0.0p", "F1.0 I1.0 W1.0p"), HasSubstr("a backward is partial where its forward is"));
+  EXPECT_THAT(error_of("stages 0\nmicrobatches 1\nforward-only\nrank 0: F0.0p\n"), HasSubstr("p is for forward and"));
   EXPECT_THAT(error_of("stages 0\nmicrobatches 1\nforward-only\nrank 0: F0.0 B0.0\n"), HasSubstr("no gradients"));
   EXPECT_THAT(error_of("stages 0 1\nmicrobatches 2\nforward-only\nrank 0: F0.0 F0.1 SA0.0 SA0.1 wSA0.0 wSA0.1\n"
                        "rank 1: RA1.1 RA1.0 wRA1.0 wRA1.1 F1.0 F1.1\n"),

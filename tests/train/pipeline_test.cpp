@@ -10,6 +10,7 @@
 #include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/model/options.h"
 #include "megatron/parallel/backward.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/pictures/draw.h"
@@ -24,51 +25,79 @@ using schedule::Kind;
 
 // Bytes that each stage keeps of a microbatch, measured on a program of one: after its forward, and after the first
 // half of its backward.
+struct StageBytes {
+  double activation = 0, weight = 0;
+};
+
+StageBytes measured_bytes(const plan::ResolvedRun& run, double message, const plan::StagePart& part, bool partial) {
+  auto specs = plan::model_parameters(run.shape, 1, 0, {part});
+  auto layout = plan::buffer_layout(specs, 0);
+  const parallel::ParameterStore store(std::move(specs), std::move(layout), at::kDouble, at::kCPU, 1);
+  const model::TransformerOptions options = model::transformer_options(run.config, run.shape);
+  const model::TransformerStage stage(options, part, store, {});
+  const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
+  const pipeline::testing::CountAllocations counting(counter);
+  const std::vector<std::int64_t> sample = {0};
+  std::optional<parallel::GraphLeaf> leaf;
+  at::Tensor x;
+  if (!part.embedding) x = leaf.emplace(at::ones({10, 1, run.shape.hidden}, at::kDouble)).take();
+  at::Tensor out;
+  {
+    auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
+    batch.partial_recomputation = partial;
+    out = part.output ? stage.loss(std::move(x), batch, true).sum : stage.forward(std::move(x), batch, true);
+  }
+  parallel::GraphRoot root(out);
+  const double out_bytes = part.output ? 8 : message;
+  StageBytes bytes;
+  bytes.activation = static_cast<double>(counter->bytes()) - out_bytes;
+  store.gradient_queue().defer(true);
+  root.backward(at::ones_like(out.detach()));
+  auto waiting = store.gradient_queue().take();
+  const auto dx = leaf ? leaf->take_gradient() : at::Tensor();
+  leaf.reset();
+  bytes.weight = static_cast<double>(counter->bytes()) - out_bytes - (dx.defined() ? message : 0);
+  return bytes;
+}
+
+// Of every stage.
 schedule::Costs measured_bytes(const plan::ResolvedRun& run, double message) {
   schedule::Costs costs;
-  costs.activation_bytes.assign(run.parts.size(), 0);
-  costs.weight_bytes.assign(run.parts.size(), 0);
-  for (std::size_t k = 0; k < run.parts.size(); ++k) {
-    const plan::StagePart& part = run.parts[k];
-    auto specs = plan::model_parameters(run.shape, 1, 0, {part});
-    auto layout = plan::buffer_layout(specs, 0);
-    const parallel::ParameterStore store(std::move(specs), std::move(layout), at::kDouble, at::kCPU, 1);
-    model::TransformerOptions options;
-    options.shape = run.shape;
-    options.hidden_dropout = options.attention_dropout = 0.1;
-    const model::TransformerStage stage(options, part, store, {});
-    const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
-    const pipeline::testing::CountAllocations counting(counter);
-    const std::vector<std::int64_t> sample = {0};
-    std::optional<parallel::GraphLeaf> leaf;
-    at::Tensor x;
-    if (!part.embedding) x = leaf.emplace(at::ones({10, 1, run.shape.hidden}, at::kDouble)).take();
-    at::Tensor out;
-    {
-      const auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
-      out = part.output ? stage.loss(std::move(x), batch, true).sum : stage.forward(std::move(x), batch, true);
-    }
-    parallel::GraphRoot root(out);
-    const double out_bytes = part.output ? 8 : message;
-    costs.activation_bytes[k] = static_cast<double>(counter->bytes()) - out_bytes;
-    store.gradient_queue().defer(true);
-    root.backward(at::ones_like(out.detach()));
-    auto waiting = store.gradient_queue().take();
-    const auto dx = leaf ? leaf->take_gradient() : at::Tensor();
-    leaf.reset();
-    costs.weight_bytes[k] = static_cast<double>(counter->bytes()) - out_bytes - (dx.defined() ? message : 0);
+  for (const plan::StagePart& part : run.parts) {
+    const StageBytes bytes = measured_bytes(run, message, part, false);
+    costs.activation_bytes.push_back(bytes.activation);
+    costs.weight_bytes.push_back(bytes.weight);
+    const StageBytes partial = measured_bytes(run, message, part, true);
+    costs.partial_activation_bytes.push_back(partial.activation);
+    EXPECT_EQ(partial.weight, bytes.weight);
   }
   return costs;
 }
 
-TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
+// Every schedule without recomputation, and where some microbatches recompute all layers and others none or one.
+std::vector<std::pair<std::string, config::RunConfig>> memory_cases() {
+  std::vector<std::pair<std::string, config::RunConfig>> cases;
   for (const schedule::ScheduleInfo& info : schedule::schedules()) {
-    SCOPED_TRACE(info.name);
     auto config = testing::tiny_config();
     config.model.num_layers = 4;
+    config.model.hidden_dropout = config.model.attention_dropout = 0.1;
     config.parallel.pp = config.parallel.world_size = 2;
     config.parallel.pp_schedule = info.name;
     config.parallel.vpp = info.min_chunks;
+    cases.emplace_back(info.name, config);
+    config.train.recompute = "full";
+    config.train.recompute_partial_microbatches = 1;
+    cases.emplace_back(concat(info.name, ", partial"), config);
+    config.train.recompute_method = "block";
+    config.train.recompute_num_layers = 1;
+    cases.emplace_back(concat(info.name, ", partial of a block"), config);
+  }
+  return cases;
+}
+
+TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
+  for (const auto& [name, config] : memory_cases()) {
+    SCOPED_TRACE(name);
     const plan::ResolvedRun run = plan::resolve(config);
     const double message = 10 * 24 * 8;
     const auto costs = measured_bytes(run, message);
@@ -83,9 +112,10 @@ TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
         const plan::StagePart& part;
         Adapter(const plan::ResolvedRun& r, const model::TransformerStage& m, const plan::StagePart& p)
             : run(r), model(m), part(p) {}
-        pipeline::Output forward(int microbatch, at::Tensor x) override {
+        pipeline::Output forward(int microbatch, at::Tensor x, bool partial) override {
           const std::vector<std::int64_t> sample = {microbatch};
-          const auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
+          auto batch = synthetic_batch(sample, 10, run.shape.vocab, 1, at::kCPU);
+          batch.partial_recomputation = partial;
           if (!part.output) return {model.forward(std::move(x), batch, true), 0};
           const auto loss = model.loss(std::move(x), batch, true);
           return {loss.sum, loss.count};
@@ -109,6 +139,40 @@ TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
       EXPECT_EQ(live.peak(), simulated.peak_bytes[static_cast<std::size_t>(world.rank())]);
     });
   }
+}
+
+// Losses and norms of three steps with dropout.
+std::vector<double> course_of(const config::RunConfig& config) {
+  const plan::ResolvedRun run = plan::resolve(config);
+  std::vector<double> course;
+  comm::run_ranks(config.parallel.world_size, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const StepResult result = testing::take_step(run, engine, i);
+      if (world.rank() == 0) course.insert(course.end(), {result.loss, result.grad_norm});
+    }
+  });
+  return course;
+}
+
+TEST(Pipeline, TrainsBitByBitAlikeWhicheverMicrobatchesRecompute) {
+  for (const char* dtype : {"fp64", "bf16"})
+    for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
+      const int vpp = schedule::schedule_named(schedule).min_chunks;
+      auto config = testing::tiny_pipeline_config(2, 1, 2, vpp, /*sp=*/false, schedule, dtype);
+      config.model.hidden_dropout = config.model.attention_dropout = 0.1;
+      const std::vector<double> kept = course_of(config);
+      config.train.recompute = "full";
+      EXPECT_EQ(course_of(config), kept) << schedule;
+      for (const std::int64_t partial : {1, 2})
+        for (const char* method : {"uniform", "block"}) {
+          config.train.recompute_partial_microbatches = partial;
+          config.train.recompute_method = method;
+          config.train.recompute_num_layers = 1;
+          EXPECT_EQ(course_of(config), kept) << schedule << " " << dtype << " " << partial << " " << method;
+        }
+    }
 }
 
 TEST(Pipeline, MeasuresTheTimelineOfItsLastStep) {

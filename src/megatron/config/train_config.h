@@ -25,6 +25,7 @@ struct TrainConfig {
   std::string recompute = "none";
   std::string recompute_method = "uniform";
   std::int64_t recompute_num_layers = 0;
+  std::int64_t recompute_partial_microbatches = 0;
   std::vector<std::string> recompute_modules = {"core_attn"};
   bool distribute_saved_activations = false;
   std::string kernels = "auto";
@@ -65,6 +66,10 @@ struct TrainConfig {
       "recompute-method", when("train.recompute", {"full"}), Choices({"uniform", "block"}));
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
+    v("recompute_partial_microbatches", recompute_partial_microbatches,
+      "full, with a pipeline: of the microbatches that a rank holds, so many recompute nothing (uniform) or "
+      "recompute_num_layers layers (block), the others every layer.",
+      "num-microbatches-with-partial-activation-checkpoints");
     v("recompute_modules", recompute_modules, "selective: what is recomputed; layernorm always is.",
       "recompute-modules", when("train.recompute", {"selective"}), Choices({"core_attn", "layernorm", "mlp"}));
     v("distribute_saved_activations", distribute_saved_activations,

@@ -39,6 +39,7 @@ Recompute recompute_options(const config::TrainConfig& train) {
   const Layers method = train.recompute_method == "block" ? Layers::Block : Layers::Uniform;
   return {.layers = train.recompute == "full" ? method : Layers::None,
           .num_layers = method == Layers::Uniform && train.recompute_num_layers == 0 ? 1 : train.recompute_num_layers,
+          .some_partial = train.recompute_partial_microbatches > 0,
           .distribute_inputs = train.distribute_saved_activations,
           .attention_core = selected("core_attn"),
           .mlp = selected("mlp"),

@@ -16,6 +16,9 @@ struct Recompute {
   enum class Layers : std::uint8_t { None, Uniform, Block };
   Layers layers = Layers::None;  ///< Uniform: all, in groups of num_layers; Block: a stage's first num_layers, singly
   std::int64_t num_layers = 1;
+  /// Some microbatches are partial: with Uniform they recompute nothing, with Block the first num_layers, and then the
+  /// others every layer.
+  bool some_partial = false;
   bool distribute_inputs = false;  ///< of the groups: each tensor-parallel rank keeps its part of the sequence
   // Without Layers, of every layer:
   bool attention_core = false;  ///< the attention's output
@@ -28,7 +31,8 @@ struct LayerGroup {
   std::int64_t first = 0, last = 0;
   bool again = false;  ///< computed again in the backward pass
 };
-std::vector<LayerGroup> layer_groups(const Recompute& recompute, std::int64_t num_layers);
+/// `partial`: of a microbatch that is partial.
+std::vector<LayerGroup> layer_groups(const Recompute& recompute, std::int64_t num_layers, bool partial = false);
 
 /// What is computed again: x -> y. The second time y is not read. `beside`: what else it depends on, undefined where
 /// there is nothing.

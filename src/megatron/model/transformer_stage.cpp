@@ -40,10 +40,10 @@ struct Pass {
 };
 
 /// Those of a stage, cut where a T5's decoder begins.
-std::vector<LayerGroup> groups_of(const TransformerOptions& options, const plan::StagePart& part) {
+std::vector<LayerGroup> groups_of(const TransformerOptions& options, const plan::StagePart& part, bool partial) {
   std::vector<LayerGroup> groups;
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;
-  for (const LayerGroup& group : layer_groups(options.recompute, part.num_layers)) {
+  for (const LayerGroup& group : layer_groups(options.recompute, part.num_layers, partial)) {
     groups.push_back(group);
     if (group.first >= cut || cut >= group.last) continue;
     groups.back().last = cut;
@@ -58,7 +58,7 @@ struct TransformerStage::Impl {
   comm::Group tp;
   at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
   StageModules modules;
-  std::vector<LayerGroup> groups;
+  std::vector<LayerGroup> groups, partial_groups;  ///< the second of microbatches with partial_recomputation
 
   Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
 
@@ -125,7 +125,8 @@ TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, con
       precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
                                                                                                    : at::kFloat)),
       modules(options, part, parameters, tp),
-      groups(groups_of(options, p)) {}
+      groups(groups_of(options, p, false)),
+      partial_groups(groups_of(options, p, true)) {}
 
 kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std::string& name,
                                                      const at::Tensor& x_sbh) const {
@@ -272,7 +273,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
     if (splits_inputs()) states = states.clone();  // which is kept, and would keep all of x
     x = x.narrow(0, rows, x.size(0) - rows);
   }
-  for (const LayerGroup& group : groups) {
+  for (const LayerGroup& group : batch.partial_recomputation ? partial_groups : groups) {
     if (options.shape.encoder_decoder() && group.first == cut) {
       states = std::exchange(x, {});
       x = embed_decoder(batch, pass);

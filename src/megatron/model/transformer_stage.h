@@ -34,6 +34,8 @@ struct Batch {
   /// A T5's: what its decoder reads [b, s_decoder] int64; labels and mask are shaped as these, tokens_bs is the
   /// encoder's, and key_lengths_b are those of the encoder.
   at::Tensor decoder_tokens_bs = {};
+  /// Backward recomputes of it what Recompute says of partial microbatches. Changes no result.
+  bool partial_recomputation = false;
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the

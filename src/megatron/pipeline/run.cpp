@@ -178,8 +178,8 @@ class Interpreter {
     at::Tensor x = std::exchange(f.x, {});
     if (op.stage > 0 && !x.defined()) throw std::logic_error(describe(op) + " comes before its input");
     if (op.stage > 0 && !program_.forward_only) x = f.input.emplace(x).take();
-    Output output =
-        stages_[static_cast<std::size_t>(placement_.chunk_of(op.stage))]->forward(op.microbatch, std::move(x));
+    Output output = stages_[static_cast<std::size_t>(placement_.chunk_of(op.stage))]->forward(op.microbatch,
+                                                                                              std::move(x), op.partial);
     if (!program_.forward_only) f.output = parallel::GraphRoot(output.tensor);
     at::Tensor data = output.tensor.detach();
     if (op.stage == last_stage()) {

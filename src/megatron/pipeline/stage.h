@@ -19,8 +19,8 @@ class Stage {
 
   /// Forward pass of one microbatch. `x`: what the stage before made of it, undefined on the first stage, which finds
   /// its input itself; release it as early as possible. Records for backward where autograd is on; parameters'
-  /// gradients are written by the layers' backward passes (parallel/parameter.h).
-  virtual Output forward(int microbatch, at::Tensor x) = 0;
+  /// gradients are written by the layers' backward passes (parallel/parameter.h). `partial`: schedule::Op::partial.
+  virtual Output forward(int microbatch, at::Tensor x, bool partial) = 0;
 
   /// Shape of what goes from stage to stage for this microbatch. Asked of the first stage alone, before the program
   /// begins, where lengths vary.

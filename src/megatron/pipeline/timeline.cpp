@@ -13,7 +13,7 @@ namespace {
 using schedule::Kind;
 using schedule::Slot;
 
-constexpr std::int64_t kFields = 5;  // kind, stage, microbatch, start, end
+constexpr std::int64_t kFields = 6;  // kind, stage, microbatch, partial, start, end
 
 bool takes_time(Kind kind) {
   switch (kind) {
@@ -40,8 +40,9 @@ at::Tensor packed(const std::vector<Slot>& slots, std::int64_t rows) {
   const auto table = at::zeros({rows, kFields}, at::kDouble);
   double* out = table.mutable_data_ptr<double>();
   for (const Slot& slot : slots) {
-    for (const double value : {static_cast<double>(slot.op.kind), static_cast<double>(slot.op.stage),
-                               static_cast<double>(slot.op.microbatch), slot.start, slot.end})
+    for (const double value :
+         {static_cast<double>(slot.op.kind), static_cast<double>(slot.op.stage),
+          static_cast<double>(slot.op.microbatch), slot.op.partial ? 1.0 : 0.0, slot.start, slot.end})
       *out++ = value;
   }
   return table;
@@ -88,7 +89,9 @@ schedule::Timeline Recorder::gather(const schedule::Program& program, const sche
     auto& slots = timeline.ranks.emplace_back();
     for (double i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i, field += kFields)
       slots.push_back(
-          {{static_cast<Kind>(field[0]), static_cast<int>(field[1]), static_cast<int>(field[2])}, field[3], field[4]});
+          {{static_cast<Kind>(field[0]), static_cast<int>(field[1]), static_cast<int>(field[2]), field[3] != 0},
+           field[4],
+           field[5]});
   }
   schedule::summarize(timeline, costs);
   return timeline;

@@ -45,6 +45,8 @@ bool has(const Program& program, Kind kind) {
 }
 
 Program lowered(const ResolvedRun& run, Program program) {
+  program =
+      schedule::mark_partial(std::move(program), static_cast<int>(run.config.train.recompute_partial_microbatches));
   if (!schedule::has_communication(program))
     program = schedule::insert_communication(program, schedule::communication_of(run.config.parallel.pp_communication));
   if (!program.forward_only && !has(program, Kind::ReduceGradients))
@@ -116,9 +118,17 @@ void choose_schedule(ResolvedRun& run) {
   for (const std::vector<StagePart>& parts : cuts) {
     schedule::Shape shape = pipeline_shape(run, run.microbatches_per_step);
     shape.num_chunks = static_cast<int>(parts.size()) / parallel.pp;
-    schedule::Candidate candidate{shape, stage_costs(run.config, run.shape, parts), {}, fewest_microbatches(run)};
-    for (const StagePart& part : parts)
-      candidate.backward_bytes.push_back(static_cast<double>(recomputed_bytes(run.config, run.shape, {part})));
+    schedule::Candidate candidate{shape,
+                                  stage_costs(run.config, run.shape, parts),
+                                  {},
+                                  {},
+                                  static_cast<int>(run.config.train.recompute_partial_microbatches),
+                                  fewest_microbatches(run)};
+    for (const StagePart& part : parts) {
+      candidate.backward_bytes.push_back(static_cast<double>(recomputed_bytes(run.config, run.shape, part)));
+      candidate.partial_backward_bytes.push_back(
+          static_cast<double>(recomputed_bytes(run.config, run.shape, part, true)));
+    }
     candidates.push_back(std::move(candidate));
   }
   schedule::Choice choice = schedule::choose(candidates, schedule::communication_of(parallel.pp_communication),

@@ -134,8 +134,7 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::
   std::vector<MemoryPlan> plans;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
-      plans.push_back(
-          memory_plan(run, tp_rank, pp_rank, timeline.peak_bytes[static_cast<std::size_t>(pp_rank)], processor));
+      plans.push_back(memory_plan(run, tp_rank, pp_rank, {timeline, pp_rank}, processor));
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
     const Coord coord = run.grid.coord_of(rank);
@@ -190,17 +189,29 @@ json stages_of(const ResolvedRun& run) {
   return stages;
 }
 
+/// How many of a rank's forwards, of all its stages, recompute only in part.
+json partial_forwards_of(const schedule::Program& program) {
+  json counts = json::array();
+  for (const std::vector<schedule::Op>& ops : program.ranks)
+    counts.push_back(std::count_if(ops.begin(), ops.end(), [](const schedule::Op& op) {
+      return op.kind == schedule::Kind::Forward && op.partial;
+    }));
+  return counts;
+}
+
 /// The step's program with forward, backward of inputs and of weights taking one unit each, as the papers draw it; and
 /// its bubble and bytes of activations by rank where they take as long as their arithmetic.
 json schedule_of(const ResolvedRun& run, const schedule::Program& program, const schedule::Timeline& by_arithmetic) {
   const schedule::Timeline even = schedule::simulate(program);
-  return {{"name", schedule_text(run)},
-          {"makespan", even.makespan},
-          {"bubble", even.bubble},
-          {"idle", even.idle},
-          {"peak_activations", even.peak_live},
-          {"peak_bytes", by_arithmetic.peak_bytes},
-          {"bubble_by_arithmetic", by_arithmetic.bubble}};
+  json result = {{"name", schedule_text(run)},
+                 {"makespan", even.makespan},
+                 {"bubble", even.bubble},
+                 {"idle", even.idle},
+                 {"peak_activations", even.peak_live},
+                 {"peak_bytes", by_arithmetic.peak_bytes},
+                 {"bubble_by_arithmetic", by_arithmetic.bubble}};
+  if (run.config.train.recompute_partial_microbatches > 0) result["partial_forwards"] = partial_forwards_of(program);
+  return result;
 }
 
 }  // namespace

@@ -106,8 +106,13 @@ std::string pipeline_text(const ResolvedRun& run, const json& all) {
       if (part.output) stages += " output";
     }
     const auto index = static_cast<std::size_t>(rank);
+    std::string partial;
+    if (schedule.contains("partial_forwards"))
+      partial = concat(", ", schedule["partial_forwards"][index].get<std::int64_t>(), " of ",
+                       run.microbatches_per_step * static_cast<std::int64_t>(run.placement.stages_of(rank).size()),
+                       " forwards recompute in part");
     out += row(concat("pp rank ", rank),
-               concat(stages, "; at most ", schedule["peak_activations"][index].get<int>(), " activations"));
+               concat(stages, "; at most ", schedule["peak_activations"][index].get<int>(), " activations", partial));
   }
   return out;
 }

@@ -240,6 +240,8 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                "must be from 0 to below 1.", concat(train.label_smoothing));
   rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
   rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMaxLayers);
+  rules.range<std::int64_t>("train.recompute_partial_microbatches", train.recompute_partial_microbatches, 0,
+                            schedule::kMaxMicrobatches);
   rules.require(train.matmul_precision != "high" || train.dtype == "fp32",
                 "train.matmul_precision = high is for train.dtype = fp32.", concat("train.dtype = ", train.dtype),
                 "--train.matmul_precision highest");
@@ -360,7 +362,7 @@ RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts
 }
 
 /// Recomputation options that have no effect together with the others.
-void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
+void resolve_recomputation(const config::TrainConfig& train, int pp, Rules& rules) {
   const bool full = train.recompute == "full";
   rules.require(full || train.recompute_num_layers == 0, "train.recompute_num_layers needs train.recompute full.",
                 train.recompute, "--train.recompute full");
@@ -369,6 +371,13 @@ void resolve_recomputation(const config::TrainConfig& train, Rules& rules) {
                 "--train.recompute full");
   rules.require(!full || train.recompute_method != "block" || train.recompute_num_layers > 0,
                 "train.recompute_method block needs train.recompute_num_layers.", "0", "--recompute-num-layers 1");
+  const bool in_part = train.recompute_partial_microbatches > 0;
+  rules.require(full || !in_part, "train.recompute_partial_microbatches needs train.recompute full.", train.recompute,
+                "--train.recompute full");
+  rules.require(pp > 1 || !in_part,
+                "train.recompute_partial_microbatches needs a pipeline, whose ranks hold several microbatches at once: "
+                "parallel.pp of at least 2.",
+                concat("pp ", pp), "--train.recompute_partial_microbatches 0 (the default), or --pp 2");
   rules.require(train.recompute != "selective" || !train.recompute_modules.empty(),
                 "train.recompute selective needs train.recompute_modules.", "none",
                 "--train.recompute_modules core_attn");
@@ -513,7 +522,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
     steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
     if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }
-  resolve_recomputation(config.train, rules);
+  resolve_recomputation(config.train, config.parallel.pp, rules);
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, facts, rules);
   const Samples samples = resolve_samples(config, grid.sample_shares(), steps, facts, rules);

@@ -45,7 +45,10 @@ Execution::Execution(const Program& program, const Costs& costs, double lag)
   cost_[0] = by_stage(costs.forward, 1, num_stages);
   cost_[2] = by_stage(costs.backward_input, 1, num_stages);
   cost_[3] = by_stage(costs.backward_weight, 1, num_stages);
-  for (std::size_t stage = 0; stage < num_stages; ++stage) cost_[1].push_back(cost_[2][stage] + cost_[3][stage]);
+  std::copy(std::begin(cost_), std::end(cost_), std::begin(partial_cost_));
+  if (!costs.partial_backward_input.empty()) partial_cost_[2] = by_stage(costs.partial_backward_input, 1, num_stages);
+  for (auto* cost : {cost_, partial_cost_})
+    for (std::size_t stage = 0; stage < num_stages; ++stage) cost[1].push_back(cost[2][stage] + cost[3][stage]);
   message_time_ = costs.latency + (costs.bandwidth > 0 ? costs.message_bytes / costs.bandwidth : 0);
   lag_ = lag;
   position_.assign(program.ranks.size(), 0);

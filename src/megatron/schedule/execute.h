@@ -108,14 +108,15 @@ class Execution {
   const Links links_;
   const bool lowered_;
   double message_time_, lag_;
-  std::vector<double> cost_[4];  ///< by kind and stage
+  std::vector<double> cost_[4], partial_cost_[4];  ///< by kind and stage
   std::vector<std::size_t> position_;
   std::vector<double> clock_, link_free_, posted_, ready_;  ///< by rank; link; message; message
   std::vector<int> waiting_, runnable_;                     ///< by message: the rank, or -1; ranks
 };
 
 inline double Execution::duration(const Op& op) const {
-  return is_computation(op.kind) ? cost_[static_cast<int>(op.kind)][static_cast<std::size_t>(op.stage)] : 0;
+  if (!is_computation(op.kind)) return 0;
+  return (op.partial ? partial_cost_ : cost_)[static_cast<int>(op.kind)][static_cast<std::size_t>(op.stage)];
 }
 
 inline double Execution::arrival(int rank, std::int64_t message) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -161,13 +162,16 @@ std::vector<const ScheduleInfo*> suitable(const Candidate& candidate) {
 }
 
 /// The most bytes that a rank holds.
-double peak_of(const Timeline& timeline, const std::vector<double>& backward_bytes) {
+double peak_of(const Timeline& timeline, const Candidate& candidate) {
   double peak = 0;
   for (int rank = 0; rank < timeline.placement.num_ranks(); ++rank) {
     double beside = 0;
-    if (!backward_bytes.empty())
-      for (const int stage : timeline.placement.stages_of(rank))
-        beside = std::max(beside, backward_bytes[static_cast<std::size_t>(stage)]);
+    const std::set<int> partial = partial_stages(timeline, rank);
+    for (const int stage : timeline.placement.stages_of(rank)) {
+      const std::vector<double>& bytes =
+          partial.contains(stage) ? candidate.partial_backward_bytes : candidate.backward_bytes;
+      if (!bytes.empty()) beside = std::max(beside, bytes[static_cast<std::size_t>(stage)]);
+    }
     peak = std::max(peak, timeline.peak_bytes[static_cast<std::size_t>(rank)] + beside);
   }
   return peak;
@@ -183,9 +187,10 @@ Choice choose(const std::vector<Candidate>& candidates, Communication how, doubl
   for (const Candidate& candidate : candidates) {
     check(candidate.shape);
     for (const ScheduleInfo* info : suitable(candidate)) {
-      Choice choice{info->name, generate(info->name, candidate.shape), {}};
+      Choice choice{
+          info->name, mark_partial(generate(info->name, candidate.shape), candidate.partial_microbatches), {}};
       choice.timeline = simulate(insert_communication(choice.program, how), candidate.costs);
-      const double peak = peak_of(choice.timeline, candidate.backward_bytes);
+      const double peak = peak_of(choice.timeline, candidate);
       peaks.emplace_back(peak, info->name);
       if (memory_limit_bytes > 0 && peak > memory_limit_bytes) continue;
       if (!best || choice.timeline.makespan < best->timeline.makespan * (1 - 1e-9)) best = std::move(choice);

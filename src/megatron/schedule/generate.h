@@ -29,9 +29,10 @@ struct Candidate {
   Shape shape;
   Costs costs;
   /// By stage: bytes besides the activations while its backward runs (recomputed layers); empty: none. A rank needs the
-  /// most of its stages' at its peak.
-  std::vector<double> backward_bytes = {};
-  int fewest_microbatches = 0;  ///< of a step of the run; 0: as many as the shape has
+  /// most of its stages' at its peak; of a stage all of whose microbatches are partial, the second.
+  std::vector<double> backward_bytes = {}, partial_backward_bytes = {};
+  int partial_microbatches = 0;  ///< for mark_partial()
+  int fewest_microbatches = 0;   ///< of a step of the run; 0: as many as the shape has
 };
 
 struct Choice {

@@ -305,4 +305,29 @@ Program insert_gradient_reduction(Program program) {
   return program;
 }
 
+Program mark_partial(Program program, int most) {
+  const auto marked = [](const std::vector<Op>& ops) {
+    return std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.partial; });
+  };
+  if (most <= 0 || program.forward_only || std::any_of(program.ranks.begin(), program.ranks.end(), marked))
+    return program;
+  const auto microbatches = static_cast<std::size_t>(program.num_microbatches);
+  std::vector<bool> partial(static_cast<std::size_t>(program.placement.num_stages()) * microbatches);
+  for (std::vector<Op>& ops : program.ranks) {
+    int alive = 0;
+    for (Op& op : ops) {
+      if (!is_computation(op.kind)) continue;
+      const std::size_t at =
+          static_cast<std::size_t>(op.stage) * microbatches + static_cast<std::size_t>(op.microbatch);
+      if (op.kind == Kind::Forward && alive < most) {
+        partial[at] = true;
+        ++alive;
+      }
+      op.partial = partial[at];
+      if (op.partial && ends_a_stage(op.kind)) --alive;
+    }
+  }
+  return program;
+}
+
 }  // namespace megatron::schedule

@@ -35,4 +35,10 @@ Program insert_communication(const Program& computation, Communication how);
 /// insert_communication().
 Program insert_gradient_reduction(Program program);
 
+/// Marks forwards, and the backwards that belong to them, as partial (Op::partial): each that would make at most
+/// `most` partial activations alive at once on its rank. In 1F1B these are the first `most` of each window of as many
+/// microbatches as the rank has in flight. `most` 0, and a forward-only program: marks none. What is marked already
+/// stays so, and then nothing else is marked. Before or after the other passes.
+Program mark_partial(Program program, int most);
+
 }  // namespace megatron::schedule

@@ -47,6 +47,9 @@ struct Op {
   Kind kind = Kind::Forward;
   int stage = 0;
   int microbatch = 0;
+  /// Of a computation: its microbatch recomputes only part of what others recompute, or nothing, and keeps the rest
+  /// (passes.h). The same for all computations of one microbatch on one stage.
+  bool partial = false;
   auto operator<=>(const Op&) const = default;
 };
 

@@ -15,7 +15,10 @@ class Memory {
 
   void execute(const Slot& slot) {
     const auto stage = static_cast<std::size_t>(slot.op.stage);
-    const double whole = costs_.activation_bytes.empty() ? 1 : costs_.activation_bytes[stage];
+    const std::vector<double>& kept = slot.op.partial && !costs_.partial_activation_bytes.empty()
+                                          ? costs_.partial_activation_bytes
+                                          : costs_.activation_bytes;
+    const double whole = kept.empty() ? 1 : kept[stage];
     const double late = costs_.weight_bytes.empty() ? 0 : costs_.weight_bytes[stage];
     switch (slot.op.kind) {
       case Kind::Forward:
@@ -73,16 +76,17 @@ Costs measured_costs(const Timeline& measured, Costs costs) {
     double value() const { return count > 0 ? sum / count : 0; }
   };
   const auto stages = static_cast<std::size_t>(measured.placement.num_stages());
-  std::vector<Mean> forward(stages), input(stages), weight(stages);
+  std::vector<Mean> forward(stages), input(stages), partial_input(stages), weight(stages);
   for (const std::vector<Slot>& slots : measured.ranks)
     for (const Slot& slot : slots) {
       const auto stage = static_cast<std::size_t>(slot.op.stage);
       const double time = slot.end - slot.start;
       if (slot.op.kind == Kind::Forward) forward[stage].add(time);
-      if (slot.op.kind == Kind::BackwardInput) input[stage].add(time);
+      Mean& own_input = (slot.op.partial ? partial_input : input)[stage];
+      if (slot.op.kind == Kind::BackwardInput) own_input.add(time);
       if (slot.op.kind == Kind::BackwardWeight) weight[stage].add(time);
       if (slot.op.kind != Kind::Backward) continue;
-      input[stage].add(time / 2);
+      own_input.add(time / 2);
       weight[stage].add(time / 2);
     }
   const auto values = [](const std::vector<Mean>& means) {
@@ -92,9 +96,18 @@ Costs measured_costs(const Timeline& measured, Costs costs) {
   };
   costs.forward = values(forward);
   costs.backward_input = values(input);
+  costs.partial_backward_input = values(partial_input);
   costs.backward_weight = values(weight);
   costs.latency = costs.message_bytes = costs.bandwidth = 0;
   return costs;
+}
+
+std::set<int> partial_stages(const Timeline& timeline, int rank) {
+  std::set<int> stages;
+  for (const int stage : timeline.placement.stages_of(rank)) stages.insert(stage);
+  for (const Slot& slot : timeline.ranks[static_cast<std::size_t>(rank)])
+    if (slot.op.kind == Kind::Forward && !slot.op.partial) stages.erase(slot.op.stage);
+  return stages;
 }
 
 void summarize(Timeline& timeline, const Costs& costs) {

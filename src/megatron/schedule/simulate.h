@@ -1,4 +1,5 @@
 #pragma once
+#include <set>
 #include <vector>
 
 #include "megatron/schedule/program.h"
@@ -8,11 +9,13 @@ namespace megatron::schedule {
 /// What the operations of a program cost, in seconds (or any unit) and bytes. By stage; an empty vector: the default
 /// named, for every stage.
 struct Costs {
-  std::vector<double> forward = {};          ///< 1
-  std::vector<double> backward_input = {};   ///< 1
-  std::vector<double> backward_weight = {};  ///< 1; a whole backward takes both
+  std::vector<double> forward = {};                 ///< 1
+  std::vector<double> backward_input = {};          ///< 1
+  std::vector<double> partial_backward_input = {};  ///< as backward_input; of partial operations (Op::partial)
+  std::vector<double> backward_weight = {};         ///< 1; a whole backward takes both
   /// 1: kept from a forward until its backward (or backward of weights) is done.
   std::vector<double> activation_bytes = {};
+  std::vector<double> partial_activation_bytes = {};  ///< as activation_bytes; of partial operations
   std::vector<double> weight_bytes = {};  ///< 0: of these, what is kept from BackwardInput to BackwardWeight
   double latency = 0;                     ///< of a message
   double message_bytes = 0;               ///< of a boundary's activation, and of its gradient
@@ -51,6 +54,9 @@ Timeline simulate(const Program& program, const Costs& costs = {});
 /// `costs` with the mean time of each stage's operations in a measured timeline, whose messages took no time of their
 /// own. A whole backward counts half for its input, half for its weights.
 Costs measured_costs(const Timeline& measured, Costs costs);
+
+/// The stages of a rank all of whose microbatches are partial (Op::partial).
+std::set<int> partial_stages(const Timeline& timeline, int rank);
 
 /// Fills in everything that follows from `placement` and `ranks`: for timelines that were measured.
 void summarize(Timeline& timeline, const Costs& costs);

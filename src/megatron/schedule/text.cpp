@@ -16,6 +16,7 @@ void append(std::string& text, const Op& op) {
   text += std::to_string(op.stage);
   text += '.';
   text += std::to_string(op.microbatch);
+  if (op.partial) text += 'p';
 }
 
 std::string quoted(std::string_view word) {
@@ -189,6 +190,10 @@ class Parser {
       refuse("an operation is like F0.1: kind, stage, microbatch.", quoted(word));
     ++at;
     op.microbatch = number(word, at, program_.num_microbatches, "the microbatch of an operation");
+    if (at + 1 == word.size() && word[at] == 'p' && is_computation(op.kind)) {
+      op.partial = true;
+      ++at;
+    }
     if (at < word.size()) refuse("an operation is like F0.1: kind, stage, microbatch.", quoted(word));
     return op;
   }

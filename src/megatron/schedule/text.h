@@ -13,6 +13,8 @@ namespace megatron::schedule {
 ///   forward-only            optional: evaluation
 ///   max-live 4 4            optional: bound of live activations by rank
 ///   rank 0: F0.0 SA0.0 wSA0.0 …
+///
+/// F0.1p, and p behind the backward that belongs to it: partial (Op::partial).
 std::string to_text(const Program& program);
 
 /// Reads it back. `name`: the file, for errors. Throws ConfigError naming line and column; takes memory by the text's

@@ -14,6 +14,7 @@ namespace {
 constexpr const char* kRule = "a pipeline schedule can be executed: ";
 using Bits = std::uint16_t;
 constexpr Bits bit(Kind kind) { return static_cast<Bits>(1u << static_cast<int>(kind)); }
+constexpr Bits kPartial = 1u << kNumKinds;
 
 [[noreturn]] void refuse(const std::string& rule, const std::string& got) {
   throw ConfigError(
@@ -83,6 +84,7 @@ class Validator {
       Bits& done = seen(op.stage, op.microbatch);
       if (done & bit(op.kind)) refuse("each operation once.", place(rank, i, op) + " is there again");
       check_needs(rank, i, op, done);
+      check_partial(rank, i, op, done);
       done |= bit(op.kind);
       if (op.kind == Kind::Backward || op.kind == Kind::BackwardWeight) {
         --backwards_left_[static_cast<std::size_t>(op.stage)];
@@ -178,6 +180,15 @@ class Validator {
           refuse("gradients are reduced after the stage's last backward.", place(rank, i, op));
         return;
     }
+  }
+
+  /// A microbatch is partial on a stage in its forward and in its backward, or in neither.
+  void check_partial(std::size_t rank, std::size_t i, const Op& op, Bits& done) const {
+    if (op.kind == Kind::Forward && op.partial) done |= kPartial;
+    if (op.partial && (!is_computation(op.kind) || program_.forward_only))
+      refuse("p is for forward and backward, in programs that have both.", place(rank, i, op));
+    if (is_computation(op.kind) && op.partial != ((done & kPartial) != 0))
+      refuse("a backward is partial where its forward is.", place(rank, i, op));
   }
 
   void note_post(const Op& op) {

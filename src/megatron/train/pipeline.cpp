@@ -64,8 +64,9 @@ class PipelineStage final : public pipeline::Stage {
                 Microbatches& batches, bool training, const LossScale& scale, const ForwardStep& step)
       : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale), step_(step) {}
 
-  pipeline::Output forward(int microbatch, at::Tensor x) override {
-    const model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
+  pipeline::Output forward(int microbatch, at::Tensor x, bool partial) override {
+    model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
+    batch.partial_recomputation = partial;
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
     auto loss = step_.loss ? own_loss(std::move(x), batch)
                            : model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);

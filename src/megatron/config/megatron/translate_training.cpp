@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/config/megatron/train_steps.h"
 #include "megatron/config/megatron/translation.h"
 
 // Batches, data, optimizer, schedule, checkpoints.
@@ -97,37 +98,6 @@ std::int64_t steps_for(std::int64_t samples, const std::vector<std::pair<std::in
   return iterations;
 }
 
-/// Steps of `samples` while the batch grows to `full`, as Megatron-LM's update_train_iters() counts them: steps until
-/// the growth's samples are exceeded, then whole full batches. Nothing where the numbers are no growth.
-std::optional<std::int64_t> steps_of_ramp(std::int64_t samples, std::int64_t full,
-                                          const std::vector<std::int64_t>& ramp) {
-  if (ramp.size() != 3) return std::nullopt;
-  const std::int64_t start = ramp[0], increment = ramp[1], grows = ramp[2];
-  constexpr std::int64_t kMost = std::int64_t{1} << 48, kMostSizes = 10'000'000;
-  if (start < 1 || increment < 1 || grows < 1 || grows > kMost || full <= start || full > kMost) return std::nullopt;
-  const std::int64_t increments = (full - start) / increment;
-  if (increments < 1 || increments > kMostSizes) return std::nullopt;
-  // The division there is one of floating point.
-  const double share = static_cast<double>(grows) / static_cast<double>(increments);
-  const auto place = [&](std::int64_t consumed) {
-    return static_cast<std::int64_t>(static_cast<double>(consumed) / share);
-  };
-  std::int64_t consumed = 0, steps = 0;
-  while (consumed <= grows) {
-    const std::int64_t here = place(consumed), size = start + here * increment;
-    std::int64_t low = consumed, high = grows + 1;  // the size holds at low, and no longer at high
-    while (high - low > 1) {
-      const std::int64_t middle = low + (high - low) / 2;
-      (place(middle) == here ? low : high) = middle;
-    }
-    const std::int64_t there = (high - consumed + size - 1) / size;
-    steps += there;
-    consumed += there * size;
-  }
-  const std::int64_t rest = samples - consumed;
-  return std::max<std::int64_t>(0, steps + (rest >= 0 ? rest / full : -((-rest + full - 1) / full)));
-}
-
 void batch_by_steps(Translation& c, const std::string& text) {
   TrainConfig& t = c.run.train;
   c.forbid_both("step-batch-size-schedule", "rampup-batch-size");
@@ -208,25 +178,20 @@ void translate_batches(Translation& c) {
   c.forbid_both("train-iters", "train-samples");
   if (c.args.has("train-samples"))
     t.train_iters =
-        steps_of_ramp(c.args.integer("train-samples"), t.global_batch_size, c.run.schedule.rampup_batch_size)
-            .value_or(c.args.integer("train-samples") / std::max<std::int64_t>(1, t.global_batch_size));
+        steps_of_samples(c.args.integer("train-samples"), t.global_batch_size, c.run.schedule.rampup_batch_size);
   else
     t.train_iters = c.needed("train-iters", "100000");
   exits(c);
 }
 
-/// The order of the data is made there for more samples than the steps take: all of --train-samples, or full batches.
+/// The order of the data is made there for more samples than the steps take.
 void index_of_samples(Translation& c) {
-  const TrainConfig& t = c.run.train;
-  const bool samples = c.args.has("train-samples");
-  const std::vector<std::int64_t>& ramp = c.run.schedule.rampup_batch_size;
-  const bool grows = ramp.size() == 3;
   if (!c.run.schedule.step_batch_size.empty()) return;  // the last step goes beyond
-  const std::int64_t whole = product(t.train_iters, t.global_batch_size);
-  const std::int64_t made_for = samples ? c.args.integer("train-samples") : whole;
-  // Of a run that ends while its batch grows, the last step may go beyond too.
-  if (grows && samples && (ramp[2] >= made_for || made_for - ramp[2] < t.global_batch_size)) return;
-  if (grows || made_for != whole) c.run.data.index_samples = made_for;
+  const TrainConfig& t = c.run.train;
+  std::optional<std::int64_t> samples;
+  if (c.args.has("train-samples")) samples = c.args.integer("train-samples");
+  c.run.data.index_samples =
+      index_samples_of(samples, t.train_iters, t.global_batch_size, c.run.schedule.rampup_batch_size);
 }
 
 void translate_batch_steps(Translation& c) {
@@ -394,6 +359,18 @@ void translate_schedule(Translation& c) {
             concat(s.lr_warmup_samples, " samples"), "leave --lr-warmup-fraction out");
 }
 
+/// There, microbatches that are not among the N recompute every layer, whatever the method says; with 0 that is all.
+void translate_partial_recomputation(Translation& c) {
+  const char* const flag = "num-microbatches-with-partial-activation-checkpoints";
+  if (!c.args.has(flag)) return;
+  if (c.run.parallel.pp == 1) return c.ignore(flag, "without a pipeline");
+  TrainConfig& t = c.run.train;
+  t.recompute_partial_microbatches = c.args.integer(flag);
+  if (t.recompute_partial_microbatches > 0 || t.recompute_method != "block") return;
+  t.recompute_method = "uniform";
+  t.recompute_num_layers = 1;
+}
+
 void translate_recomputation(Translation& c) {
   TrainConfig& t = c.run.train;
   const std::string asked = c.args.has("recompute-activations") ? "selective" : c.args.text("recompute-granularity");
@@ -402,8 +379,10 @@ void translate_recomputation(Translation& c) {
     if (c.args.has("recompute-method")) t.recompute_method = c.args.text("recompute-method");
     if (c.args.has("recompute-num-layers")) t.recompute_num_layers = c.args.integer("recompute-num-layers");
     t.distribute_saved_activations = c.args.has("distribute-saved-activations");
+    translate_partial_recomputation(c);
   } else {
-    for (const char* name : {"recompute-method", "recompute-num-layers", "distribute-saved-activations"})
+    for (const char* name : {"recompute-method", "recompute-num-layers", "distribute-saved-activations",
+                             "num-microbatches-with-partial-activation-checkpoints"})
       c.ignore(name, "without --recompute-granularity full");
   }
   if (c.args.has("recompute-modules")) t.recompute_modules = c.args.list("recompute-modules");

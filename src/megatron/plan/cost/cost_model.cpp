@@ -5,6 +5,7 @@
 #include <set>
 
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
@@ -205,23 +206,17 @@ class Pieces {
   Span tp_span_;
 };
 
-/// Layers of a stage that backward computes again as a whole.
-double recomputed_layers(const config::TrainConfig& train, const StagePart& part) {
-  if (train.recompute != "full") return 0;
-  return as_double(train.recompute_method == "block" ? std::min(train.recompute_num_layers, part.num_layers)
-                                                     : part.num_layers);
-}
-
-std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces) {
+/// By stage. `partial`: of microbatches that recompute in part (schedule::Op::partial).
+std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, bool partial) {
   const Passes embedding = pieces.embedding(), output = pieces.output();
   std::vector<Passes> stages;
   for (const StagePart& part : run.parts) {
     Passes stage;
-    const double again = recomputed_layers(run.config.train, part);
+    const std::int64_t again = full_recomputation(run.config.train, part.num_layers, partial).layers;
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
       const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l));
       stage.add(layer, 1);
-      if (as_double(l) < again) stage.backward_input.add(layer.forward, 1);
+      if (l < again) stage.backward_input.add(layer.forward, 1);
     }
     if (part.embedding) stage.add(embedding, 1);
     if (part.output) stage.add(output, 1);
@@ -286,12 +281,28 @@ double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
   return all_reduce_s(hardware, span, elements * as_double(element_bytes_of(run.config).gradient));
 }
 
-double computed_flops(const ResolvedRun& run, const Pieces& pieces) {
+/// By stage: the share of a step's microbatches that recompute in part.
+std::vector<double> partial_shares(const schedule::Program& program) {
+  std::vector<double> shares(static_cast<std::size_t>(program.placement.num_stages()), 0);
+  for (const std::vector<schedule::Op>& ops : program.ranks)
+    for (const schedule::Op& op : ops)
+      if (op.kind == schedule::Kind::Forward && op.partial)
+        shares[static_cast<std::size_t>(op.stage)] += 1.0 / program.num_microbatches;
+  return shares;
+}
+
+double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::vector<double>& partial_shares) {
   double microbatch = 3 * pieces.output_flops();
-  for (const StagePart& part : run.parts) {
-    const double again = recomputed_layers(run.config.train, part);
-    for (std::int64_t l = 0; l < part.num_layers; ++l)
-      microbatch += (as_double(l) < again ? 4 : 3) * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
+  for (std::size_t stage = 0; stage < run.parts.size(); ++stage) {
+    const StagePart& part = run.parts[stage];
+    const auto again = [&](bool partial) {
+      return full_recomputation(run.config.train, part.num_layers, partial).layers;
+    };
+    for (std::int64_t l = 0; l < part.num_layers; ++l) {
+      const double share = partial_shares[stage];
+      const double times = 3 + (l < again(false) ? 1 - share : 0) + (l < again(true) ? share : 0);
+      microbatch += times * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
+    }
   }
   return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * run.grid.size(Axis::Tp);
 }
@@ -380,15 +391,21 @@ StepParts& StepParts::add(const StepParts& other, double times) {
 
 StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   const Pieces pieces(run, hardware);
-  const std::vector<Passes> stages = stage_passes(run, pieces);
+  const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
+  const std::vector<double> shares = partial_shares(program);
+  const std::vector<Passes> whole = stage_passes(run, pieces, false), partial = stage_passes(run, pieces, true);
+  std::vector<Passes> stages(whole.size());  // means over microbatches
   schedule::Costs costs;
-  for (const Passes& stage : stages) {
-    costs.forward.push_back(stage.forward.sum());
-    costs.backward_input.push_back(stage.backward_input.sum());
-    costs.backward_weight.push_back(stage.backward_weight.sum());
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    costs.forward.push_back(whole[stage].forward.sum());
+    costs.backward_input.push_back(whole[stage].backward_input.sum());
+    costs.partial_backward_input.push_back(partial[stage].backward_input.sum());
+    costs.backward_weight.push_back(whole[stage].backward_weight.sum());
+    stages[stage].add(whole[stage], 1 - shares[stage]);
+    stages[stage].add(partial[stage], shares[stage]);
   }
   set_messages(costs, run, hardware, pieces);
-  const double makespan = schedule::simulate(pipeline_program(run, run.microbatches_per_step), costs).makespan;
+  const double makespan = schedule::simulate(program, costs).makespan;
   StepParts busiest, slowest_update;
   for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
     Passes once;
@@ -408,7 +425,7 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   cost.parts.waiting = hardware.software.speed_spread * mean_of_largest(run.grid.world_size()) * cost.parts.sum();
   cost.step_s = cost.parts.sum();
   const double ranks = run.grid.world_size();
-  cost.computed_flops = computed_flops(run, pieces);
+  cost.computed_flops = computed_flops(run, pieces, shares);
   cost.model_flops = training_flops(run.shape, run.config.train.global_batch_size, run.config.data.seq_length,
                                     run.config.data.decoder_seq_length);
   cost.rank_tflops = cost.computed_flops / cost.step_s / ranks / 1e12;

@@ -41,21 +41,6 @@ bool recomputes(const config::RunConfig& config, const char* module) {
   return config.train.recompute == "selective" && std::find(modules.begin(), modules.end(), module) != modules.end();
 }
 
-/// Layers of a stage that backward computes again as a whole, and the inputs that are kept for it.
-struct FullRecomputation {
-  std::int64_t layers = 0, inputs = 0, group = 0;
-};
-
-FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers) {
-  if (train.recompute != "full" || layers == 0) return {};
-  if (train.recompute_method == "block") {
-    const std::int64_t first = std::min(train.recompute_num_layers, layers);
-    return {.layers = first, .inputs = first, .group = 1};
-  }
-  const std::int64_t group = std::clamp<std::int64_t>(train.recompute_num_layers, 1, layers);
-  return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
-}
-
 /// What the embedding's forward and backward cost: of rows of the hidden width, forward reads two and writes one for
 /// each token, backward reads its gradient, and reads and writes two.
 struct EmbeddingOperations {
@@ -90,6 +75,20 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec
 
 }  // namespace
 
+FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers, bool partial) {
+  if (train.recompute != "full" || layers == 0) return {};
+  const bool block = train.recompute_method == "block";
+  if (partial && !block) return {};
+  if (block) {
+    // Where some microbatches are partial, the others recompute every layer.
+    const bool all = train.recompute_partial_microbatches > 0 && !partial;
+    const std::int64_t first = all ? layers : std::min(train.recompute_num_layers, layers);
+    return {.layers = first, .inputs = first, .group = 1};
+  }
+  const std::int64_t group = std::clamp<std::int64_t>(train.recompute_num_layers, 1, layers);
+  return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
+}
+
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer) {
   const int split = config.parallel.sp ? config.parallel.tp : 1;
   const std::int64_t tokens = tokens_of(config, layer.decoder),
@@ -106,7 +105,8 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
   return bytes;
 }
 
-std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part) {
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+                                    bool partial) {
   const auto stream_of = [&](bool decoder) {
     return tokens_of(config, decoder) * stream_width(config, shape.hidden) * element_bytes(config);
   };
@@ -114,7 +114,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   std::int64_t bytes = 0;
   bool recomputed = false;
   for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
-    const FullRecomputation full = full_recomputation(config.train, layers);
+    const FullRecomputation full = full_recomputation(config.train, layers, partial);
     const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
     bytes += full.inputs * input;
     for (std::int64_t l = full.layers; l < layers; ++l) bytes += layer_activation_bytes(config, shape.layer(first + l));
@@ -134,19 +134,18 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   return bytes;
 }
 
-std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape,
-                              const std::vector<StagePart>& parts) {
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+                              bool partial) {
   std::int64_t most = 0;
-  for (const StagePart& part : parts)
-    for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
-      const FullRecomputation full = full_recomputation(config.train, layers);
-      for (std::int64_t begin = 0; begin < full.layers; begin += full.group) {
-        std::int64_t group = 0;
-        for (std::int64_t l = begin; l < std::min(begin + full.group, full.layers); ++l)
-          group += layer_activation_bytes(config, shape.layer(first + l));
-        most = std::max(most, group);
-      }
+  for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
+    const FullRecomputation full = full_recomputation(config.train, layers, partial);
+    for (std::int64_t begin = 0; begin < full.layers; begin += full.group) {
+      std::int64_t group = 0;
+      for (std::int64_t l = begin; l < std::min(begin + full.group, full.layers); ++l)
+        group += layer_activation_bytes(config, shape.layer(first + l));
+      most = std::max(most, group);
     }
+  }
   return most;
 }
 
@@ -161,17 +160,19 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
-    double forward = part.output ? 3 * output : 0, input = 0, weight = 0, weight_bytes = 0;
+    double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0;
     for (const auto& [first, number, in_decoder] : stretches_of(shape, part)) {
-      const std::int64_t again = full_recomputation(config.train, number).layers;
+      const std::int64_t again = full_recomputation(config.train, number).layers,
+                         partially_again = full_recomputation(config.train, number, true).layers;
       for (std::int64_t l = 0; l < number; ++l) {
         const LayerSpec layer = shape.layer(first + l);
         const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
         const double matrices = flops.matrices / unit, attention = flops.attention / unit;
-        input += matrices + 2 * attention;
-        if (l < again) input += matrices + attention;
-        if (recomputes(config, "core_attn")) input += attention;
-        if (recomputes(config, "mlp")) input += flops.fc1 / unit;
+        double backward = matrices + 2 * attention;
+        if (recomputes(config, "core_attn")) backward += attention;
+        if (recomputes(config, "mlp")) backward += flops.fc1 / unit;
+        input += backward + (l < again ? matrices + attention : 0);
+        partial_input += backward + (l < partially_again ? matrices + attention : 0);
         forward += matrices + attention;
         weight += matrices;
         weight_bytes += static_cast<double>(layer_weight_bytes(config, layer));
@@ -183,11 +184,14 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;
       input += embedding.backward / 1e12;
+      partial_input += embedding.backward / 1e12;
     }
     costs.forward.push_back(forward);
     costs.backward_input.push_back(input);
+    costs.partial_backward_input.push_back(partial_input);
     costs.backward_weight.push_back(weight);
     costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
+    costs.partial_activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part, true)));
     costs.weight_bytes.push_back(weight_bytes);
   }
   return costs;
@@ -227,7 +231,11 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
   return elements * kCopies * numbers * kNumberBytes;
 }
 
-MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+RankActivations::RankActivations(const schedule::Timeline& timeline, int pp_rank)
+    : peak_bytes(timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]),
+      partial_stages(schedule::partial_stages(timeline, pp_rank)) {}
+
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
                        std::string_view processor) {
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
@@ -242,7 +250,11 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double 
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = optimizer_bytes(run, specs, layout);
   if (packs_weights(config, processor)) memory.packed_weights = packed_weight_bytes(config.train, specs);
-  memory.activations = static_cast<std::int64_t>(peak_activation_bytes) + recomputed_bytes(config, run.shape, parts);
+  std::int64_t recomputed = 0;
+  for (const StagePart& part : parts)
+    recomputed = std::max(recomputed,
+                          recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
+  memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.encoder_decoder())) *
                     (run.shape.padded_vocab / tp) * element.value;
@@ -255,8 +267,7 @@ MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
   MemoryPlan largest;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < run.grid.size(Axis::Tp); ++tp_rank) {
-      const double activations = timeline.peak_bytes[static_cast<std::size_t>(pp_rank)];
-      const MemoryPlan memory = memory_plan(run, tp_rank, pp_rank, activations, processor);
+      const MemoryPlan memory = memory_plan(run, tp_rank, pp_rank, {timeline, pp_rank}, processor);
       if (memory.total() > largest.total()) largest = memory;
     }
   return largest;

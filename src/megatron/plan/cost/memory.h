@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -16,13 +17,23 @@ namespace megatron::plan {
 /// keep these as they were before.
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer);
 
+/// Layers that backward computes again as a whole (train.recompute full) of `layers` layers of a stage: the first so
+/// many, in groups whose inputs are kept.
+struct FullRecomputation {
+  std::int64_t layers = 0, inputs = 0, group = 0;
+};
+
+/// `partial`: of a microbatch that train.recompute_partial_microbatches counts (schedule::Op::partial).
+FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers, bool partial = false);
+
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
-std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part);
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+                                    bool partial = false);
 
 /// The most bytes of a group of layers while backward goes through it again (train.recompute full), besides what the
-/// stages of one rank, `parts`, keep.
-std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape,
-                              const std::vector<StagePart>& parts);
+/// stage keeps.
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+                              bool partial = false);
 
 /// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, and bytes of
 /// activations; messages take no time. The output layer's backward is computed in its forward
@@ -60,9 +71,18 @@ struct MemoryPlan {
   }
 };
 
-/// What the rank at `tp_rank` and `pp_rank` holds. `peak_activation_bytes`: of that pipeline rank, as
-/// schedule::simulate() gives it for the run's program with stage_costs(). `processor`: packs_weights().
-MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, double peak_activation_bytes,
+/// What a simulated or measured program says of a pipeline rank's activations.
+struct RankActivations {
+  double peak_bytes = 0;
+  std::set<int> partial_stages = {};  ///< schedule::partial_stages()
+
+  RankActivations(double bytes) : peak_bytes(bytes) {}  // NOLINT(google-explicit-constructor): all there is of most
+  RankActivations(const schedule::Timeline& timeline, int pp_rank);
+};
+
+/// What the rank at `tp_rank` and `pp_rank` holds. `activations`: of that pipeline rank, as schedule::simulate() gives
+/// them for the run's program with stage_costs(). `processor`: packs_weights().
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
                        std::string_view processor = {});
 
 /// What the rank holds that holds most. Simulates the run's program.

@@ -14,12 +14,14 @@ namespace megatron::plan {
 namespace {
 
 /// Of each pipeline rank.
-std::vector<double> peak_activations(const ResolvedRun& run) {
+std::vector<RankActivations> peak_activations(const ResolvedRun& run) {
   if (run.parts.size() == 1)  // a microbatch's backward follows its forward, however many there are
     return {static_cast<double>(stage_activation_bytes(run.config, run.shape, run.parts[0]))};
-  return schedule::simulate(pipeline_program(run, run.microbatches_per_step),
-                            stage_costs(run.config, run.shape, run.parts))
-      .peak_bytes;
+  const schedule::Timeline timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                                         stage_costs(run.config, run.shape, run.parts));
+  std::vector<RankActivations> activations;
+  for (int rank = 0; rank < run.placement.num_ranks(); ++rank) activations.emplace_back(timeline, rank);
+  return activations;
 }
 
 std::string bytes_text(std::uint64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
@@ -42,8 +44,9 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set) {
   const bool trains = holding == Holding::Training;
-  const std::vector<double> activations =
-      trains ? peak_activations(run) : std::vector<double>(static_cast<std::size_t>(run.grid.size(Axis::Pp)));
+  const std::vector<RankActivations> activations =
+      trains ? peak_activations(run)
+             : std::vector<RankActivations>(static_cast<std::size_t>(run.grid.size(Axis::Pp)), 0.0);
   std::map<std::pair<int, int>, std::int64_t> of_place;  // ranks of one place in their groups hold the same
   std::int64_t sum = 0;
   for (int rank = ranks.first; rank < std::min(ranks.first + ranks.count, run.grid.world_size()); ++rank) {
