@@ -471,6 +471,8 @@ TEST(MegatronArgs, SayHowStagesAreCut) {
       recipe(small + "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication", "pretrain_gpt", 2);
   EXPECT_EQ(by_stages.parallel.vpp, 2);
   EXPECT_EQ(by_stages.parallel.pp_communication, "batched");
+  const std::string ring = small + "--num-virtual-stages-per-pipeline-rank 2 --use-ring-exchange-p2p";
+  EXPECT_EQ(recipe(ring, "pretrain_gpt", 2).parallel.pp_communication, "batched");
   const RunConfig uneven =
       recipe(small + "--decoder-first-pipeline-num-layers 5 --account-for-loss-in-pipeline-split", "pretrain_gpt", 4);
   EXPECT_EQ(uneven.parallel.first_stage_layers, 5);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "megatron/base/error.h"
 #include "megatron/schedule/validate.h"
@@ -47,6 +48,33 @@ TEST(InsertCommunication, BatchedJoinsASendWithTheReceiveThatGoesWithIt) {
   // Article 003: send_forward_recv_backward after a forward, send_backward_recv_forward after a backward.
   EXPECT_THAT(middle, testing::HasSubstr("F1.3 RG1.2 SA1.3 wRG1.2 wSA1.3 B1.2 "));
   EXPECT_THAT(middle, testing::HasSubstr("B1.1 SG1.1 RA1.3 wSG1.1 wRA1.3 F1.3 "));
+}
+
+// What article 003's p2p functions and --use-ring-exchange-p2p have in one call: whatever a rank sends and receives
+// between two computations is posted before it waits for any of it, to both neighbours and from both.
+TEST(InsertCommunication, BatchedIsOneExchangeBetweenTwoComputations) {
+  for (const Named& named : samples())
+    for (const std::vector<Op>& ops : insert_communication(named.program, Communication::Batched).ranks) {
+      bool waits = false;
+      for (const Op& op : ops) {
+        EXPECT_FALSE(waits && is_post(op.kind)) << named.name << ": " << line(ops);
+        waits = is_wait(op.kind) || (waits && !is_computation(op.kind));
+      }
+    }
+  const Program program = insert_communication(
+      generate("interleaved", {.num_ranks = 4, .num_chunks = 2, .num_microbatches = 16}), Communication::Batched);
+  for (const std::vector<Op>& ops : program.ranks) {
+    int both_ways = 0;
+    std::set<Kind> posts;
+    for (const Op& op : ops) {
+      if (is_post(op.kind)) posts.insert(op.kind);
+      if (!is_computation(op.kind)) continue;
+      both_ways += (posts.contains(Kind::SendActivation) || posts.contains(Kind::SendGradient)) &&
+                   (posts.contains(Kind::RecvActivation) || posts.contains(Kind::RecvGradient));
+      posts.clear();
+    }
+    EXPECT_GE(both_ways, 16) << line(ops);
+  }
 }
 
 TEST(InsertCommunication, OverlappedPostsReceivesEarlyAndWaitsForSendsLate) {

@@ -41,6 +41,7 @@ constexpr MegatronAdvice kAdvice[] = {
     {"recompute-activations", "--train.recompute selective"},
     {"train-samples", "--train-iters, samples / global batch"},
     {"use-precision-aware-optimizer", "leave it out; --optimizer.state_dtype and --optimizer.grad_dtype say it"},
+    {"use-ring-exchange-p2p", "--pp-communication batched"},
     {"virtual-pipeline-model-parallel-size", "--vpp"},
     {"vocab-file", "--tokenizer, the file or its folder; of a vocabulary with merges VOCAB,MERGES"},
     {"window-size", "--model.sliding_window, the token itself counted"},

@@ -72,7 +72,9 @@ void stages(Translation& c, ParallelConfig& p) {
   const std::int64_t layers = c.run.model.num_layers + (p.account_for_embedding ? 1 : 0) + (p.account_for_loss ? 1 : 0);
   const bool interleaved = p.vpp > 1 || !p.pp_layout.empty() ||
                            (p.layers_per_virtual_stage > 0 && layers / std::max(1, p.pp) > p.layers_per_virtual_stage);
-  const bool overlapped = interleaved && !c.args.has("no-overlap-p2p-communication");
+  // A ring exchange is sends and receives in both directions at once, which are waited for.
+  const bool overlapped =
+      interleaved && !c.args.has("no-overlap-p2p-communication") && !c.args.has("use-ring-exchange-p2p");
   p.pp_communication = overlapped ? "overlapped" : "batched";
 }
 
