@@ -8,6 +8,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+import wandb_server  # noqa: E402
 from peers import peers  # noqa: E402
 from program import RunFolder  # noqa: E402
 
@@ -53,6 +54,34 @@ class WeightsAndBiases(unittest.TestCase):
                     merged.update(line)
             for tag, field in fields.items():
                 self.assertEqual(row.get(tag), merged.get(field), (tag, row))
+
+    def test_the_clients_sync_sends_it_to_a_server(self):
+        """`wandb sync`, the real client, to a server on this machine."""
+        place = RunFolder()
+        self.addCleanup(place.close)
+        place.train("run", "--train-iters", 6, "--eval-interval", 3, "--eval-iters", 1, "--wandb-project", "gpt",
+                    "--wandb-exp-name", "first", "--wandb-entity", "us")
+        folder = next((place.path / "run/wandb").glob("offline-run-*"))
+        with wandb_server.Server() as server:
+            environment = dict(os.environ, HOME=str(place.path), WANDB_BASE_URL=server.url, WANDB_API_KEY=40 * "a",
+                               WANDB_ERROR_REPORTING="false", WANDB_SILENT="false")
+            sync = subprocess.run([sys.executable, "-m", "wandb", "sync", folder], timeout=120, capture_output=True,
+                                  text=True, env=environment, cwd=place.path)
+            self.assertEqual(sync.returncode, 0, sync.stdout + sync.stderr)
+        self.assertEqual(server.unknown, [])
+        self.assertEqual([server.bucket[key] for key in ("project", "entity", "displayName")], ["gpt", "us", "first"])
+        self.assertEqual(server.bucket["name"], folder.name.rsplit("-", 1)[1])
+        config = json.loads(server.bucket["config"])
+        self.assertEqual(config["train.train_iters"]["value"], 6)
+        rows = [json.loads(line) for line in server.lines["wandb-history.jsonl"]]
+        wanted = [json.loads(line) for line in (place.path / "run/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([row["_step"] for row in rows], list(range(1, 7)))
+        self.assertEqual([row["lm loss"] for row in rows], [line["loss"] for line in wanted if "loss" in line])
+        self.assertEqual([row["lm loss validation"] for row in rows if "lm loss validation" in row],
+                         [line["valid_loss"] for line in wanted if "valid_loss" in line])
+        summary = json.loads(server.lines["wandb-summary.json"][-1])
+        self.assertEqual(summary["lm loss"], rows[-1]["lm loss"])
+        self.assertEqual((server.ended["complete"], server.ended["exitcode"]), (True, 0))
 
 
 if __name__ == "__main__":
