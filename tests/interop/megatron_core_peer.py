@@ -41,6 +41,7 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder 
 from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.distributed import finalize_model_grads  # noqa: E402
+from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator  # noqa: E402
 from megatron.core.models.T5 import t5_spec  # noqa: E402
 from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
@@ -111,12 +112,14 @@ WORDS = SPECIAL + [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
 LR, MIN_LR, BATCH, STEPS = 3e-3, 3e-4, 4, 20
 
 
-def build(name, dtype, tp, pp, vpp=None, chunk=None):
-    """This rank's stage of a model of MODELS, or the one of its `vpp` stages that `chunk` says."""
+def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
+    """This rank's stage of a model of MODELS, or the one of its `vpp` stages that `chunk` says. `first`: layers of the
+    first pipeline rank, `layout`: those of each stage, where they are not as many on each."""
     options = MODELS[name]
     config = TransformerConfig(params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
                                tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
                                virtual_pipeline_model_parallel_size=vpp,
+                               num_layers_in_first_pipeline_stage=first, pipeline_model_parallel_layout=layout,
                                bias_activation_fusion=name == "gpt2", **LAYERS, **options)
     torch.manual_seed(5)
     stage = dict(vocab_size=PADDED, max_sequence_length=SEQUENCE,
@@ -221,14 +224,16 @@ def samples(name, prefix):
 class Run:
     """A training run on all ranks, with the package's DDP, optimizer and schedule."""
 
-    def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None):
+    def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None, first=None,
+                 layout=None, ramp=None):
         """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
-        none."""
+        none. ramp: --rampup-batch-size, as its calculator of microbatches has it."""
         self.prefix, self.samples = prefix, samples(name, prefix)
         parallel_state.initialize_model_parallel(tp, pp, vpp)
         self.name, self.dtype, self.tp, self.pp, self.sharding, self.vpp = name, dtype, tp, pp, sharding, vpp
         distributed = sharding is not None
-        modules = [build(name, dtype, tp, pp, vpp, chunk) for chunk in (range(vpp) if vpp else [None])]
+        self.first, self.layout = first, layout
+        modules = [build(name, dtype, tp, pp, vpp, chunk, first, layout) for chunk in (range(vpp) if vpp else [None])]
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, overlap_grad_reduce=False,
                                             grad_reduce_in_fp32=True)
         self.models = [DistributedDataParallel(module.config, ddp, module) for module in modules]
@@ -241,7 +246,16 @@ class Run:
             self.optimizer, init_lr=0.0, max_lr=LR, min_lr=MIN_LR, lr_warmup_steps=2 * BATCH,
             lr_decay_steps=STEPS * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
             wd_incr_steps=STEPS * BATCH, wd_incr_style="constant")
-        self.iteration = 0
+        self.iteration = self.consumed = 0
+        self.ramp = ramp
+        if ramp:
+            self.batches = RampupBatchsizeNumMicroBatchesCalculator(BATCH, 2, 1, False, 0, *ramp)
+
+    def next_batch_size(self):
+        if not self.ramp:
+            return BATCH
+        self.batches.update(self.consumed, False)
+        return self.batches.get_current_global_batch_size()
 
     def loss(self, batch):
         """Of a microbatch of samples; a whole model."""
@@ -269,9 +283,9 @@ class Run:
         """Trains on the next global batch; the loss before it."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        first = self.iteration * BATCH
-        batch = [self.samples[i] for i in range(first, first + BATCH)]
-        parts = [batch[i:i + 2] for i in range(0, BATCH, 2)]
+        size = self.next_batch_size()
+        batch = [self.samples[i] for i in range(self.consumed, self.consumed + size)]
+        parts = [batch[i:i + 2] for i in range(0, size, 2)]
         # As with --calculate-per-token-loss.
         tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]
         total = 0.0
@@ -282,8 +296,9 @@ class Run:
         finalize_model_grads([self.model])
         succeeded, _, _ = self.optimizer.step()
         assert succeeded
-        self.scheduler.step(increment=BATCH)
+        self.scheduler.step(increment=size)
         self.iteration += 1
+        self.consumed += size
         return total
 
     def drawn_step(self):
@@ -298,6 +313,7 @@ class Run:
         assert self.optimizer.step()[0]
         self.scheduler.step(increment=BATCH)
         self.iteration += 1
+        self.consumed += BATCH
 
     def model_state(self, of_module):
         """The models as a checkpoint names them."""
@@ -313,7 +329,9 @@ class Run:
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
         state = {"args": arguments(self.name, self.dtype, self.tp, self.pp, data_path=[str(self.prefix)],
                                    virtual_pipeline_model_parallel_size=self.vpp,
-                                   consumed_train_samples=self.iteration * BATCH),
+                                   decoder_first_pipeline_num_layers=self.first,
+                                   pipeline_model_parallel_layout=self.layout, rampup_batch_size=self.ramp,
+                                   consumed_train_samples=self.consumed),
                  "checkpoint_version": 3.0, "iteration": self.iteration,
                  **self.model_state(lambda module: module.sharded_state_dict(metadata=metadata))}
         state["optimizer"] = self.optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
@@ -363,7 +381,7 @@ class Run:
         self.model.module.load_state_dict(loaded["model"])
         self.optimizer.load_state_dict(loaded["optimizer"])
         self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
-        self.iteration = loaded["iteration"]
+        self.iteration, self.consumed = loaded["iteration"], loaded["args"].consumed_train_samples
         return loaded
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 
 from peers import peers
@@ -50,7 +51,8 @@ def go_on(folder, name, prefix, options, steps):
     """The losses of a run of Megatron-Core that begins with a checkpoint."""
     work = peer.Run(name, prefix, **options)
     loaded = work.load(folder)
-    assert loaded["args"].consumed_train_samples == work.iteration * peer.BATCH
+    if not work.ramp:
+        assert work.consumed == work.iteration * peer.BATCH
     return work.iteration, [work.step() for _ in range(steps)]
 
 
@@ -133,7 +135,7 @@ class MegatronCore(unittest.TestCase):
         """What was saved at the same moment, at iteration 2, in several ways is the same here."""
         tensors, recipes = [], []
         for theirs in folders:
-            ours, back = (self.path / f"{name}-{theirs.name}-{part}" for part in ("ours", "back"))
+            ours, back = (theirs.parent / f"{theirs.name}-{part}" for part in ("ours", "back"))
             self.assertIn("at iteration 2", run("checkpoint", "import", "--from", theirs, "--output", ours))
             run("checkpoint", "export", "--load", ours, "--output", back, "--format", "torch_dist")
             tensors.append(peer.run(1, peer.plain_tensors, back)[0])
@@ -147,10 +149,19 @@ class MegatronCore(unittest.TestCase):
 
     def test_stages_of_a_pipeline_hold_the_same_run(self):
         """By parameter, by buffer and in files of ranks; with a tied matrix, and with several stages per rank."""
-        for name, world, options in (("gpt2", 2, {"pp": 2}), ("llama", 4, {"tp": 2, "pp": 2, "vpp": 2})):
-            peer.run(world, draw_in_all_formats, self.path / name, name, self.tokens, options, 2)
-            self.expect_same_runs(name, [self.path / name / form
-                                         for form in ("fully_reshardable", "dp_reshardable", "torch")], 40)
+        for name, world, options in (("gpt2", 2, {"pp": 2}), ("llama", 4, {"tp": 2, "pp": 2, "vpp": 2}),
+                                     ("llama", 2, {"pp": 2, "first": 1}),
+                                     ("llama", 2, {"pp": 2, "vpp": 2, "layout": "Et|t|t|tL"})):
+            work = self.path / "-".join([name, *options])
+            peer.run(world, draw_in_all_formats, work, name, self.tokens, options, 2)
+            self.expect_same_runs(name, [work / form for form in ("fully_reshardable", "dp_reshardable", "torch")], 40)
+
+    def test_a_batch_that_grows_goes_on_growing(self):
+        """The samples of each step, and how many steps the run has, are those of the package's own calculator."""
+        self.there_and_back("gpt2", {"ramp": [2, 2, 30]}, back=({"ramp": [2, 2, 30]},))
+        recipe = tomllib.loads((self.path / "gpt2-imported/recipe.toml").read_text())
+        self.assertEqual((recipe["train"]["train_iters"], recipe["data"]["index_samples"]), (20, 80))
+        self.assertEqual(recipe["schedule"]["rampup_batch_size"], [2, 2, 30])
 
     def test_files_of_ranks_hold_the_same_run(self):
         """The format "torch"."""

@@ -51,10 +51,10 @@ class Arguments {
     if (found->kind != PickleNode::Kind::Bool) refuse(name, "True or False", "something else");
     return found->integer != 0;
   }
-  std::string text(const char* name, const std::string& otherwise) const {
+  std::string text(const char* name, const std::string& otherwise, std::size_t most = 64) const {
     const PickleNode* const found = find(name);
     if (found == nullptr) return otherwise;
-    if (found->kind != PickleNode::Kind::Text || found->text.size() > 64)
+    if (found->kind != PickleNode::Kind::Text || found->text.size() > most)
       refuse(name, "a short text", "something else");
     return found->text;
   }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "megatron/base/text/format.h"
+#include "megatron/config/megatron/train_steps.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/run_arguments.h"
 
@@ -70,12 +72,22 @@ void read_optimizer(const Arguments& args, config::OptimizerConfig& optimizer) {
 
 void read_train(const Arguments& args, config::TrainConfig& train) {
   train.global_batch_size = args.size("global_batch_size", kMaxBatch, train.micro_batch_size);
-  const std::int64_t samples = args.size("train_samples", kMaxSteps, 0);
-  train.train_iters = samples > 0 ? std::max<std::int64_t>(1, samples / train.global_batch_size)
-                                  : args.size("train_iters", kMaxSteps, train.train_iters);
   train.eval_interval = args.count("eval_interval", kMaxSteps, 0);
   train.seed = static_cast<std::uint64_t>(args.count("seed", kMaxBatch * 2, 1234));
   train.dtype = args.flag("bf16") ? "bf16" : args.flag("fp16") ? "fp16" : "fp32";
+}
+
+/// How long the run is, and for how many samples its data is ordered. Its iterations are saved once it has counted
+/// them, also where it was given samples.
+void read_length(const Arguments& args, config::RunConfig& recipe) {
+  const std::int64_t samples = args.size("train_samples", kMaxSteps, 0), batch = recipe.train.global_batch_size;
+  const std::vector<std::int64_t>& ramp = recipe.schedule.rampup_batch_size;
+  if (samples > 0 && args.find("train_iters") == nullptr)
+    recipe.train.train_iters = std::max<std::int64_t>(1, config::steps_of_samples(samples, batch, ramp));
+  else
+    recipe.train.train_iters = args.size("train_iters", kMaxSteps, recipe.train.train_iters);
+  recipe.data.index_samples = config::index_samples_of(samples > 0 ? std::optional(samples) : std::nullopt,
+                                                       recipe.train.train_iters, batch, ramp);
 }
 
 /// A number of iterations as one of samples.
@@ -125,6 +137,7 @@ config::RunConfig recipe_of_arguments(const Pickle& values, const PickleNode& no
   read_optimizer(args, recipe.optimizer);
   read_train(args, recipe.train);
   read_schedule(values, args, scheduler, recipe.train.global_batch_size, recipe.schedule);
+  read_length(args, recipe);
   recipe.checkpoint.save_interval = args.count("save_interval", kMaxSteps, 0);
   return recipe;
 }

@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/interchange/megatron_lm/recipe.h"
+#include "megatron/plan/steps/batch_schedule.h"
 
 namespace megatron::interchange {
 namespace {
@@ -74,7 +75,10 @@ TrainingState counters_of(const TorchFile& file, const PickleNode& args, const c
   state.recipe = recipe_of_arguments(values, args, scheduler, model, file.name());
   state.optimizer = state.recipe.optimizer.name;
   const std::int64_t batch = state.recipe.train.global_batch_size;
-  state.consumed_samples = count_of(file, &args, "consumed_train_samples").value_or(iteration * batch);
+  const auto consumed = count_of(file, &args, "consumed_train_samples");
+  state.consumed_samples =
+      consumed ? *consumed
+               : plan::BatchSchedule(batch, 1, state.recipe.schedule.rampup_batch_size).samples_of(iteration);
   state.schedule_samples =
       std::min(count_of(file, scheduler, "num_steps").value_or(state.consumed_samples), state.consumed_samples);
   if (const std::int64_t interval = state.recipe.train.eval_interval; interval > 0)

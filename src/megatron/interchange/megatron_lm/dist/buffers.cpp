@@ -9,7 +9,6 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/model_state.h"
-#include "megatron/plan/stages.h"
 
 namespace megatron::interchange {
 namespace {
@@ -113,13 +112,6 @@ class Buckets {
   std::int64_t at_ = 0;
 };
 
-std::vector<plan::StagePart> even_stages(const plan::ModelShape& shape, int stages, const DcpFolder& folder) {
-  if (shape.num_layers % stages != 0)
-    throw ConfigError(rule_got_fix(concat(folder.name(), ": stages must have as many layers each."),
-                                   concat(shape.num_layers, " layers, ", stages, " stages")));
-  return plan::parts_of_layers(std::vector<std::int64_t>(static_cast<std::size_t>(stages), shape.num_layers / stages));
-}
-
 }  // namespace
 
 bool has_buffers(const DcpFolder& folder) {
@@ -131,10 +123,9 @@ bool has_buffers(const DcpFolder& folder) {
 std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
                                                       const BufferLayout& layout, const std::string& theirs) {
   std::map<std::string, DcpSource::Place> places;
-  const auto parts = even_stages(shape, layout.pp * layout.vpp, folder);
-  for (int stage = 0; stage < layout.pp * layout.vpp; ++stage)
+  for (int stage = 0; stage < static_cast<int>(layout.stages.size()); ++stage)
     for (int tp = 0; tp < layout.tp; ++tp) {
-      auto specs = plan::model_parameters(shape, layout.tp, tp, {parts[static_cast<std::size_t>(stage)]});
+      auto specs = plan::model_parameters(shape, layout.tp, tp, {layout.stages[static_cast<std::size_t>(stage)]});
       std::ranges::stable_sort(specs, {},
                                [&](const plan::ParameterSpec& spec) { return key_of(spec, layout.fused_norms); });
       Buckets buckets(folder, stage % layout.pp * layout.tp + tp, stage / layout.pp, theirs);

@@ -5,6 +5,7 @@
 
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
 #include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/stages.h"
 
 // The state of Megatron-Core's distributed optimizer stored by buffer ("dp_reshardable"): each rank of tensor and
 // pipeline parallelism has one-dimensional tensors, its buckets, in which the parameters of a stage follow one another.
@@ -13,7 +14,7 @@ namespace megatron::interchange {
 /// What a run had that saved one.
 struct BufferLayout {
   int tp = 1, pp = 1;
-  int vpp = 1;               ///< stages of each pipeline rank
+  std::vector<plan::StagePart> stages = {};  ///< in model order; a pipeline rank has each pp-th
   bool fused_norms = false;  ///< norms were registered within the linear layers behind them (Transformer Engine)
 };
 

@@ -7,6 +7,7 @@
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/interchange/megatron_lm/run_arguments.h"
+#include "megatron/plan/steps/batch_schedule.h"
 
 namespace megatron::interchange {
 namespace {
@@ -76,8 +77,11 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model) {
 struct Schedule {
   explicit Schedule(const TrainingState& training) : recipe(training.recipe) {
     batch = std::max<std::int64_t>(recipe.train.global_batch_size, 1);
-    run = recipe.train.train_iters * batch;
     const config::ScheduleConfig& schedule = recipe.schedule;
+    run = (schedule.step_batch_size.empty()
+               ? plan::BatchSchedule(batch, 1, schedule.rampup_batch_size)
+               : plan::BatchSchedule(plan::read_batch_steps(schedule.step_batch_size, recipe.data.seq_length), 1, 0))
+              .samples_of(recipe.train.train_iters);
     decay = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : run;
     warmup = schedule.lr_warmup_samples > 0
                  ? schedule.lr_warmup_samples
@@ -106,6 +110,12 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   if (recipe.data.decoder_seq_length > 0) pickle.entry("decoder_seq_length", recipe.data.decoder_seq_length);
   pickle.entry("global_batch_size", schedule.batch);
   pickle.entry("train_iters", recipe.train.train_iters);
+  if (!recipe.schedule.rampup_batch_size.empty()) {
+    pickle.text("rampup_batch_size");
+    pickle.begin_list();
+    for (const std::int64_t number : recipe.schedule.rampup_batch_size) pickle.integer(number);
+    pickle.end_list();
+  }
   pickle.entry("eval_interval", recipe.train.eval_interval);
   pickle.entry("seed", static_cast<std::int64_t>(recipe.train.seed));
   pickle.entry("bf16", recipe.train.dtype == "bf16");

@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/stack_frames.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/formats.h"
@@ -188,6 +189,31 @@ bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::
   return true;
 }
 
+/// The stages that a run had, as its arguments say. Layers that are shared out evenly, with fewer on the first or the
+/// last rank, by the costs of embedding and loss, or as a layout names them.
+std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::ModelShape& shape) {
+  constexpr std::size_t kMostLayout = 1 << 16;
+  const Arguments args(opened.common.values(), *opened.args, opened.common.name());
+  config::ParallelConfig parallel;
+  parallel.pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1));
+  parallel.pp_layout = args.text("pipeline_model_parallel_layout", "", kMostLayout);
+  if (parallel.pp_layout.empty())
+    parallel.vpp = static_cast<int>(args.size("virtual_pipeline_model_parallel_size", 1 << 14, 1));
+  parallel.first_stage_layers = args.count("decoder_first_pipeline_num_layers", kMaxLayers, 0);
+  parallel.last_stage_layers = args.count("decoder_last_pipeline_num_layers", kMaxLayers, 0);
+  parallel.account_for_embedding = args.flag("account_for_embedding_in_pipeline_split");
+  parallel.account_for_loss = args.flag("account_for_loss_in_pipeline_split");
+  try {
+    return plan::stage_parts(parallel, shape.num_layers, {});
+  } catch (const ConfigError& error) {
+    throw ConfigError(
+        rule_got_fix(concat(opened.common.name(), ": the stages of the saved arguments must be those of a run here."),
+                     first_line_of(error.what()),
+                     "--weights-only of checkpoint import, --no-load-optim of train; or save with "
+                     "--dist-ckpt-optim-fully-reshardable"));
+  }
+}
+
 /// Adds masters and state that the distributed optimizer has stored by buffer. Which of the two orders of parameters a
 /// run had the arguments say only in part; the masters show it.
 void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std::vector<plan::ParameterSpec>& specs,
@@ -195,7 +221,7 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
   const Arguments args(opened.common.values(), *opened.args, opened.common.name());
   BufferLayout layout{.tp = static_cast<int>(args.size("tensor_model_parallel_size", 1 << 16, 1)),
                       .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1)),
-                      .vpp = static_cast<int>(args.size("virtual_pipeline_model_parallel_size", 1 << 14, 1)),
+                      .stages = saved_stages(opened, shape),
                       .fused_norms = args.text("transformer_impl", "transformer_engine") != "local"};
   const DcpSource weights(opened.tensors, places);
   std::string problem;
