@@ -225,9 +225,9 @@ class Run:
     """A training run on all ranks, with the package's DDP, optimizer and schedule."""
 
     def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None, first=None,
-                 layout=None, ramp=None):
+                 layout=None, ramp=None, decoupled=None):
         """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
-        none. ramp: --rampup-batch-size, as its calculator of microbatches has it."""
+        none. ramp: --rampup-batch-size, as its calculator of microbatches has it. decoupled: --decoupled-lr."""
         self.prefix, self.samples = prefix, samples(name, prefix)
         parallel_state.initialize_model_parallel(tp, pp, vpp)
         self.name, self.dtype, self.tp, self.pp, self.sharding, self.vpp = name, dtype, tp, pp, sharding, vpp
@@ -241,13 +241,13 @@ class Run:
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(optimizer="adam", lr=LR, min_lr=MIN_LR, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95,
                             adam_eps=1e-8, clip_grad=1.0, bf16=dtype == torch.bfloat16, params_dtype=dtype,
-                            use_distributed_optimizer=distributed), self.models)
+                            use_distributed_optimizer=distributed, decoupled_lr=decoupled), self.models)
         self.scheduler = OptimizerParamScheduler(
             self.optimizer, init_lr=0.0, max_lr=LR, min_lr=MIN_LR, lr_warmup_steps=2 * BATCH,
             lr_decay_steps=STEPS * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
             wd_incr_steps=STEPS * BATCH, wd_incr_style="constant")
         self.iteration = self.consumed = 0
-        self.ramp = ramp
+        self.ramp, self.decoupled = ramp, decoupled
         if ramp:
             self.batches = RampupBatchsizeNumMicroBatchesCalculator(BATCH, 2, 1, False, 0, *ramp)
 
@@ -331,6 +331,7 @@ class Run:
                                    virtual_pipeline_model_parallel_size=self.vpp,
                                    decoder_first_pipeline_num_layers=self.first,
                                    pipeline_model_parallel_layout=self.layout, rampup_batch_size=self.ramp,
+                                   decoupled_lr=self.decoupled,
                                    consumed_train_samples=self.consumed),
                  "checkpoint_version": 3.0, "iteration": self.iteration,
                  **self.model_state(lambda module: module.sharded_state_dict(metadata=metadata))}

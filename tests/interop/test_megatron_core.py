@@ -156,6 +156,13 @@ class MegatronCore(unittest.TestCase):
             peer.run(world, draw_in_all_formats, work, name, self.tokens, options, 2)
             self.expect_same_runs(name, [work / form for form in ("fully_reshardable", "dp_reshardable", "torch")], 40)
 
+    def test_buffers_are_the_same_with_a_decoupled_learning_rate(self):
+        work = self.path / "decoupled"
+        peer.run(2, draw_in_all_formats, work, "llama", self.tokens, {"tp": 2, "decoupled": 1e-2}, 2)
+        self.expect_same_runs("llama", [work / form for form in ("fully_reshardable", "dp_reshardable")], 40)
+        recipe = tomllib.loads((work / "dp_reshardable-ours/recipe.toml").read_text())
+        self.assertEqual(recipe["schedule"]["decoupled_lr"], 1e-2)
+
     def test_a_batch_that_grows_goes_on_growing(self):
         """The samples of each step, and how many steps the run has, are those of the package's own calculator."""
         self.there_and_back("gpt2", {"ramp": [2, 2, 30]}, back=({"ramp": [2, 2, 30]},))

@@ -78,7 +78,7 @@ class Server:
             def body(self):
                 data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 coding = self.headers.get("Content-Encoding", "")
-                return gzip.decompress(data) if coding == "gzip" else zlib.decompress(data) if coding == "deflate" else data
+                return {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(coding, bytes)(data)
 
             def reply(self, value):
                 data = json.dumps(value).encode()

@@ -101,6 +101,8 @@ void read_schedule(const Pickle& values, const Arguments& args, const PickleNode
   schedule.lr_decay_samples = samples(args, "lr_decay", batch);
   schedule.lr_warmup_samples = samples(args, "lr_warmup", batch);
   schedule.lr_warmup_fraction = args.number("lr_warmup_fraction", 0);
+  schedule.decoupled_lr = args.number("decoupled_lr", 0);
+  schedule.decoupled_min_lr = args.number("decoupled_min_lr", schedule.decoupled_min_lr);
   schedule.lr_wsd_decay_samples = samples(args, "lr_wsd_decay", batch);
   schedule.lr_wsd_decay_style = args.text("lr_wsd_decay_style", schedule.lr_wsd_decay_style);
   if (const PickleNode* ramp = args.find("rampup_batch_size"); ramp != nullptr)
