@@ -44,6 +44,16 @@ place of Megatron-LM's script. It runs `megatron pretrain_gpt` with the same wor
   other files are in `runs/pretrain_gpt`. A `--load` without checkpoint begins from scratch, with a warning.
 - Without a GPU the ranks compute on the CPU, whatever `--distributed-backend` says.
 - Options of this program may stand among the words by their whole name: `--train.out DIR`, `--parallel.world_size 2`.
+  So may the short names of the layout, which errors give as a fix: `--tp`, `--pp`, `--vpp`, `--sp`, `--dp`,
+  `--world-size`, `--schedule`.
+- The last of equal words holds, so a script is tried small by words behind its own. This runs BERT 340M's on four
+  ranks of a machine without GPU, data or vocabulary (a T5 takes `--encoder-num-layers` and `--decoder-num-layers`):
+
+```
+megatron pretrain_bert ARGUMENTS… --hidden-size 64 --num-attention-heads 8 --num-layers 4 --train-iters 4 \
+    --micro-batch-size 1 --global-batch-size 8 --mock-data --tokenizer-type NullTokenizer --vocab-size 600 \
+    --tp 2 --pp 2 --world-size 4 --log-interval 2 --eval-iters 1 --save runs/small --load runs/small
+```
 
 `megatron plan` shows what such a command means, before there are data, tokenizer or GPUs: its recipe, what each word
 stands for, what is ignored and why. The file has the words as a shell does; the first may be the number of ranks.

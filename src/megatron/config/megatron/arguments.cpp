@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/nearest.h"
@@ -52,6 +55,28 @@ bool is_value(const std::string& word) {
 
 bool is_list(FlagKind kind) {
   return kind == FlagKind::List || kind == FlagKind::ListOrNone || kind == FlagKind::Three;
+}
+
+/// This program's names of the layout, which its errors name as a fix: each as the flag that it stands for, or by the
+/// whole name of its option.
+constexpr std::pair<std::string_view, std::string_view> kOwnNames[] = {
+    {"tp", "tensor-model-parallel-size"},
+    {"parallel.tp", "tensor-model-parallel-size"},
+    {"pp", "pipeline-model-parallel-size"},
+    {"parallel.pp", "pipeline-model-parallel-size"},
+    {"vpp", "num-virtual-stages-per-pipeline-rank"},
+    {"parallel.vpp", "num-virtual-stages-per-pipeline-rank"},
+    {"sp", "sequence-parallel"},
+    {"dp", "parallel.dp"},
+    {"world-size", "parallel.world_size"},
+    {"schedule", "parallel.pp_schedule"},
+    {"pp-communication", "parallel.pp_communication"}};
+
+/// `name` as Megatron-LM's flag, or as an option's whole name; itself where it is neither.
+std::string flag_or_option(const std::string& name) {
+  if (megatron_flag(name) != nullptr) return name;
+  const auto* const found = std::ranges::find(kOwnNames, name, &std::pair<std::string_view, std::string_view>::first);
+  return found == std::end(kOwnNames) ? name : std::string(found->second);
 }
 
 const char* kind_text(FlagKind kind) {
@@ -108,13 +133,13 @@ MegatronArguments::MegatronArguments(const std::vector<std::string>& words) {
 
 void MegatronArguments::option(const std::string& word, const std::vector<std::string>& words, std::size_t& next) {
   const std::size_t equals = std::min(word.find('='), word.size());
-  const std::string typed = word.substr(0, equals);
-  if (typed.find('.') != std::string::npos) {
-    own_.push_back(word);
+  const std::string typed = word.substr(0, equals), name = flag_or_option(typed.substr(2));
+  if (name.find('.') != std::string::npos) {
+    own_.push_back(concat("--", name, word.substr(equals)));
     while (next < words.size() && is_value(words[next])) own_.push_back(words[next++]);
     return;
   }
-  const MegatronFlag* const flag = megatron_flag(typed.substr(2));
+  const MegatronFlag* const flag = megatron_flag(name);
   Given given{.flag = flag, .typed = typed, .values = {}};
   if (equals < word.size()) given.values.push_back(word.substr(equals + 1));
   const FlagKind kind = flag == nullptr ? FlagKind::ListOrNone : flag->kind;
