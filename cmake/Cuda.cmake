@@ -20,7 +20,7 @@ if(skip_cuda)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)  # Ampere, Hopper; later ones compile the PTX when it is loaded
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)  # Ampere, Hopper, Blackwell; later ones compile the PTX when it is loaded
 endif()
 set(CMAKE_CUDA_COMPILER ${NVCC})
 enable_language(CUDA)
@@ -32,6 +32,13 @@ message(STATUS "CUDA plugin: ${NVCC} ${CMAKE_CUDA_COMPILER_VERSION}, nccl.h in $
 
 add_library(megatron_cuda SHARED ${cuda_sources})
 target_compile_definitions(megatron_cuda PRIVATE USE_C10D_NCCL)
+# Phases are constexpr functions of headers that the host compiles too. Without contraction their bits are the host's; in
+# attention, which does what it reads many times over, products and sums may be one.
+target_compile_options(megatron_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+file(GLOB exact_sources ${PROJECT_SOURCE_DIR}/src/megatron/kernels/cuda/*.cu)
+list(FILTER exact_sources EXCLUDE REGEX "/attention.cu$")
+set_source_files_properties(${exact_sources} PROPERTIES COMPILE_OPTIONS --fmad=false)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/megatron/kernels/cuda/operators.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 target_include_directories(megatron_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE})
 target_link_libraries(megatron_cuda PRIVATE megatron_warnings megatron_comm megatron_kernels megatron_base CUDA::cudart)
 foreach(name torch_cuda c10_cuda)

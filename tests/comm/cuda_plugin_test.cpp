@@ -1,7 +1,14 @@
 #include "megatron/comm/cuda_plugin.h"
 
+#include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
 
 #include "as_rank.h"
 #include "megatron/base/error.h"
@@ -16,7 +23,40 @@ TEST(GpuPlugin, SaysThatThereIsNoGpu) {
   EXPECT_THAT([] { load_cuda_plugin(); }, testing::ThrowsMessage<ConfigError>(testing::HasSubstr("--device cpu")));
   LaunchedRank place;
   place.world_size = 2;
-  EXPECT_THROW(join_nccl(place, std::chrono::seconds(1)), ConfigError);
+  EXPECT_THROW(join_nccl(place, 0, std::chrono::seconds(1)), ConfigError);
+}
+
+/// What a program of its own, which has run nothing but this test's start, makes of the library that fake_gpu/ is.
+class LoadOrder : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  static std::string library() {
+    return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libfake_gpu_hooks.so";
+  }
+  static void load() {
+    try {
+      load_cuda_library(library());
+      std::exit(at::hasCUDA() && num_cuda_devices() == 3 ? 0 : 1);
+    } catch (const std::logic_error& error) {
+      std::fputs(error.what(), stderr);
+      std::exit(2);
+    }
+  }
+};
+
+TEST_F(LoadOrder, ATestsSeedLeavesItOpenWhetherThereIsAGpu) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EXIT(load(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(LoadOrder, ALibraryThatComesTooLateIsRefused) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EXIT(
+      {
+        at::hasCUDA();  // as at::manual_seed() does
+        load();
+      },
+      testing::ExitedWithCode(2), "was asked for CUDA before");
 }
 
 // NCCL joins ranks that have a GPU each, as processes.

@@ -377,7 +377,7 @@ int run_contract(const Group& world) {
 /// The last rank over NCCL dies; the others write what they were told to their file.
 int run_nccl_failure(const std::string& folder, const Environment& environment) {
   const LaunchedRank place = *place_from(environment);
-  const Group world(std::make_shared<StagingBackend>(join_nccl(place, kTimeout).backend()));
+  const Group world(std::make_shared<StagingBackend>(join_nccl(place, place.local_rank, kTimeout).backend()));
   const at::Tensor t = at::ones({1000});
   world.all_reduce(t);
   if (place.rank == world.size() - 1) raise(SIGKILL);
@@ -446,8 +446,8 @@ int run_waiter(const std::string& what, const std::string& fd) {
 int as_rank(const std::string& name, const std::vector<std::string>& arguments, const Environment& environment) {
   if (name == "contract") return run_contract(join_gloo(*place_from(environment), seconds(60)));
   if (name == "contract-nccl")
-    return run_contract(
-        Group(std::make_shared<StagingBackend>(join_nccl(*place_from(environment), seconds(60)).backend())));
+    return run_contract(Group(std::make_shared<StagingBackend>(
+        join_nccl(*place_from(environment), place_from(environment)->local_rank, seconds(60)).backend())));
   if (name == "kill-nccl") return run_nccl_failure(arguments.at(0), environment);
   if (name == "launcher") return run_launcher(arguments.at(0), arguments.at(1));
   if (name == "wait" || name == "end-on-signal" || name == "ignore-signals" || name == "stop-again")

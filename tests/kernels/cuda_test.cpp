@@ -207,6 +207,8 @@ TEST_P(EveryKernel, OnCudaMatchesTheCpu) {
   NEEDS_A_GPU();
   expect_matches_cpu_in_float64(at::kCUDA, at::kFloat, 1e-5);
   expect_matches_cpu_in_float64(at::kCUDA, at::kDouble, 1e-12);
+  expect_matches_cpu_in_float64(at::kCUDA, at::kBFloat16, 0.04);
+  expect_matches_cpu_in_float64(at::kCUDA, at::kHalf, 0.005);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryKernel, testing::ValuesIn(kKernels),

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <sched.h>
@@ -215,6 +216,40 @@ TEST(ConfigureThread, FlushesDenormalsInItsOpenMpWorkers) {
     EXPECT_EQ(results[1], 0.0f) << "its worker";
   })
       .join();
+}
+
+/// Has handed out 3 GB of its device number 1, and once 5 GB.
+struct CountingAllocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(std::size_t) override { return {}; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& all = stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    if (device == 1) all.increase(5'000'000'000), all.decrease(2'000'000'000);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+};
+
+TEST(HeldMemory, OfADeviceIsWhatItsAllocatorCountsNotTheHosts) {
+  static CountingAllocator allocator;
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, &allocator);
+  const HeldMemory held = held_memory({c10::DeviceType::PrivateUse1, 1});
+  EXPECT_EQ(held.bytes, 3'000'000'000);
+  EXPECT_EQ(held.peak_bytes, 5'000'000'000);
+  EXPECT_EQ(held_memory({c10::DeviceType::PrivateUse1, 0}).bytes, 0);
+}
+
+TEST(HeldMemory, OfACpuIsTheProcesss) {
+  const HeldMemory before = held_memory(at::kCPU);
+  EXPECT_GT(before.bytes, 1 << 20);
+  EXPECT_GE(before.peak_bytes, before.bytes / 2);
+  const at::Tensor large = at::zeros({1 << 26}, at::kByte);
+  EXPECT_GE(held_memory(at::kCPU).bytes, before.bytes + (1 << 25));
 }
 
 }  // namespace

@@ -13,12 +13,18 @@ namespace megatron::comm {
 void* cuda_plugin_entry(const char* name);
 
 /// Loads the plugin (once; later calls cost nothing): that of cuda_plugin(). After it ATen runs on CUDA. Throws
-/// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU.
+/// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU; std::logic_error
+/// where something asked ATen for CUDA before: that answer, none, holds for the process.
 void load_cuda_plugin();
+/// The same of the library at `path`, whether or not there is a GPU.
+void load_cuda_library(const std::string& path);
+/// GPUs that this process sees. After load_cuda_plugin().
+int num_cuda_devices();
 
-/// Joins the world that `place` describes over NCCL, on GPU place.local_rank: like join_gloo, with tensors on that GPU.
-/// wait() orders the current stream after the collective; it does not stop the host. A rank that is missing is found
-/// by a watching thread, which ends the communication; the next call on any group of this rank throws PeerError.
-Group join_nccl(const LaunchedRank& place, std::chrono::milliseconds timeout);
+/// Joins the world that `place` describes over NCCL, on GPU number `gpu` (gpu_of_rank()): like join_gloo, with tensors
+/// on that GPU. wait() orders the current stream after the collective; it does not stop the host. A rank that is
+/// missing is found by a watching thread, which ends the communication; the next call on any group of this rank throws
+/// PeerError.
+Group join_nccl(const LaunchedRank& place, int gpu, std::chrono::milliseconds timeout);
 
 }  // namespace megatron::comm

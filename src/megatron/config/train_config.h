@@ -74,11 +74,13 @@ struct TrainConfig {
       "recompute-modules", when("train.recompute", {"selective"}), Choices({"core_attn", "layernorm", "mlp"}));
     v("distribute_saved_activations", distribute_saved_activations,
       "full: split the inputs that are kept over the tp ranks.", "distribute-saved-activations");
-    v("kernels", kernels, "Instruction set of the kernels; auto: the best that this machine has.",
-      Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+    v("kernels", kernels,
+      "Instruction set of the kernels; auto: the best that this machine has; cuda-emulated: CUDA's, on the CPU "
+      "(tests).",
+      Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "cuda-emulated"}));
     v("matmul_precision", matmul_precision,
-      "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX.", "matmul-precision",
-      Choices({"highest", "high"}));
+      "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX, TF32 on CUDA.",
+      "matmul-precision", Choices({"highest", "high"}));
     v("exit_on_nan", exit_on_nan,
       "End the run at a NaN or infinite loss or gradient instead of skipping the step; fp16 skips overflows still.");
     v("exit_interval", exit_interval,

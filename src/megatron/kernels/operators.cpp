@@ -7,8 +7,10 @@
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
+#include "megatron/kernels/emulated/operators.h"
 #include "megatron/kernels/profile.h"
 #include "megatron/kernels/reference.h"
+#include "megatron/kernels/runtime.h"
 
 namespace megatron::kernels {
 namespace {
@@ -73,7 +75,10 @@ void set_cuda_operators(const Operators& plugin, std::size_t size) {
 #include "megatron/kernels/operators.def"
 }
 
-const Operators& on(at::Device device) { return device.is_cpu() ? cpu_operators() : cuda_operators(); }
+const Operators& on(at::Device device) {
+  if (!device.is_cpu()) return cuda_operators();
+  return emulates_cuda() ? emulated_operators() : cpu_operators();
+}
 
 std::vector<OperatorInfo> operator_list() {
   return {

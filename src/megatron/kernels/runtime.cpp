@@ -3,12 +3,17 @@
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <vector>
 
 #include "megatron/base/machine/cores.h"
@@ -62,6 +67,21 @@ void install_caching_allocator() {
 MemoryStats memory_stats() {
   const CachingAllocator* allocator = CachingAllocator::installed().load();
   return allocator != nullptr ? allocator->stats() : MemoryStats{};
+}
+
+HeldMemory held_memory(at::Device device) {
+  if (!device.is_cpu()) {
+    const auto number =
+        device.has_index() ? device.index() : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(number);
+    const auto& held = stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    return {held.current, held.peak};
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  std::int64_t total = 0, resident = 0;  // pages
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return {resident * ::sysconf(_SC_PAGESIZE), std::int64_t{usage.ru_maxrss} * 1024};
 }
 
 void configure_thread(int num_threads) {

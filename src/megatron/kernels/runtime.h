@@ -1,4 +1,6 @@
 #pragma once
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,6 +19,13 @@ struct MemoryStats {
 };
 MemoryStats memory_stats();  ///< zeros where the allocator is not installed
 
+/// What is held on `device`: on a CPU by this process, its resident set now and at most so far; else by tensors, as
+/// ATen's allocator of that device has counted them. A device without a number is the current one.
+struct HeldMemory {
+  std::int64_t bytes = 0, peak_bytes = 0;
+};
+HeldMemory held_memory(at::Device device);
+
 /// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
 void configure_thread(int num_threads);
 
@@ -28,17 +37,20 @@ void configure_thread(int num_threads);
 bool bind_threads(int num_threads, int rank, int ranks);
 
 /// "amx" (and AVX512), "avx512_bf16", "avx512", "avx2", "reference": the instruction set that the kernels run on.
-/// `force` names one to use instead (tests, --train.kernels).
+/// `force` names one to use instead (tests, --train.kernels); "cuda-emulated" computes by the kernels of CUDA on the
+/// host, one of their threads after the other, and matrix products as "auto".
+inline constexpr const char* kCudaEmulated = "cuda-emulated";
+bool emulates_cuda();
 std::string instruction_set();
 std::vector<std::string> instruction_sets();  ///< those that this machine has, the one that "auto" chooses first
 void force_instruction_set(const std::string& name);
 
 /// What products of float32 matrices may lose: "highest", nothing; "high", what three bf16 products on the matrix unit
-/// of AMX leave (relative error 4e-6 instead of 4e-7). As in PyTorch "high" permits it: where there is no such unit,
-/// products stay what they are. Process-wide (--train.matmul_precision); "highest" at first. Throws ConfigError for
-/// other names.
+/// of AMX leave (relative error 4e-6 instead of 4e-7), and on CUDA TF32, which reads 10 bits of a mantissa. As in
+/// PyTorch "high" permits it: where there is no such unit, products stay what they are. Process-wide
+/// (--train.matmul_precision); "highest" at first. Throws ConfigError for other names.
 void set_matmul_precision(const std::string& name);
-/// What products do: "high" only where it is permitted and there is such a unit.
-std::string matmul_precision();
+/// What products do on `device`: "high" only where it is permitted and, on a CPU, there is such a unit.
+std::string matmul_precision(at::DeviceType device = at::kCPU);
 
 }  // namespace megatron::kernels

@@ -1,5 +1,6 @@
 #include "megatron/kernels/tile_matmul.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -61,9 +62,12 @@ void set_matmul_precision(const std::string& name) {
     throw ConfigError(rule_got_fix("train.matmul_precision: highest or high.", concat("\"", name, "\""),
                                    "--train.matmul_precision=highest"));
   high_precision_suffices() = name == "high";
+  at::Context& context = at::globalContext();
+  if (context.allowTF32CuBLAS() != (name == "high")) context.setAllowTF32CuBLAS(name == "high");
 }
 
-std::string matmul_precision() {
+std::string matmul_precision(at::DeviceType device) {
+  if (device == at::kCUDA) return high_precision_suffices() ? "high" : "highest";
   const bool high = high_precision_suffices() && splits(cpu::tile_unit());
   return high ? "high" : "highest";
 }

@@ -1,16 +1,34 @@
 #include "megatron/parallel/cuda.h"
 
+#include <ATen/Context.h>
+
+#include <cstdlib>
+
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/kernels/operators.h"
 
 namespace megatron::parallel {
 
 void load_cuda() {
+  configure_cuda();
   comm::load_cuda_plugin();
   using Table = const kernels::Operators* (*)(std::size_t*);
   std::size_t size = 0;
   const auto* const table = reinterpret_cast<Table>(comm::cuda_plugin_entry("megatron_cuda_operators"))(&size);
   kernels::set_cuda_operators(*table, size);
+}
+
+void configure_cuda() {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // read by cuBLAS as it starts: one workspace, one order of sums
+  setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);  // less is lost between tensors of many sizes
+  at::Context& context = at::globalContext();
+  // What has no such kernel says so and computes: to end a run there would be worse than a sum in another order.
+  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  context.setDeterministicFillUninitializedMemory(false);  // a pass over every new tensor, for what is written anyway
+  context.setDeterministicCuDNN(true);
+  context.setBenchmarkCuDNN(false);  // chooses by the clock
+  context.setAllowBF16ReductionCuBLAS(false);
+  context.setAllowFP16ReductionCuBLAS(false);
 }
 
 }  // namespace megatron::parallel

@@ -6,4 +6,8 @@ namespace megatron::parallel {
 /// later calls cost nothing. Throws ConfigError as comm::load_cuda_plugin(), and where the plugin is of another source.
 void load_cuda();
 
+/// Makes ATen's products and reductions on CUDA the same in every run, and of 16-bit matrices those that sum in
+/// float32: no sum is rounded to bf16 or fp16 between parts of a product. load_cuda() calls it.
+void configure_cuda();
+
 }  // namespace megatron::parallel

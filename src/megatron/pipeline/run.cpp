@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -60,17 +61,17 @@ class Interpreter {
   Result run() {
     const c10::AutoGradMode mode(!program_.forward_only);
     const Op* current = nullptr;
+    Marks marks(hooks_.device);
     try {
       if (link_.shapes_vary()) exchange_shapes();
       for (const Op& op : program_.ranks[static_cast<std::size_t>(rank_)]) {
         current = &op;
-        const auto start = Clock::now();
+        marks.add();
         execute(op);
-        const auto end = Clock::now();
-        if (op.kind == Kind::Forward) result_.forward_s += std::chrono::duration<double>(end - start).count();
-        if (is_backward(op.kind)) result_.backward_s += std::chrono::duration<double>(end - start).count();
-        if (hooks_.observe) hooks_.observe(op, start, end);
+        marks.add();
+        if (hooks_.device.is_cpu()) measure({&op, 1}, marks.take());
       }
+      if (!hooks_.device.is_cpu()) measure(program_.ranks[static_cast<std::size_t>(rank_)], marks.take());
     } catch (const comm::PeerError& error) {
       const std::string message = current ? concat(describe(*current), ": ", error.what()) : error.what();
       link_.abort(message);
@@ -83,6 +84,18 @@ class Interpreter {
   }
 
  private:
+  /// `times`: when each operation began and ended.
+  void measure(std::span<const Op> operations, const std::vector<Clock::time_point>& times) {
+    auto time = times.begin();
+    for (const Op& op : operations) {
+      const auto start = *time++, end = *time++;
+      const double seconds = std::chrono::duration<double>(end - start).count();
+      if (op.kind == Kind::Forward) result_.forward_s += seconds;
+      if (is_backward(op.kind)) result_.backward_s += seconds;
+      if (hooks_.observe) hooks_.observe(op, start, end);
+    }
+  }
+
   static bool is_backward(Kind kind) {
     return kind == Kind::Backward || kind == Kind::BackwardInput || kind == Kind::BackwardWeight;
   }

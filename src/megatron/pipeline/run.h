@@ -1,18 +1,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
 #include <functional>
 #include <vector>
 
 #include "megatron/parallel/parameter.h"
 #include "megatron/pipeline/link.h"
+#include "megatron/pipeline/marks.h"
 #include "megatron/pipeline/stage.h"
 #include "megatron/schedule/program.h"
 
 namespace megatron::pipeline {
-
-using Clock = std::chrono::steady_clock;
 
 /// What a program's operations do beyond the stages and the link. Members that a program has no operation for may be
 /// left out.
@@ -20,7 +18,9 @@ struct Hooks {
   /// Where BackwardInput puts the weight gradients off: the queue of the rank's parameters.
   parallel::GradientQueue* weight_gradients = nullptr;
   std::function<void(int stage)> reduce_gradients{};
-  /// Told of each operation as it ends.
+  /// Where the stages compute: times are that device's.
+  at::Device device = at::kCPU;
+  /// Told of each operation: on a CPU as it ends, on a GPU once that has done them all.
   std::function<void(const schedule::Op& op, Clock::time_point start, Clock::time_point end)> observe{};
 };
 

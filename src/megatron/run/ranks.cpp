@@ -14,6 +14,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
+#include "megatron/base/machine/gpu.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/machine/parallel.h"
 #include "megatron/base/stack_frames.h"
@@ -130,11 +131,16 @@ int run_threads(const plan::ResolvedRun& run, const RankWork& work) {
 
 int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, const RankWork& work) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(place ? place->local_rank : 0));
+  const comm::Environment variables = environment();
+  const auto named = variables.find("CUDA_VISIBLE_DEVICES");
+  VisibleGpus gpus{.count = comm::num_cuda_devices()};
+  if (named != variables.end()) gpus.named = named->second;
+  const int gpu = gpu_of_rank(gpus, place ? place->local_rank : 0, place ? place->local_size : 1);
+  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(gpu));
   const c10::DeviceGuard guard(device);
   configure_rank(parallel, place ? place->local_rank : 0, place ? place->local_size : 1);
   const bool alone = run.grid.world_size() == 1;
-  return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, timeout_of(parallel)), device);
+  return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, gpu, timeout_of(parallel)), device);
 }
 
 // The words that this process was started with; the first is replaced by the program's path.
@@ -172,7 +178,7 @@ int run_job_of_ranks(const std::function<int()>& job) {
     throw;
   } catch (const ConfigError& error) {
     const auto place = comm::place_from(environment());
-    const bool gpus = std::filesystem::exists("/dev/nvidia0");  // there ranks may meet over NCCL, which this is not for
+    const bool gpus = gpu_present();  // there ranks may meet over NCCL, which this is not for
     if (!place || place->world_size == 1 || gpus) throw;
     try {
       comm::report_problem(comm::join_gloo(*place, patience_with_peers(own_command())), error.what());

@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/plan/steps/batch_plan.h"
 
 namespace megatron::train {
@@ -53,8 +54,9 @@ namespace {
 void measure_ranks(const plan::ResolvedRun& run, Engine& engine, const RunState& state, RunLog::Iteration& done) {
   const config::LogConfig& log = run.config.log;
   const comm::Group& world = engine.context.world();
+  const kernels::HeldMemory held = kernels::held_memory(engine.context.device());
   if (log.memory_interval > 0 && state.iteration % log.memory_interval == 0)
-    done.memory = gathered(world, {static_cast<double>(memory_bytes()), static_cast<double>(peak_memory_bytes())});
+    done.memory = gathered(world, {static_cast<double>(held.bytes), static_cast<double>(held.peak_bytes)});
   const bool timed = log.timing_level > 0 || log.straggler;
   if (timed && RunLog::prints(run, state, done.result)) done.times = engine.timers.take_step(world);
 }

@@ -185,7 +185,8 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
         &stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale, forward_step_));
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
-                        .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); }};
+                        .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); },
+                        .device = context_.device()};
   const bool records = training && (measures_ || profiling_),
              times = training && timers_.measures(TimerId::ForwardRecv);
   if (records) {

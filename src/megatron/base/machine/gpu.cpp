@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/error.h"
+
 namespace megatron {
 namespace {
 
@@ -31,7 +33,24 @@ std::vector<std::filesystem::path> library_folders() {
 
 bool gpu_present() {
   std::error_code ignored;
-  return std::filesystem::exists("/dev/nvidia0", ignored) && std::filesystem::exists("/dev/nvidiactl", ignored);
+  if (std::filesystem::exists("/dev/dxg", ignored)) return true;  // of Windows' subsystem for Linux
+  if (!std::filesystem::exists("/dev/nvidiactl", ignored)) return false;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos)
+      return true;  // a container may have been given number 3 alone
+  }
+  return false;
+}
+
+int gpu_of_rank(const VisibleGpus& gpus, int local_rank, int local_size) {
+  if (gpus.count >= local_size && local_rank < gpus.count) return local_rank;
+  if (gpus.count == 1 && gpus.named && gpus.named->find(',') == std::string::npos) return 0;
+  throw ConfigError(rule_got_fix(
+      "--device cuda needs a GPU for each rank of a machine.",
+      concat(local_size, local_size == 1 ? " rank and " : " ranks and ", gpus.count, gpus.count == 1 ? " GPU" : " GPUs",
+             gpus.named ? concat(" (CUDA_VISIBLE_DEVICES=", *gpus.named, ")") : std::string(), " on this machine"),
+      gpus.count == 0 ? "--device cpu" : concat("start ", gpus.count, " ranks on it, or use --device cpu")));
 }
 
 std::string cuda_plugin() {

@@ -25,6 +25,11 @@ std::atomic<cpu::Float32Products>& chosen_products() {
   return products;
 }
 
+std::atomic<bool>& chosen_emulation() {
+  static std::atomic<bool> emulates = false;
+  return emulates;
+}
+
 /// Makes HWY_DYNAMIC_DISPATCH choose what `isa` says from now on.
 void select(Isa isa) {
 #if HWY_ARCH_X86
@@ -36,22 +41,24 @@ void select(Isa isa) {
 
 }  // namespace
 
-std::string instruction_set() { return name_of(chosen_isa()); }
+std::string instruction_set() { return emulates_cuda() ? kCudaEmulated : name_of(chosen_isa()); }
 
 void force_instruction_set(const std::string& name) {
   const Isa previous = chosen_isa();
   select(Isa::Reference);  // shows all that the CPU has again
   const std::vector<Isa> isas = available_isas();
   select(previous);
-  if (name == "auto") return select(isas.front());
+  chosen_emulation() = name == kCudaEmulated;
+  if (name == "auto" || name == kCudaEmulated) return select(isas.front());
   std::string known;
   for (const Isa isa : isas) {
     if (name == name_of(isa)) return select(isa);
     known += concat(known.empty() ? "" : ", ", name_of(isa));
   }
-  throw ConfigError(rule_got_fix(
-      "train.kernels: auto, amx, avx512_bf16, avx512, avx2 or reference, of which the machine must have it.",
-      concat("\"", name, "\"; this machine has ", known), "--train.kernels=auto"));
+  throw ConfigError(
+      rule_got_fix("train.kernels: auto, amx, avx512_bf16, avx512, avx2 or reference, of which the machine must have "
+                   "it, or cuda-emulated.",
+                   concat("\"", name, "\"; this machine has ", known), "--train.kernels=auto"));
 }
 
 std::vector<std::string> instruction_sets() {
@@ -89,6 +96,8 @@ bool cpu::own_float32_products() {
 }
 
 void cpu::choose_float32_products(Float32Products products) { chosen_products() = products; }
+
+bool emulates_cuda() { return chosen_emulation().load(std::memory_order_relaxed); }
 
 bool cpu::enabled() { return chosen_isa().load(std::memory_order_relaxed) != Isa::Reference; }
 

@@ -1,16 +1,44 @@
-#include "megatron/kernels/operators.h"
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <c10/cuda/CUDAStream.h>
 
-// The plugin's table. A kernel for CUDA is a .cu file here and a member below; what is null the reference computes, by
-// ATen's kernels.
+#include "megatron/kernels/cuda/attention.h"
+#include "megatron/kernels/cuda/launch.h"
+#include "megatron/kernels/phases/operators/table.h"
+
+// The plugin's table: the kernels of phases/ by their device driver, and products by the library's kernels. What is
+// null the reference computes, by ATen's kernels.
 namespace megatron::kernels {
 namespace {
 
-constexpr Operators kCudaOperators = {};
+/// Products of 16-bit matrices are added up in float32 in the gradient's buffer, without a copy of either.
+void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
+  const bool wide_sum = grad_w.scalar_type() == at::kFloat && x.scalar_type() == dy.scalar_type() &&
+                        (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+  if (!wide_sum) return reference::linear_weight_gradient(grad_w, dy, x, beta);
+  at::Tensor target = grad_w;
+  const at::Tensor dy_t = dy.reshape({-1, dy.size(-1)}).t(), rows = x.reshape({-1, x.size(-1)});
+  if (beta == 0)
+    at::mm_out(target, dy_t, rows, at::kFloat);
+  else
+    at::addmm_out(target, grad_w, dy_t, rows, at::kFloat, beta);
+}
+
+constexpr Operators table() {
+  Operators all = phases::operators_of<cuda::DeviceDriver>();
+  all.linear_weight_gradient = linear_weight_gradient;
+  all.attention = cuda::attention;
+  all.attention_backward = cuda::attention_backward;
+  return all;
+}
+constexpr Operators kCudaOperators = table();
 
 }  // namespace
 
+void* cuda::current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
 /// Looked up by parallel::load_cuda(). `size`: set to that of the table.
-extern "C" const Operators* megatron_cuda_operators(std::size_t* size) {
+extern "C" __attribute__((visibility("default"))) const Operators* megatron_cuda_operators(std::size_t* size) {
   *size = sizeof(Operators);
   return &kCudaOperators;
 }

@@ -24,7 +24,7 @@ struct IterationMetrics {
   double tflops_per_rank = 0;  ///< model FLOPs (causal attention counted half), 1e12 a second and rank
   double step_ms = 0;
   double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
-  std::int64_t memory_bytes = 0, peak_memory_bytes = 0;  ///< of the first rank's process: now, and at most so far
+  std::int64_t memory_bytes = 0, peak_memory_bytes = 0;  ///< of the first rank, on its device: now, and at most so far
   std::optional<double> num_zeros = {}, params_norm = {};
   /// A timer, over ranks and a step.
   struct Time {

@@ -1,14 +1,10 @@
 #include "megatron/train/log/run_log.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/checksum.h"
@@ -68,19 +64,20 @@ ResumePoint resume_point(const RunState& start) {
           .validated_iteration = start.validated_iteration};
 }
 
+/// Where the tensors of this rank are, whose thread asks.
+at::Device device_of(const plan::ResolvedRun& run) {
+  return run.config.parallel.device == "cuda" ? at::kCUDA : at::kCPU;
+}
+
+std::string precision_text(at::Device device) {
+  if (kernels::matmul_precision(device.type()) != "high")
+    return "matmul precision: highest; train.matmul_precision = high has no effect, as this machine has no AMX";
+  return device.is_cpu()
+             ? "matmul precision: high, three bf16 products of AMX for one of float32 (error 4e-6 instead of 4e-7)"
+             : "matmul precision: high, TF32 (10 bits of each mantissa are read)";
+}
+
 }  // namespace
-
-std::int64_t peak_memory_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return std::int64_t{usage.ru_maxrss} * 1024;
-}
-
-std::int64_t memory_bytes() {
-  std::int64_t total = 0, resident = 0;  // pages
-  std::ifstream("/proc/self/statm") >> total >> resident;
-  return resident * ::sysconf(_SC_PAGESIZE);
-}
 
 RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console)
     : run_(run),
@@ -93,14 +90,12 @@ RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* c
     events_.emplace(events.empty() ? out : events, run_id(out, events), resume_point(start));
   if (!run.config.log.wandb_project.empty()) wandb_.emplace(run.config, resume_point(start));
   progress_.start_at(start.iteration);
-  if (run.config.train.matmul_precision == "high")
-    message(kernels::matmul_precision() == "high"
-                ? "matmul precision: high, three bf16 products of AMX for one of float32 (error 4e-6 instead of 4e-7)"
-                : "matmul precision: highest; train.matmul_precision = high has no effect, as this machine has no AMX");
+  if (run.config.train.matmul_precision == "high") message(precision_text(device_of(run)));
 }
 
 void RunLog::iteration(const RunState& state, const Iteration& done) {
   const StepResult& result = done.result;
+  const kernels::HeldMemory memory = kernels::held_memory(device_of(run_));
   const std::int64_t samples = done.global_batch,
                      tokens = done.tokens > 0 ? done.tokens : samples * run_.config.data.seq_length;
   const double tokens_per_s = static_cast<double>(tokens) / done.step_s;
@@ -121,14 +116,14 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .tflops_per_rank = flops / done.step_s / 1e12 / run_.grid.world_size(),
                                  .step_ms = 1e3 * done.step_s,
                                  .data_wait_ms = 1e3 * done.data_wait_s,
-                                 .memory_bytes = memory_bytes(),
-                                 .peak_memory_bytes = peak_memory_bytes(),
+                                 .memory_bytes = memory.bytes,
+                                 .peak_memory_bytes = memory.peak_bytes,
                                  .num_zeros = result.num_zeros,
                                  .params_norm = result.params_norm,
                                  .times = times_of(done.times, log, interval_.iterations),
                                  .straggler = straggler_of(done.times, log, interval_.iterations),
                                  .skipped = result.skipped,
-                                 .high_matmul_precision = kernels::matmul_precision() == "high"};
+                                 .high_matmul_precision = kernels::matmul_precision(device_of(run_).type()) == "high"};
   metrics_.write(metrics);
   if (state.iteration % log.tensorboard_interval == 0) draw(state, scalars_of(metrics, log));
   draw(state, time_scalars_of(metrics, log));
@@ -198,7 +193,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .shows_throughput = log.throughput};
   const bool compact = log.format == "compact";
   if (compact || shows("tokens_per_s")) line.tokens_per_s = interval_.tokens / interval_.seconds;
-  if (shows("memory")) line.memory_bytes = static_cast<double>(memory_bytes());
+  if (shows("memory")) line.memory_bytes = static_cast<double>(kernels::held_memory(device_of(run_)).bytes);
   if (compact || shows("eta"))
     line.left_s = step_s * static_cast<double>(run_.config.train.train_iters - state.iteration);
   print(compact ? compact_line(line, now_us()) : iteration_line(line, now_us()));

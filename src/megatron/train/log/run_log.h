@@ -18,11 +18,6 @@
 
 namespace megatron::train {
 
-/// Most memory that this process has held so far: the resident set's high-water mark.
-std::int64_t peak_memory_bytes();
-/// Memory that this process holds now: its resident set.
-std::int64_t memory_bytes();
-
 /// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
 /// object in metrics.jsonl for each and its curves for TensorBoard and W&B, a progress line with the time left on a
 /// terminal's stderr.

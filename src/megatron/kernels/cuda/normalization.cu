@@ -1,0 +1,9 @@
+#include "megatron/kernels/cuda/driver.cuh"
+#include "megatron/kernels/phases/normalization.h"
+
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(AddNorm)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(NormInputGradient)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(ColumnSums)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(BiasDropoutAdd)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(WriteMask)
+MEGATRON_DEVICE_KERNEL(FinishColumnSums)

@@ -1,0 +1,30 @@
+#include "megatron/kernels/emulated/operators.h"
+
+#include <atomic>
+
+#include "megatron/kernels/cpu/operators.h"
+#include "megatron/kernels/emulated/driver.h"
+#include "megatron/kernels/phases/operators/table.h"
+
+namespace megatron::kernels {
+namespace {
+
+std::atomic<std::uint32_t> order{0};
+
+}  // namespace
+
+void emulated::set_launch_order(std::uint32_t seed) { order = seed; }
+std::uint32_t emulated::launch_order() { return order; }
+
+const Operators& emulated_operators() {
+  static const Operators table = [] {
+    Operators all = phases::operators_of<emulated::HostDriver>();
+    all.linear = cpu::linear;
+    all.linear_input_gradient = cpu::linear_input_gradient;
+    all.linear_weight_gradient = cpu::linear_weight_gradient;
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace megatron::kernels
