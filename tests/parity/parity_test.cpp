@@ -148,10 +148,13 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
 
 class Parity : public ::testing::TestWithParam<Layout> {
  protected:
-  // Relative differences to one rank that computes the global batch at once.
-  static Course differences(const char* dtype, std::int64_t steps = number_of_steps()) {
+  // Relative differences to one rank that computes the global batch at once. `set`: the instruction set of the layout.
+  static Course differences(const char* dtype, std::int64_t steps = number_of_steps(), const char* set = "auto") {
     const Layout& layout = GetParam();
-    const Course want = course_of_one(layout, dtype, steps), got = course_of(layout, dtype, steps);
+    const Course want = course_of_one(layout, dtype, steps);
+    kernels::force_instruction_set(set);
+    const Course got = course_of(layout, dtype, steps);
+    kernels::force_instruction_set("auto");
     const auto relative = [](const std::vector<double>& a, const std::vector<double>& b) {
       EXPECT_EQ(a.size(), b.size());
       std::vector<double> result;
@@ -201,6 +204,25 @@ TEST_P(HalfPrecisionParity, StaysWithinTwoThousandthsForTwentySteps) {
     EXPECT_LE(difference.losses[i], 2e-3) << "loss of step " << i + 1;
 }
 
+class EmulatedParity : public Parity {};
+
+// The kernels of a GPU by their host drivers, in layouts, against the CPU's own on one rank.
+TEST_P(EmulatedParity, OfTheKernelsOfAGpuIsThatOfTheCpu) {
+  const Course difference = differences("fp64", 2, kernels::kCudaEmulated);
+  for (std::size_t i = 0; i < difference.losses.size(); ++i) {
+    EXPECT_LE(difference.losses[i], 1e-10) << "loss of step " << i + 1;
+    EXPECT_LE(difference.norms[i], 1e-10) << "gradient norm of step " << i + 1;
+    EXPECT_LE(difference.weights[i], 1e-10) << "norm of the weights after step " << i + 1;
+  }
+}
+
+std::vector<Layout> emulated_layouts() {
+  return {{.tp = 2, .dp = 2, .micro_batch = 2, .sharded = true},
+          {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2},
+          {.dp = 2, .micro_batch = 2, .bert = true},
+          {.tp = 2, .micro_batch = 4, .t5 = true}};
+}
+
 std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
   std::vector<Layout> some;
   for (std::size_t i = 0; i < all.size(); i += 4) some.push_back(all[i]);
@@ -222,6 +244,8 @@ INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()
 INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(SomeLayouts, EmulatedParity, ::testing::ValuesIn(emulated_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });

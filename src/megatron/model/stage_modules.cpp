@@ -70,11 +70,11 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                  plan::has_output_bias(shape) ? parameters.get("output_layer.bias") : nullptr);
 }
 
-at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb,
-                               const at::Tensor& types_sb) const {
-  auto x = words->forward(tokens_sb);
-  if (positions) x = x.add(positions->forward(positions_sb));
-  if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb)));
+at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb,
+                               const HostIds& host) const {
+  auto x = words->forward(tokens_sb, host.tokens_sb);
+  if (positions) x = x.add(positions->forward(positions_sb, host.positions_sb));
+  if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb), host.types_sb));
   return embedding_scale_ == 1 ? x : x.mul(embedding_scale_);
 }
 

@@ -16,6 +16,11 @@
 
 namespace megatron::model {
 
+/// The ids that StageModules::embed() looks up, on the CPU, where they are on another device.
+struct HostIds {
+  at::Tensor tokens_sb, positions_sb, types_sb;
+};
+
 /// What one pipeline stage of a model is made of: the layers of `part`, as `options` say, on their parameters. Training
 /// (transformer_stage.h) and decoding (decode.h) run the same modules.
 struct StageModules {
@@ -38,8 +43,9 @@ struct StageModules {
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
 
   /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. `types_sb`: of a model with token
-  /// types; undefined: all 0. Collective over tp.
-  at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb = {}) const;
+  /// types; undefined: all 0. Ids are checked in `host`, where it has them. Collective over tp.
+  at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb = {},
+                   const HostIds& host = {}) const;
 
   /// How the attention of one of the blocks is computed.
   using AttentionOf = std::function<Attend(std::size_t block)>;

@@ -221,20 +221,47 @@ Normed TransformerStage::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& st
   return stream;
 }
 
+namespace {
+
+/// What modules.embed() checks, where the ids themselves are on another device.
+HostIds host_ids(const Batch& batch) {
+  if (!batch.host) return {};
+  const auto turned = [](const at::Tensor& x) { return x.defined() ? x.t().contiguous() : x; };
+  HostIds host{.tokens_sb = turned(batch.host->tokens_bs),
+               .positions_sb = turned(batch.host->position_ids_bs),
+               .types_sb = turned(batch.host->token_types_bs)};
+  const std::int64_t s = host.tokens_sb.size(0), b = host.tokens_sb.size(1);
+  if (!host.positions_sb.defined()) host.positions_sb = counted_positions(s, b, at::kCPU);
+  if (!host.types_sb.defined()) host.types_sb = at::zeros_like(host.tokens_sb);
+  return host;
+}
+
+parallel::VocabParallelOutput::Labels host_labels(const Batch& batch, at::ScalarType precise) {
+  if (!batch.host) return {};
+  const at::Tensor labels_sb = batch.host->labels_bs.t().contiguous();
+  return {labels_sb, batch.host->loss_mask_bs.defined() ? batch.host->loss_mask_bs.t().contiguous()
+                                                        : at::ones_like(labels_sb, precise)};
+}
+
+}  // namespace
+
 at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
   const auto tokens_sb = batch.tokens_bs.t().contiguous();
   const auto positions_sb = batch.position_ids_bs.defined()
                                 ? batch.position_ids_bs.t().contiguous()
                                 : counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device());
   const auto types_sb = batch.token_types_bs.defined() ? batch.token_types_bs.t().contiguous() : at::Tensor();
-  const auto x = modules.embed(tokens_sb, positions_sb, types_sb);
+  const auto x = modules.embed(tokens_sb, positions_sb, types_sb, host_ids(batch));
   return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
 }
 
 at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
   if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
   const auto tokens_sb = batch.decoder_tokens_bs.t().contiguous();
-  const auto x = modules.embed(tokens_sb, counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device()));
+  HostIds host;
+  if (batch.host) host.tokens_sb = batch.host->decoder_tokens_bs.t().contiguous();
+  const auto x =
+      modules.embed(tokens_sb, counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device()), {}, host);
   return dropout(x, stream_site(pass, "decoder embedding", x));
 }
 
@@ -258,7 +285,7 @@ at::Tensor TransformerStage::Impl::run_group(at::Tensor x_sbh, const at::Tensor&
 at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
   if (x.defined() == part.embedding)
     throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
-  modules.check_positions(batch.position_ids_bs, batch.tokens_bs.size(1));
+  modules.check_positions(batch.host ? batch.host->position_ids_bs : batch.position_ids_bs, batch.tokens_bs.size(1));
   Pass pass{.sample_ids = batch.sample_ids,
             .first_key_bs = batch.first_key_bs,
             .position_ids_bs = batch.position_ids_bs,
@@ -301,14 +328,16 @@ LossSum TransformerStage::Impl::loss_of(const at::Tensor& hidden, const Batch& b
   const auto mask_sb =
       batch.loss_mask_bs.defined() ? batch.loss_mask_bs.t().contiguous() : at::ones_like(labels_sb, precise);
   const auto states = modules.heads ? modules.heads->token_states(hidden) : hidden;
-  LossSum loss{modules.output->loss_sum(states, labels_sb, mask_sb, gradient_scale),
-               mask_sb.sum(at::kDouble).item<double>()};
+  const parallel::VocabParallelOutput::Labels host = host_labels(batch, mask_sb.scalar_type());
+  LossSum loss{modules.output->loss_sum(states, labels_sb, mask_sb, gradient_scale, host),
+               (host.mask.defined() ? host.mask : mask_sb).sum(at::kDouble).item<double>()};
   if (!options.shape.sentence_head) return loss;
   if (!batch.sentence_labels_b.defined()) throw std::logic_error("a model with a sentence head needs sentence labels");
   const auto logits = modules.heads->sentence_logits(modules.heads->pooled(hidden));
   const auto sum = class_loss_sum(logits, batch.sentence_labels_b, gradient_scale);
   loss.sentence_sum = sum.detach();
-  loss.sentences = static_cast<double>(batch.sentence_labels_b.ge(0).sum().item<std::int64_t>());
+  const Batch& counted = batch.host ? *batch.host : batch;
+  loss.sentences = static_cast<double>(counted.sentence_labels_b.ge(0).sum().item<std::int64_t>());
   loss.sum = loss.sum + sum * sentence_weight;
   return loss;
 }
@@ -320,7 +349,8 @@ LossSum TransformerStage::Impl::task_loss(const at::Tensor& hidden, const Batch&
   const auto logits =
       head.logits(hidden, batch.key_lengths_b, batch.targets,
                   site(training ? options.hidden_dropout : 0, options.seed, "task head", batch.sample_ids));
-  LossSum loss{.sum = head.loss_sum(logits, batch.targets, gradient_scale), .count = head.count(batch.targets)};
+  LossSum loss{.sum = head.loss_sum(logits, batch.targets, gradient_scale),
+               .count = head.count(batch.host ? batch.host->targets : batch.targets)};
   loss.task_logits = logits.detach();
   return loss;
 }

@@ -36,6 +36,9 @@ struct Batch {
   at::Tensor decoder_tokens_bs = {};
   /// Backward recomputes of it what Recompute says of partial microbatches. Changes no result.
   bool partial_recomputation = false;
+  /// Where the tensors above are on another device: the same on the CPU, where ids are checked and what counts is
+  /// counted without waiting for the device. Null: they are looked at where they are.
+  std::shared_ptr<const Batch> host = {};
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the

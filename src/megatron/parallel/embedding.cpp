@@ -34,8 +34,8 @@ VocabParallelEmbedding::VocabParallelEmbedding(ParameterPtr weight, std::int64_t
     sum_ = std::move(tp);
 }
 
-at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb) const {
-  check_ids(ids_sb, num_ids_, name_);
+at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb, const at::Tensor& host) const {
+  check_ids(host.defined() ? host : ids_sb, num_ids_, name_);
   const std::int64_t begin = weight_->spec.begin();
   const std::int64_t num_own = ids_sb.size(0) / positions_.size();
   const auto ids = ids_sb.narrow(0, num_own * positions_.rank(), num_own);

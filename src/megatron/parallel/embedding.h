@@ -31,8 +31,9 @@ class VocabParallelEmbedding {
   VocabParallelEmbedding(ParameterPtr weight, std::int64_t num_ids, std::string name, comm::Group tp,
                          Options options = {false});
 
-  /// Throws ConfigError naming id, sample and position for an id outside [0, num_ids), before anything is sent.
-  at::Tensor forward(const at::Tensor& ids_sb) const;
+  /// Throws ConfigError naming id, sample and position for an id outside [0, num_ids), before anything is sent. `host`:
+  /// the ids on the CPU, where ids_sb are on another device, which is not waited for then.
+  at::Tensor forward(const at::Tensor& ids_sb, const at::Tensor& host = {}) const;
 
  private:
   ParameterPtr weight_;

@@ -47,7 +47,8 @@ struct LossPass {
   at::Tensor counted;      ///< [m] int64: the tokens that have logits; undefined: all
 
   /// Loss of all tokens of `hidden_nh`, and their gradients.
-  void run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n);
+  /// `host_mask_n`: the mask, where it can be looked at.
+  void run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n, const at::Tensor& host_mask_n);
   /// Of `count` tokens from `begin` on among those that have logits, `last`: the last of them. labels, mask [count].
   void chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, const at::Tensor& mask, std::int64_t begin,
              std::int64_t count, bool last);
@@ -76,14 +77,14 @@ std::pair<at::Tensor, at::Tensor> token_losses(const at::Tensor& logits, const a
 }
 
 /// The tokens whose mask is not 0, at least one; undefined where these are nearly all: copying their rows costs too.
-at::Tensor counted_tokens(const at::Tensor& mask_n) {
+at::Tensor counted_tokens(const at::Tensor& mask_n, at::Device device) {
   const auto counted = at::nonzero(mask_n).squeeze(1);
-  if (counted.size(0) == 0) return at::zeros({1}, counted.options());
-  return 8 * counted.size(0) <= 7 * mask_n.size(0) ? counted : at::Tensor();
+  if (counted.size(0) == 0) return at::zeros({1}, counted.options().device(device));
+  return 8 * counted.size(0) <= 7 * mask_n.size(0) ? counted.to(device, /*non_blocking=*/true) : at::Tensor();
 }
 
-void LossPass::run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n) {
-  counted = counted_tokens(mask_n);
+void LossPass::run(const at::Tensor& hidden_nh, at::Tensor labels_n, at::Tensor mask_n, const at::Tensor& host_mask_n) {
+  counted = counted_tokens(host_mask_n, mask_n.device());
   if (counted.defined()) {
     labels_n = labels_n.index_select(0, counted);
     mask_n = mask_n.index_select(0, counted);
@@ -162,8 +163,9 @@ VocabParallelOutput::VocabParallelOutput(ParameterPtr weight, comm::Group tp, Op
       options_(options) {}
 
 at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask,
-                                         double gradient_scale) const {
-  check_labels(labels, mask, options_.vocab);
+                                         double gradient_scale, const Labels& host) const {
+  const Labels seen = host.labels.defined() ? host : Labels{labels, mask};
+  check_labels(seen.labels, seen.mask, options_.vocab);
   const bool with_gradient = records_gradient({hidden, weight_->value});
   LossPass pass{.weight = weight_,
                 .bias = bias_,
@@ -186,13 +188,13 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
                              ? at::empty({hidden_nh.size(0) / sequence_.size(), hidden.size(-1)}, hidden_nh.options())
                              : pass.dhidden;
     }
-    pass.run(hidden_nh, labels.reshape({-1}), mask.reshape({-1}));
+    pass.run(hidden_nh, labels.reshape({-1}), mask.reshape({-1}), seen.mask.reshape({-1}));
     if (!with_gradient) return;
     weight_->gradient_written();
     if (bias_) bias_->gradient_written();
   });
   auto backward = [dhidden = pass.dhidden_own, shape = hidden.sizes().vec()](const std::vector<at::Tensor>& grads) {
-    if (grads[0].item<double>() != 1)
+    if (grads[0].is_cpu() && grads[0].item<double>() != 1)  // to ask another device is to wait for it
       throw std::logic_error(
           "go backward from the loss sum as it is: its gradients were written for an upstream gradient of 1");
     return std::vector<at::Tensor>{dhidden.view(shape)};

@@ -20,6 +20,11 @@ class VocabParallelOutput {
     bool sequence_parallel = false;  ///< hidden is this rank's part of the sequence
   };
 
+  /// The same labels and mask on the CPU, where they are on another device.
+  struct Labels {
+    at::Tensor labels, mask;
+  };
+
   VocabParallelOutput(ParameterPtr weight, comm::Group tp, Options options, ParameterPtr bias = nullptr);
 
   /// Sum over tokens of mask * cross entropy, as a float64 scalar, the same on every rank. hidden [s, b, h] the same on
@@ -32,12 +37,13 @@ class VocabParallelOutput {
   /// writes those of the parameters into their buffers. Tokens whose mask is 0 have no logits where they are many. So
   /// go backward from the sum as it is, once; backward throws std::logic_error for any other upstream gradient.
   /// `gradient_scale` multiplies all these gradients where they begin, so that those of fp16 stay above zero. Without
-  /// gradients nothing is written.
+  /// gradients nothing is written. `host`: labels are checked and tokens counted there, without waiting for the device;
+  /// undefined: where they are. The upstream gradient is looked at on a CPU alone.
   ///
   /// Communication: a chunk: two all-reduces of [chunk]-sized vectors; with gradients one of d hidden in all.
   /// sequence_parallel: one all-gather of hidden, and a reduce-scatter in place of the all-reduce of d hidden.
   at::Tensor loss_sum(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& mask,
-                      double gradient_scale = 1) const;
+                      double gradient_scale = 1, const Labels& host = {}) const;
 
   /// What the layer says of single tokens, the same on every rank.
   struct TokenLosses {

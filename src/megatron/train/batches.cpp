@@ -163,11 +163,18 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   return batch;
 }
 
+/// From pinned memory, so that the host does not wait: the copy is in the order of the device's stream.
+at::Tensor on_device(const at::Tensor& x, at::Device device) {
+  return device.is_cuda() ? x.pin_memory().to(device, /*non_blocking=*/true) : x.to(device);
+}
+
 model::Batch on_device(model::Batch batch, at::Device device) {
+  if (device.is_cpu()) return batch;
+  batch.host = std::make_shared<const model::Batch>(batch);
   for (at::Tensor* tensor : {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs,
                              &batch.first_key_bs, &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b,
                              &batch.targets, &batch.decoder_tokens_bs})
-    if (tensor->defined()) *tensor = tensor->to(device);
+    if (tensor->defined()) *tensor = on_device(*tensor, device);
   return batch;
 }
 

@@ -1,5 +1,6 @@
 #include "megatron/kernels/cuda/driver.cuh"
 #include "megatron/kernels/phases/attention.h"
+#include "megatron/kernels/phases/attention_backward.h"
 
 #define OF_BOTH_PRECISIONS(name)           \
   MEGATRON_DEVICE_KERNEL(name<float, 64>)  \

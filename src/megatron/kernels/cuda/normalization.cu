@@ -1,4 +1,6 @@
 #include "megatron/kernels/cuda/driver.cuh"
+#include "megatron/kernels/phases/column_sums.h"
+#include "megatron/kernels/phases/dropout.h"
 #include "megatron/kernels/phases/normalization.h"
 
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(AddNorm)

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "megatron/kernels/phases/attention.h"
+#include "megatron/kernels/phases/attention_backward.h"
 #include "megatron/kernels/phases/operators/arguments.h"
 
 namespace megatron::kernels::phases {

@@ -1,4 +1,6 @@
 #pragma once
+#include "megatron/kernels/phases/column_sums.h"
+#include "megatron/kernels/phases/dropout.h"
 #include "megatron/kernels/phases/normalization.h"
 #include "megatron/kernels/phases/operators/arguments.h"
 
