@@ -18,6 +18,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
+#include "megatron/plan/steps/launches.h"
 #include "megatron/recipe/resolve.h"
 #include "megatron/schedule/pictures/draw.h"
 #include "megatron/schedule/text.h"
@@ -38,13 +39,14 @@ constexpr const char* kUsage =
 
 struct PlanOptions {
   config::RunConfig run;
-  bool as_json = false;
+  bool as_json = false, launches = false;
   std::string draw, trace, processor = "amx", megatron_args, program = "pretrain_gpt";
   SearchFlags search;
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.", config::Common());
     v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
       config::Common());
+    v("launches", launches, "Print what a GPU is given for a layer: launches, streams, bytes.");
     v("trace", trace, "Timeline measured with log.trace, drawn with a simulation that uses its operation times.");
     v("processor", processor,
       "Instruction set of the ranks' processors, where train.kernels is auto; bf16 on the first two keeps packed "
@@ -173,6 +175,10 @@ int plan(const Args& args) {
     throw ConfigError(rule_got_fix("--hardware, --fit, --top, --tokens and --svg belong to --search.", "no --search",
                                    "--search, or leave them out"));
   const plan::ResolvedRun& run = resolved->run;
+  if (options.launches) {
+    print_text(plan::launch_text(plan::layer_launches(run)));
+    return kDone;
+  }
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);

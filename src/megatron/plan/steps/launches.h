@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/plan/rules.h"
+
+// What a GPU is given for a layer, as data: kernels, products and messages on their streams, what each reads and
+// writes, and which launch of another stream each waits for.
+namespace megatron::plan {
+
+struct Launch {
+  std::string name;
+  int stream = 0;
+  std::vector<std::string> reads, writes;  ///< names of buffers
+  double bytes = 0;                        ///< of memory that it reads and writes at least
+  std::vector<int> after;                  ///< launches of other streams whose event it waits for, by their number
+};
+
+struct LaunchPlan {
+  std::vector<std::string> streams;
+  std::vector<std::string> inputs;  ///< buffers that are there before the first launch
+  std::vector<Launch> launches;     ///< in the order in which the host gives them
+};
+
+/// Throws std::logic_error that names two launches and a buffer where one reads or overwrites what the other writes
+/// without an order between them: that of a stream, or events; where a launch reads what nobody wrote; or where it
+/// waits for one that comes later.
+void validate(const LaunchPlan& plan);
+
+/// One layer of a decoder forward and backward, by the operators that the CUDA plugin has (kernels/phases/operators/),
+/// on one rank. Sums over tensor-parallel ranks and of gradients are on streams of their own.
+LaunchPlan layer_launches(const ResolvedRun& run);
+
+/// A line for each launch, and the sums over the layer.
+std::string launch_text(const LaunchPlan& plan);
+
+}  // namespace megatron::plan
