@@ -5,7 +5,7 @@ JOBS  := $(shell nproc)
 # Some of them wait: for a deadline, a peer, a disk.
 TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
-.PHONY: help setup configure build install package wheel test-setup test-programs test sanitize quickstart gpu-check bench-all performance docs format tidy
+.PHONY: help setup configure build install package wheel test-setup test-programs test sanitize quickstart gpu-check gpu-bundle bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
@@ -17,6 +17,7 @@ help:
 	@echo 'make wheel       the program and its Python package, for pip, in $(BUILD)/packages: docs/python.md'
 	@echo 'make setup       install what is missing (TORCH_DIR=…: use that libtorch)'
 	@echo 'make gpu-check   on a machine with an NVIDIA GPU: GPU tests and benchmark'
+	@echo 'make gpu-bundle  .gpu/: what proves the program on a machine with a GPU, where nothing can be built'
 	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
 	@echo 'make docs        write the generated references again (docs/config.md, from_megatron_lm.md, schedules)'
 	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
@@ -45,7 +46,7 @@ test-setup: setup
 
 # What tests compare with is fetched while the programs are built.
 test-programs: test-setup configure
-	@scripts/setup.sh --peers & peers=$$!; cmake --build $(BUILD) -j $(JOBS); status=$$?; wait $$peers && exit $$status
+	@scripts/setup.sh --peers & peers=$$!; cmake --build $(BUILD) -j $(JOBS) --target all gpu_test; status=$$?; wait $$peers && exit $$status
 
 test: test-programs
 	@ctest --test-dir $(BUILD) -j $(TESTS_AT_ONCE) --no-tests=error --output-on-failure --output-junit tests.xml \
@@ -60,6 +61,10 @@ quickstart: build
 
 gpu-check:
 	@scripts/gpu_check.sh
+
+gpu-bundle: test-setup configure
+	@cmake --build $(BUILD) -j $(JOBS) --target megatron gpu_test
+	@scripts/gpu_bundle.sh
 
 bench-all:
 	@bench/run_all.sh $(BENCH)

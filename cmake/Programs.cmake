@@ -58,6 +58,14 @@ if(MEGATRON_TESTS)
   megatron_test(finetune   ranks DEPS finetune)
   megatron_test(parity     ranks PARTS 12 DEPS train TIMEOUT 900)
   if(NOT MEGATRON_SANITIZE)
+    # The tests for a GPU as one program, for `make gpu-bundle`.
+    add_executable(gpu_test EXCLUDE_FROM_ALL tests/gpu/main.cpp tests/gpu/rates.cpp tests/kernels/cuda_test.cpp
+      tests/kernels/phases_test.cpp tests/model/cuda_test.cpp tests/train/cuda_test.cpp tests/comm/contract_test.cpp
+      tests/comm/cuda_plugin_test.cpp tests/testing/seed.cpp)
+    set_target_properties(gpu_test PROPERTIES UNITY_BUILD OFF)
+    target_include_directories(gpu_test PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(gpu_test PRIVATE megatron_warnings megatron_options test_folders megatron_train GTest::gtest GTest::gmock)
+    megatron_precompile(gpu_test TORCH)
     megatron_program_tests(e2e)
     megatron_program_tests(interop)
   endif()
