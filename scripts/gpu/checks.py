@@ -1,5 +1,5 @@
-"""What run.sh runs, one check after the other, each with a time limit: what failed is said at once, in results.md and in
-results.json, and the checks after it run all the same."""
+"""What run.sh runs, one check after the other, each with a time limit: what failed is said at once, in results.md and
+in results.json, and the checks after it run all the same."""
 import argparse
 import json
 import math

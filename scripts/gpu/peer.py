@@ -1,4 +1,4 @@
-"""The training step of a GPT in PyTorch, for comparison: flash attention, fused AdamW, autocast to bf16; eager or compiled.
+"""The training step of a GPT in PyTorch, for comparison: flash attention, fused AdamW, autocast to bf16.
 peer.py RECIPE BATCH SEQUENCE eager|compile; peer.py --product: the rate of one bf16 product."""
 import json
 import sys

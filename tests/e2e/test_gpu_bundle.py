@@ -21,7 +21,8 @@ class GpuBundle(unittest.TestCase):
     def torch(self):
         """The folder of libtorch that the program itself runs on."""
         listed = subprocess.run(["ldd", BUILD / "megatron-torch"], capture_output=True, text=True, check=True).stdout
-        return str(pathlib.Path(next(line for line in listed.splitlines() if "libtorch_cpu" in line).split()[2]).parents[1])
+        library = next(line for line in listed.splitlines() if "libtorch_cpu" in line).split()[2]
+        return str(pathlib.Path(library).parents[1])
 
     def run_bundle(self, *words, **environment):
         out = self.place.path / "out"
