@@ -104,7 +104,21 @@ const std::map<std::string, Case>& cases() {
        }},
       {"linear",
        [](auto& o, auto t) {
-         return Outputs{o.linear(sbh(t, 1), data({24, kH}, t, 2), nullptr)};
+         return Outputs{o.linear(sbh(t, 1), data({24, kH}, t, 2), nullptr, data({24}, t, 3))};
+       }},
+      {"linear_activation",
+       [](auto& o, auto t) {
+         const auto plain =
+             o.linear_activation(sbh(t, 1), data({24, kH}, t, 2), data({24}, t, 3), kForm, false, nullptr);
+         const auto gated = o.linear_activation(sbh(t, 1), data({24, kH}, t, 2), {}, Activation::Silu, true, nullptr);
+         return Outputs{plain.u, plain.y, gated.u, gated.y};
+       }},
+      {"linear_activation_gradient",
+       [](auto& o, auto t) {
+         const at::Tensor dz = data({kS, kB, 24}, t, 1), w = data({24, kH}, t, 2), wide = data({kS, kB, 2 * kH}, t, 3);
+         const auto plain = o.linear_activation_gradient(dz, w, sbh(t, 3), kForm, false, true, nullptr);
+         const auto gated = o.linear_activation_gradient(dz, w, wide, Activation::Silu, true, true, nullptr);
+         return Outputs{plain.u, plain.y, gated.u, gated.y};
        }},
       {"linear_input_gradient",
        [](auto& o, auto t) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "megatron/kernels/activation.h"
+
 // Matrix products of a linear layer y = x W^T, x [.., k], w [n, k], y [.., n]; the leading dimensions are one. float64,
 // float32, bf16, fp16; sums of bf16 and fp16 are taken in float32, and rounded once.
 // On the CPU bf16 is computed by AMX or AVX512_BF16, else by float32 arithmetic on numbers widened piece by piece;
@@ -32,8 +34,10 @@ class PackedWeight {
 /// Raises the version of the buffer that x is a view of.
 void written_to(const at::Tensor& x);
 
-/// Of x's dtype. With few rows of x (decoding), W is read once, at the speed of memory. `packed` is w's, or null.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr);
+/// Of x's dtype, plus `bias` [n] where it is defined. With few rows of x (decoding), W is read once, at the speed of
+/// memory. `packed` is w's, or null.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr,
+                  const at::Tensor& bias = {});
 /// Whether linear() goes that way for `rows` rows of w's dtype.
 bool few_rows(std::int64_t rows, const at::Tensor& w);
 /// The most rows for which it does; 0: never. Of so few rows each gets the same bits whatever the others are.
@@ -45,5 +49,20 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, Pack
 /// grad_w [n, k] (= or +=, by beta) dy^T x, straight into the gradient buffer, which may be float32 where dy and x are
 /// bf16 or fp16.
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta);
+
+// The two products of an MLP, y = f(x W^T + b) and z = y W'^T, with the activation (activation.h) where the sums are:
+// in a cache, before anything is written.
+
+struct ActivatedOutput {
+  at::Tensor u, y;
+};
+/// u = x W^T + bias, which the backward pass needs, and y = f(u): bias_activation(linear(x, w), bias), gated
+/// bias_gated_activation, but that u is rounded once. `bias` may be undefined.
+ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,
+                                  bool gated, PackedWeight* packed = nullptr);
+/// The way back through z = y W^T and y = f(u): the gradient of u, as `u` of the result, from dz. With `again` also y,
+/// for the weight's gradient; else undefined.
+ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
+                                           Activation form, bool gated, bool again, PackedWeight* packed = nullptr);
 
 }  // namespace megatron::kernels

@@ -69,6 +69,7 @@ class ProfiledCall {
   void take(const AttentionOutput& x) { tensors_.insert(tensors_.end(), {x.out, x.logsumexp}); }
   void take(const NormOutput& x) { tensors_.insert(tensors_.end(), {x.y, x.mean, x.rstd}); }
   void take(const AddNormOutput& x) { tensors_.insert(tensors_.end(), {x.sum, x.y, x.mean, x.rstd}); }
+  void take(const ActivatedOutput& x) { tensors_.insert(tensors_.end(), {x.u, x.y}); }
   void take(const SoftmaxPieces& x) { tensors_.insert(tensors_.end(), {x.max, x.sum_exp, x.target}); }
   template <class Other>
   void take(const Other&) {}

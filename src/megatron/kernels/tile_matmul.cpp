@@ -45,7 +45,10 @@ Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   const auto pieces = [&] {
     return ((p.rows + cut.rows - 1) / cut.rows) * ((p.columns + cut.columns - 1) / cut.columns);
   };
-  cut.rows = std::min(cut.rows, cpu::panels_of(p.rows) * cpu::kPanelLines);
+  // As many pieces as threads, or a multiple of it: the last of them all are done at once.
+  std::size_t parts = std::max<std::size_t>((p.rows + cut.rows - 1) / cut.rows, 1);
+  if (parts > 1) parts = (parts + threads - 1) / threads * threads;
+  cut.rows = std::min(cut.rows, whole((p.rows + parts - 1) / parts + cpu::kPanelLines - 1));
   while (pieces() < 2 * threads && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
     if (cut.columns > kLeastColumns)
       cut.columns = whole((cut.columns + 1) / 2 + cpu::kPanelLines - 1);
@@ -86,20 +89,29 @@ at::Tensor pack_for_tiles(const at::Tensor& b_any) {
   const at::Tensor packed = at::empty({split(b) ? 2 : 1, static_cast<std::int64_t>(words)}, at::kShort);
   std::uint16_t* const to = words_of(packed);
   const cpu::Matrix lines = cpu::matrix(b).transposed();
-  cpu::for_each_block(static_cast<std::int64_t>(cpu::panels_of(columns)), [&](std::int64_t i, int) {
-    const std::size_t panel = static_cast<std::size_t>(i), line = panel * cpu::kPanelLines;
-    const std::size_t count = std::min(cpu::kPanelLines, columns - line);
-    std::uint16_t* const at = to + panel * panel_words;
-    cpu::pack_panel(lines.at(line, 0), count, depth, cpu::TilePart::High, cpu::TileSide::Right, at);
-    if (split(b))
-      cpu::pack_panel(lines.at(line, 0), count, depth, cpu::TilePart::Low, cpu::TileSide::Right, at + words);
+  // Of a piece of work: rows of many panels from end to end, or the lines of one panel.
+  const bool side_by_side = lines.row == 1 && lines.column != 1;
+  const std::size_t most_lines = (side_by_side ? 12 : 1) * cpu::kPanelLines;
+  const std::size_t most_depth = side_by_side ? 8 * cpu::kPieceDepth : std::max<std::size_t>(depth, 1);
+  const std::size_t across = (columns + most_lines - 1) / most_lines, down = (depth + most_depth - 1) / most_depth;
+  cpu::for_each_block(static_cast<std::int64_t>(across * down), [&](std::int64_t i, int) {
+    const std::size_t line = static_cast<std::size_t>(i) % across * most_lines;
+    const std::size_t k = static_cast<std::size_t>(i) / across * most_depth;
+    const std::size_t offset = line / cpu::kPanelLines * panel_words + k / cpu::kPieceDepth * cpu::kPieceWords;
+    for (const cpu::TilePart part : {cpu::TilePart::High, cpu::TilePart::Low})
+      if (part == cpu::TilePart::High || split(b))
+        cpu::pack_panels(lines.at(line, k), std::min(most_lines, columns - line), std::min(most_depth, depth - k), part,
+                         cpu::TileSide::Right, to + offset + (part == cpu::TilePart::Low ? words : 0), panel_words);
   });
   return packed;
 }
 
-void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& packed_b, bool accumulate) {
+void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& packed_b, bool accumulate,
+                 const cpu::Epilogue& epilogue) {
   const at::Tensor a = cpu::laid_out(a_any);
-  const auto depth = static_cast<std::size_t>(a.size(1)), columns = static_cast<std::size_t>(c.size(1));
+  const auto depth = static_cast<std::size_t>(a.size(1));
+  // What two halves have in common, and so has a product whose gradient goes to two.
+  const auto columns = static_cast<std::size_t>(epilogue.half != 0 ? epilogue.half : c.size(1));
   const std::uint16_t* const b = words_of(packed_b);
   const cpu::TileProduct whole{static_cast<std::size_t>(c.size(0)),
                                columns,
@@ -108,7 +120,8 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
                                b,
                                packed_b.size(0) > 1 ? b + packed_b.size(1) : nullptr,
                                cpu::mutable_matrix(c),
-                               accumulate};
+                               accumulate,
+                               epilogue};
   const int threads = cpu::num_threads();
   const Cut cut = cut_of(whole, static_cast<std::size_t>(threads));
   const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
@@ -127,6 +140,7 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
     part.columns = std::min(cut.columns, columns - column);
     part.a = whole.a.at(row, 0);
     part.c = whole.c.at(row, column);
+    part.epilogue = epilogue.at(row, column, whole.c.type);
     part.b += column / cpu::kPanelLines * panel_words;
     if (part.b_low != nullptr) part.b_low += column / cpu::kPanelLines * panel_words;
     cpu::tile_product(part, unit, bytes + thread * scratch_bytes);

@@ -1,6 +1,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "megatron/kernels/cpu/products/epilogue.h"
+
 // Matrix products on the matrix unit (cpu/products/tile_product.h), as matmul.cpp uses them.
 namespace megatron::kernels {
 
@@ -9,7 +11,9 @@ namespace megatron::kernels {
 bool on_tiles(const at::Tensor& a, const at::Tensor& b);
 /// The right operand b [depth, columns] as tiles want it; of float32 two parts, high before low.
 at::Tensor pack_for_tiles(const at::Tensor& b);
-/// c [rows, columns] = or += a [rows, depth] b. Both operands have a stride of 1 in one dimension, c in its last.
-void tile_matmul(const at::Tensor& c, const at::Tensor& a, const at::Tensor& packed_b, bool accumulate);
+/// c [rows, columns] = or += a [rows, depth] b. Both operands have a stride of 1 in one dimension, c in its last. With
+/// an epilogue nothing is added to, and a half of a gated unit must be whole panels of 32 columns.
+void tile_matmul(const at::Tensor& c, const at::Tensor& a, const at::Tensor& packed_b, bool accumulate,
+                 const cpu::Epilogue& epilogue = {});
 
 }  // namespace megatron::kernels

@@ -54,9 +54,7 @@ BertHeads::BertHeads(const parallel::ParameterStore& parameters, bool sentence_h
 }
 
 at::Tensor BertHeads::token_states(const at::Tensor& hidden) const {
-  const auto activated =
-      bias_activation(dense_.forward(hidden), dense_.bias(), {.form = kernels::Activation::GeluErf, .gated = false});
-  return normalized(activated.y, norm_).y;
+  return normalized(bias_activation(dense_.forward(hidden), dense_.bias(), kernels::Activation::GeluErf), norm_).y;
 }
 
 at::Tensor BertHeads::pooled(const at::Tensor& hidden) const {

@@ -1,12 +1,15 @@
 #include "megatron/model/block.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <variant>
 
 #include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
+#include "megatron/model/recomputed_once.h"
 
 namespace megatron::model {
 namespace {
@@ -20,11 +23,11 @@ parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::str
 }
 
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
-                            const comm::Group& tp, bool skip_bias_add, bool sequence_parallel) {
+                            const comm::Group& tp, bool sequence_parallel) {
   return {p.get(prefix + linear.name + ".weight"),
           bias_of(p, prefix + linear.name + ".", linear.bias),
           tp,
-          {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = sequence_parallel}};
+          {.gather_output = false, .skip_bias_add = false, .sequence_parallel = sequence_parallel}};
 }
 
 RowParallelLinear row(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
@@ -50,25 +53,16 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                         const plan::Branch& spec, const Block::Options& options, const comm::Group& tp) {
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   const bool split = options.sequence_parallel;
-  // What follows the MLP's first product adds its bias.
-  const bool skip_bias_add = std::holds_alternative<plan::Mlp>(spec.inner);
   BranchModules branch{.spec = spec,
                        .norm = norm_of(parameters, layer.prefix + spec.norm() + ".", options.epsilon, layer.rms_norm),
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   for (std::size_t i = 0; i + 1 < linears.size(); ++i)
-    branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, skip_bias_add, split));
+    branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, split));
   for (const std::string& norm : linears.front().head_norms)
     branch.head_norms.push_back(norm_of(parameters, layer.prefix + norm + ".", options.epsilon, layer.rms_norm));
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
   return branch;
-}
-
-/// What a dropout leaves of a value.
-Recomputable dropped(Recomputable x, const kernels::Dropout& options) {
-  if (options.p == 0) return x;
-  return {dropout(x.y, options),
-          [recompute_fn = std::move(x.recompute_fn), options] { return dropout(recompute_fn().detach(), options); }};
 }
 
 /// The steps of a layer on all rows of a sequence, recorded for backward where autograd is on. Each tensor is released
@@ -84,10 +78,7 @@ class RowSteps {
         value_(value),
         encoder_output_(encoder_output) {}
 
-  void project(const ColumnParallelLinear& linear) {
-    if (block_.options().recompute_mlp) norm_again_ = stream_.recompute_fn;
-    x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn));
-  }
+  void project(const ColumnParallelLinear& linear) { x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn)); }
   void normalize_heads(const BranchModules& branch) {
     x_ = normalized_heads(x_, branch.groups, branch.head_size, branch.head_norms);
   }
@@ -96,18 +87,25 @@ class RowSteps {
     const at::Tensor& states = encoder_output_->states;
     take(encoder_output_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));
   }
-  void activate(const plan::Mlp& mlp, const BranchModules& branch) {
+  void expand(const plan::Mlp& mlp, const BranchModules& branch) {
     const ColumnParallelLinear& fc1 = branch.in.front();
-    parallel::RecomputeFunction again;
-    if (block_.options().recompute_mlp)
-      again = [fc1, norm = std::exchange(norm_again_, nullptr)] { return fc1.forward(norm()); };
-    const MlpActivation activation{.form = block_.options().activation, .gated = mlp.gated};
-    take(dropped(bias_activation(x_, fc1.bias(), activation, again), sites_.mlp_inner));
-    if (block_.options().keep_activation) recompute_fn_ = nullptr;
+    inner_ = {.form = block_.options().activation, .gated = mlp.gated, .dropout = sites_.mlp_inner};
+    if (block_.options().recompute_mlp) {
+      const auto both = std::make_shared<RecomputedOnce<parallel::Activated>>(
+          [fc1, inner = inner_, norm = stream_.recompute_fn] { return fc1.forward(norm(), inner, {}); });
+      again_ = {[both] { return std::move(both->value().u); }, [both] { return std::move(both->value().y); }};
+    }
+    activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn));
+    if (block_.options().keep_activation) again_.y_fn = [y = activated_->y] { return y; };
   }
   void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
     const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
-    x_ = branch.out.forward(x_, std::move(recompute_fn_), value);
+    if (activated_) {
+      x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), value);
+      activated_.reset();
+    } else {
+      x_ = branch.out.forward(x_, std::move(recompute_fn_), value);
+    }
     at::Tensor carried = block_.residual_after_norm() ? stream_.y : stream_.residual;
     // Where attention gave the last rows alone, the others end here.
     const std::int64_t ended = carried.size(0) - x_.size(0);
@@ -132,7 +130,10 @@ class RowSteps {
   parallel::Value value_;
   const EncoderOutput* encoder_output_;
   at::Tensor x_;
-  parallel::RecomputeFunction recompute_fn_, norm_again_;
+  parallel::RecomputeFunction recompute_fn_;
+  std::optional<parallel::Activated> activated_;  ///< of an MLP, in place of x_
+  parallel::InnerActivation inner_;
+  parallel::ActivatedAgain again_;
 };
 
 }  // namespace

@@ -21,8 +21,7 @@ void walk_inside(const plan::CrossAttention& attention, const BranchModules& bra
 
 template <class Steps>
 void walk_inside(const plan::Mlp& mlp, const BranchModules& branch, Steps& steps) {
-  steps.project(branch.in.front());
-  steps.activate(mlp, branch);
+  steps.expand(mlp, branch);
 }
 
 /// Each branch of the block, then what begins the next: steps.leave(branch, norm) ends one and computes the norm that

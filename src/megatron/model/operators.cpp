@@ -1,14 +1,11 @@
 #include "megatron/model/operators.h"
 
-#include <functional>
 #include <initializer_list>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "megatron/kernels/normalization.h"
-#include "megatron/model/recomputed_once.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::model {
@@ -146,34 +143,14 @@ at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& b
   return with_backward(inputs({x_sbh, residual_sbh}, {&bias}), sum, std::move(backward));
 }
 
-Recomputable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias,
-                             const MlpActivation& activation, const parallel::RecomputeFunction& x_again) {
-  struct Made {
-    at::Tensor u, y;  // x + bias, the activation of that
-  };
-  const auto [form, gated] = activation;
-  const auto activate = [bias, form = form, gated = gated](const at::Tensor& x) {
-    const auto y = gated ? kernels::bias_gated_activation(x, value_of(bias), form)
-                         : kernels::bias_activation(x, value_of(bias), form);
-    return Made{x, y};  // x became u
-  };
-  const auto made = without_autograd([&] { return activate(x_sbf.detach()); });
-  std::function<at::Tensor()> u = [kept = made.u] { return kept; };
-  parallel::RecomputeFunction y = [kept = made.u, form = form, gated = gated] {
-    return gated ? kernels::gated_activation(kept, form) : kernels::activation(kept, form);
-  };
-  if (x_again) {
-    const auto again = std::make_shared<RecomputedOnce<Made>>([=] { return activate(x_again()); });
-    u = [again] { return std::move(again->value().u); };
-    y = [again] { return std::move(again->value().y); };
-  }
-  auto backward = [u = std::move(u), bias, form = form, gated = gated](const Gradients& grads) -> Gradients {
-    auto dx = gated ? kernels::gated_activation_backward(grads[0].contiguous(), u(), form)
-                    : kernels::activation_backward(grads[0].contiguous(), u(), form);
+at::Tensor bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form) {
+  const auto u = x_sbf.detach();
+  const auto y = without_autograd([&] { return kernels::bias_activation(u, value_of(bias), form); });
+  return with_backward(inputs({x_sbf}, {&bias}), y, [u, bias, form](const Gradients& grads) -> Gradients {
+    const auto dx = kernels::activation_backward(grads[0].contiguous(), u, form);
     bias_backward(bias, dx);
     return {dx};
-  };
-  return {with_backward(inputs({x_sbf}, {&bias}), made.y, std::move(backward)), std::move(y)};
+  });
 }
 
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {

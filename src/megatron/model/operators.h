@@ -53,16 +53,8 @@ struct Recomputable {
   parallel::RecomputeFunction recompute_fn;  ///< y again; called at most once. Empty: keep y.
 };
 
-/// What an MLP does between its two products.
-struct MlpActivation {
-  kernels::Activation form = kernels::Activation::GeluTanh;
-  bool gated = false;  ///< f(first half) * second half (Shazeer 2020)
-};
-
-/// y [s, b, f] = f(x + bias); x [s, b, f], gated [s, b, 2 f]. `bias` may be null. x's memory becomes x + bias, which is
-/// kept; `x_again`, where given, makes x again instead.
-Recomputable bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias,
-                             const MlpActivation& activation, const parallel::RecomputeFunction& x_again = {});
+/// f(x + bias) [s, b, f]. `bias` may be null. x's memory becomes x + bias, which is kept.
+at::Tensor bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form);
 
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);

@@ -42,44 +42,80 @@ class Gathering {
   comm::WorkHandle work_;
 };
 
+at::Tensor dropped(const at::Tensor& x, const kernels::Dropout& dropout) {
+  return dropout.p > 0 ? kernels::dropout_backward(x, dropout) : x;  // the mask times x, as times a gradient
+}
+
+/// y of u again.
+at::Tensor activate(const at::Tensor& u, const InnerActivation& inner) {
+  return dropped(inner.gated ? kernels::gated_activation(u, inner.form) : kernels::activation(u, inner.form),
+                 inner.dropout);
+}
+
+/// What a layer multiplies, in its backward pass; and what an activation made it of.
+struct InputAgain {
+  RecomputeFunction x_fn;
+  bool beside_gradient = false;  ///< x may come with the gradient of u instead
+  InnerActivation inner = {};
+  RecomputeFunction u_fn = {};  ///< null: x is no activation
+};
+
 /// The backward pass of one layer for one microbatch.
 class LinearBackward {
  public:
-  LinearBackward(const at::Tensor& x, ParameterPtr weight, ParameterPtr bias, Links links,
-                 RecomputeFunction recompute_fn)
+  /// `bias_at_once`: the bias's gradient does not wait with a weight's that is put off.
+  LinearBackward(bool needs_dx, ParameterPtr weight, ParameterPtr bias, Links links, InputAgain input,
+                 bool bias_at_once)
       : weight_(std::move(weight)),
         bias_(std::move(bias)),
         links_(std::move(links)),
-        kept_(recompute_fn ? at::Tensor() : x.detach()),
-        recompute_fn_(std::move(recompute_fn)),
-        needs_dx_(x.requires_grad()) {}
+        input_(std::move(input)),
+        needs_dx_(needs_dx),
+        bias_at_once_(bias_at_once) {}
 
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
     const at::Tensor dy_part = grads[0].contiguous();
     const at::Tensor dy = links_.scatter_y.all_gather(dy_part);
     const bool later = weight_->deferring();
     // The input comes while the product for dx is computed, and dx goes while that for the weight is.
-    std::optional<Gathering> x;
-    if (!later && links_.gather_x.size() > 1) x.emplace(input(), links_.gather_x);
-    at::Tensor dx, dx_whole;
+    std::optional<Gathering> gathered;
+    if (!later && links_.gather_x.size() > 1) gathered.emplace(input_.x_fn(), links_.gather_x);
+    at::Tensor dx, dx_whole, x;
     comm::WorkHandle reduced;
     if (needs_dx_) {
-      dx = dx_whole = kernels::linear_input_gradient(dy, weight_->value, &weight_->packed);
+      dx = dx_whole = input_gradient(dy, later, x);
       reduced = reduce(dx_whole, dx);
     }
+    if (bias_at_once_) write_bias_gradient(dy_part, Contribution::When::WithTheRest);
     if (later)
-      weight_->contribute([self = *this, dy_part] {
+      weight_->contribute([self = for_later(), dy_part] {
         const at::Tensor all = self.links_.scatter_y.all_gather(dy_part);
-        self.write_gradients(all, dy_part, Gathering(self.input(), self.links_.gather_x).wait());
+        self.write_gradients(all, dy_part, Gathering(self.input_.x_fn(), self.links_.gather_x).wait());
       });
     else
-      write_gradients(dy, dy_part, x ? x->wait() : input());
+      write_gradients(dy, dy_part, gathered ? gathered->wait() : x.defined() ? x : input_.x_fn());
     if (reduced) reduced->wait();
     return {dx};
   }
 
  private:
-  at::Tensor input() const { return recompute_fn_ ? recompute_fn_() : kept_; }
+  /// The gradient of what autograd knows as the input: of u where x is an activation. With it comes x, where it is
+  /// wanted now and not kept.
+  at::Tensor input_gradient(const at::Tensor& dy, bool later, at::Tensor& x) const {
+    const at::Tensor& w = weight_->value;
+    if (!input_.u_fn) return kernels::linear_input_gradient(dy, w, &weight_->packed);
+    const auto& [form, gated, dropout] = input_.inner;
+    const at::Tensor u = input_.u_fn();
+    if (dropout.p > 0) {
+      const at::Tensor d = dropped(kernels::linear_input_gradient(dy, w, &weight_->packed), dropout);
+      return gated ? kernels::gated_activation_backward(d, u, form) : kernels::activation_backward(d, u, form);
+    }
+    const bool again = !later && input_.beside_gradient;
+    const kernels::ActivatedOutput out =
+        kernels::linear_activation_gradient(dy, w, u, form, gated, again, &weight_->packed);
+    x = out.y;
+    return out.u;
+  }
 
   /// Starts the sum of `dx_whole` over ranks: in place or, split along the sequence, into a new `dx`.
   comm::WorkHandle reduce(const at::Tensor& dx_whole, at::Tensor& dx) const {
@@ -95,34 +131,69 @@ class LinearBackward {
     Contribution weight(weight_);
     kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
     weight.written();
+    if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
+  }
+  void write_bias_gradient(const at::Tensor& dy_part, Contribution::When when) const {
     if (!bias_) return;
-    Contribution bias(bias_);
+    Contribution bias(bias_, when);
     kernels::accumulate_bias_gradient(bias.target(), dy_part, bias.beta());
     bias.written();
+  }
+  /// What the weight's gradient needs: no u that is kept beside x.
+  LinearBackward for_later() const {
+    LinearBackward rest = *this;
+    rest.input_.u_fn = nullptr;
+    return rest;
   }
 
   ParameterPtr weight_, bias_;
   Links links_;
-  at::Tensor kept_;
-  RecomputeFunction recompute_fn_;
-  bool needs_dx_;
+  InputAgain input_;
+  bool needs_dx_, bias_at_once_;
 };
 
 /// y = x W^T (+ b, added to the sum over ranks).
 at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links) {
-  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived(), &weight->packed);
+  const at::Tensor b = bias ? bias->arrived() : at::Tensor();
+  const bool summed = links.sum_y.size() > 1 || links.scatter_y.size() > 1;
+  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived(), &weight->packed, summed ? at::Tensor() : b);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
-  if (bias) y.add_(bias->arrived());
-  return y;
+  return summed && bias ? y.add_(b) : y;
 }
 
 /// Tells autograd that y is the layer's value for x.
 at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const ParameterPtr& weight,
-                                const ParameterPtr& bias, const Links& links, RecomputeFunction recompute_fn) {
+                                const ParameterPtr& bias, const Links& links, InputAgain input,
+                                bool bias_at_once = false) {
   std::vector<at::Tensor> inputs{x, weight->value};
   if (bias) inputs.push_back(bias->value);
-  return with_backward(inputs, y, LinearBackward(x, weight, bias, links, std::move(recompute_fn)));
+  return with_backward(inputs, y,
+                       LinearBackward(x.requires_grad(), weight, bias, links, std::move(input), bias_at_once));
+}
+
+/// The input as it is kept, unless it is made again.
+InputAgain kept_or(const at::Tensor& x, RecomputeFunction recompute_fn) {
+  if (recompute_fn) return {std::move(recompute_fn)};
+  return {[kept = x.detach()] { return kept; }};
+}
+
+InputAgain activated_input(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again) {
+  const RecomputeFunction u_fn = again.u_fn ? again.u_fn : [u = x.u.detach()] { return u; };
+  if (again.y_fn) return {again.y_fn, false, inner, u_fn};
+  return {[u_fn, inner] { return activate(u_fn(), inner); }, true, inner, u_fn};
+}
+
+/// A row-parallel layer's value, or memory of its shape.
+at::Tensor row_product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links,
+                       Value value) {
+  return without_autograd([&] {
+    if (value == Value::Needed) return product(x, weight, bias, links);
+    auto shape = x.sizes().vec();
+    shape.front() /= links.scatter_y.size();
+    shape.back() = weight->value.size(0);
+    return at::empty(shape, x.options());
+  });
 }
 
 }  // namespace
@@ -135,8 +206,22 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction 
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
   auto y = without_autograd([&] { return product(x, weight_, bias, links); });
-  y = with_linear_backward(x, y, weight_, bias, links, std::move(recompute_fn));
+  y = with_linear_backward(x, y, weight_, bias, links, kept_or(x, std::move(recompute_fn)));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
+}
+
+Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivation& inner,
+                                        RecomputeFunction recompute_fn) const {
+  Links links;
+  (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
+  const auto out = without_autograd([&] {
+    const at::Tensor bias = bias_ ? bias_->arrived() : at::Tensor();
+    auto both = kernels::linear_activation(links.gather_x.all_gather(x), weight_->arrived(), bias, inner.form,
+                                           inner.gated, &weight_->packed);
+    both.y = dropped(both.y, inner.dropout);
+    return both;
+  });
+  return {with_linear_backward(x, out.u, weight_, bias_, links, kept_or(x, std::move(recompute_fn)), true), out.y};
 }
 
 RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options)
@@ -150,14 +235,17 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction rec
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const auto y = without_autograd([&] {
-    if (value == Value::Needed) return product(part, weight_, bias, links);
-    auto shape = part.sizes().vec();
-    shape.front() /= links.scatter_y.size();
-    shape.back() = weight_->value.size(0);
-    return at::empty(shape, part.options());
-  });
-  return with_linear_backward(part, y, weight_, bias, links, std::move(recompute_fn));
+  const auto y = row_product(part, weight_, bias, links, value);
+  return with_linear_backward(part, y, weight_, bias, links, kept_or(part, std::move(recompute_fn)));
+}
+
+at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
+                                      Value value) const {
+  Links links;
+  (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
+  const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
+  const auto y = row_product(x.y, weight_, bias, links, value);
+  return with_linear_backward(x.u, y, weight_, bias, links, activated_input(x, inner, again));
 }
 
 }  // namespace megatron::parallel

@@ -5,6 +5,8 @@
 #include <functional>
 
 #include "megatron/comm/group.h"
+#include "megatron/kernels/activation.h"
+#include "megatron/kernels/dropout.h"
 #include "megatron/parallel/parameter.h"
 
 // Linear layers whose matrix is split over a tensor-parallel group (Shoeybi et al. 2019, section 3), t = tp.size(),
@@ -28,6 +30,23 @@ using RecomputeFunction = std::function<at::Tensor()>;
 /// it is memory of the value's shape: nothing is computed and nothing sent.
 enum class Value : std::uint8_t { Needed, Unread };
 
+/// What is between a column-parallel and a row-parallel layer, on this rank's features: y = f(u), gated (activation.h)
+/// or not, after which elements may be dropped. Both layers' kernels compute it where they have their sums in a cache.
+struct InnerActivation {
+  kernels::Activation form = kernels::Activation::GeluTanh;
+  bool gated = false;
+  kernels::Dropout dropout = {};
+};
+/// u [s, b, f], gated [s, b, 2 f], is what autograd knows; y [s, b, f] it does not.
+struct Activated {
+  at::Tensor u, y;
+};
+/// How u and y are had in the backward pass, where they are not kept: null `u_fn`: u is; null `y_fn`: y follows from u,
+/// beside u's gradient where that is computed at once. Each is called at most once.
+struct ActivatedAgain {
+  RecomputeFunction u_fn = {}, y_fn = {};
+};
+
 /// y = x W^T + b with W split by output rows.
 ///
 ///   weight  [out/t, in]       rows k*out/t … of the full weight on rank k
@@ -50,6 +69,8 @@ class ColumnParallelLinear {
 
   ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false, false});
   at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}) const;
+  /// The layer, bias included, as u, and what `inner` makes of it. Not with gather_output.
+  Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
@@ -81,6 +102,9 @@ class RowParallelLinear {
 
   RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
   at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, Value value = Value::Needed) const;
+  /// Of x.y, which `inner` made of x.u: the gradient is that of u. With input_is_parallel.
+  at::Tensor forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
+                     Value value = Value::Needed) const;
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 

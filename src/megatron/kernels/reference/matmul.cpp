@@ -18,7 +18,10 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& b) {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight*) { return product(x, w.t()); }
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight*, const at::Tensor& bias) {
+  at::Tensor y = product(x, w.t());
+  return bias.defined() ? y.add_(bias) : y;
+}
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight*) { return product(dy, w); }
 
@@ -29,6 +32,22 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
     at::mm_out(target, dy_t, wide_x);
   else
     at::addmm_out(target, grad_w, dy_t, wide_x, beta);
+}
+
+ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,
+                                  bool gated, PackedWeight*) {
+  at::Tensor u = product(x, w.t());
+  at::Tensor y = gated ? reference::bias_gated_activation(u, bias, form) : reference::bias_activation(u, bias, form);
+  return {u, y};
+}
+
+ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
+                                           Activation form, bool gated, bool again, PackedWeight*) {
+  const at::Tensor dy = product(dz, w);
+  ActivatedOutput out{
+      gated ? reference::gated_activation_backward(dy, u, form) : reference::activation_backward(dy, u, form), {}};
+  if (again) out.y = gated ? reference::gated_activation(u, form) : reference::activation(u, form);
+  return out;
 }
 
 }  // namespace megatron::kernels::reference

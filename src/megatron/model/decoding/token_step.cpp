@@ -44,7 +44,7 @@ class TokenSteps {
   void project(const parallel::ColumnParallelLinear& linear);
   void normalize_heads(const BranchModules& branch);
   void attend(const plan::SelfAttention& attention, const BranchModules& branch);
-  void activate(const plan::Mlp& mlp, const BranchModules& branch);
+  void expand(const plan::Mlp& mlp, const BranchModules& branch);
   [[noreturn]] void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& /*branch*/) {
     throw std::logic_error("takes_token() does not let cross attention through");
   }
@@ -176,7 +176,8 @@ void TokenSteps::attend_each(const plan::SelfAttention& attention, const at::Ten
   kernels::attend_to_caches(out, projected, caches, step, scratch_);
 }
 
-void TokenSteps::activate(const plan::Mlp& mlp, const BranchModules& branch) {
+void TokenSteps::expand(const plan::Mlp& mlp, const BranchModules& branch) {
+  project(branch.in.front());
   auto& [projected, inside] = buffers_[index_];
   kernels::activate_rows(sized(inside, inputs(branch.out.weight())), projected,
                          arrived_or_none(branch.in.front().bias(), none_), block_->options().activation, mlp.gated);

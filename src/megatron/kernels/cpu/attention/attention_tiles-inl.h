@@ -44,18 +44,13 @@ inline Matrix scores_of(const float* scores) {
   return {scores, ElementType::Float32, static_cast<std::ptrdiff_t>(kScoreStride), 1};
 }
 
-/// All panels of one operand [lines, depth], one panel `stride` words behind the other.
-inline void pack_panels(const Matrix& m, std::size_t lines, std::size_t depth, TileSide side, Words* to,
-                        std::size_t stride) {
-  for (std::size_t line = 0; line < lines; line += kPanelLines, to += stride)
-    pack_panel(m.at(line, 0), std::min(kPanelLines, lines - line), depth, TilePart::High, side, to);
-}
 /// Keys or values [keys, features], for products that sum over features, and for those that sum over keys.
 inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
-  pack_panels(positions_of(x, head, 0), p.keys, p.size, TileSide::Right, to, TileCounts(p).features * kPieceWords);
+  pack_panels(positions_of(x, head, 0), p.keys, p.size, TilePart::High, TileSide::Right, to,
+              TileCounts(p).features * kPieceWords);
 }
 inline void pack_over_keys(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
-  pack_panels(positions_of(x, head, 0).transposed(), p.size, p.keys, TileSide::Right, to,
+  pack_panels(positions_of(x, head, 0).transposed(), p.size, p.keys, TilePart::High, TileSide::Right, to,
               TileCounts(p).keys * kPieceWords);
 }
 

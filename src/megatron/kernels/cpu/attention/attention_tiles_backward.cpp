@@ -76,10 +76,10 @@ void read_batch(const Pass& pass, std::size_t q0, std::size_t rows) {
   const Space& w = pass.space;
   const Matrix queries = positions_of(p.q, pass.head, q0), dout = positions_of(pass.dout, pass.head, q0);
   const std::size_t features = pass.count.features * kPieceWords, positions = kBatchBlocks * kPieceWords;
-  pack_panels(queries, rows, p.size, TileSide::Left, w.queries, features);
-  pack_panels(dout, rows, p.size, TileSide::Left, w.dout, features);
-  pack_panels(queries.transposed(), p.size, rows, TileSide::Left, w.queries_t, positions);
-  pack_panels(dout.transposed(), p.size, rows, TileSide::Left, w.dout_t, positions);
+  pack_panels(queries, rows, p.size, TilePart::High, TileSide::Left, w.queries, features);
+  pack_panels(dout, rows, p.size, TilePart::High, TileSide::Left, w.dout, features);
+  pack_panels(queries.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.queries_t, positions);
+  pack_panels(dout.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.dout_t, positions);
   for (std::size_t i = 0; i < rows; ++i) {
     const auto* g = reinterpret_cast<const c10::BFloat16*>(pass.dout.at(q0 + i, pass.head));
     const auto* y = reinterpret_cast<const c10::BFloat16*>(pass.out.at(q0 + i, pass.head));
@@ -125,10 +125,10 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
   const Matrix scores = scores_of(w.scores), dscores = scores_of(w.dscores);
   for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
     const std::size_t k = j * kPanelLines, keys = std::min(kPanelLines, count - k);
-    pack_panel(scores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.probabilities.at(j, i));
-    pack_panel(dscores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.gradients.at(j, i));
+    pack_panels(scores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.probabilities.at(j, i), 0);
+    pack_panels(dscores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.gradients.at(j, i), 0);
   }
-  pack_panel(dscores.at(0, begin), rows, end - begin, TilePart::High, TileSide::Left, w.dscores_left);
+  pack_panels(dscores.at(0, begin), rows, end - begin, TilePart::High, TileSide::Left, w.dscores_left, 0);
   for (std::size_t f = 0; f < pass.count.features; ++f) {
     tile_block(tiles, w.dscores_left, w.keys_over_keys + (f * pass.count.keys + first + blocks.begin) * kPieceWords,
                blocks.end - blocks.begin, w.dq + i * kPanelLines * pass.count.stride() + f * kPanelLines,

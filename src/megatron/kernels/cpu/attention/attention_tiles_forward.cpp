@@ -31,7 +31,7 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
   const std::size_t stride = count.stride(), panel = count.features * kPieceWords;
   const Words* const values = packed + count.keys * panel;
   Running running[kPanelLines];
-  pack_panels(positions_of(p.q, head, q0), rows, p.size, TileSide::Left, space.queries, 0);
+  pack_panels(positions_of(p.q, head, q0), rows, p.size, TilePart::High, TileSide::Left, space.queries, 0);
   const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows);
   if (all.begin >= all.end) std::fill(space.sum, space.sum + rows * stride, 0.0f);
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
@@ -41,7 +41,7 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
                  kScoreStride, false);
     }
     softmax_rows(p, head, q0, rows, k0, keys, k0 == all.begin, space.scores, running, space.sum, stride);
-    pack_panels(scores_of(space.scores), rows, keys, TileSide::Left, space.weights, 0);
+    pack_panels(scores_of(space.scores), rows, keys, TilePart::High, TileSide::Left, space.weights, 0);
     for (std::size_t f = 0; f < count.features; ++f) {
       tile_block(tiles, space.weights, values + (f * count.keys + first) * kPieceWords, pieces_of(keys),
                  space.sum + f * kPanelLines, stride, k0 != all.begin);

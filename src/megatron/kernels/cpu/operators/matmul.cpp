@@ -9,7 +9,9 @@
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
+#include "megatron/kernels/cpu/products/epilogue.h"
 #include "megatron/kernels/cpu/products/matrix_of.h"
+#include "megatron/kernels/cpu/products/tile_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
@@ -50,13 +52,17 @@ std::int64_t parts_of(std::int64_t size, std::int64_t part) { return (size + par
 constexpr std::int64_t kRowMultiple = 6, kColumnMultiple = 64;
 static_assert(cpu::kBlockRows % kRowMultiple == 0 && cpu::kBlockColumns % kColumnMultiple == 0);
 
-/// c [rows, columns] = or += a b, block by block of c over the threads. Operands may be of any readable dtype.
-void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, bool accumulate) {
+/// c [rows, columns] = or += a b, block by block of c over the threads. Operands may be of any readable dtype. With an
+/// epilogue nothing is added to.
+void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, bool accumulate,
+              const cpu::Epilogue& epilogue = {}) {
   const at::Tensor a = cpu::laid_out(a_any), b = cpu::laid_out(b_any);
-  const std::int64_t rows = c.size(0), columns = c.size(1);
+  // Two halves, of the product or of what its gradient goes to, have their columns in common.
+  const std::int64_t rows = c.size(0), columns = epilogue.half != 0 ? epilogue.half : c.size(1);
+  const std::int64_t most_columns = cpu::kBlockColumns / (epilogue.two_halves() ? 2 : 1);
   constexpr std::int64_t kLeast = 128, kBlocksOfAThread = 3;
   std::int64_t row_part = part_of(rows, cpu::kBlockRows, kRowMultiple),
-               column_part = part_of(columns, cpu::kBlockColumns, kColumnMultiple);
+               column_part = part_of(columns, most_columns, kColumnMultiple);
   while (parts_of(rows, row_part) * parts_of(columns, column_part) < kBlocksOfAThread * cpu::num_threads() &&
          std::max(row_part, column_part) > kLeast) {
     if (row_part >= column_part)
@@ -83,7 +89,7 @@ void multiply(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_
     block.a = whole.a.at(row, 0);
     block.b = whole.b.at(0, column);
     block.c = whole.c.at(row, column);
-    cpu::product_block(block,
+    cpu::product_block(block, epilogue.at(row, column, whole.c.type),
                        scratch.mutable_data_ptr<float>() + thread * static_cast<std::int64_t>(cpu::kProductScratch));
   });
 }
@@ -95,19 +101,58 @@ at::Tensor skinny_product(const at::Tensor& x, const at::Tensor& w) {
   return y;
 }
 
-/// a b of a's dtype.
+/// Whether a b is computed by own kernels of float32 arithmetic.
+bool own_product(const at::Tensor& a, const at::Tensor& b) {
+  return readable(a) && readable(b) && (is_half(a) || cpu::own_float32_products());
+}
+
+/// a b of a's dtype, without the unit.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  const bool own = readable(a) && readable(b) && (is_half(a) || cpu::own_float32_products());
-  if (!own) return at::mm(a, b);
+  if (!own_product(a, b)) return at::mm(a, b);
   at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
   multiply(c, a, b, false);
   return c;
 }
 
-at::Tensor product_on_tiles(const at::Tensor& a, const at::Tensor& packed_b, std::int64_t columns) {
-  at::Tensor c = at::empty({a.size(0), columns}, a.options());
-  tile_matmul(c, a, packed_b, false);
+/// Where a linear layer's product is computed, forward or backward.
+struct Way {
+  enum class Kind : std::uint8_t { FewRows, Tiles, Own, Library };
+  Kind kind;
+  at::Tensor packed = {};  ///< of Tiles: the right operand
+};
+Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeight* packed) {
+  if (forward && few_rows(rows.size(0), w) && readable(rows)) return {Way::Kind::FewRows};
+  if (!on_tiles(rows, w)) return {own_product(rows, w) ? Way::Kind::Own : Way::Kind::Library};
+  if (packed == nullptr) return {Way::Kind::Tiles, pack_for_tiles(forward ? w.t() : w)};
+  return {Way::Kind::Tiles, forward ? packed->for_output(w) : packed->for_input_gradient(w)};
+}
+
+/// The product `rows` b alone.
+at::Tensor product(const Way& way, const at::Tensor& rows, const at::Tensor& w, bool forward) {
+  if (way.kind == Way::Kind::FewRows) return skinny_product(rows.contiguous(), w);
+  const at::Tensor b = forward ? w.t() : w;
+  if (way.kind != Way::Kind::Tiles) return product(rows, b);
+  at::Tensor c = at::empty({rows.size(0), b.size(1)}, rows.options());
+  tile_matmul(c, rows, way.packed, false);
   return c;
+}
+
+/// c = the product with an epilogue, where `way` takes one.
+void product_into(const at::Tensor& c, const Way& way, const at::Tensor& rows, const at::Tensor& b,
+                  const cpu::Epilogue& epilogue) {
+  if (way.kind == Way::Kind::Tiles)
+    tile_matmul(c, rows, way.packed, false, epilogue);
+  else
+    multiply(c, rows, b, false, epilogue);
+}
+
+/// Whether `way` takes an epilogue on these buffers, of which some may be undefined. `half`: Epilogue::half. fp16 goes
+/// the longer way (decision 98).
+template <class... Buffers>
+bool takes_epilogue(const Way& way, const at::Tensor& rows, std::int64_t half, const Buffers&... buffers) {
+  const bool whole_panels = half % static_cast<std::int64_t>(cpu::kPanelLines) == 0;
+  const bool computes = way.kind == Way::Kind::Own || (way.kind == Way::Kind::Tiles && whole_panels);
+  return computes && rows.scalar_type() != at::kHalf && cpu::fast_as(rows.scalar_type(), buffers...);
 }
 
 /// grad = or += dy^T x by own kernels.
@@ -162,21 +207,66 @@ void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor&
 
 namespace cpu {
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed, const at::Tensor& bias) {
   const at::Tensor rows = rows_of(x);
-  const auto y = [&] {
-    if (few_rows(rows.size(0), w) && readable(rows)) return skinny_product(rows.contiguous(), w);
-    if (!on_tiles(rows, w)) return product(rows, w.t());
-    return product_on_tiles(rows, packed != nullptr ? packed->for_output(w) : pack_for_tiles(w.t()), w.size(0));
-  };
-  return with_last_dim(y(), x);
+  const Way way = way_of(rows, w, true, packed);
+  if (!bias.defined()) return with_last_dim(product(way, rows, w, true), x);
+  if (!takes_epilogue(way, rows, 0, bias)) return with_last_dim(product(way, rows, w, true), x).add_(bias);
+  const at::Tensor y = at::empty({rows.size(0), w.size(0)}, x.options());
+  product_into(y, way, rows, w.t(), {.kind = Epilogue::Kind::AddBias, .bias = bias.const_data_ptr()});
+  return with_last_dim(y, x);
+}
+
+ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,
+                                  bool gated, PackedWeight* packed) {
+  const at::Tensor rows = rows_of(x);
+  const Way way = way_of(rows, w, true, packed);
+  const std::int64_t features = w.size(0) / (gated ? 2 : 1), half = gated ? features : 0;
+  if (!takes_epilogue(way, rows, half, bias)) {
+    at::Tensor u = with_last_dim(product(way, rows, w, true), x);
+    at::Tensor y = gated ? cpu::bias_gated_activation(u, bias, form) : cpu::bias_activation(u, bias, form);
+    return {u, y};
+  }
+  const at::Tensor u = at::empty({rows.size(0), w.size(0)}, x.options());
+  const at::Tensor y = at::empty({rows.size(0), features}, x.options());
+  product_into(u, way, rows, w.t(),
+               {.kind = Epilogue::Kind::Activate,
+                .form = form,
+                .half = half,
+                .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                .y = y.mutable_data_ptr(),
+                .y_row = features});
+  return {with_last_dim(u, x), with_last_dim(y, x)};
 }
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, PackedWeight* packed) {
   const at::Tensor rows = rows_of(dy);
-  if (!on_tiles(rows, w)) return with_last_dim(product(rows, w), dy);
-  const at::Tensor& operand = packed != nullptr ? packed->for_input_gradient(w) : pack_for_tiles(w);
-  return with_last_dim(product_on_tiles(rows, operand, w.size(1)), dy);
+  return with_last_dim(product(way_of(rows, w, false, packed), rows, w, false), dy);
+}
+
+ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
+                                           Activation form, bool gated, bool again, PackedWeight* packed) {
+  const at::Tensor rows = rows_of(dz);
+  const Way way = way_of(rows, w, false, packed);
+  const std::int64_t features = w.size(1), half = gated ? features : 0;
+  if (!takes_epilogue(way, rows, half, u)) {
+    const at::Tensor dy = with_last_dim(product(way, rows, w, false), dz);
+    ActivatedOutput out{gated ? cpu::gated_activation_backward(dy, u, form) : cpu::activation_backward(dy, u, form),
+                        {}};
+    if (again) out.y = gated ? cpu::gated_activation(u, form) : cpu::activation(u, form);
+    return out;
+  }
+  const at::Tensor du = at::empty(u.sizes(), u.options());
+  const at::Tensor y = again ? at::empty({rows.size(0), features}, u.options()) : at::Tensor();
+  product_into(du.view({-1, u.size(-1)}), way, rows, w,
+               {.kind = Epilogue::Kind::GoBack,
+                .form = form,
+                .half = half,
+                .u = u.const_data_ptr(),
+                .u_row = u.size(-1),
+                .y = again ? y.mutable_data_ptr() : nullptr,
+                .y_row = features});
+  return {du, again ? with_last_dim(y, dz) : y};
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {

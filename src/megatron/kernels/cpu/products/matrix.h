@@ -6,8 +6,7 @@
 // Matrix products of operands of any element type, computed in float32; one call is one piece of work for one thread.
 namespace megatron::kernels::cpu {
 
-enum class Element : std::uint8_t { Float, BFloat16, Half };
-constexpr std::size_t size_of(ElementType type) { return type == ElementType::Float32 ? 4 : 2; }
+struct Epilogue;  // epilogue.h
 
 /// Element (i, j) is number i * row + j * column of `data`; one of the strides is 1.
 struct Matrix {
@@ -48,8 +47,9 @@ inline constexpr std::size_t kProductScratch = [] {
   constexpr std::size_t kDepth = 384, kRowsAtOnce = 96, kGap = 16;  // see product_block
   return kBlockRows * (kBlockColumns + kGap) + kDepth * kBlockColumns + kRowsAtOnce * (kDepth + kGap);
 }();
-/// A product of at most kBlockRows x kBlockColumns, of any depth. `scratch` is aligned to 64 bytes.
-void product_block(const Product& product, float* scratch);
+/// A product of at most kBlockRows x kBlockColumns, of any depth. `scratch` is aligned to 64 bytes. Where the epilogue
+/// has two halves, `columns` are those of one, at most half as many, and b and c have those of both.
+void product_block(const Product& product, const Epilogue& epilogue, float* scratch);
 /// c = or += float32 sums [rows, columns], `stride` floats from row to row, rounded to c's type.
 void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                 bool accumulate);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "megatron/kernels/cpu/products/epilogue.h"
 #include "megatron/kernels/cpu/products/half-inl.h"
 #include "megatron/kernels/cpu/products/matrix.h"
 #include "megatron/kernels/cpu/products/product-inl.h"
@@ -105,7 +106,7 @@ void write(const float* sums, std::size_t stride, std::size_t rows, std::size_t 
   });
 }
 
-void block(const Product& p, float* scratch) {
+void block(const Product& p, const Epilogue& epilogue, float* scratch) {
   constexpr std::size_t kStride = kBlockColumns + kRowGap;
   // Where c is float32 and its vectors are whole, the sums are taken in c itself.
   const bool in_place = p.c.type == ElementType::Float32 && p.columns % 16 == 0;
@@ -114,21 +115,32 @@ void block(const Product& p, float* scratch) {
   float* const panels = scratch + kBlockRows * kStride;
   float* const rows_of_a = panels + kDepthPiece * kBlockColumns;
   const std::size_t pieces = std::max<std::size_t>((p.depth + kDepthPiece - 1) / kDepthPiece, 1);
+  const std::size_t halves = epilogue.two_halves() ? 2 : 1, next_half = static_cast<std::size_t>(epilogue.half);
+  const std::size_t held = (p.columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+  const std::size_t second = in_place ? next_half : held;
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     const std::size_t k = p.depth * piece / pieces, depth = p.depth * (piece + 1) / pieces - k;
     const bool accumulate = piece > 0 || (in_place && p.accumulate);
-    pack_panels(p.b.at(k, 0), depth, p.columns, panels);
+    for (std::size_t half = 0; half < halves; ++half)
+      pack_panels(p.b.at(k, half * next_half), depth, p.columns, panels + half * held * depth);
     for (std::size_t i = 0; i < p.rows; i += kRowPiece) {
       const std::size_t rows = std::min(kRowPiece, p.rows - i);
       const Left left = pack_left(p.a.at(i, k), rows, depth, rows_of_a);
-      for (std::size_t j = 0; j < p.columns; j += kPanelColumns) {
-        const std::size_t columns = std::min(kPanelColumns, (p.columns - j + 15) / 16 * 16);
-        product(left, panels + j * depth, kPanelColumns, sums + i * stride + j, stride, rows, depth, columns,
-                accumulate);
+      for (std::size_t half = 0; half < halves; ++half) {
+        for (std::size_t j = 0; j < p.columns; j += kPanelColumns) {
+          const std::size_t columns = std::min(kPanelColumns, (p.columns - j + 15) / 16 * 16);
+          product(left, panels + (half * held + j) * depth, kPanelColumns, sums + i * stride + half * second + j,
+                  stride, rows, depth, columns, accumulate);
+        }
       }
+      if (piece + 1 < pieces) continue;
+      const Sums done{sums + i * stride, stride, second};
+      if (epilogue.kind != Epilogue::Kind::None)
+        finish(done, rows, p.columns, p.c.at(i, 0), epilogue.at(i, 0, p.c.type));
+      else if (!in_place)
+        write(done.data, stride, rows, p.columns, p.c.at(i, 0), p.accumulate);
     }
   }
-  if (!in_place) write(sums, stride, p.rows, p.columns, p.c, p.accumulate);
 }
 
 }  // namespace
@@ -140,7 +152,9 @@ namespace megatron::kernels::cpu {
 HWY_EXPORT(block);
 HWY_EXPORT(write);
 
-void product_block(const Product& product, float* scratch) { HWY_DYNAMIC_DISPATCH(block)(product, scratch); }
+void product_block(const Product& product, const Epilogue& epilogue, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(block)(product, epilogue, scratch);
+}
 void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                 bool accumulate) {
   HWY_DYNAMIC_DISPATCH(write)(sums, stride, rows, columns, c, accumulate);

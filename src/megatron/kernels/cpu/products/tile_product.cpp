@@ -30,7 +30,8 @@ class Worker {
     const std::size_t panels = panels_of(p_.columns), operands = p_.b_low != nullptr ? 2 : 1;
     const std::size_t panel_bytes = std::max<std::size_t>(pieces_ * kPieceWords * sizeof(std::uint16_t) * operands, 1);
     const bool deep = kGroupBytes / panel_bytes < kDeepPanels;
-    const std::size_t most = deep ? kDeepPanels : std::min(kGroupBytes / panel_bytes, kTileColumns / kPanelLines);
+    const std::size_t most =
+        (deep ? kDeepPanels : std::min(kGroupBytes / panel_bytes, kTileColumns / kPanelLines)) / halves();
     const std::size_t groups = (panels + most - 1) / most, rows = deep ? kDeepRows : kPanelLines;
     for (std::size_t g = 0; g < groups; ++g) {
       const std::size_t begin = panels * g / groups, end = panels * (g + 1) / groups;
@@ -40,6 +41,7 @@ class Worker {
 
  private:
   bool split() const { return p_.b_low != nullptr; }
+  std::size_t halves() const { return p_.epilogue.two_halves() ? 2 : 1; }
   bool in_place(std::size_t row) const { return reads_in_place(p_) && row + kPanelLines <= p_.rows; }
   std::uint16_t* packed(std::size_t row, TilePart part) const {
     const std::size_t line = reads_in_place(p_) ? 0 : row / kPanelLines;
@@ -48,13 +50,11 @@ class Worker {
   }
 
   void pack_left() {
-    for (std::size_t row = 0; row < p_.rows; row += kPanelLines) {
-      if (in_place(row)) continue;
-      const std::size_t lines = std::min(kPanelLines, p_.rows - row);
-      pack_panel(p_.a.at(row, 0), lines, p_.depth, TilePart::High, TileSide::Left, packed(row, TilePart::High));
-      if (split())
-        pack_panel(p_.a.at(row, 0), lines, p_.depth, TilePart::Low, TileSide::Left, packed(row, TilePart::Low));
-    }
+    const std::size_t first = reads_in_place(p_) ? p_.rows / kPanelLines * kPanelLines : 0, lines = p_.rows - first;
+    const std::size_t words = pieces_ * kPieceWords * (split() ? 2 : 1);
+    for (const TilePart part : {TilePart::High, TilePart::Low})
+      if (part == TilePart::High || split())
+        pack_panels(p_.a.at(first, 0), lines, p_.depth, part, TileSide::Left, packed(first, part), words);
   }
 
   LeftPanel left(std::size_t row, TilePart part) const {
@@ -74,25 +74,37 @@ class Worker {
     // Where c is float32 and the tiles are whole, the sums are taken in c itself.
     const bool in_c = c.type == ElementType::Float32 && rows % kPanelLines == 0 && columns % kPanelLines == 0;
     float* const sums = in_c ? static_cast<float*>(c.data) : sums_;
-    const std::size_t stride = in_c ? static_cast<std::size_t>(c.row) : (end - begin) * kPanelLines + kGap;
+    const std::size_t held = (end - begin) * kPanelLines, next_half = static_cast<std::size_t>(p_.epilogue.half);
+    const std::size_t stride = in_c ? static_cast<std::size_t>(c.row) : halves() * held + kGap;
+    const std::size_t second = in_c ? next_half : held;
     const std::size_t parts = std::max<std::size_t>((pieces_ + kDepthPieces - 1) / kDepthPieces, 1);
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t piece = pieces_ * part / parts, count = pieces_ * (part + 1) / parts - piece;
       for (std::size_t r = 0; r < rows; r += kPanelLines) {
         const auto add = [&](TilePart a_part, const std::uint16_t* b, bool accumulate) {
           const LeftPanel a = left(row + r, a_part).from(piece);
-          for (std::size_t panel = begin; panel < end; ++panel) {
-            multiply_tiles(tiles_, a, b + (panel * pieces_ + piece) * kPieceWords, count,
-                           sums + r * stride + (panel - begin) * kPanelLines, stride, accumulate);
+          for (std::size_t half = 0; half < halves(); ++half) {
+            const std::uint16_t* const from = b + half * next_half / kPanelLines * pieces_ * kPieceWords;
+            for (std::size_t panel = begin; panel < end; ++panel) {
+              multiply_tiles(tiles_, a, from + (panel * pieces_ + piece) * kPieceWords, count,
+                             sums + r * stride + half * second + (panel - begin) * kPanelLines, stride, accumulate);
+            }
           }
         };
         add(TilePart::High, p_.b, part > 0 || (in_c && p_.accumulate));
-        if (!split()) continue;
-        add(TilePart::High, p_.b_low, true);
-        add(TilePart::Low, p_.b, true);
+        if (split()) {
+          add(TilePart::High, p_.b_low, true);
+          add(TilePart::Low, p_.b, true);
+        }
+        if (part + 1 < parts) continue;
+        const Sums done{sums + r * stride, stride, second};
+        const std::size_t lines = std::min(kPanelLines, rows - r);
+        if (p_.epilogue.kind != Epilogue::Kind::None)
+          finish(done, lines, columns, c.at(r, 0), p_.epilogue.at(row + r, first, c.type));
+        else if (!in_c)
+          write_sums(done.data, stride, lines, columns, c.at(r, 0), p_.accumulate);
       }
     }
-    if (!in_c) write_sums(sums, stride, rows, columns, c, p_.accumulate);
   }
 
   const TileProduct& p_;

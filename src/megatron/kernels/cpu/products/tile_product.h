@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "megatron/kernels/cpu/products/epilogue.h"
 #include "megatron/kernels/cpu/products/matrix.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 
@@ -22,18 +23,20 @@ constexpr std::size_t packed_words(std::size_t lines, std::size_t depth) {
 enum class TilePart : std::uint8_t { High, Low };
 /// Left operands have lines of pairs side by side in a tile, right ones pairs of lines.
 enum class TileSide : std::uint8_t { Left, Right };
-/// One panel of a matrix [lines, depth], lines at most 32.
-void pack_panel(const Matrix& matrix, std::size_t lines, std::size_t depth, TilePart part, TileSide side,
-                std::uint16_t* to);
+/// The panels of a matrix [lines, depth], `panel_words` from one to the next.
+void pack_panels(const Matrix& matrix, std::size_t lines, std::size_t depth, TilePart part, TileSide side,
+                 std::uint16_t* to, std::size_t panel_words);
 
 /// c [rows, columns] = or += a [rows, depth] b [depth, columns], b packed by its columns. Where `b_low` is not null,
-/// both operands are split in two parts, and c is the sum of three products: high high + high low + low high.
+/// both operands are split in two parts, and c is the sum of three products: high high + high low + low high. Where the
+/// epilogue has two halves, `columns` are those of one, whole panels, and b has those of both.
 struct TileProduct {
   std::size_t rows, columns, depth;
   Matrix a;
   const std::uint16_t *b, *b_low;
   MutableMatrix c;
-  bool accumulate;
+  bool accumulate;  ///< not with an epilogue
+  Epilogue epilogue;
 };
 
 /// The most columns whose sums are held at once, when they are not taken in c itself.

@@ -1,0 +1,138 @@
+// Activations and their slopes on vectors of float.
+#if defined(MEGATRON_KERNELS_CPU_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MEGATRON_KERNELS_CPU_ACTIVATION_INL_H_
+#undef MEGATRON_KERNELS_CPU_ACTIVATION_INL_H_
+#else
+#define MEGATRON_KERNELS_CPU_ACTIVATION_INL_H_
+#endif
+
+#include "megatron/kernels/activation.h"
+#include "megatron/kernels/cpu/products/half-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace megatron::kernels::cpu::HWY_NAMESPACE {
+
+constexpr float kTwoSqrt2OverPi = 1.59576912160573071f, kCubic = 0.044715f;
+constexpr float kInvSqrt2 = 0.70710678118654752f, kInvSqrt2Pi = 0.39894228040143268f;
+
+/// 0.5 (1 + tanh(t)) = 1 / (1 + e^-2t) with t = sqrt(2/pi) (x + 0.044715 x^3), and the e^-2t in it.
+HWY_INLINE F tanh_gate(F x, F x2, F& e) {
+  const Floats d;
+  const F one = hn::Set(d, 1.0f);
+  e = exp(hn::Mul(hn::Mul(x, hn::Set(d, -kTwoSqrt2OverPi)), hn::MulAdd(hn::Set(d, kCubic), x2, one)));
+  return hn::Div(one, hn::Add(one, e));
+}
+
+/// The normal distribution function, and e^(-x^2/2).
+HWY_INLINE F normal_gate(F x, F& exp_minus_half_square) {
+  const Floats d;
+  const F half = hn::Set(d, 0.5f);
+  return hn::MulAdd(half, erf(hn::Mul(x, hn::Set(d, kInvSqrt2)), exp_minus_half_square), half);
+}
+
+/// f(x) and f'(x) of one form.
+struct Tanh {
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, tanh_gate(x, hn::Mul(x, x), unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    const Floats d;
+    const F one = hn::Set(d, 1.0f), x2 = hn::Mul(x, x);
+    F e;
+    const F s = tanh_gate(x, x2, e);
+    const F inner = hn::Mul(hn::Set(d, kTwoSqrt2OverPi), hn::MulAdd(hn::Set(d, 3 * kCubic), x2, one));
+    return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Mul(s, e)), s);  // 1 - s = s e, without cancellation
+  }
+};
+
+struct Erf {
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, normal_gate(x, unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    F density;
+    const F gate = normal_gate(x, density);
+    return hn::MulAdd(hn::Mul(x, hn::Set(Floats(), kInvSqrt2Pi)), density, gate);
+  }
+};
+
+struct Silu {
+  /// 1 / (1 + e^-x), and the e^-x in it.
+  static HWY_INLINE F gate(F x, F& e) {
+    const F one = hn::Set(Floats(), 1.0f);
+    e = exp(hn::Neg(x));
+    return hn::Div(one, hn::Add(one, e));
+  }
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, gate(x, unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    F e;
+    const F s = gate(x, e);
+    return hn::MulAdd(x, hn::Mul(s, hn::Mul(s, e)), s);
+  }
+};
+
+/// Below 0 nothing; NaN stays NaN.
+HWY_INLINE F positive_part(F x) {
+  const Floats d;
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);
+}
+
+struct Relu {
+  static HWY_INLINE F value(F x) { return positive_part(x); }
+  static HWY_INLINE F slope(F x) {
+    const Floats d;
+    return hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), hn::Set(d, 1.0f));
+  }
+};
+
+struct SquaredRelu {
+  static HWY_INLINE F value(F x) { return hn::Mul(positive_part(x), x); }
+  static HWY_INLINE F slope(F x) {
+    const F v = positive_part(x);
+    return hn::Add(v, v);
+  }
+};
+
+/// Stores v at p and returns what can be read there.
+HWY_INLINE F stored(F v, float* p, std::size_t lanes) {
+  store(v, p, lanes);
+  return v;
+}
+HWY_INLINE F stored(F v, c10::BFloat16* p, std::size_t lanes) {
+  const hn::RebindToUnsigned<Floats> du;
+  const HalfBits bits = to_bf16(v);
+  store_bits(bits, p, lanes);
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+HWY_INLINE F stored(F v, c10::Half* p, std::size_t lanes) {
+  store(v, p, lanes);
+  return load(p, lanes);
+}
+
+/// fn of what computes `form`.
+template <class Fn>
+auto with_form(Activation form, const Fn& fn) {
+  switch (form) {
+    case Activation::GeluErf:
+      return fn(Erf());
+    case Activation::Silu:
+      return fn(Silu());
+    case Activation::Relu:
+      return fn(Relu());
+    case Activation::SquaredRelu:
+      return fn(SquaredRelu());
+    case Activation::GeluTanh:
+      break;
+  }
+  return fn(Tanh());
+}
+
+}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
