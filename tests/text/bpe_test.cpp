@@ -123,6 +123,18 @@ TEST(Encode, MergesAsTheDefinitionReadsWhateverTheOrderOfMerges) {
   }
 }
 
+TEST(Encode, TrustsNoListOfWhatMergesMake) {
+  Vocabulary vocabulary = bytes_alone();
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"ab", "abc", "bc"});
+  vocabulary.merges = {{'a', 'b'}, {256, 'c'}};
+  const auto abc = [&] { return Tokenizer(vocabulary).encode("abc"); };
+  EXPECT_THAT(abc(), ElementsAre(257));
+  for (const std::vector<std::int32_t>& made : {std::vector{256, 257}, {258, 256}, {-7, 1 << 30}, {256}, {'a', 'c'}}) {
+    vocabulary.made = made;
+    EXPECT_THAT(abc(), ElementsAre(257));
+  }
+}
+
 TEST(Encode, TakesAMegabyteOfOneLetter) {
   Vocabulary vocabulary = bytes_alone();
   vocabulary.tokens.insert(vocabulary.tokens.end(), {"aa", "aaaa", "aaaaaaaa"});

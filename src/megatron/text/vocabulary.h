@@ -108,6 +108,7 @@ struct Vocabulary {
   std::optional<std::int32_t> end_of_text;  ///< The end token that the files name.
   std::vector<std::string> not_applied;     ///< What the file says of batches, not of a text: truncation, padding.
   std::optional<SourceFile> source;
+  std::vector<std::int32_t> made;  ///< The token of each merge, where who read the file met it; else empty.
 };
 
 }  // namespace megatron::text

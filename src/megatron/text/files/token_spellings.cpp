@@ -65,14 +65,18 @@ void SpellingReader::read_tokens(std::span<const SpelledToken> vocab, std::vecto
   for (const SpecialToken& special : specials)
     if (!outside.emplace(special.content, &special).second)
       throw ConfigError(rule_got_fix(name_ + ": no added token may come twice", in_quotes(special.content)));
-  const auto is_special = outside;
   ids_.reserve(vocab.size());
   for (const SpelledToken& token : vocab) {
     if (!ids_.emplace(token.spelling, token.id).second)
       throw ConfigError(rule_got_fix(name_ + ": must be JSON",
                                      concat("the key ", in_quotes(token.spelling), " twice in one object")));
-    if (!outside.empty()) outside.erase(token.spelling);
   }
+  std::unordered_map<std::int32_t, const SpecialToken*> inside;  // those that `vocab` lists, by the id that it gives
+  for (const SpecialToken& special : specials)
+    if (const std::int32_t id = ids_.find(special.content); id >= 0) {
+      inside.emplace(id, &special);
+      outside.erase(special.content);
+    }
   const std::size_t limit = 2 * (vocab.size() + outside.size()) + 1024;
 
   std::string bytes;
@@ -81,8 +85,8 @@ void SpellingReader::read_tokens(std::span<const SpelledToken> vocab, std::vecto
     if (static_cast<std::size_t>(id) >= limit)
       throw ConfigError(rule_got_fix(concat(name_, ": ids must be 0 … ", limit - 1),
                                      concat("id ", id, " for ", in_quotes(spelling))));
-    const auto special = is_special.empty() ? is_special.end() : is_special.find(spelling);
-    if (special != is_special.end()) {
+    const auto special = inside.find(id);
+    if (special != inside.end() && special->second->content == spelling) {
       if (special->second->id != id)
         throw ConfigError(rule_got_fix(name_ + ": an added token must have the id that the vocabulary gives it",
                                        concat(in_quotes(spelling), " has ", special->second->id, " and ", id)));
@@ -114,10 +118,12 @@ void SpellingReader::add_merge(std::string_view left, std::string_view right, co
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must join two tokens of the vocabulary"),
                                    concat(where(), ": unknown token ", in_quotes(merge.first < 0 ? left : right))));
   joined_.assign(left).append(right.substr(right.starts_with(prefix) ? prefix.size() : 0));
-  if (id_of(joined_) < 0)
+  const std::int32_t made = id_of(joined_);
+  if (made < 0)
     throw ConfigError(rule_got_fix(concat(name_, ": a merge must make a token of the vocabulary"),
                                    concat(where(), ": no token ", in_quotes(joined_))));
   vocabulary_.merges.push_back(merge);
+  vocabulary_.made.push_back(made);
 }
 
 }  // namespace megatron::text

@@ -42,7 +42,10 @@ class SpellingReader {
   /// As above, from a list. The texts that its spellings view must outlive the reader.
   void read_tokens(std::span<const SpelledToken> vocab, std::vector<SpecialToken> specials);
 
-  void reserve_merges(std::size_t merges) { vocabulary_.merges.reserve(merges); }
+  void reserve_merges(std::size_t merges) {
+    vocabulary_.merges.reserve(merges);
+    vocabulary_.made.reserve(merges);
+  }
   /// The next merge, of which the right half loses `prefix`. `where` says for messages where the file has it.
   void add_merge(std::string_view left, std::string_view right, const std::function<std::string()>& where,
                  std::string_view prefix = {});

@@ -125,9 +125,16 @@ std::int32_t TokenizerModel::made_by_merge(std::size_t i, std::string_view conti
   if (left < 0 || right < 0 || left >= size || right >= size)
     throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must join two ids of the vocabulary"),
                                    concat("ids ", left, " and ", right, " of ", size)));
-  const std::string_view tail = vocabulary_.tokens[static_cast<std::size_t>(right)];
-  std::string joined = vocabulary_.tokens[static_cast<std::size_t>(left)];
-  joined.append(tail.substr(tail.starts_with(continues) ? continues.size() : 0));
+  const std::string& head = vocabulary_.tokens[static_cast<std::size_t>(left)];
+  std::string_view tail = vocabulary_.tokens[static_cast<std::size_t>(right)];
+  if (tail.starts_with(continues)) tail.remove_prefix(continues.size());
+  if (const auto known = i < vocabulary_.made.size() ? vocabulary_.made[i] : -1;
+      known >= 0 && known < size && !is_outside(known)) {
+    const std::string_view token = vocabulary_.tokens[static_cast<std::size_t>(known)];
+    if (token.size() == head.size() + tail.size() && token.starts_with(head) && token.ends_with(tail)) return known;
+  }
+  std::string joined = head;
+  joined.append(tail);
   const std::int32_t made = own_id(joined);
   if (made < 0)
     throw ConfigError(rule_got_fix(concat("tokenizer: merge ", i, " must make a token of the vocabulary"),
