@@ -30,8 +30,8 @@ class Profile(unittest.TestCase):
             printed = json.loads(run(*small, "--json", "--svg", picture))
             rows = {row["operator"]: row for row in printed["profile"]}
             tokens, width, vocab = 128, 64, 512
-            for name, calls, shape in (("linear 192 x 64", 2, (192, 64)), ("linear 256 x 64", 2, (256, 64)),
-                                       ("linear_input_gradient 64 x 256", 2, (64, 256)),
+            for name, calls, shape in (("linear 192 x 64", 2, (192, 64)), ("linear_activation 256 x 64", 2, (256, 64)),
+                                       ("linear_activation_gradient 64 x 256", 2, (64, 256)),
                                        ("linear_weight_gradient 512 x 64", 1, (vocab, width))):
                 self.assertEqual(rows[name]["calls"], calls, name)
                 self.assertAlmostEqual(rows[name]["gflop"], calls * 2e-9 * tokens * shape[0] * shape[1], msg=name)

@@ -72,6 +72,21 @@ struct ElementwiseOperators {
     });
   }
 
+  // The device's product, and then the activation's kernel.
+  static ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                                           Activation form, bool gated, PackedWeight* packed) {
+    at::Tensor u = kernels::linear(x, w, packed);
+    at::Tensor y = gated ? bias_gated_activation(u, bias, form) : bias_activation(u, bias, form);
+    return {std::move(u), std::move(y)};
+  }
+  static ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
+                                                    Activation form, bool gated, bool again, PackedWeight* packed) {
+    const at::Tensor dy = kernels::linear_input_gradient(dz, w, packed);
+    ActivatedOutput out{gated ? gated_activation_backward(dy, u, form) : activation_backward(dy, u, form), {}};
+    if (again) out.y = gated ? gated_activation(u, form) : activation(u, form);
+    return out;
+  }
+
   static at::Tensor embedding(const at::Tensor& tokens, const at::Tensor& weight, std::int64_t begin) {
     if (!takes(weight) || tokens.numel() == 0 || !of_type(weight, tokens, at::kLong))
       return reference::embedding(tokens, weight, begin);

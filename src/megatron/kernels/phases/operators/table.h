@@ -7,7 +7,7 @@
 
 namespace megatron::kernels::phases {
 
-/// Every operator that is made of phases; the members of matrix products are null.
+/// Every operator that is made of phases; the members of matrix products alone are null.
 template <class Driver>
 constexpr Operators operators_of() {
   using Elementwise = ElementwiseOperators<Driver>;
@@ -24,6 +24,8 @@ constexpr Operators operators_of() {
           .attention = Heads::attention,
           .attention_backward = Heads::attention_backward,
           .rotate_ = Elementwise::rotate_,
+          .linear_activation = Elementwise::linear_activation,
+          .linear_activation_gradient = Elementwise::linear_activation_gradient,
           .layer_norm = Norm::layer_norm,
           .layer_norm_backward = Norm::layer_norm_backward,
           .rms_norm = Norm::rms_norm,
