@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Tokens per second of `megatron serve` by the number of clients that ask at once, and the time to the first token.
+"""Tokens per second of `megatron serve` with many clients and with one, in turns, and the time to the first token:
 
-    bench/serve_load.py .cache/models/smollm2-135m-instruct --clients 1 4 16 --json
+    bench/serve_load.py [MODEL_FOLDER] [--clients 16] [--new-tokens 128] [--dtypes fp32 bf16] [--rounds 3]
 
 Each client asks for texts of --new-tokens tokens after a prompt of --prompt-tokens, one after the other, as a stream.
 """
-import argparse
 import json
 import pathlib
 import random
@@ -13,6 +12,8 @@ import statistics
 import sys
 import threading
 import time
+
+import report
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/testing"))
 from server import Server  # noqa: E402
@@ -57,26 +58,32 @@ def measure(server, clients, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
+    parser = report.options(__doc__)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--texts", type=int, default=2, help="of each client")
-    parser.add_argument("--json", action="store_true")
-    options, others = parser.parse_known_args()  # the rest is the server's
-    server = Server(options.model, *others)
-    try:
-        measure(server, 1, options)  # not counted
-        rows = [measure(server, clients, options) for clients in options.clients]
-    finally:
-        server.close()
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        print(f"{row['clients']:4} clients  {row['tokens_per_s']:8.1f} tokens/s  first token after "
-              f"{row['first_token_ms']:8.1f} ms")
+    parser.add_argument("--dtypes", nargs="+")
+    options = report.parse(parser)
+    report.need_program()
+    options.new_tokens = options.new_tokens or (8 if options.quick else 128)
+    folder = options.folder or report.model()
+    result = report.Report("serve", f"Serving texts of {options.new_tokens} tokens", options)
+    for dtype in options.dtypes or (["fp32"] if options.quick else ["fp32", "bf16"]):
+        server = Server(folder, "--dtype", dtype)
+        try:
+            measure(server, 1, options)  # not counted
+            one, many = zip(*((measure(server, 1, options), measure(server, options.clients, options))
+                              for _ in range(options.rounds)))
+        finally:
+            server.close()
+        what = f"{pathlib.Path(folder).name}, {dtype}, {options.clients} clients"
+        result.add(what, [row["tokens_per_s"] for row in many], "tokens/s", [row["tokens_per_s"] for row in one],
+                   "one client", at_least=4)
+        result.add(f"{what}: the first token after", [row["first_token_ms"] for row in many], "ms",
+                   [row["first_token_ms"] for row in one], "one client")
+    result.write()
 
 
 if __name__ == "__main__":
