@@ -165,7 +165,7 @@ class Writer {
                              {buffer},
                              2 * size_.hidden * size_.tokens * size_.element,
                              {last()}});
-    const bool is_gradient = buffer.starts_with("d");
+    const bool is_gradient = buffer.starts_with('d');
     if (!is_gradient) wait_for(last());
     return last();
   }

@@ -79,7 +79,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(tcp::socket socket, Hub& hub) : hub_(hub), stream_(std::move(socket)) {
     error_code ignored;
     address_ = stream_.socket().remote_endpoint(ignored).address().to_string();
-    stream_.socket().set_option(tcp::no_delay(true), ignored);
+    (void)stream_.socket().set_option(tcp::no_delay(true), ignored);
     hub_.sessions.insert(this);
     ++hub_.count;
   }
@@ -298,7 +298,7 @@ void Session::linger() {
   constexpr std::chrono::seconds kPatience(3);
   if (discarded_ == 0) {
     error_code ignored;
-    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    (void)stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
     buffer_.clear();
     stream_.expires_after(kPatience);
   }
@@ -313,7 +313,7 @@ void Session::close() {
   gone_ = true;
   busy_ = false;
   error_code ignored;
-  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  (void)stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
   stream_.close();
 }
 
@@ -342,12 +342,12 @@ void HttpServer::Impl::listen() {
   };
   check("--host 127.0.0.1");
   const tcp::endpoint endpoint = found.begin()->endpoint();
-  hub.acceptor.open(endpoint.protocol(), error);
+  (void)hub.acceptor.open(endpoint.protocol(), error);
   check("--host 127.0.0.1");
   hub.acceptor.set_option(tcp::acceptor::reuse_address(true));
-  hub.acceptor.bind(endpoint, error);
+  (void)hub.acceptor.bind(endpoint, error);
   check("--port 0, one that is free");
-  hub.acceptor.listen(tcp::acceptor::max_listen_connections, error);
+  (void)hub.acceptor.listen(tcp::acceptor::max_listen_connections, error);
   check("--port 0, one that is free");
   port = hub.acceptor.local_endpoint().port();
 }
@@ -391,7 +391,7 @@ void HttpServer::close() {
     Hub& hub = impl_->hub;
     if (std::exchange(hub.closing, true)) return;
     error_code ignored;
-    hub.acceptor.close(ignored);
+    (void)hub.acceptor.close(ignored);
     for (Session* session : hub.sessions) session->close_if_idle();
   });
 }
