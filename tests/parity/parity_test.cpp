@@ -139,7 +139,7 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .original = layout.original,
                    .t5 = layout.t5,
                    .muon = layout.muon,
-                   .with = layout.with};
+                   .with = layout.with.find("recompute_partial") == std::string::npos ? layout.with : ""};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
   if (is_new) found->second = course_of(one, dtype, steps);
