@@ -149,7 +149,7 @@ int bench_generate(const Args& args) {
                                    concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens)),
                                    "--prompt-tokens 1 --new-tokens 1 --prefill-tokens 1, or what fits"));
   kernels::install_caching_allocator();
-  return run::run_on_ranks(trained.run, comm::place_from(run::environment()),
+  return run::run_on_ranks(trained.run, comm::place_from(comm::process_environment()),
                            [&](const comm::Group& world, at::Device device) {
                              const Figures figures = measure(options, trained, world, device);
                              if (world.rank() == 0) report(options, trained, figures);

@@ -192,7 +192,7 @@ void print_table(const Json& json) {
 
 int bench_pipeline(const Args& args) {
   PipelineOptions options;
-  const auto place = comm::place_from(run::environment());
+  const auto place = comm::place_from(comm::process_environment());
   std::vector<plan::ResolvedRun> runs;
   config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
   for (const plan::ResolvedRun& run : runs) run::check_memory(run, place, plan::Holding::Training);

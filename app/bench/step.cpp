@@ -389,7 +389,7 @@ int bench_step(const Args& args) {
                                    options.device, "leave --profile out"));
   if (!options.profile && !options.svg.empty())
     throw ConfigError(rule_got_fix("--svg is the picture of --profile.", options.svg, "--profile --svg FILE"));
-  const auto place = comm::place_from(run::environment());
+  const auto place = comm::place_from(comm::process_environment());
   const plan::ResolvedRun run = resolve(options, place);
   run::check_memory(run, place, plan::Holding::Training,
                     {.fix = "a smaller --model, --micro-batch-size or --seq-length"});

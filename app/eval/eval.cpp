@@ -97,7 +97,7 @@ void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std
                        std::int64_t tokens) {
   tokens = std::max<std::int64_t>(1, tokens);
   samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
-  run::check_memory(run, comm::place_from(run::environment()), plan::Holding::Weights,
+  run::check_memory(run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
                     {.bytes = plan::forward_bytes(run, samples, tokens),
                      .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
                      .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
@@ -109,7 +109,7 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
                     std::ranges::max(work.windows, {}, &tasks::Window::size).size - 1);
   kernels::install_caching_allocator();
   return run::run_on_ranks(
-      work.model.run, comm::place_from(run::environment()),
+      work.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         const auto [scores, seconds] = score_on_rank(flags, work, world, device);
         if (world.rank() == 0) print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);

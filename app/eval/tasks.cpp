@@ -171,7 +171,7 @@ int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, task_usage()), task_usage().c_str());
   const TaskWork work = open_work(flags, job);
-  const auto place = comm::place_from(run::environment());
+  const auto place = comm::place_from(comm::process_environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
     write_line(stderr, "left out: " + out);
   run::check_start(work.model.run, place);

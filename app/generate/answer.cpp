@@ -90,7 +90,7 @@ int answer(const run::TrainedModel& model, const std::vector<std::string>& promp
       report(model, texts, found, frame.ends, flags.json);
     return kDone;
   };
-  return run::run_on_ranks(model.run, comm::place_from(run::environment()), body, facts);
+  return run::run_on_ranks(model.run, comm::place_from(comm::process_environment()), body, facts);
 }
 
 }  // namespace megatron::app

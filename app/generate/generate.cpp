@@ -216,7 +216,7 @@ Request prepare(GenerateFlags flags) {
   }
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
-  run::check_memory(model.run, comm::place_from(run::environment()), plan::Holding::Weights,
+  run::check_memory(model.run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
                     {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
                      .what = "keys and values of what is written",
                      .fix = "fewer --max-new-tokens, or a shorter prompt"});
@@ -301,7 +301,7 @@ int run_generate(const Args& args) {
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
   return run::run_on_ranks(
-      request.model.run, comm::place_from(run::environment()),
+      request.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         run_rank(request, world, device);
         return kDone;

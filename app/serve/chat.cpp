@@ -247,7 +247,7 @@ int run_chat(const Args& args) {
     if (interrupted.exchange(true)) std::_Exit(130);  // a second time, while nothing is written
   });
   return run::run_on_ranks(
-      model.run, comm::place_from(run::environment()),
+      model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         const run::RankModel rank = run::load_rank(model, world, device, model.run.shape.max_positions);
         const generate::StagedModel staged(

@@ -118,7 +118,7 @@ std::vector<std::string> tokens_of(const ServeFlags& flags) {
                                      "write one into it"));
     return tokens;
   }
-  const auto variables = run::environment();
+  const auto variables = comm::process_environment();
   const auto found = variables.find(kTokenVariable);
   if (found != variables.end() && !found->second.empty()) tokens.push_back(found->second);
   const bool alone = flags.host == "localhost" || flags.host == "::1" || flags.host.starts_with("127.");
@@ -170,7 +170,7 @@ void plan_cache(Plan& plan) {
   }
   plan.context = std::min(plan.context, plan.cache_tokens);
   const std::int64_t logits = plan.flags.max_texts * shape.padded_vocab * std::int64_t{4 + 8};
-  run::check_memory(plan.model.run, comm::place_from(run::environment()), plan::Holding::Weights,
+  run::check_memory(plan.model.run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
                     {.bytes = plan.cache_tokens * row_bytes + logits,
                      .what = "keys and values of the texts under way",
                      .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache_tokens / 4))});
@@ -186,7 +186,8 @@ Plan planned(const ServeFlags& flags) {
   return plan;
 }
 
-/// What the first rank has for its clients. Replies that are still held when this ends go before the server does.
+/// The HTTP server of the first rank with the queue between it and the engine. Replies that are still held at the end
+/// are given up before the server.
 struct Front {
   serve::TaskQueue queue;
   serve::Metrics metrics;
@@ -262,7 +263,7 @@ int run_serve(const Args& args) {
   kernels::install_caching_allocator();
   run::stop_on_signals();
   return run::run_on_ranks(
-      plan.model.run, comm::place_from(run::environment()),
+      plan.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         const run::RankModel rank = run::load_rank(plan.model, world, device, plan.context);
         const generate::StagedModel model(

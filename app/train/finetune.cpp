@@ -336,7 +336,7 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
 }
 
 int run_finetune(const Args& args) {
-  const auto place = comm::place_from(run::environment());
+  const auto place = comm::place_from(comm::process_environment());
   const Work job = make_job(args, place);
   const config::TrainConfig& train = job.run.config.train;
   if (train.kernels != "auto") kernels::force_instruction_set(train.kernels);

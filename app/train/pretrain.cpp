@@ -96,7 +96,7 @@ int run_pretrain(const std::string& program, const Args& args) {
   if (arguments.asks_for_help()) throw config::HelpRequested(help_of(program));
   config::RunConfig own;  // to know the ranks that this program starts itself
   config::parse_words(config::fields_of(own), arguments.own_words(), "");
-  const auto place = comm::place_from(run::environment());
+  const auto place = comm::place_from(comm::process_environment());
   const bool gpus = gpu_present() && !cuda_plugin().empty();
   const int ranks = place ? place->world_size : std::max(1, own.parallel.world_size);
   config::MegatronLaunch launch{.world_size = ranks, .device = gpus ? "cuda" : "cpu"};

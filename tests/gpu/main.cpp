@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -9,30 +8,19 @@
 
 #include "megatron/base/machine/gpu.h"
 #include "megatron/comm/cuda_plugin.h"
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/parallel/cuda.h"
 #include "tests/comm/contract.h"
 #include "tests/comm/staging_backend.h"
 #include "tests/gpu/rates.h"
 
-// The tests for a GPU as one program, for a machine where nothing can be built (scripts/gpu/run.sh). `--rates --cuda`
-// or
-// `--rates --dry`: how fast each kernel is; `--as-rank`: one rank that a test has launched.
+// The tests for a GPU as one program, for a machine where nothing can be built (scripts/gpu/run.sh). How fast each
+// kernel is: `--rates --cuda` or `--rates --dry`. `--as-rank`: one rank that a test has launched.
 namespace {
-
-megatron::comm::Environment environment() {
-  megatron::comm::Environment result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::size_t equals = text.find('=');
-    if (equals != std::string_view::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return result;
-}
 
 int as_rank() {
   using namespace megatron::comm;
-  const LaunchedRank place = place_from(environment()).value();
+  const LaunchedRank place = place_from(process_environment()).value();
   const Group world = join_nccl(place, place.local_rank, std::chrono::seconds(60));
   const Group staged(std::make_shared<StagingBackend>(world.backend()));
   for (const contract::Clause& clause : contract::clauses()) clause.body(staged);

@@ -16,7 +16,7 @@ void* cuda_plugin_entry(const char* name);
 /// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU; std::logic_error
 /// where something asked ATen for CUDA before: that answer, none, holds for the process.
 void load_cuda_plugin();
-/// The same of the library at `path`, whether or not there is a GPU.
+/// Loads the library at `path` as the plugin, whether or not there is a GPU; throws as load_cuda_plugin().
 void load_cuda_library(const std::string& path);
 /// GPUs that this process sees. After load_cuda_plugin().
 int num_cuda_devices();

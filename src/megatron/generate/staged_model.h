@@ -27,7 +27,7 @@ class StagedModel {
   /// them, the same on every rank. Collective over tp and pp: a message of [s, b, h] from stage to stage, and the
   /// logits from the last to all.
   at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache) const;
-  /// The same of one sequence, with the logits [s, vocab] after each of its tokens.
+  /// As forward() of one sequence, but -> logits [s, vocab], those after each of its tokens.
   at::Tensor forward_all(const at::Tensor& tokens_1s, model::KvCache& cache) const;
   /// One more token [b] int64 of each of b sequences that have a cache each (CachedGpt::step) -> logits [b, vocab].
   at::Tensor step(const at::Tensor& tokens_b, std::span<model::KvCache* const> caches) const;

@@ -67,7 +67,7 @@ int threads_of_rank(const config::ParallelConfig& parallel, int ranks_here) {
 void configure_rank(const config::ParallelConfig& parallel, int rank, int ranks) {
   const int threads = threads_of_rank(parallel, ranks);
   kernels::configure_thread(threads);
-  const comm::Environment variables = environment();
+  const comm::Environment variables = comm::process_environment();
   const bool users_say = variables.contains("OMP_PROC_BIND") || variables.contains("OMP_PLACES") ||
                          variables.contains("GOMP_CPU_AFFINITY");
   if (!users_say) kernels::bind_threads(threads, rank, ranks);
@@ -131,7 +131,7 @@ int run_threads(const plan::ResolvedRun& run, const RankWork& work) {
 
 int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, const RankWork& work) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  const comm::Environment variables = environment();
+  const comm::Environment variables = comm::process_environment();
   const auto named = variables.find("CUDA_VISIBLE_DEVICES");
   VisibleGpus gpus{.count = comm::num_cuda_devices()};
   if (named != variables.end()) gpus.named = named->second;
@@ -159,16 +159,6 @@ std::vector<std::string> own_command() {
 
 }  // namespace
 
-comm::Environment environment() {
-  comm::Environment variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const std::size_t equals = text.find('=');
-    if (equals != std::string::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return variables;
-}
-
 int run_job_of_ranks(const std::function<int()>& job) {
   try {
     return job();
@@ -177,7 +167,7 @@ int run_job_of_ranks(const std::function<int()>& job) {
   } catch (const RankError&) {
     throw;
   } catch (const ConfigError& error) {
-    const auto place = comm::place_from(environment());
+    const auto place = comm::place_from(comm::process_environment());
     const bool gpus = gpu_present();  // there ranks may meet over NCCL, which this is not for
     if (!place || place->world_size == 1 || gpus) throw;
     try {

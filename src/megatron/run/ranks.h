@@ -6,15 +6,12 @@
 
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
 
 // How the ranks of a job come to be: threads of this process, processes that it starts, or a launcher's.
 namespace megatron::run {
-
-/// This process's environment, as data.
-comm::Environment environment();
 
 /// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws ConfigError on a rank
 /// of a launcher before the ranks have met, the others, which would wait for it, are told and end with the same error.

@@ -108,7 +108,7 @@ void complete(config::RunConfig& config, const ModelFlags& asked) {
 /// On the ranks asked for here. What computes forward alone sets its microbatch before.
 plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, const text::Tokenizer& tokenizer,
                           const char* job) {
-  const auto place = comm::place_from(environment());
+  const auto place = comm::place_from(comm::process_environment());
   config::ParallelConfig& parallel = config.parallel;
   parallel.tp = asked.tp;
   parallel.pp = asked.pp;
@@ -147,7 +147,7 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
 /// What the files say of themselves is compared before memory is taken for what a configuration says of them.
 void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict) {
   checkpoint::compare_weights(*interchange::open_weights(flags.load), run.shape, strict);
-  check_memory(run, comm::place_from(environment()), plan::Holding::Weights);
+  check_memory(run, comm::place_from(comm::process_environment()), plan::Holding::Weights);
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
 }  // namespace
 
 TrainingJob open_training(config::RunConfig& config) {
-  auto place = comm::place_from(environment());
+  auto place = comm::place_from(comm::process_environment());
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
@@ -151,7 +151,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   kernels::install_caching_allocator();
   if (options.stop_on_signals && !starts) stop_on_signals();
   const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
-  const comm::Environment variables = environment();
+  const comm::Environment variables = comm::process_environment();
   const auto slurm = variables.find("SLURM_JOB_ID");
   const std::string job_id = slurm == variables.end() ? "" : slurm->second;
   return run_on_ranks(run, place, [&](const comm::Group& world, at::Device device) {

@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "megatron/base/error.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/processes/rendezvous.h"
 #include "megatron/comm/processes/run_key.h"
@@ -62,12 +63,10 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 /// This process's environment with `changes`.
 std::vector<std::string> environment_with(const Environment& changes) {
+  Environment all = process_environment();
+  for (const auto& [name, value] : changes) all.insert_or_assign(name, value);
   std::vector<std::string> result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    if (!changes.contains(text.substr(0, text.find('=')))) result.push_back(text);
-  }
-  for (const auto& [name, value] : changes) result.push_back(concat(name, "=", value));
+  for (const auto& [name, value] : all) result.push_back(concat(name, "=", value));
   return result;
 }
 
