@@ -137,7 +137,9 @@ struct Drawing {
 Drawing drawing_of(const plan::ResolvedRun& run, const std::string& trace) {
   Drawing drawing{plan::pipeline_program(run, run.microbatches_per_step), {}, {}};
   const schedule::Costs planned = plan::stage_costs(run.config, run.shape, run.parts);
-  schedule::Costs costs{.activation_bytes = planned.activation_bytes, .weight_bytes = planned.weight_bytes};
+  schedule::Costs costs{.activation_bytes = planned.activation_bytes,
+                        .partial_activation_bytes = planned.partial_activation_bytes,
+                        .weight_bytes = planned.weight_bytes};
   if (!trace.empty()) {
     drawing.measured = read_trace(trace, drawing.program);
     costs = schedule::measured_costs(*drawing.measured, planned);
@@ -176,6 +178,12 @@ int plan(const Args& args) {
                                    "--search, or leave them out"));
   const plan::ResolvedRun& run = resolved->run;
   if (options.launches) {
+    if (options.as_json || !options.draw.empty() || !options.trace.empty())
+      throw ConfigError(
+          rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it", "leave them out"));
+    if (run.config.parallel.sp || run.shape.encoder_decoder() || run.shape.sentence_head)
+      throw ConfigError(rule_got_fix("--launches is for a GPT without parallel.sp.", "another model, or --sp",
+                                     "a GPT's recipe, --sp false"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }

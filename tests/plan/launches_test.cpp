@@ -104,7 +104,7 @@ TEST(LayerLaunches, OverRanksSumOnStreamsOfTheirOwnBesideWeightGradients) {
     EXPECT_TRUE(plan.launches[i + 1].after.empty());
     EXPECT_THAT(plan.launches[i + 2].after, testing::ElementsAre(static_cast<int>(i)));
   }
-  EXPECT_THAT(launch_text(plan), HasSubstr("launches a layer"));
+  EXPECT_THAT(launch_text(plan), HasSubstr("operators a layer"));
 }
 
 }  // namespace

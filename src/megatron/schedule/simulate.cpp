@@ -97,6 +97,8 @@ Costs measured_costs(const Timeline& measured, Costs costs) {
   costs.forward = values(forward);
   costs.backward_input = values(input);
   costs.partial_backward_input = values(partial_input);
+  for (std::size_t s = 0; s < stages; ++s)
+    if (partial_input[s].count == 0) costs.partial_backward_input[s] = costs.backward_input[s];
   costs.backward_weight = values(weight);
   costs.latency = costs.message_bytes = costs.bandwidth = 0;
   return costs;

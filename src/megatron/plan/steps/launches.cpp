@@ -94,9 +94,9 @@ class Writer {
     add("dropout, backward", {"dx2", "sample ids"}, {"dbranch2"}, 2 * size_.hidden);
     bias_gradient("dbranch2", size_.hidden);
     product("fc2, input", "dbranch2", "da", size_.hidden, size_.ffn);
+    add("activation, backward", {"da", "u"}, {"du"}, 2 * size_.fc1 + size_.ffn);
     add("activation, again", {"u"}, {"a"}, size_.fc1 + size_.ffn);
     weight_gradient("fc2", "dbranch2", "a", size_.hidden, size_.ffn);
-    add("activation, backward", {"da", "u"}, {"du"}, 2 * size_.fc1 + size_.ffn);
     bias_gradient("du", size_.fc1);
     product("fc1, input", "du", "dy2", size_.fc1, size_.hidden);
     const int sum = sum_over_ranks("dy2");
@@ -227,7 +227,7 @@ std::string launch_text(const LaunchPlan& plan) {
     text += '\n';
     bytes += launch.bytes;
   }
-  return text + fmt::format("{} launches a layer, {:.2f} GB of memory traffic\n", plan.launches.size(), bytes / 1e9);
+  return text + fmt::format("{} operators a layer, {:.2f} GB of memory traffic\n", plan.launches.size(), bytes / 1e9);
 }
 
 }  // namespace megatron::plan

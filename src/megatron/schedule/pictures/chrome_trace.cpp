@@ -145,6 +145,10 @@ class TraceReader {
     while (number_of_kind < kNumKinds && to_string(static_cast<Kind>(number_of_kind)) != kind) ++number_of_kind;
     if (number_of_kind == kNumKinds) wrong("an operation of kind \"" + kind.substr(0, 8) + "\"");
     slot.op.kind = static_cast<Kind>(number_of_kind);
+    if (const auto partial = args.find("partial"); partial != args.end()) {
+      if (!partial->is_boolean()) wrong("an operation whose \"partial\" is no boolean");
+      slot.op.partial = partial->get<bool>();
+    }
     if (timeline_.placement.rank_of(slot.op.stage) != static_cast<int>(rank))
       wrong(concat(to_string(slot.op), " on rank ", rank, ", which does not hold its stage"));
     const double start = number(event, "ts", kMaxTime_s * 1e6), length = number(event, "dur", kMaxTime_s * 1e6);
@@ -215,16 +219,18 @@ std::string chrome_trace(const Timeline& timeline) {
     events.push_back(metadata("thread_name", static_cast<int>(rank), {{"name", name}}));
     events.push_back(metadata("thread_sort_index", static_cast<int>(rank), {{"sort_index", rank}}));
     for (const Slot& slot : timeline.ranks[rank])
-      events.push_back(
-          {{"name", to_string(slot.op)},
-           {"cat", category(slot.op.kind)},
-           {"ph", "X"},
-           {"pid", 0},
-           {"tid", rank},
-           {"ts", microseconds(slot.start)},
-           {"dur", microseconds(microseconds(slot.end) / 1e6 - microseconds(slot.start) / 1e6)},
-           {"args",
-            {{"kind", to_string(slot.op.kind)}, {"stage", slot.op.stage}, {"microbatch", slot.op.microbatch}}}});
+      events.push_back({{"name", to_string(slot.op)},
+                        {"cat", category(slot.op.kind)},
+                        {"ph", "X"},
+                        {"pid", 0},
+                        {"tid", rank},
+                        {"ts", microseconds(slot.start)},
+                        {"dur", microseconds(microseconds(slot.end) / 1e6 - microseconds(slot.start) / 1e6)},
+                        {"args",
+                         {{"kind", to_string(slot.op.kind)},
+                          {"stage", slot.op.stage},
+                          {"microbatch", slot.op.microbatch},
+                          {"partial", slot.op.partial}}}});
     if (rank >= timeline.memory.size()) continue;
     for (const MemoryPoint& point : timeline.memory[rank])
       events.push_back({{"name", "activations of " + name},
