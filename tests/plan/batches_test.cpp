@@ -74,6 +74,13 @@ TEST(BatchSchedule, CountsTheSamplesOfAWholeRun) {
   }
 }
 
+TEST(BatchSchedule, CountsGrowthOfAnyLengthAtOnce) {
+  constexpr std::int64_t kLong = std::int64_t{1} << 50;
+  const BatchSchedule schedule(2, 1, {1, 1, kLong});
+  EXPECT_EQ(schedule.samples_of(kLong), kLong) << "steps of one sample up to there";
+  EXPECT_EQ(schedule.samples_of(kLong + 5), kLong + 10);
+}
+
 // Megatron-LM's rule, sample by sample: the entry with the largest threshold that is reached.
 TEST(BatchSchedule, FollowsGivenSizesAndCountsTheirSamples) {
   const auto steps = read_batch_steps(" 0.5K:24,0:8  1K:16 0.002M:32", 10);

@@ -1,7 +1,8 @@
 #include "megatron/config/megatron/train_steps.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "megatron/config/megatron/translation.h"
 
 namespace megatron::config {
 namespace {
@@ -45,8 +46,7 @@ std::int64_t steps_of_samples(std::int64_t samples, std::int64_t full, const std
 std::int64_t index_samples_of(std::optional<std::int64_t> samples, std::int64_t steps, std::int64_t full,
                               const std::vector<std::int64_t>& ramp) {
   const bool grows = ramp.size() == 3;
-  std::int64_t whole = 0;
-  if (__builtin_mul_overflow(steps, full, &whole)) whole = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t whole = product(steps, full);
   const std::int64_t made_for = samples.value_or(whole);
   // Of a run that ends while its batch grows, the last step may go beyond.
   if (grows && samples && (ramp[2] >= made_for || made_for - ramp[2] < full)) return 0;

@@ -109,7 +109,8 @@ void read_schedule(const Pickle& values, const Arguments& args, const PickleNode
     for (const std::string& word : texts(values, ramp)) {
       std::int64_t number = -1;
       const auto end = word.data() + word.size();
-      if (const auto [at, error] = std::from_chars(word.data(), end, number); at != end || number < 0)
+      const auto [at, error] = std::from_chars(word.data(), end, number);
+      if (at != end || error != std::errc() || number < 0 || number > kMaxSteps)
         args.refuse("rampup_batch_size", "three whole numbers", "something else");
       schedule.rampup_batch_size.push_back(number);
     }

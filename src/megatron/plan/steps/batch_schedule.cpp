@@ -131,9 +131,16 @@ std::int64_t BatchSchedule::samples_of(std::int64_t steps) const {
     samples += std::min(there, steps) * size;
     steps -= std::min(there, steps);
   }
-  while (steps > 0 && start_ < full_ && samples <= rampup_samples_) {
-    samples += global_batch(samples);
-    --steps;
+  while (steps > 0 && start_ < full_ && samples <= rampup_samples_) {  // all steps of one size at once
+    const std::int64_t size = global_batch(samples);
+    std::int64_t low = samples, high = rampup_samples_ + 1;  // the size holds at low, and no longer at high
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (global_batch(middle) == size ? low : high) = middle;
+    }
+    const std::int64_t there = std::min(steps, (high - samples + size - 1) / size);
+    samples += there * size;
+    steps -= there;
   }
   std::int64_t rest = 0, sum = 0;
   const bool fits = !__builtin_mul_overflow(steps, full_, &rest) && !__builtin_add_overflow(samples, rest, &sum);
