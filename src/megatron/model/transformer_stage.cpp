@@ -259,7 +259,11 @@ at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass&
   if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
   const auto tokens_sb = batch.decoder_tokens_bs.t().contiguous();
   HostIds host;
-  if (batch.host) host.tokens_sb = batch.host->decoder_tokens_bs.t().contiguous();
+  if (batch.host) {
+    host.tokens_sb = batch.host->decoder_tokens_bs.t().contiguous();
+    host.positions_sb = counted_positions(host.tokens_sb.size(0), host.tokens_sb.size(1), at::kCPU);
+    host.types_sb = at::zeros_like(host.tokens_sb);
+  }
   const auto x =
       modules.embed(tokens_sb, counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device()), {}, host);
   return dropout(x, stream_site(pass, "decoder embedding", x));

@@ -5,8 +5,7 @@
 #define OF_BOTH_PRECISIONS(name)           \
   MEGATRON_DEVICE_KERNEL(name<float, 64>)  \
   MEGATRON_DEVICE_KERNEL(name<float, 128>) \
-  MEGATRON_DEVICE_KERNEL(name<double, 64>) \
-  MEGATRON_DEVICE_KERNEL(name<double, 128>)
+  MEGATRON_DEVICE_KERNEL(name<double, 64>)
 
 OF_BOTH_PRECISIONS(AttentionForward)
 OF_BOTH_PRECISIONS(AttentionQueryGradient)

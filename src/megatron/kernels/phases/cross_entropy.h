@@ -49,7 +49,7 @@ struct SoftmaxPieces : Straight {
         C sum_exp = scaled(own.sum_exp, own.max, max);
         for (int i = 0; i < kChunk<T>; ++i) {
           if (i >= count) continue;
-          sum_exp += std::exp(x[i] - max);
+          sum_exp += x[i] == none().max ? C(0) : std::exp(x[i] - max);
           own.sum += x[i];
         }
         own.max = max;

@@ -60,7 +60,8 @@ struct AttentionOperators {
     const auto alike = [&](const at::Tensor& x) {
       return x.dim() == 4 && x.scalar_type() == q.scalar_type() && x.device() == q.device();
     };
-    return strided(q) && strided(k) && strided(v) && alike(k) && alike(v) && q.size(-1) <= 128 &&
+    const std::int64_t most = q.scalar_type() == at::kDouble ? 64 : 128;  // what 99 KB of shared memory hold
+    return strided(q) && strided(k) && strided(v) && alike(k) && alike(v) && q.size(-1) <= most &&
            (!options.bias.defined() || options.bias.device() == q.device());
   }
 
@@ -118,16 +119,13 @@ struct AttentionOperators {
 
   template <class Launch>
   static void launch(const at::Tensor& q, const Launch& launch) {
-    const auto by_size = [&](auto precision) {
-      if (q.size(-1) <= 64)
-        launch(precision, std::integral_constant<int, 64>());
-      else
-        launch(precision, std::integral_constant<int, 128>());
-    };
+    using Small = std::integral_constant<int, 64>;
     if (q.scalar_type() == at::kDouble)
-      by_size(double());
+      launch(double(), Small());
+    else if (q.size(-1) <= Small())
+      launch(float(), Small());
     else
-      by_size(float());
+      launch(float(), std::integral_constant<int, 128>());
   }
 };
 
