@@ -69,6 +69,7 @@ class WeightsAndBiases(unittest.TestCase):
                                   text=True, env=environment, cwd=place.path)
             self.assertEqual(sync.returncode, 0, sync.stdout + sync.stderr)
         self.assertEqual(server.unknown, [])
+        self.assertEqual(len(server.keys), 1)
         self.assertEqual([server.bucket[key] for key in ("project", "entity", "displayName")], ["gpt", "us", "first"])
         self.assertEqual(server.bucket["name"], folder.name.rsplit("-", 1)[1])
         config = json.loads(server.bucket["config"])

@@ -19,8 +19,8 @@ class Server:
     """Listens on a port of its own while it is entered."""
 
     def __init__(self):
-        self.operations, self.unknown, self.keys = [], [], set()
-        self.bucket, self.lines, self.files, self.ended = {}, {}, {}, None
+        self.unknown, self.keys = [], set()
+        self.bucket, self.lines, self.ended = {}, {}, None
 
     def __enter__(self):
         self._server = Quiet(("127.0.0.1", 0), self._handler())
@@ -36,7 +36,6 @@ class Server:
 
     def answer(self, operation, variables):
         """The data of a GraphQL operation."""
-        self.operations.append(operation)
         entity = variables.get("entity") or self.bucket.get("entity") or "us"
         if operation == "Viewer":
             return {"viewer": {"id": "1", "entity": "us", "username": "us", "flags": "{}", "email": "us@localhost",
@@ -93,7 +92,7 @@ class Server:
                 self.reply({})
 
             def do_PUT(self):
-                server.files[self.path.removeprefix("/upload/")] = self.body()
+                self.body()
                 self.reply({})
 
             def do_POST(self):
