@@ -2,13 +2,20 @@
 
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 #include <utility>
+
+#include "megatron/serve/api/api_error.h"
 
 namespace megatron::serve {
 namespace {
 
 constexpr std::size_t kMostWork = 20'000'000, kMostStacks = 4096;  // a second
+constexpr std::size_t kMostHeld = 4'000'000;                       // some 100 MB
+
+[[noreturn]] void refuse() {
+  throw ApiError(400, "the schema lets too much follow: say less of it by anyOf", "response_format",
+                 "invalid_json_schema");
+}
 
 }  // namespace
 
@@ -80,6 +87,10 @@ GrammarAutomaton::GrammarAutomaton(const Grammar& grammar) : grammar_(grammar) {
   number_of(std::move(stacks));
 }
 
+void GrammarAutomaton::spend(std::size_t work) {
+  if ((work_ += work) > kMostWork) refuse();
+}
+
 void GrammarAutomaton::expand(Stack begin, Stacks& out) {
   Stacks open = {std::move(begin)};
   std::set<Stack> seen;
@@ -88,8 +99,8 @@ void GrammarAutomaton::expand(Stack begin, Stacks& out) {
     open.pop_back();
     while (!stack.empty() && grammar_.at(stack.back()).kind == Grammar::Kind::End) stack.pop_back();
     if (!seen.insert(stack).second) continue;
-    if ((work_ += 1 + stack.size()) > kMostWork || out.size() > kMostStacks)
-      throw std::runtime_error("the schema lets too much follow: say less of it by anyOf");
+    spend(1 + stack.size());
+    if (out.size() > kMostStacks) refuse();
     if (stack.empty() || grammar_.at(stack.back()).kind == Grammar::Kind::Bytes) {
       out.push_back(std::move(stack));
       continue;
@@ -110,10 +121,12 @@ std::int32_t GrammarAutomaton::number_of(Stacks stacks) {
   const auto same = std::ranges::unique(stacks);
   stacks.erase(same.begin(), same.end());
   if (stacks.empty()) return kDead;
-  const auto [found, is_new] = numbers_.emplace(stacks, static_cast<std::int32_t>(states_.size()));
+  const auto [found, is_new] = numbers_.emplace(std::move(stacks), static_cast<std::int32_t>(states_.size()));
   if (is_new) {
-    const bool accepts = stacks.front().empty();
-    states_.push_back({std::move(stacks), std::vector<std::int32_t>(256, kUnknown), accepts});
+    const Stacks& its = found->first;
+    states_.push_back({&its, std::vector<std::int32_t>(256, kUnknown), its.front().empty()});
+    for (const Stack& stack : its) held_ += 1 + stack.size();
+    if (held_ > kMostHeld) refuse();
   }
   return found->second;
 }
@@ -122,8 +135,8 @@ std::int32_t GrammarAutomaton::next(std::int32_t state, std::uint8_t byte) {
   const auto at = static_cast<std::size_t>(state);
   if (const std::int32_t known = states_[at].next[byte]; known != kUnknown) return known;
   Stacks stacks;
-  work_ += states_[at].stacks.size();
-  for (const Stack& stack : states_[at].stacks) {
+  spend(states_[at].stacks->size());
+  for (const Stack& stack : *states_[at].stacks) {
     if (stack.empty() || !grammar_.set(grammar_.at(stack.back())).test(byte)) continue;
     Stack after = stack;
     ++after.back();
@@ -135,10 +148,10 @@ std::int32_t GrammarAutomaton::next(std::int32_t state, std::uint8_t byte) {
 }
 
 std::int32_t GrammarAutomaton::forget_all_but(std::int32_t kept) {
-  Stacks first = std::move(states_[0].stacks);
-  Stacks stacks = kept == 0 ? first : std::move(states_[static_cast<std::size_t>(kept)].stacks);
+  Stacks first = *states_[0].stacks, stacks = *states_[static_cast<std::size_t>(kept)].stacks;
   states_.clear();
   numbers_.clear();
+  held_ = 0;
   number_of(std::move(first));
   return number_of(std::move(stacks));
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
@@ -58,14 +59,21 @@ class GrammarAutomaton {
 
   /// The grammar must outlive this.
   explicit GrammarAutomaton(const Grammar& grammar);
+  GrammarAutomaton(const GrammarAutomaton&) = delete;
+  GrammarAutomaton& operator=(const GrammarAutomaton&) = delete;
 
   std::int32_t start() const { return 0; }
-  /// Throws std::runtime_error where so much may follow that finding it out takes too long: a grammar can make what
-  /// may follow double with each byte.
+  /// Throws ApiError 400 where so much may follow that finding it out takes too much time or memory: a grammar can make
+  /// what may follow double with each byte. The constructor does too.
   std::int32_t next(std::int32_t state, std::uint8_t byte);
   /// Whether the text may end here.
   bool accepts(std::int32_t state) const { return states_[static_cast<std::size_t>(state)].accepts; }
   std::size_t size() const { return states_.size(); }
+  /// What the states take in memory beside their number: their stacks and the places in them.
+  std::size_t held() const { return held_; }
+  /// Allows as many more places to be looked at, up to what is allowed at first. What has been allowed is for a text as
+  /// long as it is; who writes a long one asks again with each of its tokens.
+  void grant(std::size_t work) { work_ -= std::min(work_, work); }
   /// Forgets all states but `kept`, whose new number it returns: beside the start's it is 1, or 0 where it is the
   /// start.
   std::int32_t forget_all_but(std::int32_t kept);
@@ -76,18 +84,20 @@ class GrammarAutomaton {
   static constexpr std::int32_t kUnknown = -2;
 
   struct State {
-    Stacks stacks;
+    const Stacks* stacks = nullptr;  ///< a key of numbers_
     std::vector<std::int32_t> next;  ///< of each byte
     bool accepts = false;
   };
 
+  void spend(std::size_t work);
   void expand(Stack stack, Stacks& out);
   std::int32_t number_of(Stacks stacks);
 
   const Grammar& grammar_;
   std::vector<State> states_;
   std::map<Stacks, std::int32_t> numbers_;
-  std::size_t work_ = 0;  ///< places that were looked at
+  std::size_t work_ = 0;  ///< places that were looked at, less those that were granted
+  std::size_t held_ = 0;
 };
 
 }  // namespace megatron::serve

@@ -5,7 +5,8 @@
 namespace megatron::serve {
 namespace {
 
-constexpr std::size_t kMostStates = 4096;  // each 1 kB and more
+constexpr std::size_t kMostStates = 4096, kMostKept = 1'000'000;  // a state has 1 kB and more
+constexpr std::size_t kWorkOfToken = 500'000;                     // what a token may take on average
 
 }  // namespace
 
@@ -20,7 +21,7 @@ GrammarMask::GrammarMask(std::shared_ptr<const Grammar> grammar, std::shared_ptr
 const std::vector<bool>& GrammarMask::allowed() {
   allowed_.assign(static_cast<std::size_t>(trie_->vocab()), false);
   if (state_ == GrammarAutomaton::kDead) return allowed_;
-  if (automaton_.size() > kMostStates) state_ = automaton_.forget_all_but(state_);
+  if (automaton_.size() > kMostStates || automaton_.held() > kMostKept) state_ = automaton_.forget_all_but(state_);
   const auto& nodes = trie_->nodes();
   std::vector<std::pair<std::uint32_t, std::int32_t>> open = {
       {0, state_}};  // nodes whose bytes fit, and where they lead
@@ -35,14 +36,16 @@ const std::vector<bool>& GrammarMask::allowed() {
       if (next != GrammarAutomaton::kDead) open.emplace_back(child, next);
     }
   }
-  if (automaton_.accepts(state_))
-    for (const std::int64_t end : ends_)
-      if (end < trie_->vocab()) allowed_[static_cast<std::size_t>(end)] = true;
+  // An end has a text too where the tokenizer takes it for no special token.
+  const bool ends = automaton_.accepts(state_);
+  for (const std::int64_t end : ends_)
+    if (end < trie_->vocab()) allowed_[static_cast<std::size_t>(end)] = ends;
   return allowed_;
 }
 
 void GrammarMask::take(std::int64_t token) {
   if (token < 0 || token >= trie_->vocab()) return;
+  automaton_.grant(kWorkOfToken);
   for (const char byte : trie_->bytes(token)) {
     if (state_ == GrammarAutomaton::kDead) return;
     state_ = automaton_.next(state_, static_cast<std::uint8_t>(byte));

@@ -9,7 +9,8 @@
 
 namespace megatron::serve {
 
-/// The tokens that keep a text within a grammar, and its ends where it may end. One for each text.
+/// The tokens that keep a text within a grammar, and its ends where it may end. One for each text. Its constructor and
+/// members throw ApiError 400 as GrammarAutomaton does.
 class GrammarMask : public TokenMask {
  public:
   GrammarMask(std::shared_ptr<const Grammar> grammar, std::shared_ptr<const TokenTrie> trie,

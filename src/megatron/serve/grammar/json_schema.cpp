@@ -1,6 +1,7 @@
 #include "megatron/serve/grammar/json_schema.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -60,10 +61,18 @@ class Compiler {
   }
 
  private:
+  void need_room(std::size_t symbols) const {
+    if (grammar_.size() + symbols > kMaxSymbols) refuse("the schema is too large");
+  }
+
+  void add(std::int32_t rule, const Sequence& alternative) {
+    need_room(alternative.size() + 1);
+    grammar_.add(rule, alternative);
+  }
+
   std::int32_t rule_with(const std::vector<Sequence>& alternatives) {
-    if (grammar_.size() > kMaxSymbols) refuse("the schema is too large");
     const std::int32_t number = grammar_.add_rule();
-    for (const Sequence& alternative : alternatives) grammar_.add(number, alternative);
+    for (const Sequence& alternative : alternatives) add(number, alternative);
     return number;
   }
 
@@ -72,7 +81,7 @@ class Compiler {
     std::int32_t rest;
     if (most < 0) {
       rest = rule_with({{}});
-      grammar_.add(rest, joined({one, {Grammar::rule(rest)}}));
+      add(rest, joined({one, {Grammar::rule(rest)}}));
     } else {
       rest = rule_with({{}});
       for (std::int64_t i = least; i < most; ++i) rest = rule_with({{}, joined({one, {Grammar::rule(rest)}})});
@@ -119,7 +128,7 @@ class Compiler {
     const std::int32_t object = object_of_any(value_), array = array_of(value_, 0, -1);
     object_ = object;
     for (const std::int32_t kind : {string_, number_, boolean_, null_, object, array})
-      grammar_.add(value_, {Grammar::rule(kind)});
+      add(value_, {Grammar::rule(kind)});
     array_ = array;
   }
 
@@ -187,13 +196,67 @@ class Compiler {
 
   static void check_keywords(const Ordered& schema) {
     static const std::set<std::string> known = {
-        "type",   "enum",      "const",    "properties",  "required",  "additionalProperties",
-        "items",  "minItems",  "maxItems", "minLength",   "maxLength", "anyOf",
-        "oneOf",  "allOf",     "$ref",     "$defs",       "title",     "$schema",
-        "$id",    "$comment",  "default",  "description", "examples",  "definitions",
-        "format", "deprecated"};
+        "type",  "enum",     "const",    "properties", "required",  "additionalProperties",
+        "items", "minItems", "maxItems", "minLength",  "maxLength", "anyOf",
+        "oneOf", "allOf",    "$ref"};
     for (const auto& [name, value] : schema.items())
-      if (!known.contains(name)) refuse(concat("'", name.substr(0, 64), "' in the schema is not supported"));
+      if (!known.contains(name) && !has_no_effect(name))
+        refuse(concat("'", name.substr(0, 64), "' in the schema is not supported"));
+  }
+
+  /// Whether no text depends on a keyword by itself.
+  static bool has_no_effect(const std::string& keyword) {
+    static const std::set<std::string> silent = {"title",       "$schema",  "$id",   "$comment",    "default",
+                                                 "description", "examples", "$defs", "definitions", "deprecated"};
+    return silent.contains(keyword);
+  }
+
+  /// Nothing that must hold besides `name` is kept.
+  static void check_alone(const Ordered& schema, const std::string& name, const std::string& but_for = "") {
+    for (const auto& [other, value] : schema.items())
+      if (other != name && other != but_for && !has_no_effect(other))
+        refuse(concat("'", other.substr(0, 64), "' in the schema is not supported beside '", name, "'"));
+  }
+
+  static bool is_of_type(const Ordered& value, const std::string& type) {
+    if (type == "null") return value.is_null();
+    if (type == "boolean") return value.is_boolean();
+    if (type == "integer")
+      return value.is_number_integer() || (value.is_number() && std::trunc(value.get<double>()) == value.get<double>());
+    if (type == "number") return value.is_number();
+    if (type == "string") return value.is_string();
+    if (type == "array") return value.is_array();
+    if (type == "object") return value.is_object();
+    refuse_type(type);
+  }
+
+  [[noreturn]] static void refuse_type(const std::string& type) {
+    refuse(concat("'type' in the schema must be one of JSON's, not ", type.substr(0, 64)));
+  }
+
+  /// The names that a schema gives as its type.
+  static std::vector<std::string> names_of(const Ordered& type) {
+    if (type.is_string()) return {type.get<std::string>()};
+    if (!type.is_array() || type.empty()) refuse("'type' in the schema must be a name or a list of names");
+    std::vector<std::string> names;
+    for (const Ordered& one : type) names.push_back(one.is_string() ? one.get<std::string>() : "");
+    return names;
+  }
+
+  /// Those of the values that a const or an enum allows that have the schema's type.
+  std::int32_t one_of_values(const Ordered& schema, const std::string& name) {
+    check_alone(schema, name, "type");
+    const Ordered& given = schema.at(name);
+    if (name == "enum" && (!given.is_array() || given.empty())) refuse("'enum' in the schema must be a list of values");
+    need_room(given.dump().size());
+    const auto type = schema.find("type");
+    std::vector<Sequence> values;
+    for (const Ordered& value : name == "enum" ? given : Ordered::array({given})) {
+      const auto is_it = [&](const std::string& of) { return is_of_type(value, of); };
+      if (type == schema.end() || std::ranges::any_of(names_of(*type), is_it)) values.push_back(literal(value.dump()));
+    }
+    if (values.empty()) refuse(concat("no value of '", name, "' in the schema has its 'type'"));
+    return rule_with(values);
   }
 
   const Ordered& referred(const Ordered& reference) const {
@@ -209,7 +272,7 @@ class Compiler {
   std::int32_t one_of(const Ordered& list, const char* name, int depth) {
     if (!list.is_array() || list.empty()) refuse(concat("'", name, "' in the schema must be a list of schemas"));
     const std::int32_t number = grammar_.add_rule();
-    for (const Ordered& one : list) grammar_.add(number, {Grammar::rule(rule_of(one, depth))});
+    for (const Ordered& one : list) add(number, {Grammar::rule(rule_of(one, depth))});
     return number;
   }
 
@@ -231,7 +294,7 @@ class Compiler {
       return array_of(items == schema.end() ? value_ : rule_of(*items, depth), least, most);
     }
     if (type == "object") return object_with(schema, depth);
-    refuse(concat("'type' in the schema must be one of JSON's, not ", type.substr(0, 64)));
+    refuse_type(type);
   }
 
   std::int32_t object_with(const Ordered& schema, int depth) {
@@ -260,7 +323,7 @@ class Compiler {
     const std::int32_t number = grammar_.add_rule();
     rules_[&schema] = number;
     if (depth > kMaxDepth) refuse("the schema is nested too deeply");
-    grammar_.add(number, {Grammar::rule(compiled(schema, depth + 1))});
+    add(number, {Grammar::rule(compiled(schema, depth + 1))});
     return number;
   }
 
@@ -269,23 +332,24 @@ class Compiler {
     if (!schema.is_object()) refuse("each schema must be an object or true");
     check_keywords(schema);
     if (const auto at = schema.find("$ref"); at != schema.end()) {
+      check_alone(schema, "$ref");
       const Ordered* target = &referred(*at);
       for (int i = 0; target->is_object() && target->contains("$ref"); ++i) {
+        check_alone(*target, "$ref");
         if (i > kMaxDepth) refuse("'$ref' in the schema leads back to itself");
         target = &referred(target->at("$ref"));
       }
       return rule_of(*target, depth);
     }
-    if (const auto at = schema.find("const"); at != schema.end()) return rule_with({literal(at->dump())});
-    if (const auto at = schema.find("enum"); at != schema.end()) {
-      if (!at->is_array() || at->empty()) refuse("'enum' in the schema must be a list of values");
-      std::vector<Sequence> values;
-      for (const Ordered& value : *at) values.push_back(literal(value.dump()));
-      return rule_with(values);
-    }
+    for (const char* name : {"const", "enum"})
+      if (schema.contains(name)) return one_of_values(schema, name);
     for (const char* name : {"anyOf", "oneOf"})
-      if (const auto at = schema.find(name); at != schema.end()) return one_of(*at, name, depth);
+      if (const auto at = schema.find(name); at != schema.end()) {
+        check_alone(schema, name);
+        return one_of(*at, name, depth);
+      }
     if (const auto at = schema.find("allOf"); at != schema.end()) {
+      check_alone(schema, "allOf");
       if (!at->is_array() || at->size() != 1) refuse("'allOf' in the schema may have one schema");
       return rule_of(at->front(), depth);
     }
@@ -300,11 +364,10 @@ class Compiler {
         if (schema.contains(name)) return of_type(of, schema, depth);
       return value_;
     }
-    if (type->is_string()) return of_type(type->get<std::string>(), schema, depth);
-    if (!type->is_array() || type->empty()) refuse("'type' in the schema must be a name or a list of names");
+    const std::vector<std::string> names = names_of(*type);
+    if (names.size() == 1) return of_type(names[0], schema, depth);
     std::vector<Sequence> kinds;
-    for (const Ordered& one : *type)
-      kinds.push_back({Grammar::rule(of_type(one.is_string() ? one.get<std::string>() : "", schema, depth))});
+    for (const std::string& name : names) kinds.push_back({Grammar::rule(of_type(name, schema, depth))});
     return rule_with(kinds);
   }
 
