@@ -21,8 +21,6 @@ const char* reason_of(int status) {
       return "Not Found";
     case 405:
       return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
     case 413:
       return "Content Too Large";
     case 415:

@@ -121,7 +121,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::optional<http::request_parser<http::string_body>> parser_;
   Framing framing_;
   std::deque<std::string> out_;
-  std::atomic<std::size_t> unread_{0};
+  std::size_t unread_ = 0;  ///< bytes in out_ behind the front, which is being sent
   std::atomic<bool> gone_{false};
   bool busy_ = false;  ///< a request is under way
   bool last_ = false;  ///< the end of its response is in out_
@@ -152,13 +152,15 @@ class SessionReply : public Reply {
   void begin(HttpResponse response) override {
     if (state_ != State::New) return;
     state_ = State::Streams;
-    session_->hand_over(stream_head(response, framing_), false);
+    head_ = stream_head(response, framing_);
   }
   void write(std::string data) override {
-    if (state_ == State::Streams && !data.empty()) session_->hand_over(stream_piece(data, framing_), false);
+    if (state_ == State::Streams && !data.empty())
+      session_->hand_over(std::exchange(head_, "") + stream_piece(data, framing_), false);
   }
   void end() override {
-    if (std::exchange(state_, State::Ended) == State::Streams) session_->hand_over(stream_end(framing_), true);
+    if (std::exchange(state_, State::Ended) == State::Streams)
+      session_->hand_over(std::exchange(head_, "") + stream_end(framing_), true);
   }
   bool gone() const override { return session_->gone(); }
 
@@ -174,6 +176,7 @@ class SessionReply : public Reply {
   std::shared_ptr<Session> session_;
   Framing framing_;
   State state_ = State::New;
+  std::string head_;  ///< that goes with the first piece: a large one is then the one being sent
 };
 
 void Session::next_request() {
@@ -256,11 +259,9 @@ void Session::watch() {
 }
 
 void Session::hand_over(std::string bytes, bool last) {
-  const std::size_t size = bytes.size();
-  const bool too_much = unread_.fetch_add(size) > hub_.options.unread_bytes;
-  if (too_much) gone_ = true;
   asio::post(hub_.io, [self = shared_from_this(), bytes = std::move(bytes), last]() mutable {
-    if (self->gone_) return self->close();
+    if (self->gone_ || self->unread_ > self->hub_.options.unread_bytes) return self->close();
+    if (!self->out_.empty()) self->unread_ += bytes.size();
     self->out_.push_back(std::move(bytes));
     self->last_ = last;
     self->write_next();
@@ -278,9 +279,11 @@ void Session::write_next() {
 void Session::on_written(error_code error) {
   writing_ = false;
   if (error) return close();
-  unread_ -= out_.front().size();
   out_.pop_front();
-  if (!out_.empty()) return write_next();
+  if (!out_.empty()) {
+    unread_ -= out_.front().size();
+    return write_next();
+  }
   if (!last_) return;
   last_ = false;
   if (lingers_) return linger();
@@ -355,7 +358,10 @@ void HttpServer::Impl::listen() {
 void HttpServer::Impl::accept() {
   hub.acceptor.async_accept([this](error_code error, tcp::socket socket) {
     if (hub.closing) return;
-    if (!error) {
+    if (!error && hub.count >= 2 * hub.options.connections) {
+      error_code ignored;
+      (void)socket.close(ignored);
+    } else if (!error) {
       const auto session = std::make_shared<Session>(std::move(socket), hub);
       if (hub.count > hub.options.connections)
         session->refuse_at_once(503, "too many connections");

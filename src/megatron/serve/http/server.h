@@ -11,10 +11,11 @@ namespace megatron::serve {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;  ///< 0: one that is free
-  std::size_t connections = 512;
+  int port = 8000;                ///< 0: one that is free
+  std::size_t connections = 512;  ///< beyond them 503, beyond twice as many not even that
   std::size_t header_bytes = 16 << 10, body_bytes = 1 << 20;
-  std::size_t unread_bytes = 1 << 20;  ///< of a stream that its client does not read; then it is cut off
+  /// Of a stream, that wait behind the piece being sent, before another comes; then the client is cut off.
+  std::size_t unread_bytes = 1 << 20;
   std::chrono::seconds header_timeout{15}, body_timeout{60}, idle_timeout{75}, write_timeout{30};
 };
 
@@ -36,7 +37,8 @@ class Reply {
 using Handler = std::function<void(HttpRequest request, std::shared_ptr<Reply> reply)>;
 
 /// HTTP/1.1. All clients are served by one thread that waits for none of them; each has a deadline for what it sends
-/// and reads, and a bound on what is kept for it. Requests that are no HTTP, too large or too slow are answered here.
+/// and reads, and a bound on what is kept for it. Requests that are no HTTP or too large are answered here; who is too
+/// slow is closed.
 class HttpServer {
  public:
   /// Listens. Throws ConfigError where the address cannot be had.
