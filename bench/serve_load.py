@@ -20,7 +20,7 @@ from server import Server  # noqa: E402
 
 
 def one_text(server, prompt, new_tokens):
-    """Seconds to the first token, tokens, and seconds between tokens."""
+    """Seconds to the first token, and tokens."""
     connection = server.connection(timeout=600)
     begin = time.perf_counter()
     connection.request("POST", "/v1/completions",

@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "app/generate/answer.h"
+#include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/tokenizer/text_stream.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/serving/engine.h"
-#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/memory_check.h"
@@ -116,12 +116,9 @@ auto with_own_fix(const std::string& fix, const Work& work) {
 
 /// What the user says as the model's chat template writes it, up to where the answer begins.
 std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
-  const std::filesystem::path folder =
-      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
   const std::string without = flags.system.empty() ? "leave --chat out" : "leave --chat and --system out";
-  const auto chat = with_own_fix(without + ", or name a chat model's folder: --load, --tokenizer", [&] {
-    return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
-  });
+  const auto chat = with_own_fix(without + ", or name a chat model's folder: --load, --tokenizer",
+                                 [&] { return chat_template_of(flags); });
   for (std::string& text : texts) {
     std::vector<text::ChatMessage> messages;
     if (!flags.system.empty()) messages.push_back({"system", flags.system});

@@ -7,19 +7,18 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/serving/engine.h"
-#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
@@ -239,9 +238,7 @@ int run_chat(const Args& args) {
     throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
                                    "--max-new-tokens 512"));
   const run::TrainedModel model = run::open_trained_model(flags, "chat");
-  const std::filesystem::path folder =
-      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
-  const auto chat = text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+  const text::ChatTemplate chat = chat_template_of(flags);
   kernels::install_caching_allocator();
   std::signal(SIGINT, [](int) {
     if (interrupted.exchange(true)) std::_Exit(130);  // a second time, while nothing is written

@@ -10,15 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/machine_memory.h"
+#include "megatron/base/stack_frames.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
+#include "megatron/generate/generate.h"
 #include "megatron/generate/serving/engine.h"
-#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
@@ -60,7 +62,7 @@ struct ServeFlags : run::ModelFlags {
     v("max_texts", max_texts, "Maximum number of texts that are written at once.", config::Common());
     v("cache_tokens", cache_tokens,
       "Positions of all caches of keys and values; 0: max_texts times the context, in at most a quarter of the free "
-      "memory.",
+      "memory; must be given with --device cuda.",
       config::Common());
     v("max_context", max_context, "Maximum tokens of a prompt and its answer; 0: the model's context.");
     v("max_tokens", max_tokens, "Maximum tokens of an answer; 0: what the context leaves.");
@@ -130,13 +132,10 @@ std::vector<std::string> tokens_of(const ServeFlags& flags) {
 
 /// Null where the folder has none.
 std::optional<text::ChatTemplate> chat_of(const ServeFlags& flags) {
-  const std::filesystem::path folder =
-      flags.tokenizer.empty() ? interchange::companion_folder(flags.load) : std::filesystem::path(flags.tokenizer);
   try {
-    return text::ChatTemplate::load(std::filesystem::is_regular_file(folder) ? folder.parent_path() : folder);
+    return chat_template_of(flags);
   } catch (const ConfigError& error) {
-    const std::string text = error.what();
-    write_line(stderr, concat("without /v1/chat/completions: ", text.substr(0, text.find('\n'))));
+    write_line(stderr, concat("without /v1/chat/completions: ", first_line_of(error.what())));
     return std::nullopt;
   }
 }
@@ -160,8 +159,12 @@ std::string name_of(const ServeFlags& flags) {
 void plan_cache(Plan& plan) {
   const plan::ModelShape& shape = plan.model.run.shape;
   const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(plan.model.run.config)));
-  const std::int64_t row_bytes = 2 * shape.num_layers * shape.groups() * shape.head() * element;
+  const std::int64_t row_bytes = generate::numbers_of_row(shape) * element;
   plan.cache_tokens = plan.flags.cache_tokens;
+  if (plan.cache_tokens == 0 && plan.model.run.config.parallel.device == "cuda")
+    throw ConfigError(
+        rule_got_fix("serve: --device cuda needs --cache-tokens: the default is a share of the host's memory.",
+                     "--cache-tokens 0", concat("--cache-tokens ", plan.flags.max_texts * plan.context)));
   if (plan.cache_tokens == 0) {
     const auto memory = machine_memory();
     const std::int64_t share =
@@ -169,9 +172,11 @@ void plan_cache(Plan& plan) {
     plan.cache_tokens = std::max(std::min(plan.flags.max_texts * plan.context, share), plan.context);
   }
   plan.context = std::min(plan.context, plan.cache_tokens);
-  const std::int64_t logits = plan.flags.max_texts * shape.padded_vocab * std::int64_t{4 + 8};
+  const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(shape);
+  // While a cache grows, its old one is there too.
+  const std::int64_t most = plan.cache_tokens + plan.context;
   run::check_memory(plan.model.run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
-                    {.bytes = plan.cache_tokens * row_bytes + logits,
+                    {.bytes = most * row_bytes + logits,
                      .what = "keys and values of the texts under way",
                      .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache_tokens / 4))});
 }
@@ -204,6 +209,9 @@ struct Front {
 };
 
 serve::ServiceOptions service_options(const Plan& plan) {
+  // A request of more texts than one client may have waiting would never get in.
+  serve::RequestLimits limits;
+  limits.choices = std::min(limits.choices, plan.flags.max_queue / 2);
   return {
       .model = name_of(plan.flags),
       .context = plan.context,
@@ -212,8 +220,9 @@ serve::ServiceOptions service_options(const Plan& plan) {
       .ends = plan.model.ends,
       .tokens = plan.tokens,
       .request_timeout_s = plan.flags.request_timeout_s,
-      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-                     .count()};
+      .created =
+          std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+      .limits = limits};
 }
 
 serve::ServerOptions server_options(const ServeFlags& flags) {

@@ -114,7 +114,10 @@ class Texts(Serving):
         asked = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
         first = server.post("/v1/completions", asked)
         self.assertEqual(server.metric("megatron_cached_tokens_total"), 0)
-        self.assertEqual(server.post("/v1/completions", asked)["choices"], first["choices"])
+        again = server.post("/v1/completions", asked)
+        self.assertEqual(again["choices"], first["choices"])
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again)]
+        self.assertEqual(cached, [0, server.metric("megatron_cached_tokens_total")])
         self.assertGreaterEqual(server.metric("megatron_cached_tokens_total"), 16)
 
 
@@ -183,6 +186,9 @@ class Refusals(Serving):
         self.assertEqual(by_variable.raw("GET", "/metrics", None, {"Authorization": "bearer secret"}).status, 200)
         self.assertIn("--token-file", run("serve", self.model, "--host", "0.0.0.0", code=2))
 
+    def test_of_a_device_whose_memory_is_not_known_name_what_to_give(self):
+        self.assertIn("--cache-tokens", run("serve", self.model, "--device", "cuda", code=2))
+
     def test_ask_to_come_again_where_too_many_wait(self):
         server = self.serve("--max-texts", 1, "--max-queue", 4)
         asked = {"prompt": "the", "max_tokens": 100, "ignore_eos": True}
@@ -192,10 +198,9 @@ class Refusals(Serving):
             if response.status == 429:
                 self.assertGreaterEqual(int(response.headers["Retry-After"]), 1)
             return response.status
-        codes = together(status, range(16))
-        self.assertIn(200, codes)
-        self.assertIn(429, codes)
-        self.assertEqual(set(codes), {200, 429})
+        self.assertLessEqual(set(together(status, range(16))), {200, 429})
+        # More than may wait at once could never be taken.
+        self.assertEqual(server.post("/v1/completions", {**asked, "n": 3}, 400)["error"]["param"], "n")
 
 
 class Clients(Serving):
@@ -214,9 +219,9 @@ class Clients(Serving):
         server = self.serve("--max-texts", 2)
         request = {"prompt": "the cat", "max_tokens": 20, "temperature": 0}
         expected = server.post("/v1/completions", request)["choices"]
-        stalled = [self.open(server, data) for data in
-                   [b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
-                    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"] * 10]
+        for data in [b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
+                     b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"] * 10:
+            self.open(server, data)  # and stays open
         for data, status in [(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
                              (b"GET / HTTP/1.1\r\nA: " + b"a" * 20000 + b"\r\n\r\n", b"431"),
                              (b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
@@ -231,7 +236,6 @@ class Clients(Serving):
                          [expected] * 4)
         server.wait_for(lambda: server.metric("megatron_active_texts") == 0)
         self.assertIn('end="cancelled"', server.raw("GET", "/metrics").text)
-        self.assertEqual(len(stalled), 40)
 
     def test_may_ask_again_on_one_connection_and_before_they_are_answered(self):
         server = self.serve()

@@ -29,8 +29,10 @@ struct Ear : serve::TextListener {
   std::vector<serve::ScoredToken> prompt, scores;
   std::string end;
   std::size_t enough = 1000;
+  std::int64_t cached = -1;
   bool away = false;
 
+  void on_cached(std::int64_t tokens) override { cached = tokens; }
   void on_prompt(std::vector<serve::ScoredToken> scored) override { prompt = std::move(scored); }
   bool on_token(const serve::ScoredToken& token) override {
     EXPECT_EQ(end, "");
@@ -64,6 +66,7 @@ class FakeModel : public SlotModel {
     if (rows > 0) tokens.assign(slots.at(from).tokens.begin(), slots.at(from).tokens.begin() + rows);
     shared += rows;
     slots[slot] = {capacity, tokens};
+    measure(most_while_growing);
   }
   at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) override {
     ++reads;
@@ -80,9 +83,7 @@ class FakeModel : public SlotModel {
   at::Tensor write(std::span<const std::int64_t> numbers, std::span<const std::int64_t> tokens) override {
     EXPECT_EQ(std::set(numbers.begin(), numbers.end()).size(), numbers.size());
     widest = std::max(widest, numbers.size());
-    std::int64_t all = 0;
-    for (const auto& [number, one] : slots) all += one.capacity;
-    largest = std::max(largest, all);
+    measure(largest);
     auto logits = at::empty({static_cast<std::int64_t>(numbers.size()), kVocab}, at::kDouble);
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       add(numbers[i], tokens[i]);
@@ -97,10 +98,15 @@ class FakeModel : public SlotModel {
     Ids tokens;
   };
   std::map<std::int64_t, Slot> slots;
-  std::int64_t shared = 0, largest = 0, reads = 0;
+  std::int64_t shared = 0, largest = 0, most_while_growing = 0, reads = 0;
   std::size_t widest = 0;
 
  private:
+  void measure(std::int64_t& most) const {
+    std::int64_t all = 0;
+    for (const auto& [number, one] : slots) all += one.capacity;
+    most = std::max(most, all);
+  }
   void add(std::int64_t slot, std::int64_t token) {
     Slot& one = slots.at(slot);
     one.tokens.push_back(token);
@@ -113,16 +119,15 @@ struct Bench {
   explicit Bench(EngineOptions options) : options_(options) { serve::declare_metrics(metrics); }
 
   std::shared_ptr<Ear> ask(const Ids& prompt, std::int64_t max_tokens, double temperature = 0,
-                           const std::string& client = "c") {
+                           const std::string& client = "c", const Ids& ends = {3}) {
     auto ear = std::make_shared<Ear>();
-    TextTask task{.prompt = prompt, .max_tokens = max_tokens, .ends = {3}};
+    TextTask task{.prompt = prompt, .max_tokens = max_tokens, .ends = ends};
     task.sampling.temperature = temperature;
     task.seed = 9;
     task.client = client;
     task.listener = ear;
     task.arrived = now;
     task.deadline = now + std::chrono::seconds(60);
-    last = task;
     queue.submit({task});
     return ear;
   }
@@ -135,7 +140,6 @@ struct Bench {
   serve::TaskQueue queue{{.texts = 1000, .texts_of_client = 1000}};
   serve::Metrics metrics;
   serve::Clock::time_point now{};
-  TextTask last;
   Engine engine{model, queue, metrics, options_, [this] { return now; }};
 };
 
@@ -181,6 +185,7 @@ TEST(Engine, WritesEachTextAsIfItWereAlone) {
       EXPECT_EQ(ears[i]->end, expected[i].back() == 3 ? "stop" : "length");
     }
     EXPECT_LE(bench.model.largest, cache);
+    EXPECT_LE(bench.model.most_while_growing, cache + 60 + 200);  // and the longest text's
     EXPECT_EQ(bench.queue.size(), 0);
     if (cache > 1000) {
       EXPECT_EQ(bench.model.widest, 5);
@@ -201,6 +206,8 @@ TEST(Engine, ReadsWhatPromptsShareOnce) {
   bench.run();
   EXPECT_EQ(bench.model.reads, 5);  // the rest of each alone
   EXPECT_EQ(bench.model.shared, 32);
+  EXPECT_EQ(first->cached, 0);
+  EXPECT_EQ(same->cached, 16);
   EXPECT_EQ(same->tokens, first->tokens);
   EXPECT_EQ(other->tokens, plain(prompt, 4, 0));
   bench.ask(Ids(16, 7), 4);  // its last piece is needed for its logits
@@ -210,24 +217,46 @@ TEST(Engine, ReadsWhatPromptsShareOnce) {
 
 TEST(Engine, LetsGoOfTextsThatNobodyWaitsFor) {
   Bench bench({.slots = 2, .cache_tokens = 10000, .read_tokens = 16, .keep_prefixes = false});
-  const auto gone = bench.ask({1}, 1000), late = bench.ask({2}, 1000), queued = bench.ask({4}, 1000);
-  const auto forgotten = bench.ask({5}, 1000);
+  const auto ask = [&](std::int64_t token) { return bench.ask({token}, 1000, 0, "c", {}); };  // nothing ends it
+  const auto gone = ask(1), late = ask(2), queued = ask(4), forgotten = ask(5), waiting = ask(6);
   for (int i = 0; i < 4; ++i) bench.engine.step();
+  EXPECT_FALSE(gone->tokens.empty());
   gone->tokens.clear();
   gone->away = forgotten->away = true;
   bench.engine.step();
+  EXPECT_EQ(gone->end, "499");
   EXPECT_THAT(gone->tokens, ElementsAre());
   EXPECT_EQ(forgotten->end, "503");
   EXPECT_EQ(forgotten->tokens.size(), 0);
-  const bool still = late->end.empty();
+  bench.engine.step();
+  EXPECT_FALSE(queued->tokens.empty());  // in the slot of the one that has gone
+  EXPECT_EQ(late->end + queued->end + waiting->end, "");
   bench.now += std::chrono::seconds(61);
   bench.engine.step();
-  if (still) {
-    EXPECT_EQ(late->end, "504");
-  }
-  bench.run();
-  EXPECT_FALSE(queued->end.empty());
+  EXPECT_EQ(late->end, "504");
+  EXPECT_EQ(queued->end, "504");
+  EXPECT_EQ(waiting->end, "503");
+  EXPECT_EQ(waiting->tokens.size(), 0);
+  EXPECT_FALSE(bench.engine.step());
   EXPECT_TRUE(bench.model.slots.empty());
+}
+
+TEST(Engine, FailsOneTextWhoseMaskGivesUp) {
+  struct Mask : serve::TokenMask {
+    const std::vector<bool>& allowed() override { throw serve::ApiError(400, "too much"); }
+    void take(std::int64_t) override {}
+  };
+  Bench bench({.slots = 2, .cache_tokens = 1000, .read_tokens = 16});
+  const auto other = bench.ask({1}, 5);
+  const auto ear = std::make_shared<Ear>();
+  bench.queue.submit({{.prompt = {2},
+                       .max_tokens = 5,
+                       .mask = std::make_shared<Mask>(),
+                       .listener = ear,
+                       .deadline = bench.now + std::chrono::seconds(60)}});
+  bench.run();
+  EXPECT_EQ(ear->end, "400");
+  EXPECT_EQ(other->tokens, plain({1}, 5, 0));
 }
 
 TEST(Engine, StopsWhenItsListenerHasEnough) {

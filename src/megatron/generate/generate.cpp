@@ -31,14 +31,6 @@ struct Room {
   std::int64_t capacity() const { return longest + most_new; }
 };
 
-/// Numbers that keys and values of one position take.
-std::int64_t numbers_of_row(const plan::ModelShape& shape) {
-  return 2 * shape.num_layers * shape.groups() * shape.head();
-}
-
-/// Bytes of the logits of one text, in float32 and float64.
-std::int64_t logits_bytes_of(const plan::ModelShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
-
 /// The prompts that get any tokens, in their order, in groups that options.group_bytes hold.
 std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const GenerateOptions& options,
                                                 const plan::ModelShape& shape) {
@@ -152,6 +144,12 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
                                      concat("prompt ", i, " has ", size, " tokens"), "a shorter prompt"));
   }
 }
+
+std::int64_t numbers_of_row(const plan::ModelShape& shape) {
+  return 2 * shape.num_layers * shape.groups() * shape.head();
+}
+
+std::int64_t logits_bytes_of(const plan::ModelShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
 
 std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& options, const plan::ModelShape& shape,
                                  std::int64_t element_bytes) {

@@ -25,6 +25,11 @@ struct GenerateOptions {
 /// not hold: what generate() would throw, before any model is loaded.
 void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
 
+/// Numbers that keys and values of one position take.
+std::int64_t numbers_of_row(const plan::ModelShape& shape);
+/// Bytes of the logits of one text, in float32 and float64.
+std::int64_t logits_bytes_of(const plan::ModelShape& shape);
+
 /// Bytes that keys, values and logits of the group of prompts that takes most are given when it begins, on all ranks
 /// that hold the model together; `element_bytes`: of a key's number. 0 where no prompt gets a token.
 std::int64_t largest_group_bytes(const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options,

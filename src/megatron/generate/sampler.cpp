@@ -12,9 +12,7 @@
 #include "megatron/base/philox.h"
 
 namespace megatron::generate {
-namespace {
 
-/// Tokens from the likeliest on, the first `count` of them in order.
 std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t count) {
   std::vector<std::int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -24,8 +22,6 @@ std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t 
   order.resize(count);
   return order;
 }
-
-}  // namespace
 
 void check(const SamplingOptions& options) {
   std::string broken;

@@ -24,6 +24,9 @@ void require_finite(std::span<const double> logits, std::int64_t position);
 /// (require_finite).
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform);
 
+/// The `count` likeliest tokens, from the likeliest on; of equals the lower id first. `count`: at most all.
+std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t count);
+
 /// The random numbers of one text: Philox by what they are for, so that a batch gives what its prompts would give
 /// alone, in any order and on any number of ranks. `copy` counts the same prompt earlier in the batch: each copy gets a
 /// text of its own, the first (0) what the prompt gives alone.

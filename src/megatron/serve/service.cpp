@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/philox.h"
+#include "megatron/base/stack_frames.h"
 #include "megatron/base/text/format.h"
 #include "megatron/serve/api/api_error.h"
 #include "megatron/serve/grammar/grammar_mask.h"
@@ -33,16 +35,6 @@ std::string family_of(const std::string& path) {
   return methods_of_paths().contains(path) ? path : "other";
 }
 
-/// Spreads the bits of a number over all of another (splitmix64).
-std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 }  // namespace
 
 Service::Service(ServiceOptions options, const text::Tokenizer& tokenizer, std::optional<text::ChatTemplate> chat,
@@ -52,7 +44,7 @@ Service::Service(ServiceOptions options, const text::Tokenizer& tokenizer, std::
       chat_(std::move(chat)),
       queue_(queue),
       metrics_(metrics),
-      start_(mixed(std::random_device()() ^ static_cast<std::uint64_t>(options_.created))) {
+      start_(stream_key(std::random_device()() ^ static_cast<std::uint64_t>(options_.created), "server")) {
   declare_metrics(metrics_);
 }
 
@@ -77,7 +69,7 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
   } catch (const ApiError& error) {
     refuse(error);
   } catch (const ConfigError& error) {
-    refuse(ApiError(400, first_line(error.what())));
+    refuse(ApiError(400, first_line_of(error.what())));
   } catch (const std::exception& error) {
     refuse(ApiError(500, error.what()));
   }
@@ -174,24 +166,24 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
   const auto now = Clock::now();
   const std::uint64_t number = ++requests_;
   const auto response = std::make_shared<TextResponse>(
-      TextResponseOptions{
-          .head = {.id = fmt::format("{}-{:016x}", request.chat ? "chatcmpl" : "cmpl", mixed(start_ + number)),
-                   .created = std::chrono::duration_cast<std::chrono::seconds>(
-                                  std::chrono::system_clock::now().time_since_epoch())
-                                  .count(),
-                   .model = options_.model,
-                   .chat = request.chat},
-          .stream = request.stream,
-          .include_usage = request.include_usage,
-          .echo = request.echo,
-          .logprobs = request.logprobs.has_value(),
-          .ends = options_.ends,
-          .stop = request.stop},
+      TextResponseOptions{.head = {.id = fmt::format("{}-{:016x}", request.chat ? "chatcmpl" : "cmpl",
+                                                     stream_key(start_ + number, "response")),
+                                   .created = std::chrono::duration_cast<std::chrono::seconds>(
+                                                  std::chrono::system_clock::now().time_since_epoch())
+                                                  .count(),
+                                   .model = options_.model,
+                                   .chat = request.chat},
+                          .stream = request.stream,
+                          .include_usage = request.include_usage,
+                          .echo = request.echo,
+                          .logprobs = request.logprobs.has_value(),
+                          .ends = options_.ends,
+                          .stop = request.stop},
       tokenizer_, reply, metrics_);
   TextTask task{.prompt = {},
                 .ends = request.ignore_eos && !request.schema ? std::vector<std::int64_t>() : options_.ends,
                 .sampling = request.sampling,
-                .seed = request.sampling.seed.value_or(mixed(start_ ^ mixed(number))),
+                .seed = request.sampling.seed.value_or(stream_key(start_ + number, "seed")),
                 .logprobs = request.logprobs,
                 .prompt_logprobs = request.echo && request.logprobs.has_value(),
                 .mask = nullptr,

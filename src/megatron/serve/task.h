@@ -17,7 +17,7 @@ namespace megatron::serve {
 
 using Clock = std::chrono::steady_clock;
 
-/// Which tokens may follow a text (grammar).
+/// Which tokens may follow a text (grammar). Members throw ApiError where the text's request is at fault.
 class TokenMask {
  public:
   virtual ~TokenMask() = default;
@@ -30,6 +30,9 @@ class TokenMask {
 class TextListener {
  public:
   virtual ~TextListener() = default;
+  /// How many of the prompt's tokens need not be read, as their keys and values are there. Before all others; again
+  /// where the text starts over.
+  virtual void on_cached(std::int64_t /*tokens*/) {}
   /// The prompt's tokens with their log-probabilities, where these were asked for.
   virtual void on_prompt(std::vector<ScoredToken> /*tokens*/) {}
   /// A token; returns whether the text is to continue.

@@ -9,18 +9,21 @@ namespace megatron::serve {
 
 class TextResponse::Choice : public TextListener {
  public:
-  Choice(std::shared_ptr<TextResponse> response, std::int64_t index, const std::vector<std::int64_t>& prompt)
+  Choice(std::shared_ptr<TextResponse> response, std::int64_t index, const std::vector<std::int64_t>& prompt,
+         bool counts_prompt)
       : response_(std::move(response)),
         index_(index),
+        counts_prompt_(counts_prompt),
         text_(response_->tokenizer_, response_->options_.echo ? std::vector<std::int64_t>() : prompt,
               response_->options_.ends, response_->options_.stop),
         prompt_(response_->options_.echo ? prompt : std::vector<std::int64_t>()) {}
 
+  void on_cached(std::int64_t tokens) override;
   void on_prompt(std::vector<ScoredToken> tokens) override { scores_ = std::move(tokens); }
   bool on_token(const ScoredToken& token) override;
   void on_end(Finish finish) override;
   void on_error(int status, const std::string& message) override { response_->failed(status, message); }
-  bool gone() const override { return response_->reply_->gone(); }
+  bool gone() const override { return response_->failed_ || response_->reply_->gone(); }
 
  private:
   const TextResponseOptions& options() const { return response_->options_; }
@@ -30,6 +33,8 @@ class TextResponse::Choice : public TextListener {
 
   std::shared_ptr<TextResponse> response_;
   std::int64_t index_;
+  bool counts_prompt_;       ///< its prompt's tokens are part of the usage
+  std::int64_t cached_ = 0;  ///< of them
   AnswerText text_;
   std::vector<std::int64_t> prompt_;  ///< that is still to be echoed
   std::vector<ScoredToken> scores_;   ///< of tokens that were not said yet
@@ -47,6 +52,12 @@ std::string TextResponse::Choice::echoed() {
     text_.pass(token);
   }
   return text;
+}
+
+void TextResponse::Choice::on_cached(std::int64_t tokens) {
+  if (!counts_prompt_) return;
+  const std::lock_guard lock(response_->mutex_);
+  response_->usage_.cached += tokens - std::exchange(cached_, tokens);
 }
 
 bool TextResponse::Choice::on_token(const ScoredToken& token) {
@@ -85,7 +96,8 @@ void TextResponse::Choice::say(std::string text, std::optional<Finish> finish) {
 }
 
 std::shared_ptr<TextListener> TextResponse::add_choice(const std::vector<std::int64_t>& prompt, bool first_of_prompt) {
-  const auto choice = std::make_shared<Choice>(shared_from_this(), static_cast<std::int64_t>(open_), prompt);
+  const auto choice =
+      std::make_shared<Choice>(shared_from_this(), static_cast<std::int64_t>(open_), prompt, first_of_prompt);
   if (first_of_prompt) usage_.prompt += std::ssize(prompt);
   pieces_.emplace_back();
   ++open_;
@@ -126,7 +138,7 @@ void TextResponse::ended() {
 
 void TextResponse::failed(int status, const std::string& message) {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(failed_, true)) return;
+  if (failed_.exchange(true)) return;
   ApiError error(status, message);
   if (status == 503) error.retry_after_s = 10;
   if (begun_) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -48,7 +49,8 @@ class TextResponse : public std::enable_shared_from_this<TextResponse> {
   std::vector<ChoicePiece> pieces_;  ///< by choice, where nothing is streamed
   std::size_t open_ = 0;
   Usage usage_;
-  bool begun_ = false, failed_ = false;
+  bool begun_ = false;
+  std::atomic<bool> failed_{false};  ///< nobody waits for its other texts any more
 };
 
 }  // namespace megatron::serve

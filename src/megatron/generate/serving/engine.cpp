@@ -8,12 +8,12 @@
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/parallel.h"
+#include "megatron/serve/api/api_error.h"
 
 namespace megatron::generate {
 namespace {
@@ -65,15 +65,8 @@ ScoredToken scored(std::span<const double> logits, std::int64_t token, std::int6
   for (const double logit : logits) sum += std::exp(logit - largest);
   const double logsumexp = largest + std::log(sum);
   ScoredToken result{.id = token, .logprob = logits[static_cast<std::size_t>(token)] - logsumexp, .likeliest = {}};
-  std::vector<std::int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto most = std::min<std::ptrdiff_t>(count, std::ssize(order));
-  const auto logit = [&](std::int64_t id) { return logits[static_cast<std::size_t>(id)]; };
-  std::partial_sort(order.begin(), order.begin() + most, order.end(),
-                    [&](std::int64_t a, std::int64_t b) { return logit(a) != logit(b) ? logit(a) > logit(b) : a < b; });
-  for (std::ptrdiff_t i = 0; i < most; ++i)
-    result.likeliest.push_back(
-        {order[static_cast<std::size_t>(i)], logit(order[static_cast<std::size_t>(i)]) - logsumexp});
+  for (const std::int64_t id : likeliest(logits, std::min(static_cast<std::size_t>(count), logits.size())))
+    result.likeliest.push_back({id, logits[static_cast<std::size_t>(id)] - logsumexp});
   return result;
 }
 
@@ -194,6 +187,7 @@ void Engine::begin(Text& text) {
   text.begun = true;
   text.read = shared.rows;
   metrics_.add("megatron_cached_tokens_total", static_cast<double>(shared.rows));
+  if (text.written.empty()) text.task.listener->on_cached(shared.rows);
 }
 
 void Engine::unseat(Text& text) {
@@ -279,7 +273,11 @@ bool Engine::read_piece() {
 
 void Engine::take(const std::vector<Place>& texts, const at::Tensor& logits) {
   std::vector<ScoredToken> tokens(texts.size());
-  std::vector<std::string> errors(texts.size());
+  struct Failure {
+    int status = 0;
+    std::string message = {};
+  };
+  std::vector<Failure> failures(texts.size());
   kernels::cpu::for_each_block(std::ssize(texts), [&](std::int64_t i, int) {
     const auto at = static_cast<std::size_t>(i);
     const Text& text = *texts[at];
@@ -287,14 +285,16 @@ void Engine::take(const std::vector<Place>& texts, const at::Tensor& logits) {
       const std::int64_t position = std::ssize(text.task.prompt) + std::ssize(text.written);
       tokens[at] = next_token(row_of(logits, i), text.task, text.draws, position, text.counts);
       if (text.task.mask) text.task.mask->take(tokens[at].id);
+    } catch (const serve::ApiError& error) {
+      failures[at] = {error.status, error.what()};
     } catch (const std::exception& error) {
-      errors[at] = error.what();
+      failures[at] = {500, error.what()};
     }
   });
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const auto text = texts[i];
-    if (!errors[i].empty()) {
-      fail(text, 500, errors[i]);
+    if (failures[i].status != 0) {
+      fail(text, failures[i].status, failures[i].message);
       continue;
     }
     TextTask& task = text->task;

@@ -16,8 +16,10 @@
 namespace megatron::generate {
 
 struct EngineOptions {
-  std::int64_t slots = 16;           ///< texts that are written at once
-  std::int64_t cache_tokens = 8192;  ///< positions of all their caches, and of those that are kept
+  std::int64_t slots = 16;  ///< texts that are written at once
+  /// Positions of all their caches, and of those that are kept. While a text's cache grows, its old one is there
+  /// besides: at most one context more.
+  std::int64_t cache_tokens = 8192;
   /// Tokens of a prompt that are read at once; texts under way get a token each in between. Also the length of the
   /// pieces by which prompts share what was read of them.
   std::int64_t read_tokens = 256;

@@ -41,7 +41,8 @@ struct ChoicePiece {
 };
 
 struct Usage {
-  std::int64_t prompt = 0, completion = 0, cached = 0;
+  std::int64_t prompt = 0, completion = 0;
+  std::int64_t cached = 0;  ///< of the prompt's, that were not read again
 };
 
 /// The bytes of one token's text; "" for an id without one.
