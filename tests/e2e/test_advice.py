@@ -68,6 +68,8 @@ WRONG = {
         --tp 3 --world-size 3 --pp 3
         --draw picture.png
         --trace {text}
+        --launches --json
+        --launches --tp 2 --world-size 2 --sp
         --unknown
         --seq-length 5000000
         --seq-length x""",
