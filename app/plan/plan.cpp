@@ -179,8 +179,8 @@ int plan(const Args& args) {
   const plan::ResolvedRun& run = resolved->run;
   if (options.launches) {
     if (options.as_json || !options.draw.empty() || !options.trace.empty())
-      throw ConfigError(
-          rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it", "leave them out"));
+      throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it",
+                                     "leave --json, --draw and --trace out"));
     if (run.config.parallel.sp || run.shape.encoder_decoder() || run.shape.sentence_head)
       throw ConfigError(rule_got_fix("--launches is for a GPT without parallel.sp.", "another model, or --sp",
                                      "a GPT's recipe, --sp false"));
