@@ -70,6 +70,7 @@ def benchmarks():
     yield program("high-precision", 200, 60)
     yield program("gpu-step", 120, 60)
     yield program("micro", 600, 60)
+    yield Benchmark("commits", ["commit_vs_commit.py"], 3000, 900)
     plays = "text/tinyshakespeare.input.txt"  # the next two print Markdown
     yield Benchmark("figure7", ["report.py", "figure7", "The order of norms: figure 7 of the 2019 paper in small", "--",
                                 "bench/figure7.sh", str(report.DATA / plays), "build/bench/figure7"], 900, 900, plays)
