@@ -100,6 +100,15 @@ const std::vector<Row>& rows() {
        "",
        {"megatron preprocess_data --input text.jsonl --output-prefix data/corpus --tokenizer-type GPT2BPETokenizer "
         "--vocab-file tok/vocab.json --merge-file tok/merges.txt --append-eod --workers 2"}},
+      {"run",
+       "what the job writes, and train.out/events.jsonl",
+       "3",
+       {"megatron run -- train configs/gpt_tiny.toml --data-path data/corpus_text_document --tokenizer tok --train.out "
+        "runs/a --save-interval 10",
+        "megatron run --max-restarts 20 --min-ranks 2 -- train configs/gpt_tiny.toml --world-size 4 --tp 2 "
+        "--parallel.launch processes --data-path data/corpus_text_document --tokenizer tok --train.out runs/a "
+        "--save-interval 10 --on-nan rollback"}},
+      {"watch", "nothing", "", {"megatron watch runs/a", "megatron watch runs/a runs/b --once"}},
       {"finetune",
        "in --train.out: seed_N/ with weights, metrics, predictions and result.json; results.json, results.md",
        "3",

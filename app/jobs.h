@@ -53,6 +53,7 @@ int docs(const Args& args);
 int eval(const Args& args);
 int finetune(const Args& args);
 int generate(const Args& args);
+int run_supervised(const Args& args);
 int serve(const Args& args);
 int chat(const Args& args);
 int operators(const Args& args);
@@ -65,5 +66,6 @@ int pretrain_t5(const Args& args);
 int tokenizer(const Args& args);
 int train(const Args& args);
 int version(const Args& args);
+int watch(const Args& args);
 
 }  // namespace megatron::app

@@ -11,7 +11,7 @@ list(FILTER app_torch_sources INCLUDE REGEX "${app_of_torch}|/app/(jobs|job_help
 list(FILTER app_sources EXCLUDE REGEX "${app_of_torch}")
 add_executable(megatron ${app_sources})
 add_executable(megatron-torch ${app_torch_sources})
-target_link_libraries(megatron PRIVATE megatron_study megatron_recipe megatron_corpus megatron_tasks megatron_data
+target_link_libraries(megatron PRIVATE megatron_study megatron_supervise megatron_recipe megatron_corpus megatron_tasks megatron_data
   megatron_text megatron_config megatron_version)
 target_link_libraries(megatron-torch PRIVATE megatron_run megatron_generate megatron_finetune megatron_train
   megatron_checkpoint megatron_study megatron_corpus megatron_data megatron_text megatron_config)
@@ -45,6 +45,7 @@ if(MEGATRON_TESTS)
   megatron_test(plan       pure  DEPS plan)
   megatron_test(study      pure  DEPS study)
   megatron_test(serve      pure  DEPS serve)
+  megatron_test(supervise  pure  DEPS supervise)
   megatron_test(comm       ranks PARTS 3 DEPS comm)
   megatron_test(kernels    torch PARTS 2 DEPS kernels parallel)
   megatron_test(parallel   ranks PARTS 2 DEPS parallel)

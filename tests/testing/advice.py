@@ -77,6 +77,7 @@ def names_of(option, job):
 def unknown_options(text, job):
     """Options that a fix names and its job does not have. Those after the name of another job are that job's."""
     unknown = []
+    text = re.sub(r" -- (?=[a-z])", " megatron ", text)  # what another job is given to run
     for part in re.split(r"(?=\bmegatron [a-z])", re.sub(r"\[[^\]]*\]", "", text)):  # without what is optional
         words = re.findall(r"[\w.-]+", part)
         of = job

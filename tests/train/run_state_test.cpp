@@ -124,6 +124,8 @@ TEST_F(RunStateTest, CountersThatNoRunArrivesAtTogetherAreRefused) {
   };
   for (const auto& [name, value] : right) EXPECT_EQ(error_of(name, value), "");
   EXPECT_EQ(error_of("optimizer_steps", "0"), "") << "reset";
+  EXPECT_EQ(error_of("skipped_batches", "[9,7]"), "");
+  EXPECT_EQ(error_of("recent_losses", "[2.5,3]"), "");
   const std::string huge = "4611686018427387912";
   for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"consumed_samples", "59"},
                                                                                     {"consumed_samples", huge},
@@ -133,7 +135,13 @@ TEST_F(RunStateTest, CountersThatNoRunArrivesAtTogetherAreRefused) {
                                                                                     {"schedule_samples", huge},
                                                                                     {"skipped_iterations", "61"},
                                                                                     {"validated_iteration", "61"},
-                                                                                    {"optimizer_steps", "61"}})
+                                                                                    {"optimizer_steps", "61"},
+                                                                                    {"rollbacks", "-1"},
+                                                                                    {"skipped_batches", "7"},
+                                                                                    {"skipped_batches", "[1.5]"},
+                                                                                    {"skipped_batches", "[\"7\"]"},
+                                                                                    {"recent_losses", "[null]"},
+                                                                                    {"recent_losses", "[1"}})
     EXPECT_NE(error_of(name, value).find("\"" + name + "\""), std::string::npos) << name << " " << value;
 }
 

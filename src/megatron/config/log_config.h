@@ -22,6 +22,7 @@ struct LogConfig {
   std::int64_t timing_level = 0;
   std::string timing_option = "minmax";
   bool timing_barrier = false;
+  double heartbeat_s = 0;
   std::string trace;
   bool profile = false;
   std::int64_t profile_step_start = 10;
@@ -63,6 +64,9 @@ struct LogConfig {
       Choices({"max", "minmax", "all"}), when("log.timing_level"));
     v("timing_barrier", timing_barrier, "All ranks meet before each timer of level 1 starts.",
       "barrier-with-level-1-timing", when("log.timing_level"));
+    v("heartbeat_s", heartbeat_s,
+      "Seconds between states of the run in train.out/heartbeat.json, and for Prometheus in metrics.prom; 0: none.",
+      "heartbeat-s", RanksMayDiffer(), OnlyInTraining());
     v("trace", trace,
       "File (.json) for the measured timeline of the run's last step, in Chrome's trace format; a picture of it and "
       "the simulated one has the same name with .svg. Empty: none.",

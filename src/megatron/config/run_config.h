@@ -24,6 +24,7 @@ struct RunConfig {
   ScheduleConfig schedule;
   TrainConfig train;
   CheckpointConfig checkpoint;
+  GuardConfig guard;
   LogConfig log;
 
   template <class Visitor>
@@ -41,6 +42,7 @@ void RunConfig::visit(Visitor& v) {
   v("schedule", schedule, "Learning rate and batch size over the run.");
   v("train", train, "Length, batch, precision, evaluation.");
   v("checkpoint", checkpoint, "Saving and resuming.", Affects::Nothing);
+  v("guard", guard, "NaNs, spikes of the loss, ranks that hang.", OnlyInTraining());
   v("log", log, "What is printed and written.", Affects::Nothing);
 }
 

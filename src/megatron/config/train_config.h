@@ -94,4 +94,45 @@ struct TrainConfig {
   }
 };
 
+/// What a run does about losses that are not finite or leap, and about ranks that hang.
+struct GuardConfig {
+  std::string on_nan = "skip";
+  std::string on_spike = "ignore";
+  double spike_factor = 2;
+  std::int64_t spike_window = 32;
+  std::int64_t rollback_batches = 1;
+  std::int64_t max_rollbacks = 10;
+  std::vector<std::int64_t> skip_iterations;
+  double hang_dump_s = 0;
+  std::vector<std::string> inject_faults;
+
+  void visit(auto& v) {
+    v("on_nan", on_nan,
+      "At a NaN or infinite loss or gradient: skip (leave the update out), rollback (resume from the last checkpoint, "
+      "skip the batch) or stop (write the batch, end with exit code 1). fp16 skips overflows still.",
+      "on-nan", Choices({"skip", "rollback", "stop"}), Common());
+    v("on_spike", on_spike,
+      "At a loss above spike_factor times the median of the spike_window losses before it: ignore, or as on_nan.",
+      "on-spike", Choices({"ignore", "skip", "rollback", "stop"}), Common());
+    v("spike_factor", spike_factor, "What a loss is a spike above, times the median of those before it.",
+      "spike-factor", unless("guard.on_spike", {"ignore"}));
+    v("spike_window", spike_window, "Losses that the median is taken of; before there are as many nothing is a spike.",
+      "spike-window", unless("guard.on_spike", {"ignore"}));
+    v("rollback_batches", rollback_batches,
+      "Batches that a rollback skips: the one of the NaN or spike and those before it, back to the checkpoint at most.",
+      when("guard.on_nan", {"rollback"}) || when("guard.on_spike", {"rollback"}));
+    v("max_rollbacks", max_rollbacks, "Rollbacks of the run after which the next one ends it as stop does.",
+      when("guard.on_nan", {"rollback"}) || when("guard.on_spike", {"rollback"}));
+    v("skip_iterations", skip_iterations,
+      "Iterations, counted from 1, whose batches are skipped without being computed.", "iterations-to-skip");
+    v("hang_dump_s", hang_dump_s,
+      "Seconds without any operation after which a rank writes what it does to train.out/dump.jsonl; 0: half of "
+      "parallel.timeout_s.",
+      Affects::Nothing);
+    v("inject_faults", inject_faults,
+      "For tests: KIND:ITERATION, or KIND:ITERATION:RANK for one rank. nan and spike change the loss, exit ends the "
+      "rank, hang lets it wait.");
+  }
+};
+
 }  // namespace megatron::config

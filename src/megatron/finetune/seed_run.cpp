@@ -103,7 +103,8 @@ class SeedRun {
       while (!stop && !is_done()) {
         const std::int64_t tokens = first_ ? tokens_of(state_.consumed_samples) : 0;
         stop = train::run_iteration({run_, engine_, reader, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_(),
-                                    tokens);
+                                    tokens)
+                   .result.stop;
         if (!stop && validation_is_due()) validate();
         const std::int64_t save_interval = config_.checkpoint.save_interval;
         if (stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();

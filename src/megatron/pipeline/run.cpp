@@ -66,6 +66,7 @@ class Interpreter {
       if (link_.shapes_vary()) exchange_shapes();
       for (const Op& op : program_.ranks[static_cast<std::size_t>(rank_)]) {
         current = &op;
+        if (hooks_.begins) hooks_.begins(op);
         marks.add();
         execute(op);
         marks.add();

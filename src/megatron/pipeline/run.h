@@ -20,6 +20,8 @@ struct Hooks {
   std::function<void(int stage)> reduce_gradients{};
   /// Where the stages compute: times are that device's.
   at::Device device = at::kCPU;
+  /// Told of each operation as it begins.
+  std::function<void(const schedule::Op& op)> begins{};
   /// Told of each operation: on a CPU as it ends, on a GPU once that has done them all.
   std::function<void(const schedule::Op& op, Clock::time_point start, Clock::time_point end)> observe{};
 };

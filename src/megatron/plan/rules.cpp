@@ -20,6 +20,7 @@
 #include "megatron/plan/ranks/heads.h"
 #include "megatron/plan/rule_list.h"
 #include "megatron/plan/sample_rules.h"
+#include "megatron/plan/steps/faults.h"
 
 namespace megatron::plan {
 namespace {
@@ -247,6 +248,21 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 "--train.matmul_precision highest");
 }
 
+void check_guard(const config::GuardConfig& guard, Rules& rules) {
+  rules.choices("guard", guard);
+  rules.range("guard.spike_factor", guard.spike_factor, 1.0, 1e6);
+  rules.range<std::int64_t>("guard.spike_window", guard.spike_window, 2, 1000);
+  rules.range<std::int64_t>("guard.rollback_batches", guard.rollback_batches, 1, kMaxSteps);
+  rules.range<std::int64_t>("guard.max_rollbacks", guard.max_rollbacks, 0, 1000);
+  rules.range("guard.hang_dump_s", guard.hang_dump_s, 0.0, 1e7);
+  const auto bad = std::ranges::find_if(guard.skip_iterations, [](std::int64_t i) { return i < 1 || i > kMaxSteps; });
+  rules.require(bad == guard.skip_iterations.end() && guard.skip_iterations.size() <= 10'000,
+                concat("guard.skip_iterations takes at most 10000 iterations from 1 to ", kMaxSteps, "."),
+                bad == guard.skip_iterations.end() ? concat(guard.skip_iterations.size(), " of them") : concat(*bad),
+                "--guard.skip_iterations 1");
+  rules.attempt([&] { faults_of(guard.inject_faults); });
+}
+
 void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
                   Rules& rules) {
   rules.at_least("checkpoint.save_interval", checkpoint.save_interval, -1);
@@ -261,6 +277,7 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.at_least("log.interval", log.interval, 1);
   rules.at_least("log.tensorboard_interval", log.tensorboard_interval, 1);
   rules.at_least("log.memory_interval", log.memory_interval, 0);
+  rules.range("log.heartbeat_s", log.heartbeat_s, 0.0, 1e6);
   rules.require(log.timing_level >= 0 && log.timing_level <= 2, "log.timing_level must be 0, 1 or 2.",
                 concat(log.timing_level), "--timing-log-level 1");
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
@@ -513,6 +530,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_precision(config.optimizer, config.train.dtype, rules);
   check_schedule(config.schedule, rules);
   check_train(config.train, config.data, rules);
+  check_guard(config.guard, rules);
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
   RankGrid grid;
   std::vector<BatchStep> steps;

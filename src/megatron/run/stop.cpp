@@ -7,7 +7,7 @@ namespace megatron::run {
 namespace {
 
 // A signal handler can reach nothing else.
-std::atomic<int> requested = 0;
+std::atomic<int> requested = 0, saves = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch no lock");
 
 }  // namespace
@@ -28,6 +28,16 @@ void stop_on_signals() {
     sigaction(signal, &action, nullptr);
   }
 }
+
+void save_on_signal() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { ++saves; };
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
+int saves_requested() { return saves; }
 
 bool stop_requested() { return requested != 0; }
 

@@ -9,4 +9,10 @@ void stop_on_signals();
 /// Whether one has come. Read by every rank through train::StopRequested.
 bool stop_requested();
 
+/// From now on each SIGUSR1 asks for a checkpoint.
+void save_on_signal();
+
+/// How often it has come. Read by every rank through train::RunWatch.
+int saves_requested();
+
 }  // namespace megatron::run

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/comm/activity.h"
 #include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
@@ -17,6 +18,7 @@
 #include "megatron/recipe/resolve.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/memory_check.h"
+#include "megatron/run/monitor.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/stop.h"
 #include "megatron/train/inputs.h"
@@ -149,15 +151,30 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   };
 
   kernels::install_caching_allocator();
-  if (options.stop_on_signals && !starts) stop_on_signals();
+  if (options.stop_on_signals && !starts) {
+    stop_on_signals();
+    save_on_signal();
+  }
   const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
   const comm::Environment variables = comm::process_environment();
   const auto slurm = variables.find("SLURM_JOB_ID");
   const std::string job_id = slurm == variables.end() ? "" : slurm->second;
-  return run_on_ranks(run, place, [&](const comm::Group& world, at::Device device) {
+  const config::RunConfig& config = run.config;
+  std::optional<RunMonitor> monitor;
+  if (!starts)
+    monitor.emplace(RunMonitor::Options{
+        .out = config.train.out,
+        .heartbeat_s = config.log.heartbeat_s,
+        .hang_dump_s = config.guard.hang_dump_s > 0 ? config.guard.hang_dump_s : config.parallel.timeout_s / 2,
+        .listens = options.stop_on_signals,
+        .train_iters = config.train.train_iters,
+        .world_size = run.grid.world_size()});
+  return run_on_ranks(run, place, [&](const comm::Group& ranks, at::Device device) {
     try {
-      const auto outcome = train::train(
-          run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step, job_id);
+      const RunMonitor::Watched watched(*monitor, ranks.rank());
+      const comm::Group world = comm::observed(ranks, watched.activity());
+      const auto outcome = train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step,
+                                        job_id, {.saves_requested = saves_requested, .activity = &watched.activity()});
       return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
     } catch (const comm::AgreedError&) {
       throw;

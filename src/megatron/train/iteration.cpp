@@ -34,9 +34,13 @@ Prefetcher::NextIds coming_microbatches(const plan::ResolvedRun& run, const para
                                         const RunState& state) {
   // Iterations end the run, whatever number of samples those before took: batches may have had another size.
   return
-      [&run, &context, iteration = state.iteration, consumed = state.consumed_samples,
+      [&run, &context, state, iteration = state.iteration, consumed = state.consumed_samples,
        of_step = std::vector<std::vector<std::int64_t>>(), m = std::size_t{0}]() mutable -> std::vector<std::int64_t> {
         if (m == of_step.size()) {
+          while (iteration < run.config.train.train_iters && skips_batch(run.config.guard, state, iteration + 1)) {
+            consumed += run.batch_schedule.global_batch(consumed);
+            ++iteration;
+          }
           if (iteration >= run.config.train.train_iters) return {};
           const std::int64_t global_batch = run.batch_schedule.global_batch(consumed);
           of_step = microbatches(run, context, consumed, global_batch);
@@ -63,7 +67,21 @@ void measure_ranks(const plan::ResolvedRun& run, Engine& engine, const RunState&
 
 }  // namespace
 
-bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
+bool skips_batch(const config::GuardConfig& guard, const RunState& state, std::int64_t iteration) {
+  return std::ranges::find(guard.skip_iterations, iteration) != guard.skip_iterations.end() ||
+         std::ranges::binary_search(state.skipped_batches, iteration);
+}
+
+void skip_batch(const IterationParts& parts, RunState& state) {
+  const std::int64_t global_batch = parts.run.batch_schedule.global_batch(state.consumed_samples);
+  parts.saver.poll();
+  ++state.iteration;
+  ++state.skipped_iterations;
+  state.consumed_samples += global_batch;
+  if (parts.log) parts.log->skipped_batch(state, global_batch);
+}
+
+IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
   const Stopwatch watch;
   const plan::ResolvedRun& run = parts.run;
   Engine& engine = parts.engine;
@@ -71,7 +89,10 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
   const plan::LearningRates rates = run.rates_at(state.schedule_samples);
   const auto count = microbatches(run, engine.context, state.consumed_samples, global_batch).size();
   StepBatches batches(parts.reader, count, engine.context.device());
-  const StepResult result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop);
+  const IterationEnd end{.result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop, parts.save),
+                         .first_sample = state.consumed_samples,
+                         .global_batch = global_batch};
+  const StepResult& result = end.result;
   batches.finish();
   parts.saver.poll();
   ++state.iteration;
@@ -91,7 +112,8 @@ bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std:
                          .tokens = tokens};
   measure_ranks(run, engine, state, done);
   if (parts.log) parts.log->iteration(state, done);
-  if (!result.skipped || !run.config.train.exit_on_nan || result.harmless) return result.stop;
+  const bool ends = run.config.train.exit_on_nan && run.config.guard.on_nan == "skip";
+  if (!result.skipped || !ends || result.harmless || result.spike) return end;
   parts.saver.finish();
   throw std::runtime_error(concat("iteration ", state.iteration, ": loss ", result.loss, " and gradient norm ",
                                   result.grad_norm, " must be finite (train.exit_on_nan)."));

@@ -35,14 +35,28 @@ struct IterationParts {
   Engine& engine;
   Prefetcher& reader;  ///< of coming_microbatches()
   checkpoint::Saver& saver;
-  RunLog* log;  ///< null: of another rank
+  RunLog* log;        ///< null: of another rank
+  bool save = false;  ///< this rank was asked to save
 };
 
+/// How an iteration has ended, the same on every rank but for the times.
+struct IterationEnd {
+  StepResult result;
+  std::int64_t first_sample = 0, global_batch = 0;  ///< that it has consumed
+};
+
+/// Whether the batch of `iteration` (from 1) is skipped: guard.skip_iterations, or a rollback has chosen it.
+bool skips_batch(const config::GuardConfig& guard, const RunState& state, std::int64_t iteration);
+
+/// Instead of one that skips_batch(): `state` advances, as after a step that was skipped.
+void skip_batch(const IterationParts& parts, RunState& state);
+
 /// One optimizer step on what `reader` has next, and what it entails: a save under way advances, `state` advances, the
-/// log is written. `stop`: this rank was asked to stop. Returns whether some rank was. `tokens`: of the step, where
-/// samples have other lengths than data.seq_length (RunLog::Iteration). Collective over the world. Throws
-/// std::runtime_error where, with train.exit_on_nan, a loss or gradient is not finite; what was being saved then is.
-bool run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
+/// log is written. `stop`: this rank was asked to stop; the result says whether some rank was. `tokens`: of the step,
+/// where samples have other lengths than data.seq_length (RunLog::Iteration). Collective over the world. Throws
+/// std::runtime_error where, with train.exit_on_nan and guard.on_nan skip, a loss or gradient is not finite; what was
+/// being saved then is.
+IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
 
 /// What all ranks have measured of `timers`, which are of their own (timers.h), on the console by `log`, null on other
 /// ranks. Collective over the world where these are on.

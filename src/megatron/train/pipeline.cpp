@@ -199,6 +199,8 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
       const auto timer = timer_of(op.kind);
       if (times && timer) timers_.add(*timer, std::chrono::duration<double>(end - start).count());
     };
+  if (activity_ != nullptr)
+    hooks.begins = [this](const schedule::Op& op) { activity_->begin_operation(schedule::to_string(op)); };
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
   for (PipelineStage& stage : stages) stage.add_to(result);
   return result;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/activity.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/parallel/context.h"
@@ -67,6 +68,8 @@ class Pipeline {
   /// From now on the losses are those of `step`. The same on every rank.
   void use(ForwardStep step) { forward_step_ = std::move(step); }
   const ForwardStep& forward_step() const { return forward_step_; }
+  /// From now on each operation is told to `activity`, which must outlive the pipeline's use; null: nobody is told.
+  void report_to(comm::Activity* activity) { activity_ = activity; }
 
   /// Forward and backward of every microbatch; the reducer's step has begun. The gradients are those of the loss sum
   /// times `scale.gradients`. Collective over the model.
@@ -98,6 +101,7 @@ class Pipeline {
   const bool measures_, is_profiled_;
   bool profiling_ = false;
   ForwardStep forward_step_;
+  comm::Activity* activity_ = nullptr;
   pipeline::Link link_;
   pipeline::Recorder recorder_;
   const schedule::Program* measured_ = nullptr;             // the program of the last step

@@ -40,7 +40,7 @@ struct TrainStep::Totals {
   double loss_sum = 0, count = 0;
   double norm = 0;      ///< of the gradients as they are in the buffers
   bool broken = false;  ///< a loss or a gradient somewhere is not finite
-  bool stop = false;
+  bool stop = false, save = false;
   double sentence_sum = 0, sentences = 0;
   double num_zeros = 0;
 };
@@ -60,7 +60,7 @@ void TrainStep::sum_gradients() {
 
 // One message for all that the ranks have to agree on. Each microbatch counts once (the tensor-parallel ranks of the
 // last stage all hold its loss, those of the other stages none), and so does each gradient.
-TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop) const {
+TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop, bool save) const {
   const bool first = parts_.context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
   const auto timer = parts_.timers.time(TimerId::OptimizerClipMainGrad);
@@ -69,9 +69,9 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   const double part = options_.counts_norm ? parts_.norm.part(squares ? optim::kL2 : optim::kInf) : 0;
   const bool broken = !std::isfinite(loss_sum) || !std::isfinite(part);
   const comm::Group& world = parts_.context.world();
-  const auto total =
-      world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0, broken ? 1.0 : 0.0,
-                                stop ? 1.0 : 0.0, counted(pass.sentence_sum), counted(pass.sentences), count_zeros()});
+  const auto total = world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0,
+                                               broken ? 1.0 : 0.0, stop ? 1.0 : 0.0, counted(pass.sentence_sum),
+                                               counted(pass.sentences), count_zeros(), save ? 1.0 : 0.0});
   double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
   // Of other orders: powers of magnitudes from 0 to 1, which neither overflow nor vanish together.
   if (!squares && options_.clip_norm != optim::kInf && norm > 0 && std::isfinite(norm)) {
@@ -83,6 +83,7 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .norm = norm,
           .broken = total[3] > 0,
           .stop = total[4] > 0,
+          .save = total[8] > 0,
           .sentence_sum = total[5],
           .sentences = total[6],
           .num_zeros = total[7]};
@@ -141,7 +142,7 @@ PassResult TrainStep::forward_and_backward(int num_microbatches, const Microbatc
 }
 
 StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch,
-                                 const plan::LearningRates& rates, bool stop) {
+                                 const plan::LearningRates& rates, bool stop, bool save) {
   StepResult result;
   const double scale = gradient_scale(num_microbatches);
   result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
@@ -160,19 +161,22 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   }
   const Timed timed(result.times.optimizer_s);
   const auto timer = parts_.timers.time(TimerId::Optimizer);
-  const Totals total = totals_over_world(run, stop);  // a few numbers, over the world
+  const Totals total = totals_over_world(run, stop, save);  // a few numbers, over the world
   const double to_mean = mean_scale(total.count);
   result.loss = total.loss_sum * to_mean;
   if (options_.sentence_head) result.sentence_loss = total.sentence_sum * mean_scale(total.sentences);
   result.tokens = total.count;
   result.stop = total.stop;
+  result.save = total.save;
   result.grad_norm = total.norm * to_mean / scale;
   if (options_.num_zeros_in_grad) result.num_zeros = total.num_zeros;
   // The same on every rank, so that none ever updates alone.
   result.skipped = total.broken || !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  judge_(result);
   if (parts_.scaler != nullptr) {
-    result.harmless = result.skipped && std::isfinite(result.loss) && parts_.scaler->can_shrink();
-    parts_.scaler->update(result.skipped);
+    const bool overflow = result.skipped && !result.spike;
+    result.harmless = overflow && std::isfinite(result.loss) && parts_.scaler->can_shrink();
+    parts_.scaler->update(overflow);
   }
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
   if (!result.skipped) update(rates, to_mean * clip / scale);

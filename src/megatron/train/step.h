@@ -44,9 +44,11 @@ struct StepResult {
   std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero
   std::optional<double> params_norm;    ///< after the step, L2
   double loss_scale = 1;                ///< that the step used
-  bool skipped = false;                 ///< loss or gradient was NaN or infinite: nothing was updated
+  bool skipped = false;                 ///< loss or gradient was NaN or infinite, or it is a spike: nothing was updated
+  bool spike = false;                   ///< skipped for a loss that leaps (TrainStep::judge)
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
   bool stop = false;                    ///< some rank was asked to stop
+  bool save = false;                    ///< some rank was asked to save
   StepTimes times;
 };
 
@@ -72,9 +74,14 @@ class TrainStep {
   };
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
 
-  /// Collective over the world. `stop`: this rank was asked to stop; told to all ranks in the same message as the loss.
+  /// Collective over the world. `stop`, `save`: this rank was asked to; told to all ranks in the same message as the
+  /// loss.
   StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, const plan::LearningRates& rates,
-                        bool stop = false);
+                        bool stop = false, bool save = false);
+
+  /// From now on called once loss and norm are known and before the update, the same on every rank: may set `skipped`
+  /// and `spike`, and for tests change the loss.
+  void judge(std::function<void(StepResult& result)> hook) { judge_ = std::move(hook); }
 
   /// From now on called before each update: the last moment at which weights and state are those of the step before.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
@@ -82,7 +89,7 @@ class TrainStep {
  private:
   PassResult forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale);
   struct Totals;
-  Totals totals_over_world(const PassResult& pass, bool stop) const;
+  Totals totals_over_world(const PassResult& pass, bool stop, bool save) const;
   void sum_gradients();
   double count_zeros() const;
   double params_norm() const;
@@ -94,6 +101,7 @@ class TrainStep {
   Parts parts_;
   StepOptions options_;
   std::function<void()> before_update_ = [] {};
+  std::function<void(StepResult& result)> judge_ = [](StepResult&) {};
 };
 
 struct Evaluation {

@@ -1,7 +1,12 @@
 #include "megatron/train/trainer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,14 +16,18 @@
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/timer.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/saver.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/config/options.h"
+#include "megatron/data/files/indexed_dataset.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/schedule/text.h"
+#include "megatron/supervise/events.h"
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
+#include "megatron/train/guard.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/progress_file.h"
@@ -86,23 +95,25 @@ std::string recipe_of(const plan::ResolvedRun& run) {
 class TrainingRun {
  public:
   TrainingRun(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world, at::Device device,
-              const StopRequested& stop_requested, const ForwardStep& forward_step, const std::string& job_id)
+              const StopRequested& stop_requested, const ForwardStep& forward_step, const std::string& job_id,
+              const RunWatch& watch)
       : run_(run),
         config_(run.config),
         stop_requested_(stop_requested),
+        outside_(watch),
         job_id_(job_id),
         data_(open_data(run, eod, world)),
         data_s_(since_start_.seconds()),
         engine_(run, world, device),
-        saver_(save_folder(config_), world, saver_options(config_)) {
+        saver_(save_folder(config_), world, saver_options(config_)),
+        guard_(config_.guard, world.rank()) {
     engine_.pipeline.use(forward_step);
+    engine_.pipeline.report_to(outside_.activity);
+    begin_phase("loading");
     start_ = start_run(run, engine_);
-    state_ = start_.state;
-    reader_.emplace(
-        coming_microbatches(run, engine_.context, state_),
-        [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
-        static_cast<std::size_t>(config_.data.prefetch));
+    begin_at(start_.state);
     engine_.step.before_update([this] { saver_.before_change(); });
+    engine_.step.judge([this](StepResult& result) { guard_.judge(state_.iteration + 1, result); });
     engine_.timers.add(TimerId::DataSetup, data_s_);
     engine_.timers.add(TimerId::ModelAndOptimizerSetup, since_start_.seconds() - data_s_);
     world.barrier();  // nobody writes before everybody has read
@@ -118,17 +129,15 @@ class TrainingRun {
       save();
     }
     while (!stop && !leave && !is_done()) {
-      const bool profiled = step_is_profiled();
-      engine_.pipeline.profile(profiled);
-      stop = taking_memory_for("the activations of a step", [&] {
-        return run_iteration({run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_());
-      });
+      const Iterated iterated = iterate();
+      stop = iterated.stop;
+      if (iterated.rolled_back) continue;
       if (progress_ && !saver_.under_way()) progress_->saved();
-      if (profiled) write_profile();
       if (!stop && validation_is_due()) stop = validate();
       leave = is_time_to_leave();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
-      if (is_done() || stop || leave || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
+      const bool is_due = save_interval > 0 && state_.iteration % save_interval == 0;
+      if (is_done() || stop || leave || is_due || iterated.save) save();
     }
     saver_.finish();
     if (progress_) progress_->saved();
@@ -139,6 +148,160 @@ class TrainingRun {
   }
 
  private:
+  struct Iterated {
+    bool stop = false, save = false, rolled_back = false;
+  };
+
+  void begin_phase(const char* phase) const {
+    if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, state_.iteration + 1);
+  }
+
+  // The next iteration is the one after `state`.
+  void begin_at(const RunState& state) {
+    state_ = state;
+    guard_.start_at(state_);
+    reader_.emplace(
+        coming_microbatches(run_, engine_.context, state_),
+        [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); },
+        static_cast<std::size_t>(config_.data.prefetch));
+  }
+
+  // Collective over the world.
+  Iterated iterate() {
+    const bool asks = outside_.saves_requested && engine_.context.world().rank() == 0;
+    const int saves = asks ? outside_.saves_requested() : 0;
+    const IterationParts parts{
+        run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr, saves > std::exchange(saves_seen_, saves)};
+    begin_phase("step");
+    if (skips_batch(config_.guard, state_, state_.iteration + 1)) {
+      skip_batch(parts, state_);
+      return {};
+    }
+    guard_.before_step(state_.iteration + 1);
+    const bool profiled = step_is_profiled();
+    engine_.pipeline.profile(profiled);
+    const IterationEnd end =
+        taking_memory_for("the activations of a step", [&] { return run_iteration(parts, state_, stop_requested_()); });
+    if (profiled) write_profile();
+    report();
+    if (end.result.save) tell("save_requested", {{"iteration", state_.iteration}});
+    return {.stop = end.result.stop, .save = end.result.save, .rolled_back = act_on(end)};
+  }
+
+  void report() const {
+    if (outside_.activity == nullptr || !log_ || !log_->last()) return;
+    const IterationMetrics& last = *log_->last();
+    outside_.activity->report({.loss = last.loss,
+                               .grad_norm = last.grad_norm,
+                               .learning_rate = last.learning_rate,
+                               .tokens_per_s = last.tokens_per_s,
+                               .step_ms = last.step_ms,
+                               .consumed_samples = last.consumed_samples,
+                               .memory_bytes = last.memory_bytes});
+  }
+
+  // An event of the run: the first rank tells it.
+  void tell(std::string_view event, const nlohmann::ordered_json& details) {
+    if (events_) events_->write(event, details);
+  }
+
+  // What config.guard says of the iteration that was done last; whether the run was rolled back. Collective over the
+  // world.
+  bool act_on(const IterationEnd& end) {
+    using Action = LossGuard::Action;
+    const Action action = guard_.after_step(end.result, state_);
+    if (action == Action::None) return false;
+    const bool keeps_batch = action != Action::Skip;
+    const std::string batch = keeps_batch ? write_batch(end) : "";
+    const char* const names[] = {"none", "skip", "rollback", "stop"};
+    const bool rolls_back = action == Action::RollBack && has_own_checkpoint();
+    const char* const done = action == Action::RollBack && !rolls_back ? "skip" : names[static_cast<int>(action)];
+    const auto finite = [](double value) {
+      return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+    };
+    const std::string kind = end.result.spike ? "spike" : "nan";
+    tell(kind, {{"iteration", state_.iteration},
+                {"loss", finite(end.result.loss)},
+                {"grad_norm", finite(end.result.grad_norm)},
+                {"action", done},
+                {"first_sample", end.first_sample},
+                {"samples", end.global_batch},
+                {"batch", batch}});
+    if (action == Action::Stop) stop_for(end, kind, batch);
+    if (rolls_back) roll_back();
+    return rolls_back;
+  }
+
+  // The folder is the first rank's to look at. Collective over the world.
+  bool has_own_checkpoint() {
+    const comm::Group& world = engine_.context.world();
+    saver_.finish();
+    const bool has = world.rank() == 0 && checkpoint::has_latest(save_folder(config_));
+    return world.all_reduce_scalars({has ? 1.0 : 0.0})[0] > 0;
+  }
+
+  [[noreturn]] void stop_for(const IterationEnd& end, const std::string& kind, const std::string& batch) {
+    saver_.finish();
+    tell("stopped", {{"iteration", state_.iteration}, {"why", kind}, {"batch", batch}});
+    throw std::runtime_error(rule_got_fix(
+        concat("iteration ", state_.iteration, ": the loss must be finite and no spike (guard.on_", kind, ")."),
+        concat("loss ", end.result.loss, ", gradient norm ", end.result.grad_norm, "; the batch is in ", batch),
+        concat("--guard.skip_iterations ", state_.iteration, " skips it; megatron data cat ", batch, " shows it")));
+  }
+
+  // To the newest whole checkpoint; the batch of the iteration that was done last, and those before it that
+  // guard.rollback_batches says, are skipped from now on. Collective over the world.
+  void roll_back() {
+    begin_phase("rolling back");
+    const std::int64_t bad = state_.iteration;
+    RunState before = std::move(state_);
+    reader_.reset();
+    engine_.parameters.values();  // waits for what the last update has started to gather
+    const Start start = start_run(run_, engine_);
+    RunState state = start.state;
+    state.rollbacks = before.rollbacks + 1;
+    state.skipped_batches = std::move(before.skipped_batches);
+    const std::int64_t first = std::max(state.iteration + 1, bad - config_.guard.rollback_batches + 1);
+    for (std::int64_t iteration = first; iteration <= bad; ++iteration) state.skipped_batches.push_back(iteration);
+    std::ranges::sort(state.skipped_batches);
+    const auto twice = std::ranges::unique(state.skipped_batches);
+    state.skipped_batches.erase(twice.begin(), twice.end());
+    begin_at(state);
+    engine_.context.world().barrier();  // nobody writes before everybody has read
+    tell("rolled_back",
+         {{"from", bad}, {"to", state_.iteration}, {"first_skipped", first}, {"rollbacks", state_.rollbacks}});
+    if (!log_) return;
+    log_.emplace(run_, state_);
+    for (const std::string& message : start.messages) log_->message(" > " + message);
+    log_->message(concat(" > rolled back from iteration ", bad, " to ", state_.iteration,
+                         ": the batches of iterations ", first, " to ", bad, " will be skipped"));
+  }
+
+  // The samples of the step's whole batch, as documents of a pair, which the first rank writes; its prefix.
+  std::string write_batch(const IterationEnd& end) const {
+    const fs::path folder = fs::path(config_.train.out) / "batches";
+    const std::string prefix = (folder / concat("iteration_", state_.iteration)).string();
+    if (!log_) return prefix;
+    make_folder(folder);
+    data::IndexedDatasetWriter writer(prefix, data::dtype_for_vocabulary(run_.shape.vocab));
+    for (std::int64_t sample = end.first_sample; sample < end.first_sample + end.global_batch; ++sample) {
+      const model::Batch batch = data_.train.front().batches.get({&sample, 1});
+      std::vector<std::int32_t> tokens;
+      const auto add = [&](const at::Tensor& ids) {
+        const std::int64_t* id = ids.const_data_ptr<std::int64_t>();
+        for (std::int64_t i = 0; i < ids.numel(); ++i) tokens.push_back(static_cast<std::int32_t>(id[i]));
+      };
+      add(batch.tokens_bs);
+      if (run_.shape.predicts_tokens() && !run_.shape.encoder_decoder())  // the last token is a label alone
+        tokens.push_back(
+            static_cast<std::int32_t>(batch.labels_bs.const_data_ptr<std::int64_t>()[batch.labels_bs.numel() - 1]));
+      const auto length = static_cast<std::int32_t>(tokens.size());
+      writer.add_document(tokens, {&length, 1});
+    }
+    writer.publish();
+    return prefix;
+  }
+
   // Of the run; a checkpoint that was loaded may be further.
   bool is_done() const { return state_.iteration >= config_.train.train_iters; }
 
@@ -177,6 +340,7 @@ class TrainingRun {
   // Collective over the world.
   void save() {
     if (config_.checkpoint.save_interval < 0) return;
+    begin_phase("saving");
     {
       const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
       saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_));
@@ -245,6 +409,7 @@ class TrainingRun {
     keep_schedule();
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
     log_.emplace(run_, state_);
+    events_.emplace(fs::path(config_.train.out) / "events.jsonl", "run");
     if (config_.log.progress_file && config_.checkpoint.save_interval >= 0)
       progress_.emplace(save_folder(config_),
                         ProgressFile::Job{.id = job_id_, .ranks = run_.grid.world_size(), .flops = flops_so_far()});
@@ -274,6 +439,7 @@ class TrainingRun {
   // Loss over eval_iters global batches of each validation set, or over all samples of each; whether some rank was
   // asked to stop. Collective over the world.
   bool validate() {
+    begin_phase("validation");
     const std::int64_t global_batch = validation_batch(config_.train);
     bool stop = false;
     auto timer = engine_.timers.time(TimerId::Evaluate);
@@ -310,6 +476,7 @@ class TrainingRun {
   const plan::ResolvedRun& run_;
   const config::RunConfig& config_;
   const StopRequested& stop_requested_;
+  const RunWatch& outside_;
   const std::string job_id_;
   const std::string recipe_ = recipe_of(run_);
   const Stopwatch since_start_;
@@ -317,21 +484,24 @@ class TrainingRun {
   double data_s_;  // that opening it took
   Engine engine_;
   checkpoint::Saver saver_;
+  LossGuard guard_;
+  int saves_seen_ = 0;
   Start start_;
   RunState state_;
-  std::optional<RunLog> log_;             // of the first rank
-  std::optional<ProgressFile> progress_;  // of the first rank
-  std::optional<Prefetcher> reader_;      // reads data_: ends before it
+  std::optional<RunLog> log_;                  // of the first rank
+  std::optional<ProgressFile> progress_;       // of the first rank
+  std::optional<supervise::EventLog> events_;  // of the first rank
+  std::optional<Prefetcher> reader_;           // reads data_: ends before it
 };
 
 }  // namespace
 
 Outcome train(const plan::ResolvedRun& run, std::int64_t eod, comm::Group world, at::Device device,
               const StopRequested& stop_requested, const std::function<void()>& prepare,
-              const ForwardStep& forward_step, const std::string& job_id) {
+              const ForwardStep& forward_step, const std::string& job_id, const RunWatch& watch) {
   require_equal_runs(run, world);
   if (prepare) prepare();
-  return TrainingRun(run, eod, world, device, stop_requested, forward_step, job_id).go();
+  return TrainingRun(run, eod, world, device, stop_requested, forward_step, job_id, watch).go();
 }
 
 }  // namespace megatron::train

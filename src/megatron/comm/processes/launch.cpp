@@ -29,14 +29,16 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-/// Takes SIGCHLD, SIGINT, SIGTERM and SIGHUP for sigtimedwait while it lives, except for those that are ignored (as
-/// nohup has it for SIGHUP); threads started meanwhile inherit that.
+bool ends_a_run(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
+
+/// Takes SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM and SIGHUP for sigtimedwait while it lives, except for those of the
+/// last three that are ignored (as nohup has it for SIGHUP); threads started meanwhile inherit that.
 class SignalsHeld {
  public:
   SignalsHeld() {
     sigemptyset(&set_);
-    for (const int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP})
-      if (s == SIGCHLD || !is_ignored(s)) sigaddset(&set_, s);
+    for (const int s : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP})
+      if (!ends_a_run(s) || !is_ignored(s)) sigaddset(&set_, s);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
   ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -80,6 +82,8 @@ pid_t start(std::vector<std::string> command, const LaunchedRank& place, const S
   setpgid(0, 0);                        // the terminal's Ctrl-C reaches the launcher alone, which passes it on
   prctl(PR_SET_PDEATHSIG, SIGKILL);     // a rank does not outlive the launcher
   if (getppid() != parent) _exit(127);  // it died before the line above
+  signal(SIGUSR1, SIG_IGN);             // until the rank listens
+  signal(SIGUSR2, SIG_IGN);
   sigset_t mask = signals.before();
   pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   execve(argv[0], argv.data(), envp.data());
@@ -115,6 +119,11 @@ class Children {
   void signal_all(int signal) const {
     for (const pid_t pid : pids_)
       if (pid > 0 && kill(-pid, signal) != 0) kill(pid, signal);
+  }
+
+  /// To the first rank alone.
+  void signal_first(int signal) const {
+    if (!pids_.empty() && pids_[0] > 0) kill(pids_[0], signal);
   }
 
   /// Those that do not run, whatever has stopped them: no signal but this one reaches them.
@@ -158,7 +167,9 @@ LaunchResult supervise(Children& children, const SignalsHeld& signals, const Lau
       children.signal_all(escalation++ == 0 ? SIGTERM : SIGKILL);
     if (first_signal && Clock::now() >= *first_signal + options.stop_grace) children.kill_stopped();
     const int signal = signals.wait(std::chrono::milliseconds(100));
-    if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) continue;
+    if (signal == SIGUSR1) children.signal_first(signal);  // it tells the others
+    if (signal == SIGUSR2) children.signal_all(signal);
+    if (!ends_a_run(signal)) continue;
     children.signal_all(first_signal ? SIGKILL : signal);
     children.signal_all(SIGCONT);  // a rank that somebody has stopped could not act on it
     if (!first_signal) first_signal = Clock::now();

@@ -107,8 +107,19 @@ void MetricsFile::write(const IterationMetrics& metrics) {
     object["slowest_rank"] = {{"rank", metrics.straggler->rank},
                               {"compute_ms", metrics.straggler->compute_ms},
                               {"median_ms", metrics.straggler->median_ms}};
+  for (const IterationMetrics::SlowestRank& slowest : metrics.slowest_by_timer)
+    object["slowest_by_timer"][slowest.timer] = {
+        {"rank", slowest.rank}, {"ms", slowest.ms}, {"median_ms", slowest.median_ms}};
   if (metrics.skipped) object["skipped"] = true;
   if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
+  write_line(object.dump());
+}
+
+void MetricsFile::write_skipped_batch(std::int64_t iteration, std::int64_t consumed_samples, std::int64_t batch_size) {
+  const Json object = {{"iteration", iteration},   {"consumed_samples", consumed_samples},
+                       {"batch_size", batch_size}, {"loss", nullptr},
+                       {"grad_norm", nullptr},     {"skipped", true},
+                       {"batch_skipped", true}};
   write_line(object.dump());
 }
 

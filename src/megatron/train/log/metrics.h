@@ -37,6 +37,13 @@ struct IterationMetrics {
     double compute_ms = 0, median_ms = 0;  ///< a step
   };
   std::optional<Straggler> straggler = {};  ///< the rank that computed longest
+  /// The slowest rank of a timer, and the median of the ranks that have a time of it.
+  struct SlowestRank {
+    std::string timer;
+    int rank = 0;
+    double ms = 0, median_ms = 0;  ///< per step
+  };
+  std::vector<SlowestRank> slowest_by_timer = {};  ///< with log.straggler
   bool skipped = false;
   bool high_matmul_precision = false;  ///< float32 products were three of bf16
 };
@@ -65,6 +72,8 @@ class MetricsFile {
   /// validations after `validated_iteration`. Throws std::runtime_error naming the path.
   MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration);
   void write(const IterationMetrics& metrics);
+  /// An iteration whose batch was not computed.
+  void write_skipped_batch(std::int64_t iteration, std::int64_t consumed_samples, std::int64_t batch_size);
   void write(const ValidationMetrics& metrics);
   void write(const TaskMetrics& metrics);
 

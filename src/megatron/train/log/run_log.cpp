@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/checksum.h"
@@ -56,6 +57,27 @@ std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<Time
   const auto middle = compute_s.begin() + static_cast<std::ptrdiff_t>(compute_s.size() / 2);
   std::nth_element(compute_s.begin(), middle, compute_s.end());
   return IterationMetrics::Straggler{.rank = rank, .compute_ms = longest_s * to_ms, .median_ms = *middle * to_ms};
+}
+
+std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<TimesOverRanks>& times,
+                                                            const config::LogConfig& log, std::int64_t steps) {
+  std::vector<IterationMetrics::SlowestRank> all;
+  if (!times || !log.straggler) return all;
+  const double to_ms = 1e3 / static_cast<double>(steps);
+  for (std::size_t i = 0; i < times->timers.size(); ++i) {
+    const std::vector<double>& by_rank = times->seconds[i];
+    const auto slowest = std::ranges::max_element(by_rank);
+    std::vector<double> timed;
+    std::ranges::copy_if(by_rank, std::back_inserter(timed), [](double s) { return s > 0; });
+    if (timed.size() < 2) continue;
+    const auto middle = timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
+    std::nth_element(timed.begin(), middle, timed.end());
+    all.push_back({.timer = timer_name(times->timers[i]),
+                   .rank = static_cast<int>(slowest - by_rank.begin()),
+                   .ms = *slowest * to_ms,
+                   .median_ms = *middle * to_ms});
+  }
+  return all;
 }
 
 ResumePoint resume_point(const RunState& start) {
@@ -122,9 +144,11 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .params_norm = result.params_norm,
                                  .times = times_of(done.times, log, interval_.iterations),
                                  .straggler = straggler_of(done.times, log, interval_.iterations),
+                                 .slowest_by_timer = slowest_by_timer(done.times, log, interval_.iterations),
                                  .skipped = result.skipped,
                                  .high_matmul_precision = kernels::matmul_precision(device_of(run_).type()) == "high"};
   metrics_.write(metrics);
+  last_ = metrics;
   if (state.iteration % log.tensorboard_interval == 0) draw(state, scalars_of(metrics, log));
   draw(state, time_scalars_of(metrics, log));
   interval_.tokens += static_cast<double>(tokens);
@@ -146,6 +170,11 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
 
 std::optional<double> RunLog::decoupled(const plan::LearningRates& rates) const {
   return run_.config.schedule.decoupled_lr > 0 ? std::optional(rates.words) : std::nullopt;
+}
+
+void RunLog::skipped_batch(const RunState& state, std::int64_t global_batch) {
+  metrics_.write_skipped_batch(state.iteration, state.consumed_samples, global_batch);
+  message(concat(" > iteration ", state.iteration, ": its batch is skipped"));
 }
 
 bool RunLog::prints(const plan::ResolvedRun& run, const RunState& state, const StepResult& result) {

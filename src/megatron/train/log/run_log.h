@@ -42,6 +42,10 @@ class RunLog {
   static bool prints(const plan::ResolvedRun& run, const RunState& state, const StepResult& result);
   /// `state` is the one after the iteration.
   void iteration(const RunState& state, const Iteration& done);
+  /// The batch before `state` was skipped without being computed.
+  void skipped_batch(const RunState& state, std::int64_t global_batch);
+  /// What the last iteration has written; nothing before the first.
+  const std::optional<IterationMetrics>& last() const { return last_; }
   /// `set`: of several validation sets, which; empty: there is one.
   void validation(const RunState& state, const Evaluation& evaluation, const std::string& set);
   void test(const RunState& state, const Evaluation& evaluation);
@@ -68,6 +72,7 @@ class RunLog {
   MetricsFile metrics_;
   std::optional<EventFile> events_;
   std::optional<WandbFile> wandb_;
+  std::optional<IterationMetrics> last_;
   Interval interval_;  // since the last console line
   Progress progress_;
 };

@@ -35,6 +35,28 @@ T number(const checkpoint::Metadata& metadata, const std::string& name, T least,
   return value.get<T>();
 }
 
+/// The list `name` of a run's metadata, of finite numbers; empty where it has none.
+template <class T>
+std::vector<T> list_of(const checkpoint::Metadata& metadata, const std::string& name,
+                       const std::filesystem::path& folder) {
+  constexpr std::size_t kMaxEntries = 100'000;
+  const auto found = metadata.find(name);
+  if (found == metadata.end()) return {};
+  const auto value = try_parse_json(found->second).value_or(nullptr);
+  std::vector<T> list;
+  bool valid = value.is_array() && value.size() <= kMaxEntries;
+  for (std::size_t i = 0; valid && i < value.size(); ++i) {
+    valid = std::is_integral_v<T> ? value[i].is_number_integer() : value[i].is_number();
+    if (valid) list.push_back(value[i].template get<T>());
+    valid = valid && std::isfinite(static_cast<double>(list.back()));
+  }
+  if (!valid)
+    throw ConfigError(
+        rule_got_fix(concat("The checkpoint in ", folder.string(), " must hold \"", name, "\" as a list of numbers."),
+                     printable(found->second.substr(0, 80)), fix_of_counters(folder)));
+  return list;
+}
+
 /// Throws ConfigError for counters that no run arrives at together.
 void check_counters(const RunState& state, std::int64_t optimizer_steps, const std::filesystem::path& folder) {
   const auto need = [&](const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -168,18 +190,25 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
       {kOptimizer, nlohmann::json(engine.optimizer.name()).dump()},
       {"recipe", nlohmann::json(recipe).dump()},
   };
+  if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
+  if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
+  if (!state.recent_losses.empty()) metadata["recent_losses"] = nlohmann::json(state.recent_losses).dump();
   add_scaler(engine, metadata);
   return metadata;
 }
 
 RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesystem::path& folder) {
   const auto read = [&](const char* name) { return number<std::int64_t>(manifest.metadata, name, 0, folder); };
-  const RunState state{.iteration = manifest.iteration,
-                       .consumed_samples = read("consumed_samples"),
-                       .schedule_samples = read("schedule_samples"),
-                       .skipped_iterations = read("skipped_iterations"),
-                       .validated_iteration = read("validated_iteration")};
+  RunState state{.iteration = manifest.iteration,
+                 .consumed_samples = read("consumed_samples"),
+                 .schedule_samples = read("schedule_samples"),
+                 .skipped_iterations = read("skipped_iterations"),
+                 .validated_iteration = read("validated_iteration")};
   // A run that resets its optimizer may never have written how many steps that has done.
+  state.skipped_batches = list_of<std::int64_t>(manifest.metadata, "skipped_batches", folder);
+  std::ranges::sort(state.skipped_batches);
+  state.recent_losses = list_of<double>(manifest.metadata, "recent_losses", folder);
+  if (manifest.metadata.contains("rollbacks")) state.rollbacks = read("rollbacks");
   check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
   return state;
 }

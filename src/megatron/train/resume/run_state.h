@@ -18,6 +18,10 @@ struct RunState {
   std::int64_t schedule_samples = 0;  ///< that advanced the learning rate: those of iterations that were not skipped
   std::int64_t skipped_iterations = 0;
   std::int64_t validated_iteration = 0;  ///< after which the last validation was done; 0: none yet
+  /// Iterations whose batches rollbacks have chosen to skip, ascending; some may be to come.
+  std::vector<std::int64_t> skipped_batches = {};
+  std::int64_t rollbacks = 0;
+  std::vector<double> recent_losses = {};  ///< that a spike is told by (guard.on_spike), the oldest first
 };
 
 /// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in

@@ -1,0 +1,331 @@
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "app/jobs.h"
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/config/megatron/arguments.h"
+#include "megatron/config/megatron/translate.h"
+#include "megatron/config/options.h"
+#include "megatron/plan/rules.h"
+#include "megatron/supervise/child.h"
+#include "megatron/supervise/events.h"
+#include "megatron/supervise/layouts.h"
+#include "megatron/supervise/restart.h"
+#include "megatron/supervise/run_files.h"
+
+// A job that trains, started again when it fails.
+namespace megatron::app {
+namespace {
+
+namespace fs = std::filesystem;
+namespace sv = supervise;
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kUsage =
+    "megatron run [OPTION]… -- train RECIPE.toml [--section.key value]…\n\n"
+    "Runs a job that trains (train, pretrain_gpt, pretrain_bert, pretrain_t5) and starts it again, from its newest "
+    "whole\ncheckpoint, when it fails or hangs; with fewer ranks where it fails again and again. What happened is in "
+    "train.out/events.jsonl.\nSIGINT and SIGTERM let the job save and end; a second one ends it at once. SIGUSR1 lets "
+    "it "
+    "save, SIGUSR2 write what its ranks do.";
+
+struct RunOptions {
+  int max_restarts = 100, tries = 3, min_ranks = 1;
+  double backoff_s = 1, max_backoff_s = 300, hang_s = 0, dump_s = 3;
+
+  void visit(auto& v) {
+    v("max_restarts", max_restarts, "Restarts in all; the next failure ends the job.", config::Common());
+    v("tries", tries, "Failures without a new checkpoint between them, after which fewer ranks are tried.",
+      config::Common());
+    v("min_ranks", min_ranks, "Fewest ranks to go on with.", config::Common());
+    v("backoff_s", backoff_s, "Seconds before a restart; twice as long after each failure without a new checkpoint.");
+    v("max_backoff_s", max_backoff_s, "Longest such time.");
+    v("hang_s", hang_s,
+      "Seconds without any operation of the first rank after which the job is ended and started again; 0: 60 s more "
+      "than parallel.timeout_s, after which ranks give up by themselves.");
+    v("dump_s", dump_s, "Seconds that the ranks of a job that hangs have to write what they do.");
+  }
+};
+
+void check(const RunOptions& options) {
+  const auto need = [](bool holds, const std::string& rule, const auto& got, const char* fix) {
+    if (!holds) throw ConfigError(rule_got_fix(rule, concat(got), fix));
+  };
+  need(options.max_restarts >= 0, "--max-restarts must be at least 0.", options.max_restarts, "--max-restarts 100");
+  need(options.tries >= 1, "--tries must be at least 1.", options.tries, "--tries 3");
+  need(options.min_ranks >= 1, "--min-ranks must be at least 1.", options.min_ranks, "--min-ranks 1");
+  need(options.backoff_s >= 0 && options.backoff_s <= 1e6, "--backoff-s must be from 0 to 1000000.", options.backoff_s,
+       "--backoff-s 1");
+  need(options.max_backoff_s >= 0 && options.max_backoff_s <= 1e6, "--max-backoff-s must be from 0 to 1000000.",
+       options.max_backoff_s, "--max-backoff-s 300");
+  need(options.hang_s >= 0 && options.hang_s <= 1e7, "--hang-s must be from 0 to 10000000.", options.hang_s,
+       "--hang-s 0");
+  need(options.dump_s >= 0 && options.dump_s <= 600, "--dump-s must be from 0 to 600.", options.dump_s, "--dump-s 3");
+}
+
+/// What is supervised.
+struct TrainingCommand {
+  Args words;                ///< the job's name and its words
+  config::RunConfig config;  ///< what they say
+  int ranks = 1;
+
+  fs::path out() const { return config.train.out; }
+  fs::path checkpoints() const {
+    return config.checkpoint.save.empty() ? out() / "checkpoints" : fs::path(config.checkpoint.save);
+  }
+};
+
+bool is_under_launcher() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return true;
+  return false;
+}
+
+TrainingCommand command_of(const Args& words) {
+  const std::vector<std::string>& programs = config::megatron_programs();
+  TrainingCommand command{.words = words, .config = {}};
+  const Args rest(words.begin() + (words.empty() ? 0 : 1), words.end());
+  if (!words.empty() && words[0] == "train") {
+    config::parse_recipe_command(command.config, rest, "megatron run -- train RECIPE.toml [OPTION]…");
+  } else if (!words.empty() && std::ranges::find(programs, words[0]) != programs.end()) {
+    const config::MegatronArguments arguments(rest);
+    config::parse_words(config::fields_of(command.config), arguments.own_words(), "");
+    const config::MegatronLaunch launch{.world_size = std::max(1, command.config.parallel.world_size), .device = "cpu"};
+    auto translation = config::translate_megatron_arguments(words[0], rest, launch);
+    config::parse_words(config::fields_of(translation.config), translation.own, "");
+    command.config = translation.config;
+  } else {
+    throw ConfigError(
+        rule_got_fix("megatron run takes a job that trains: train, pretrain_gpt, pretrain_bert, "
+                     "pretrain_t5.",
+                     words.empty() ? "none" : words[0], "megatron run -- train RECIPE.toml"));
+  }
+  const config::ParallelConfig& parallel = command.config.parallel;
+  const int model = std::max(1, parallel.tp) * std::max(1, parallel.pp);
+  command.ranks = parallel.world_size > 0 ? parallel.world_size : model * std::max(1, parallel.dp);
+  if (command.config.log.heartbeat_s == 0) {  // what a hang is known by
+    command.words.insert(command.words.end(), {"--log.heartbeat_s", "1"});
+  }
+  return command;
+}
+
+/// Whether a job makes progress, by its heartbeat.
+class Pulse {
+ public:
+  Pulse(fs::path heartbeat, double limit_s) : path_(std::move(heartbeat)), limit_s_(limit_s) {}
+
+  /// A job starts now: what is there of the one before does not count.
+  void restart() {
+    at_start_ = last_ = sv::small_file(path_).value_or("");
+    since_ = Clock::now();
+    operations_ = -1;
+  }
+  bool has_stopped() {
+    const Clock::time_point now = Clock::now();
+    const std::string text = sv::small_file(path_).value_or("");
+    if (text != last_) {
+      last_ = text;
+      const auto beat = sv::read_heartbeat(path_);
+      if (beat && std::exchange(operations_, beat->operations) != beat->operations) since_ = now;
+    }
+    constexpr double kLongerAtStart = 10;  // files are read and indices built before the first beat
+    const double limit_s = last_ == at_start_ ? kLongerAtStart * limit_s_ : limit_s_;
+    return std::chrono::duration<double>(now - since_).count() > limit_s;
+  }
+
+ private:
+  fs::path path_;
+  double limit_s_;
+  std::string at_start_, last_;
+  std::int64_t operations_ = -1;
+  Clock::time_point since_ = Clock::now();
+};
+
+class Supervisor {
+ public:
+  Supervisor(TrainingCommand command, const RunOptions& options)
+      : options_(options),
+        command_(std::move(command)),
+        policy_({.max_restarts = options.max_restarts,
+                 .tries = options.tries,
+                 .backoff_s = options.backoff_s,
+                 .max_backoff_s = options.max_backoff_s}),
+        events_(command_.out() / "events.jsonl", "supervisor"),
+        run_events_(command_.out() / "events.jsonl"),
+        pulse_(command_.out() / "heartbeat.json",
+               options.hang_s > 0 ? options.hang_s : command_.config.parallel.timeout_s + 60) {}
+
+  int go() {
+    run_events_.next();
+    while (true) {
+      const sv::ChildEnd end = run_once();
+      if (const auto code = final_code(end)) return *code;
+      if (const auto code = after_failure(end)) return *code;
+    }
+  }
+
+ private:
+  sv::ChildEnd run_once() {
+    Json words = Json::array();
+    for (const std::string& word : command_.words) words.push_back(word);
+    events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
+    sv::ChildCommand child;
+    child.words = {fs::read_symlink("/proc/self/exe").string()};
+    child.words.insert(child.words.end(), command_.words.begin(), command_.words.end());
+    pulse_.restart();
+    return sv::run_child(
+        child, signals_,
+        [this] {
+          events_.flush();
+          return pulse_.has_stopped();
+        },
+        options_.dump_s);
+  }
+
+  void say(const std::string& text) const { write_line(stderr, concat("supervisor: ", text)); }
+
+  /// The run has decided to end, for somebody to look at: starting it again would change nothing.
+  bool run_has_stopped() {
+    bool stopped = false;
+    for (const std::string& line : run_events_.next().lines) {
+      const auto object = try_parse_json(line);
+      stopped = stopped || (object && object->is_object() && object->value("source", Json()) == "run" &&
+                            object->value("event", Json()) == "stopped");
+    }
+    return stopped;
+  }
+
+  std::optional<int> final_code(const sv::ChildEnd& end) {
+    const auto checkpoint = sv::newest_checkpoint(command_.checkpoints());
+    const bool well = !end.hung && (end.code == kDone || end.code == kInterrupted);
+    if (well && end.code == kDone) {
+      events_.write("done", {{"restarts", policy_.restarts()}, {"ranks", command_.ranks}});
+      if (policy_.restarts() > 0) say(concat("done, after ", policy_.restarts(), " restarts"));
+      return kDone;
+    }
+    if (well || end.stopped) {
+      events_.write("interrupted", {{"exit_code", end.code}, {"checkpoint", checkpoint.value_or(-1)}});
+      say(concat("interrupted", end.code == kInterrupted ? " and saved" : ""));
+      return end.code;
+    }
+    const bool stopped = run_has_stopped();
+    if (stopped) {
+      events_.write("left", {{"exit_code", end.code}});
+      say("the run has stopped by itself: see events.jsonl");
+      return kFailed;
+    }
+    if (end.code == kWrong && attempt_ == 0) return kWrong;  // nothing was begun, and why is said
+    return std::nullopt;
+  }
+
+  /// Prepares the next attempt and waits for its time; or what to exit with.
+  std::optional<int> after_failure(const sv::ChildEnd& end) {
+    const auto checkpoint = sv::newest_checkpoint(command_.checkpoints());
+    const auto beat = sv::read_heartbeat(command_.out() / "heartbeat.json");
+    const std::string how = end.hung         ? "hung, and was ended"
+                            : end.signal > 0 ? concat("was ended by signal ", end.signal)
+                                             : concat("failed with exit code ", end.code);
+    events_.write(end.hung ? "hung" : "failed", {{"attempt", attempt_},
+                                                 {"exit_code", end.code},
+                                                 {"signal", end.signal},
+                                                 {"iteration", beat ? beat->iteration : 0},
+                                                 {"checkpoint", checkpoint.value_or(-1)},
+                                                 {"last_line", sv::last_line(end.last_errors)}});
+    const sv::Decision decision = policy_.failed(checkpoint);
+    if (decision.what == sv::Decision::What::GiveUp) {
+      events_.write("gave_up", {{"restarts", policy_.restarts()}});
+      say(concat("the job ", how, "; ", policy_.restarts(), " restarts were all that --max-restarts allows"));
+      return kFailed;
+    }
+    if (decision.what == sv::Decision::What::Shrink) shrink();
+    ++attempt_;
+    const std::string from = checkpoint ? concat("iteration ", *checkpoint) : "the beginning";
+    events_.write("restart", {{"attempt", attempt_},
+                              {"ranks", command_.ranks},
+                              {"checkpoint", checkpoint.value_or(-1)},
+                              {"delay_s", decision.delay_s}});
+    say(concat("the job ", how, "; restart ", policy_.restarts(), " of ", options_.max_restarts, " from ", from, " on ",
+               command_.ranks, command_.ranks == 1 ? " rank" : " ranks", " in ", human_duration(decision.delay_s)));
+    return wait(decision.delay_s);
+  }
+
+  /// Fewer ranks, if a layout of them can go on with the run.
+  void shrink() {
+    config::RunConfig config = command_.config;
+    try {  // as the run has resolved it
+      const fs::path recipe = command_.out() / "recipe.toml";
+      if (fs::exists(recipe)) config::load_toml(config, recipe.string());
+    } catch (const ConfigError& error) {
+      say(error.what());
+    }
+    config::ParallelConfig& parallel = config.parallel;
+    parallel.tp = std::max(1, command_.config.parallel.tp);
+    parallel.pp = std::max(1, command_.config.parallel.pp);
+    if (config.train.global_batch_size == 0)
+      config.train.global_batch_size = config.train.micro_batch_size * command_.ranks / (parallel.tp * parallel.pp);
+    const auto smaller = sv::smaller_layout(config, command_.ranks, options_.min_ranks,
+                                            [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
+    if (!smaller) {
+      events_.write("no_smaller_layout", {{"ranks", command_.ranks}, {"min_ranks", options_.min_ranks}});
+      return;
+    }
+    const config::ParallelConfig& now = smaller->config.parallel;
+    events_.write("shrunk",
+                  {{"from_ranks", command_.ranks}, {"ranks", smaller->ranks}, {"tp", now.tp}, {"pp", now.pp}});
+    say(concat("the job failed ", options_.tries, " times without a new checkpoint: ", smaller->ranks, " ranks (tp ",
+               now.tp, ", pp ", now.pp, ") instead of ", command_.ranks));
+    command_.ranks = smaller->ranks;
+    command_.config = smaller->config;
+    command_.words.insert(command_.words.end(), smaller->words.begin(), smaller->words.end());
+  }
+
+  /// Nothing once the time is over; what to exit with where a signal comes first.
+  std::optional<int> wait(double seconds) {
+    const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+    for (double left = seconds; left > 0; left = std::chrono::duration<double>(until - Clock::now()).count()) {
+      const int signal = signals_.take(left);
+      if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) continue;
+      events_.write("interrupted", {{"exit_code", 128 + signal}});
+      say("interrupted while it waited for a restart");
+      return 128 + signal;
+    }
+    return std::nullopt;
+  }
+
+  const RunOptions options_;
+  TrainingCommand command_;
+  const sv::HeldSignals signals_;
+  sv::RestartPolicy policy_;
+  sv::EventLog events_;
+  sv::LineTail run_events_;
+  Pulse pulse_;
+  int attempt_ = 0;
+};
+
+}  // namespace
+
+int run_supervised(const Args& args) {
+  RunOptions options;
+  const Args words = config::parse_command_line(options, args, kUsage);
+  check(options);
+  if (is_under_launcher())
+    throw ConfigError(rule_got_fix(
+        "megatron run starts the ranks of one machine itself; those of a launcher are the launcher's to start again.",
+        "variables of torchrun, MPI or Slurm",
+        "leave run out, and let the launcher restart: torchrun --max-restarts 100; train resumes by itself"));
+  return Supervisor(command_of(words), options).go();
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,238 @@
+#include "megatron/supervise/dashboard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
+#include "megatron/base/text/format.h"
+#include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+
+namespace megatron::supervise {
+namespace {
+
+constexpr std::size_t kMaxEvents = 8;
+
+/// The first `width` columns of a text whose characters take one each.
+std::string cut_to(const std::string& text, int width) {
+  int columns = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool begins = (static_cast<unsigned char>(text[i]) & 0xc0) != 0x80;
+    if (begins && columns++ == width) return text.substr(0, i);
+  }
+  return text;
+}
+
+/// "12:01:07 supervisor: failed exit_code 1 signal 9".
+std::string event_text(const nlohmann::json& object) {
+  const auto text = [&](const char* name) {
+    const auto found = object.find(name);
+    return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+  };
+  const std::string time = text("time");
+  std::string line = concat(time.size() >= 19 ? time.substr(11, 8) : time, " ", text("source"), ": ", text("event"));
+  for (const auto& [name, value] : object.items()) {
+    if (name == "time" || name == "source" || name == "event" || value.is_structured() || value.is_null()) continue;
+    if (value.is_string() && value.get<std::string>().empty()) continue;
+    line += concat(" · ", name, " ", value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return printable(line.substr(0, 400));
+}
+
+double mean_of_last(const std::vector<StepPoint>& steps, double StepPoint::*member, std::size_t count) {
+  double sum = 0;
+  std::size_t counted = 0;
+  for (std::size_t i = steps.size(); i > 0 && steps.size() - i < count; --i)
+    if (const double value = steps[i - 1].*member; std::isfinite(value)) {
+      sum += value;
+      ++counted;
+    }
+  return counted > 0 ? sum / static_cast<double>(counted) : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::vector<double> values_of(const std::vector<StepPoint>& steps, double StepPoint::*member) {
+  std::vector<double> values;
+  values.reserve(steps.size());
+  for (const StepPoint& step : steps) values.push_back(step.*member);
+  return values;
+}
+
+std::pair<double, double> range_of(const std::vector<double>& values) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const double value : values)
+    if (std::isfinite(value)) {
+      low = std::min(low, value);
+      high = std::max(high, value);
+    }
+  return {low, high};
+}
+
+/// What a run is doing, by its heartbeat.
+std::string state_of(const WatchedRun& run, double now_unix_s) {
+  if (!run.heartbeat()) return "no heartbeat (log.heartbeat_s)";
+  const Heartbeat& beat = *run.heartbeat();
+  if (beat.phase == "ended") return "ended";
+  const double age_s = now_unix_s - beat.unix_s;
+  return concat(beat.phase, age_s > 10 ? concat(", last heartbeat ", human_duration(age_s), " ago") : "");
+}
+
+std::string head_line(const WatchedRun& run, double now_unix_s) {
+  const std::vector<StepPoint>& steps = run.curves().steps();
+  std::string line = printable(run.name());
+  const std::int64_t iteration = steps.empty() ? 0 : steps.back().iteration, total = run.train_iters();
+  line += concat(" · iteration ", iteration);
+  if (total > 0) {
+    line +=
+        fmt::format(" of {} ({:.0f} %)", total, 100.0 * static_cast<double>(iteration) / static_cast<double>(total));
+    const double step_ms = mean_of_last(steps, &StepPoint::step_ms, 50);
+    if (iteration < total && std::isfinite(step_ms))
+      line += " · ETA " + human_duration(step_ms / 1000 * static_cast<double>(total - iteration));
+  }
+  return line + " · " + state_of(run, now_unix_s);
+}
+
+std::string figures_line(const WatchedRun& run) {
+  const std::vector<StepPoint>& steps = run.curves().steps();
+  if (steps.empty()) return "no steps yet";
+  const StepPoint& last = steps.back();
+  const auto less = [](const StepPoint& a, const StepPoint& b) {
+    return std::isfinite(a.loss) && (!std::isfinite(b.loss) || a.loss < b.loss);
+  };
+  const StepPoint& lowest = *std::ranges::min_element(steps, less);
+  const auto skipped = std::ranges::count_if(steps, &StepPoint::skipped);
+  std::string line = fmt::format("loss {:.4f} (lowest {:.4f} at {})", last.loss, lowest.loss, lowest.iteration);
+  if (!run.curves().validations().empty()) {
+    const ValidationPoint& valid = run.curves().validations().back();
+    line += fmt::format(" · valid {:.4f} at {}", valid.loss, valid.iteration);
+  }
+  line += fmt::format(" · lr {:.3e} · grad norm {:.3f}", last.learning_rate, last.grad_norm);
+  const double tokens = mean_of_last(steps, &StepPoint::tokens_per_s, 20),
+               step_ms = mean_of_last(steps, &StepPoint::step_ms, 20);
+  if (std::isfinite(tokens)) line += concat(" · ", human_count(tokens), " tokens/s");
+  if (std::isfinite(step_ms)) line += fmt::format(" · {:.0f} ms", step_ms);
+  if (std::isfinite(last.memory_bytes))
+    line += concat(" · ", human_bytes(last.memory_bytes), " (peak ", human_bytes(last.peak_memory_bytes), ")");
+  if (skipped > 0) line += fmt::format(" · {} skipped", skipped);
+  return line;
+}
+
+/// One curve as a line: its name, its blocks, where it is lowest and highest.
+std::string spark_line(const char* name, const std::vector<double>& values, int width) {
+  const auto [low, high] = range_of(values);
+  if (!(low <= high)) return concat(name, " none");
+  constexpr int kLabels = 40;
+  return fmt::format("{:<10} {}  {:.3g} … {:.3g}", name, block_chart(values, std::max(8, width - kLabels), 1).front(),
+                     low, high);
+}
+
+std::vector<std::string> run_lines(const WatchedRun& run, int width, int height, double now_unix_s) {
+  const std::vector<StepPoint>& steps = run.curves().steps();
+  std::vector<std::string> lines = {head_line(run, now_unix_s), "  " + figures_line(run)};
+  const std::size_t events = std::min<std::size_t>(run.events().size(), height >= 14 ? 3 : 1);
+  const int of_others = 2 + 1 + 3 + static_cast<int>(events);  // the axis, three lines of other curves
+  if (!steps.empty()) {
+    const std::vector<double> losses = values_of(steps, &StepPoint::loss);
+    const auto [low, high] = range_of(losses);
+    constexpr int kLabel = 11;
+    const int chart_lines = std::clamp(height - of_others, 2, 12), columns = std::max(8, width - kLabel - 2);
+    const auto chart = block_chart(losses, columns, chart_lines);
+    for (std::size_t i = 0; i < chart.size(); ++i) {
+      const std::string label = !(low <= high)          ? ""
+                                : i == 0                ? fmt::format("{:.4g}", high)
+                                : i + 1 == chart.size() ? fmt::format("{:.4g}", low)
+                                                        : "";
+      lines.push_back(fmt::format("{:>{}} {}", label, kLabel, chart[i]));
+    }
+    lines.push_back(fmt::format("{:>{}} {} … {}", "loss", kLabel, steps.front().iteration, steps.back().iteration));
+    lines.push_back("  " + spark_line("grad norm", values_of(steps, &StepPoint::grad_norm), width));
+    lines.push_back("  " + spark_line("tokens/s", values_of(steps, &StepPoint::tokens_per_s), width));
+    lines.push_back("  " + spark_line("lr", values_of(steps, &StepPoint::learning_rate), width));
+  }
+  for (std::size_t i = run.events().size() - events; i < run.events().size(); ++i)
+    lines.push_back("  " + run.events()[i]);
+  if (static_cast<int>(lines.size()) > height) lines.resize(static_cast<std::size_t>(std::max(height, 1)));
+  for (std::string& line : lines) line = cut_to(line, width);
+  return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> block_chart(const std::vector<double>& values, int width, int height) {
+  constexpr const char* kBlocks[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  std::vector<double> columns;
+  const auto count = static_cast<std::int64_t>(values.size());
+  for (std::int64_t c = 0; c < std::min<std::int64_t>(width, count); ++c) {
+    double sum = 0;
+    int finite = 0;
+    const std::int64_t used = std::min<std::int64_t>(width, count);
+    for (std::int64_t i = c * count / used; i < (c + 1) * count / used; ++i)
+      if (std::isfinite(values[static_cast<std::size_t>(i)])) {
+        sum += values[static_cast<std::size_t>(i)];
+        ++finite;
+      }
+    columns.push_back(finite > 0 ? sum / finite : std::numeric_limits<double>::quiet_NaN());
+  }
+  const auto [low, high] = range_of(columns);
+  const int most = 8 * height;
+  std::vector<std::string> lines(static_cast<std::size_t>(height));
+  for (const double value : columns) {
+    int eighths = 0;
+    if (std::isfinite(value))
+      eighths = high > low ? 1 + static_cast<int>(std::lround((value - low) / (high - low) * (most - 1))) : 4;
+    for (int line = 0; line < height; ++line)
+      lines[static_cast<std::size_t>(line)] += kBlocks[std::clamp(eighths - 8 * (height - 1 - line), 0, 8)];
+  }
+  return lines;
+}
+
+WatchedRun::WatchedRun(std::string name, const std::filesystem::path& out)
+    : name_(std::move(name)), out_(out), curves_(out), event_lines_(out / "events.jsonl") {
+  try {
+    config::RunConfig config;
+    const auto recipe = out / "recipe.toml";
+    if (std::filesystem::is_regular_file(recipe))
+      config::set_from_toml_file(config::fields_of(config), recipe.string());
+    if (std::filesystem::is_regular_file(recipe)) iters_of_recipe_ = config.train.train_iters;
+  } catch (const ConfigError&) {  // only how far the run is to go is not known
+  }
+}
+
+std::int64_t WatchedRun::train_iters() const {
+  return heartbeat_ && heartbeat_->train_iters > 0 ? heartbeat_->train_iters : iters_of_recipe_;
+}
+
+bool WatchedRun::update() {
+  const std::size_t steps = curves_.steps().size(), validations = curves_.validations().size();
+  curves_.update();
+  const LineTail::Lines news = event_lines_.next();
+  if (news.again) events_.clear();
+  for (const std::string& line : news.lines)
+    if (const auto object = try_parse_json(line); object && object->is_object()) events_.push_back(event_text(*object));
+  if (events_.size() > kMaxEvents) events_.erase(events_.begin(), events_.end() - kMaxEvents);
+  const std::string text = small_file(out_ / "heartbeat.json").value_or("");
+  const bool beat = text != heartbeat_text_;
+  if (beat) heartbeat_ = read_heartbeat(out_ / "heartbeat.json");
+  heartbeat_text_ = text;
+  return beat || news.again || !news.lines.empty() || steps != curves_.steps().size() ||
+         validations != curves_.validations().size();
+}
+
+std::string dashboard(const std::vector<WatchedRun>& runs, int width, int height, double now_unix_s) {
+  std::string text;
+  const int each = std::max(4, height / std::max(1, static_cast<int>(runs.size())));
+  int left = height;
+  for (const WatchedRun& run : runs)
+    for (const std::string& line : run_lines(run, width, std::min(each, left), now_unix_s)) {
+      if (left-- <= 0) return text;
+      text += line + "\n";
+    }
+  return text;
+}
+
+}  // namespace megatron::supervise

@@ -1,0 +1,73 @@
+#include "megatron/supervise/layouts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "megatron/base/error.h"
+
+namespace megatron::supervise {
+namespace {
+
+/// How the model is split.
+struct ModelSplit {
+  int tp = 1, pp = 1;
+};
+
+/// Those that `ranks` can be shared by, the likest to `now` first: as many slices in all, then fewer, then more; of
+/// these the same tp.
+std::vector<ModelSplit> splits_of(int ranks, const ModelSplit& now) {
+  std::vector<ModelSplit> all;
+  for (int tp = 1; tp <= ranks; ++tp)
+    for (int pp = 1; ranks % tp == 0 && pp <= ranks / tp; ++pp)
+      if (ranks / tp % pp == 0) all.push_back({tp, pp});
+  const int slices = now.tp * now.pp;
+  const auto distance = [&](const ModelSplit& split) {
+    const int own = split.tp * split.pp;
+    return std::tuple(own > slices, std::abs(own - slices), std::abs(split.tp - now.tp));
+  };
+  std::ranges::stable_sort(all, {}, distance);
+  return all;
+}
+
+config::RunConfig with_split(config::RunConfig config, int ranks, const ModelSplit& split) {
+  config::ParallelConfig& parallel = config.parallel;
+  if (split.pp != parallel.pp) parallel.vpp = 1;  // chunks of other stages
+  parallel.world_size = ranks;
+  parallel.dp = 0;  // what is left
+  parallel.tp = split.tp;
+  parallel.pp = split.pp;
+  parallel.sp = parallel.sp && split.tp > 1;
+  return config;
+}
+
+std::vector<std::string> words_of(const config::RunConfig& config) {
+  const config::ParallelConfig& parallel = config.parallel;
+  std::vector<std::string> words;
+  const auto add = [&](const char* option, const auto& value) {
+    words.emplace_back(option);
+    words.push_back(concat(value));
+  };
+  add("--parallel.world_size", parallel.world_size);
+  add("--parallel.tp", parallel.tp);
+  add("--parallel.pp", parallel.pp);
+  add("--parallel.vpp", parallel.vpp);
+  add("--parallel.dp", parallel.dp);
+  add("--parallel.sp", parallel.sp);
+  add("--train.global_batch_size", config.train.global_batch_size);
+  return words;
+}
+
+}  // namespace
+
+std::optional<SmallerLayout> smaller_layout(const config::RunConfig& config, int ranks, int min_ranks,
+                                            const Allowed& allowed) {
+  for (int fewer = ranks - 1; fewer >= std::max(1, min_ranks); --fewer)
+    for (const ModelSplit& split : splits_of(fewer, {config.parallel.tp, config.parallel.pp})) {
+      config::RunConfig smaller = with_split(config, fewer, split);
+      if (allowed(smaller)) return SmallerLayout{smaller, fewer, words_of(smaller)};
+    }
+  return std::nullopt;
+}
+
+}  // namespace megatron::supervise

@@ -1,0 +1,74 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+// What a run has written about itself, read by others while it is written. Nothing here throws for what a file says.
+namespace megatron::supervise {
+
+/// The text of a file of at most 1 MiB; nothing where it cannot be read.
+std::optional<std::string> small_file(const std::filesystem::path& path);
+
+/// The iteration that the `latest` in a folder of checkpoints names.
+std::optional<std::int64_t> newest_checkpoint(const std::filesystem::path& checkpoints);
+
+/// train.out/heartbeat.json: log.heartbeat_s.
+struct Heartbeat {
+  double unix_s = 0;  ///< when it was written
+  std::string phase;  ///< what the first rank does
+  std::int64_t iteration = 0, train_iters = 0, operations = 0, world_size = 1;
+};
+std::optional<Heartbeat> read_heartbeat(const std::filesystem::path& path);
+
+/// One step of metrics.jsonl. Not a number where the file has none.
+struct StepPoint {
+  std::int64_t iteration = 0;
+  double loss = 0, grad_norm = 0, learning_rate = 0, tokens_per_s = 0, step_ms = 0, memory_bytes = 0,
+         peak_memory_bytes = 0;
+  bool skipped = false;
+};
+
+struct ValidationPoint {
+  std::int64_t iteration = 0;
+  double loss = 0;
+};
+
+/// Follows a file of lines that grows, or is written again by a run that resumes.
+class LineTail {
+ public:
+  explicit LineTail(std::filesystem::path path) : path_(std::move(path)) {}
+
+  struct Lines {
+    bool again = false;  ///< the file is another or shorter: these are its lines from the first on
+    std::vector<std::string> lines;
+  };
+  /// The whole lines since the last call. Lines above 64 KiB are left out.
+  Lines next();
+
+ private:
+  std::filesystem::path path_;
+  std::uint64_t inode_ = 0, offset_ = 0;
+};
+
+/// The curves of a run. Of more than a million steps every second is dropped, as often as it takes.
+class RunCurves {
+ public:
+  /// `out`: the run's folder, or a file of such lines.
+  explicit RunCurves(const std::filesystem::path& out);
+  /// Reads on.
+  void update();
+
+  const std::vector<StepPoint>& steps() const { return steps_; }
+  const std::vector<ValidationPoint>& validations() const { return validations_; }
+
+ private:
+  void take(const std::string& line);
+
+  LineTail tail_;
+  std::vector<StepPoint> steps_;
+  std::vector<ValidationPoint> validations_;
+};
+
+}  // namespace megatron::supervise

@@ -1,0 +1,66 @@
+#include "megatron/train/guard.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <thread>
+
+#include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
+
+namespace megatron::train {
+namespace {
+
+LossGuard::Action action_named(const std::string& name, const RunState& state, const config::GuardConfig& guard) {
+  if (name == "skip") return LossGuard::Action::Skip;
+  if (name == "stop") return LossGuard::Action::Stop;
+  return state.rollbacks < guard.max_rollbacks ? LossGuard::Action::RollBack : LossGuard::Action::Stop;
+}
+
+}  // namespace
+
+LossGuard::LossGuard(const config::GuardConfig& guard, int rank)
+    : guard_(guard),
+      rank_(rank),
+      faults_(plan::faults_of(guard.inject_faults)),
+      spikes_(guard.spike_factor, static_cast<std::size_t>(guard.spike_window)) {}
+
+void LossGuard::start_at(const RunState& state) { spikes_.set_losses(state.recent_losses); }
+
+void LossGuard::before_step(std::int64_t iteration) const {
+  for (const plan::Fault& fault : faults_) {
+    if (fault.iteration != iteration || fault.rank != rank_) continue;
+    if (fault.kind == plan::Fault::Kind::Hang)
+      while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+    if (fault.kind != plan::Fault::Kind::Exit) continue;
+    write_line(stderr, concat("rank ", rank_, " ends before iteration ", iteration, ", as guard.inject_faults says"));
+    _exit(70);
+  }
+}
+
+void LossGuard::judge(std::int64_t iteration, StepResult& result) const {
+  for (const plan::Fault& fault : faults_) {
+    if (fault.iteration != iteration) continue;
+    if (fault.kind == plan::Fault::Kind::Nan) result.loss = std::numeric_limits<double>::quiet_NaN();
+    if (fault.kind == plan::Fault::Kind::Spike) result.loss *= 100;
+  }
+  result.skipped = result.skipped || !std::isfinite(result.loss);
+  result.spike = !result.skipped && watches_spikes() && spikes_.is_spike(result.loss);
+  result.skipped = result.skipped || result.spike;
+}
+
+LossGuard::Action LossGuard::after_step(const StepResult& result, RunState& state) {
+  if (!result.skipped) {
+    if (!watches_spikes()) return Action::None;
+    spikes_.add(result.loss);
+    state.recent_losses = spikes_.losses();
+    return Action::None;
+  }
+  if (result.harmless) return Action::None;
+  return action_named(result.spike ? guard_.on_spike : guard_.on_nan, state, guard_);
+}
+
+}  // namespace megatron::train

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "megatron/config/train_config.h"
+#include "megatron/plan/steps/faults.h"
+#include "megatron/supervise/spikes.h"
+#include "megatron/train/resume/run_state.h"
+#include "megatron/train/step.h"
+
+namespace megatron::train {
+
+/// What a run does about losses that are not finite or leap (config.guard), the same on every rank.
+class LossGuard {
+ public:
+  enum class Action : std::uint8_t { None, Skip, RollBack, Stop };
+
+  LossGuard(const config::GuardConfig& guard, int rank);
+
+  /// The run stands at `state`: it starts, or was rolled back.
+  void start_at(const RunState& state);
+  /// Before the step of `iteration`: faults that tests have asked for.
+  void before_step(std::int64_t iteration) const;
+  /// TrainStep::judge() of the step of `iteration`.
+  void judge(std::int64_t iteration, StepResult& result) const;
+  /// After it: what becomes of the run. A loss that counts is remembered in `state`.
+  Action after_step(const StepResult& result, RunState& state);
+
+ private:
+  bool watches_spikes() const { return guard_.on_spike != "ignore"; }
+
+  config::GuardConfig guard_;
+  int rank_;
+  std::vector<plan::Fault> faults_;
+  supervise::SpikeWatch spikes_;
+};
+
+}  // namespace megatron::train

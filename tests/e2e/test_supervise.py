@@ -1,0 +1,344 @@
+"""Runs that heal: ranks that die or hang, NaNs, spikes, signals."""
+import fcntl
+import json
+import os
+import pathlib
+import random
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import MEGATRON, RunFolder, drawn_seed, run  # noqa: E402
+
+PROCESSES = ["--parallel.launch", "processes"]
+
+
+def children_of(pid):
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_there(pid):
+    """Whether the process runs: one that only waits to be reaped does not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+class Supervised:
+    """`megatron run` of a job."""
+
+    def __init__(self, place, name, options, job_options):
+        self.folder = place.path / name
+        words = ["run", *options, "--", *place.train_words(name, *job_options)]
+        self.process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True)
+
+    def wait_until(self, condition, timeout=120):
+        end = time.monotonic() + timeout
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                errors = self.process.stderr.read() if self.process.poll() is not None else ""
+                raise AssertionError(f"it did not happen; the program: {self.process.poll()}\n{errors}")
+            time.sleep(0.01)
+
+    def events(self, *names):
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if not names or event["event"] in names]
+
+    def steps(self):
+        path = self.folder / "metrics.jsonl"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    def checkpoint(self):
+        latest = self.folder / "checkpoints/latest"
+        return int(latest.read_text().strip().removeprefix("iter_")) if latest.exists() else 0
+
+    def job(self):
+        """The process that the supervisor has started; its ranks are children of that."""
+        return next(iter(children_of(self.process.pid)), None)
+
+    def ranks(self):
+        job = self.job()
+        return children_of(job) if job else []
+
+    def end(self, code=0, timeout=240):
+        _, errors = self.process.communicate(timeout=timeout)
+        if self.process.returncode != code:
+            raise AssertionError(f"exit code {self.process.returncode}, expected {code}\n{errors}")
+        return errors
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def harm(supervised, number, draw, ranks, spread):
+    """Waits until the run has all its ranks and a checkpoint of up to `spread` iterations more than before, then kills
+    one of them, or stops it for good, as a partition does."""
+    goal = supervised.checkpoint() + draw.randrange(spread)
+    supervised.wait_until(lambda: len(supervised.ranks()) == ranks and supervised.checkpoint() > goal)
+    failures = len(supervised.events("failed", "hung"))
+    os.kill(draw.choice(supervised.ranks()), signal.SIGSTOP if number % 2 else signal.SIGKILL)
+    supervised.wait_until(lambda: len(supervised.events("failed", "hung")) > failures)
+
+
+def heal(place, name, harms, iterations, nans, seed, spread=1, ranks=4):
+    """A supervised run of `ranks` processes that is harmed so many times, and has NaNs in the steps `nans`. Returns it
+    at its end."""
+    draw = random.Random(seed)
+    faults = [f"nan:{step}" for step in nans]
+    supervised = Supervised(
+        place, name, ["--backoff-s", 0, "--hang-s", 4, "--dump-s", 1],
+        [*PROCESSES, "--world-size", ranks, "--tp", 2, "--train-iters", iterations, "--save-interval", 5, "--checkpoint.keep_last", 3,
+         "--log.heartbeat_s", 0.25, "--threads-per-rank", 1, "--on-nan", "rollback", "--guard.max_rollbacks", 1000,
+         *(["--guard.inject_faults", *faults] if faults else [])])
+    try:
+        for number in range(harms):
+            harm(supervised, number, draw, ranks, spread)
+        supervised.end()
+    finally:
+        supervised.close()
+    return supervised
+
+
+class Supervise(unittest.TestCase):
+    def setUp(self):
+        self.place = RunFolder()
+        self.addCleanup(self.place.close)
+
+    def supervised(self, name, options=(), job_options=()):
+        result = Supervised(self.place, name, options, job_options)
+        self.addCleanup(result.close)
+        return result
+
+    def test_kills_partitions_and_nans_leave_the_curve_as_it_is(self):
+        harmed = heal(self.place, "harmed", harms=2, iterations=120, nans=[40, 103], seed=drawn_seed())
+        self.place.train("whole", "--world-size", 4, "--tp", 2, "--train-iters", 120, "--threads-per-rank", 1,
+                         "--guard.skip_iterations", 40, 103, *PROCESSES)
+        self.assertEqual(self.place.losses("harmed"), self.place.losses("whole"))
+        self.assertEqual(len(self.place.losses("whole")), 120)
+        self.assertEqual({event["event"] for event in harmed.events("failed", "hung")}, {"failed", "hung"})
+        self.assertGreaterEqual(len(harmed.events("rolled_back")), 2)
+        self.assertEqual(harmed.events()[-1]["event"], "done")
+        told = [json.loads(line) for line in (harmed.folder / "dump.jsonl").read_text().splitlines()]
+        self.assertGreaterEqual(len({entry["rank"] for entry in told}), 3, "all but the one that was stopped")
+        for entry in told:
+            self.assertTrue(entry["stack"], entry)
+            self.assertIn("number", entry["collective"])
+
+    def test_a_rank_that_never_comes_back_is_left_out(self):
+        supervised = self.supervised(
+            "run", ["--backoff-s", 0, "--tries", 2],
+            ["--world-size", 4, "--train-iters", 12, "--save-interval", 2, "--global-batch-size", 8,
+             "--micro-batch-size", 2, "--guard.inject_faults", "exit:6:3"])
+        errors = supervised.end()
+        self.assertIn("2 ranks (tp 1, pp 1) instead of 4", errors)
+        self.assertEqual([(event["from_ranks"], event["ranks"]) for event in supervised.events("shrunk")], [(4, 2)])
+        self.place.train("whole", "--world-size", 4, "--train-iters", 12, "--global-batch-size", 8,
+                         "--micro-batch-size", 2)
+        whole, run_losses = self.place.losses("whole"), self.place.losses("run")
+        self.assertEqual(len(run_losses), 12)
+        for iteration, loss in whole.items():
+            self.assertAlmostEqual(run_losses[iteration] / loss, 1, delta=2e-5, msg=f"iteration {iteration}")
+
+    def test_a_budget_is_a_budget(self):
+        supervised = self.supervised("run", ["--backoff-s", 0, "--max-restarts", 1],
+                                     ["--train-iters", 5, "--guard.inject_faults", "exit:3:0"])
+        self.assertIn("all that --max-restarts allows", supervised.end(code=1))
+        self.assertEqual([event["event"] for event in supervised.events()],
+                         ["started", "failed", "restart", "started", "failed", "gave_up"])
+        self.assertEqual(supervised.events("failed")[0]["exit_code"], 70)
+        self.assertIn("guard.inject_faults", supervised.events("failed")[0]["last_line"])
+
+    def test_what_is_wrong_from_the_start_is_said_once(self):
+        supervised = self.supervised("run", [], ["--tp", 3])
+        self.assertIn("got:", supervised.end(code=2))
+        self.assertFalse(supervised.folder.exists())
+
+    def test_a_spike_stops_the_run_and_leaves_its_batch(self):
+        supervised = self.supervised(
+            "run", ["--backoff-s", 0],
+            ["--train-iters", 20, "--on-spike", "stop", "--spike-window", 4, "--guard.inject_faults", "spike:9"])
+        errors = supervised.end(code=1)
+        self.assertIn("iteration 9: the loss must be finite and no spike", errors)
+        self.assertEqual([event["event"] for event in supervised.events() if event["source"] == "run"],
+                         ["spike", "stopped"])
+        self.assertEqual(len(supervised.events("started")), 1, "it is not started again")
+        batch = supervised.events("stopped")[0]["batch"]
+        documents = [json.loads(line) for line in run("data", "cat", batch, "--json").splitlines()]
+        self.assertEqual(len(documents), 8)
+        for document in documents:
+            self.assertEqual(len(document["ids"]), 33)
+        # The fix works.
+        self.place.train("run", "--train-iters", 20, "--on-spike", "stop", "--spike-window", 4,
+                         "--guard.inject_faults", "spike:9", "--guard.skip_iterations", 9)
+        self.assertEqual(len(self.place.losses("run")), 20)
+
+    def test_a_rollback_is_the_same_in_every_layout(self):
+        options = ["--train-iters", 16, "--save-interval", 4, "--on-nan", "rollback", "--on-spike", "rollback",
+                   "--spike-window", 4, "--guard.rollback_batches", 2, "--guard.inject_faults", "nan:7", "spike:14"]
+        layouts = {"one": [], "tp": ["--world-size", 2, "--tp", 2],
+                   "shards": ["--world-size", 2, "--use-distributed-optimizer"]}
+        for name, layout in layouts.items():
+            self.place.train(name, *options, *layout)
+        one = self.place.losses("one")
+        self.assertEqual([step for step, loss in one.items() if loss is None], [6, 7, 13, 14])
+        for name in ("tp", "shards"):
+            for iteration, loss in self.place.losses(name).items():
+                if loss is None:
+                    self.assertIsNone(one[iteration])
+                else:
+                    self.assertAlmostEqual(loss / one[iteration], 1, delta=2e-5, msg=f"{name} {iteration}")
+        # It is in the checkpoint; a run that is told to skip the same batches is the same.
+        self.place.train("told", "--train-iters", 16, "--guard.skip_iterations", 6, 7, 13, 14)
+        self.assertEqual(self.place.losses("told"), one)
+        manifest = json.loads((self.place.path / "one/checkpoints/iter_0000016/manifest.json").read_text())
+        self.assertIn("[6,7,13,14]", json.dumps(manifest).replace(" ", ""))
+
+    def test_signals_save_dump_and_end(self):
+        supervised = self.supervised("run", [], [*PROCESSES, "--world-size", 2, "--tp", 2, "--train-iters", 100000,
+                                                 "--threads-per-rank", 1])
+        supervised.wait_until(lambda: supervised.steps() >= 3)
+        ranks = supervised.ranks()
+        supervised.process.send_signal(signal.SIGUSR1)
+        supervised.wait_until(lambda: supervised.checkpoint() > 0)
+        supervised.process.send_signal(signal.SIGUSR2)
+        dump = supervised.folder / "dump.jsonl"
+        supervised.wait_until(lambda: dump.exists() and dump.read_text().count("\n") >= 2)
+        told = [json.loads(line) for line in dump.read_text().splitlines()]
+        self.assertEqual(sorted(entry["rank"] for entry in told), [0, 1])
+        self.assertEqual({entry["reason"] for entry in told}, {"SIGUSR2"})
+        supervised.process.send_signal(signal.SIGTERM)
+        supervised.end(code=3)
+        self.assertEqual(supervised.checkpoint(), max(self.place.losses("run")))
+        self.assertFalse([rank for rank in ranks if is_there(rank)])
+        text = run("watch", supervised.folder, "--once")
+        self.assertIn("interrupted", text)
+        self.assertRegex(text, r"iteration \d+ of 100000")
+        self.assertIn("█", text)
+        beat = json.loads((supervised.folder / "heartbeat.json").read_text())
+        self.assertEqual(beat["phase"], "ended")
+        self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
+
+    def test_no_rank_outlives_the_supervisor(self):
+        supervised = self.supervised("run", [], [*PROCESSES, "--world-size", 2, "--tp", 2, "--train-iters", 100000,
+                                                 "--threads-per-rank", 1])
+        supervised.wait_until(lambda: supervised.steps() >= 1 and len(supervised.ranks()) == 2)
+        all_of_it = [supervised.job(), *supervised.ranks()]
+        os.kill(all_of_it[1], signal.SIGSTOP)
+        supervised.process.kill()
+        end = time.monotonic() + 60
+        while any(map(is_there, all_of_it)):
+            self.assertLess(time.monotonic(), end, [pid for pid in all_of_it if is_there(pid)])
+            time.sleep(0.01)
+
+    def test_a_second_signal_ends_it_at_once(self):
+        supervised = self.supervised("run", [], [*PROCESSES, "--world-size", 2, "--tp", 2, "--train-iters", 100000,
+                                                 "--threads-per-rank", 1])
+        supervised.wait_until(lambda: supervised.steps() >= 1 and len(supervised.ranks()) == 2)
+        ranks = supervised.ranks()
+        os.kill(ranks[1], signal.SIGSTOP)
+        supervised.process.send_signal(signal.SIGTERM)
+        supervised.process.send_signal(signal.SIGINT)
+        supervised.process.communicate(timeout=60)
+        self.assertIn(supervised.process.returncode, (128 + signal.SIGTERM, 128 + signal.SIGINT))
+        self.assertFalse([rank for rank in ranks if is_there(rank)])
+
+
+class Screen:
+    """`megatron watch` in a terminal of its own."""
+
+    def __init__(self, *words, lines=24, columns=90):
+        self.terminal, inner = os.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = subprocess.Popen([MEGATRON, "watch", *map(str, words)], stdin=subprocess.DEVNULL, stdout=inner,
+                                        stderr=subprocess.PIPE)
+        os.close(inner)
+        self.shown = b""
+
+    def read_until(self, words, timeout=60):
+        """What was written up to `words`."""
+        end = time.monotonic() + timeout
+        while words not in self.shown:
+            if not select.select([self.terminal], [], [], max(0, end - time.monotonic()))[0]:
+                raise AssertionError(f"{words} is not in {self.shown[-2000:]}")
+            self.shown += os.read(self.terminal, 1 << 16)
+        before, self.shown = self.shown.split(words, 1)
+        return before
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+        os.close(self.terminal)
+
+
+class Watch(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
+        self.addCleanup(folder.cleanup)
+        self.run_folder = pathlib.Path(folder.name)
+
+    def write_steps(self, first, last):
+        with open(self.run_folder / "metrics.jsonl", "a") as metrics:
+            for step in range(first, last + 1):
+                metrics.write(json.dumps({"iteration": step, "loss": 8 / step, "step_ms": 20}) + "\n")
+
+    def test_a_terminal_is_drawn_again_when_there_is_news(self):
+        self.write_steps(1, 30)
+        screen = Screen(self.run_folder, "--every", 0.05)
+        self.addCleanup(screen.close)
+        self.assertIn(b"\x1b[?1049h", screen.read_until(b"iteration 30"))
+        drawn = screen.read_until(b"\x1b[J").decode()
+        self.assertIn("█", drawn)
+        self.assertLessEqual(drawn.count("\r\n"), 23)
+        self.write_steps(31, 31)
+        self.assertIn(b"\x1b[H", screen.read_until(b"iteration 31"))
+        screen.process.send_signal(signal.SIGINT)
+        screen.read_until(b"\x1b[?1049l")
+        self.assertEqual(screen.process.wait(timeout=60), 0)
+
+    def test_a_run_that_does_not_change_is_not_drawn_again(self):
+        self.write_steps(1, 30)
+        screen = Screen(self.run_folder, "--every", 0.05)
+        self.addCleanup(screen.close)
+        screen.read_until(b"\x1b[J")
+        looks = int(pathlib.Path(f"/proc/{screen.process.pid}/status").read_text().split(
+            "voluntary_ctxt_switches:")[1].split()[0])
+        status = pathlib.Path(f"/proc/{screen.process.pid}/status")
+        while int(status.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]) < looks + 5:
+            time.sleep(0.01)
+        screen.process.send_signal(signal.SIGTERM)
+        self.assertEqual(screen.read_until(b"\x1b[?25h").strip(), b"")
+
+    def test_once_on_a_pipe(self):
+        self.write_steps(1, 30)
+        other = self.run_folder / "other"
+        other.mkdir()
+        text = run("watch", self.run_folder, other, "--once", "--width", 60, "--height", 20)
+        self.assertNotIn("\x1b", text)
+        self.assertIn("no steps yet", text)
+        self.assertLessEqual(max(map(len, text.splitlines())), 60)
+        self.assertLessEqual(len(text.splitlines()), 20)
+        self.assertEqual(text, run("watch", self.run_folder, other, "--width", 60, "--height", 20), "no terminal either")
+
+    def test_what_is_no_run_is_refused(self):
+        run("watch", code=2)
+        run("watch", self.run_folder / "nowhere", code=2)
+        run("watch", self.run_folder, "--every", 0, code=2)
+        run("watch", self.run_folder, "--width", 3, code=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

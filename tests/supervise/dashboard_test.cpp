@@ -1,0 +1,97 @@
+#include "megatron/supervise/dashboard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "tests/testing/temporary_folder.h"
+
+namespace megatron::supervise {
+namespace {
+
+using ::testing::HasSubstr;
+
+int columns_of(const std::string& line) {
+  int columns = 0;
+  for (const char c : line) columns += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  return columns;
+}
+
+TEST(BlockChart, FillsTheColumnOfTheHighest) {
+  EXPECT_EQ(block_chart({0, 7, 3.5}, 3, 1), (std::vector<std::string>{"▁█▅"}));
+  EXPECT_EQ(block_chart({0, 15}, 2, 2), (std::vector<std::string>{" █", "▁█"}));
+}
+
+TEST(BlockChart, AveragesWhatSharesAColumnAndLeavesGaps) {
+  EXPECT_EQ(block_chart({0, 0, 7, 7, 0, 14}, 3, 1), (std::vector<std::string>{"▁██"}));
+  EXPECT_EQ(block_chart({1, NAN, 2}, 3, 1), (std::vector<std::string>{"▁ █"}));
+  EXPECT_EQ(block_chart({NAN, NAN}, 2, 1), (std::vector<std::string>{"  "}));
+  EXPECT_EQ(block_chart({}, 10, 1), (std::vector<std::string>{""}));
+  EXPECT_EQ(block_chart({5, 5}, 10, 1), (std::vector<std::string>{"▄▄"}));
+}
+
+class Dashboard : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) const { std::ofstream(folder_.path() / name) << text; }
+  std::string drawn(int width, int height, double now = 1000) const {
+    std::vector<WatchedRun> runs;
+    runs.emplace_back("runs/a", folder_.path());
+    runs.back().update();
+    return dashboard(runs, width, height, now);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Dashboard, SaysWhereARunStands) {
+  std::string lines;
+  for (int i = 1; i <= 40; ++i)
+    lines +=
+        "{\"iteration\":" + std::to_string(i) + ",\"loss\":" + std::to_string(8.0 - 0.1 * i) +
+        ",\"grad_norm\":1.5,\"learning_rate\":0.001,\"tokens_per_s\":12000,\"step_ms\":500,\"memory_bytes\":1000000,"
+        "\"peak_memory_bytes\":2000000}\n";
+  write("metrics.jsonl", lines + "{\"iteration\":40,\"valid_loss\":4.25}\n");
+  write("heartbeat.json", R"({"unix_s":970,"phase":"step","iteration":41,"train_iters":100})");
+  write("events.jsonl",
+        "{\"time\":\"2026-11-24T07:12:04.885Z\",\"source\":\"supervisor\",\"event\":\"failed\",\"signal\":9}\n");
+  const std::string text = drawn(160, 24);
+  EXPECT_THAT(text, HasSubstr("runs/a · iteration 40 of 100 (40 %) · ETA 30 s · step, last heartbeat 30 s ago\n"));
+  EXPECT_THAT(text,
+              HasSubstr("loss 4.0000 (lowest 4.0000 at 40) · valid 4.2500 at 40 · lr 1.000e-03 · grad norm 1.500"));
+  EXPECT_THAT(text, HasSubstr("12.0 k tokens/s"));
+  EXPECT_THAT(text, HasSubstr("07:12:04 supervisor: failed · signal 9\n"));
+  EXPECT_THAT(text, HasSubstr("█"));
+}
+
+TEST_F(Dashboard, FitsTheScreen) {
+  std::string lines;
+  for (int i = 1; i <= 500; ++i)
+    lines += "{\"iteration\":" + std::to_string(i) + ",\"loss\":" + std::to_string(5 + std::sin(i)) + "}\n";
+  write("metrics.jsonl", lines);
+  write("events.jsonl", "{\"event\":\"" + std::string(1000, 'x') + "\"}\n");
+  for (const int width : {4, 20, 80, 200})
+    for (const int height : {4, 10, 24, 60}) {
+      const std::string text = drawn(width, height);
+      int count = 0;
+      for (std::size_t begin = 0; begin < text.size(); ++count) {
+        const std::size_t end = text.find('\n', begin);
+        EXPECT_LE(columns_of(text.substr(begin, end - begin)), width);
+        begin = end + 1;
+      }
+      EXPECT_LE(count, height) << width;
+    }
+}
+
+TEST_F(Dashboard, ShowsNothingThatATerminalObeys) {
+  write("metrics.jsonl", "{\"iteration\":1,\"loss\":1}\n");
+  write("events.jsonl", "{\"event\":\"a\\u001b[2Jb\",\"source\":\"\\u202e\",\"n\\u0007\":\"x\"}\n");
+  write("heartbeat.json", "{\"phase\":\"\\u001b]0;x\\u0007\"}");
+  for (const char c : drawn(200, 24)) EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20);
+}
+
+TEST_F(Dashboard, ARunWithoutFilesHasNoSteps) { EXPECT_THAT(drawn(80, 24), HasSubstr("no steps yet")); }
+
+}  // namespace
+}  // namespace megatron::supervise

@@ -1,0 +1,116 @@
+#include "megatron/supervise/run_files.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "megatron/supervise/events.h"
+#include "tests/testing/temporary_folder.h"
+
+namespace megatron::supervise {
+namespace {
+
+class RunFiles : public ::testing::Test {
+ protected:
+  std::filesystem::path file(const std::string& name) const { return folder_.path() / name; }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(file(name)) << text; }
+  void append(const std::string& name, const std::string& text) const {
+    std::ofstream(file(name), std::ios::app) << text;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(RunFiles, LinesComeOnceAndWhole) {
+  LineTail tail(file("lines"));
+  EXPECT_TRUE(tail.next().lines.empty()) << "there is no file yet";
+  write("lines", "one\ntwo\nthr");
+  EXPECT_EQ(tail.next().lines, (std::vector<std::string>{"one", "two"}));
+  EXPECT_TRUE(tail.next().lines.empty());
+  append("lines", "ee\n\nfour\n");
+  EXPECT_EQ(tail.next().lines, (std::vector<std::string>{"three", "four"}));
+}
+
+TEST_F(RunFiles, AFileThatIsWrittenAgainIsReadAgain) {
+  LineTail tail(file("lines"));
+  write("lines", "one\ntwo\nthree\n");
+  EXPECT_EQ(tail.next().lines.size(), 3U);
+  write("new", "one\ntwo\n");
+  std::filesystem::rename(file("new"), file("lines"));
+  const LineTail::Lines again = tail.next();
+  EXPECT_TRUE(again.again);
+  EXPECT_EQ(again.lines, (std::vector<std::string>{"one", "two"}));
+}
+
+TEST_F(RunFiles, ALineThatIsTooLongIsLeftOut) {
+  LineTail tail(file("lines"));
+  write("lines", "one\n" + std::string(3 << 20, 'x') + "\ntwo\n");
+  EXPECT_EQ(tail.next().lines, (std::vector<std::string>{"one", "two"}));
+}
+
+TEST_F(RunFiles, CurvesFollowARunThatGoesBack) {
+  RunCurves curves(folder_.path());
+  write(
+      "metrics.jsonl",
+      "{\"iteration\":1,\"loss\":3.5,\"step_ms\":7}\n{\"iteration\":2,\"loss\":null,\"skipped\":true}\nnot JSON\n[1]\n"
+      "{\"iteration\":2,\"valid_loss\":3.25}\n");
+  curves.update();
+  ASSERT_EQ(curves.steps().size(), 2U);
+  EXPECT_EQ(curves.steps()[0].loss, 3.5);
+  EXPECT_EQ(curves.steps()[0].step_ms, 7);
+  EXPECT_TRUE(std::isnan(curves.steps()[1].loss) && std::isnan(curves.steps()[0].grad_norm));
+  EXPECT_TRUE(curves.steps()[1].skipped);
+  ASSERT_EQ(curves.validations().size(), 1U);
+  write("other", "{\"iteration\":1,\"loss\":3.5}\n");
+  std::filesystem::rename(file("other"), file("metrics.jsonl"));
+  curves.update();
+  EXPECT_EQ(curves.steps().size(), 1U);
+  EXPECT_TRUE(curves.validations().empty());
+}
+
+TEST_F(RunFiles, TheNewestCheckpointIsWhatLatestNames) {
+  EXPECT_FALSE(newest_checkpoint(folder_.path()));
+  for (const auto& [text, iteration] : {std::pair<std::string, std::int64_t>{"iter_0000120\n", 120},
+                                        {"iter_", -1},
+                                        {"", -1},
+                                        {"other_12", -1},
+                                        {"iter_99999999999999999999", -1}}) {
+    write("latest", text);
+    EXPECT_EQ(newest_checkpoint(folder_.path()).value_or(-1), iteration) << text;
+  }
+}
+
+TEST_F(RunFiles, HeartbeatsAreReadWhateverTheySay) {
+  write("beat", R"({"unix_s":5.5,"phase":"step","iteration":7,"operations":100,"train_iters":9,"world_size":4})");
+  const auto beat = read_heartbeat(file("beat"));
+  ASSERT_TRUE(beat);
+  EXPECT_EQ(beat->phase, "step");
+  EXPECT_EQ(beat->iteration, 7);
+  EXPECT_EQ(beat->operations, 100);
+  for (const char* text : {"", "[]", "{\"phase\":[", "{\"iteration\":\"x\",\"phase\":3}"}) {
+    write("beat", text);
+    EXPECT_EQ(read_heartbeat(file("beat")).value_or(Heartbeat()).iteration, 0) << text;
+  }
+}
+
+TEST_F(RunFiles, EventsWaitForTheirFolder) {
+  const auto path = folder_.path() / "run" / "events.jsonl";
+  EventLog log(path, "supervisor");
+  log.write("started", {{"attempt", 0}});
+  EXPECT_FALSE(std::filesystem::exists(path.parent_path()));
+  std::filesystem::create_directory(path.parent_path());
+  log.write("failed", {{"signal", 9}, {"last_line", "\xff"}});
+  LineTail tail(path);
+  const auto lines = tail.next().lines;
+  ASSERT_EQ(lines.size(), 2U);
+  const auto first = nlohmann::json::parse(lines[0]), second = nlohmann::json::parse(lines[1]);
+  EXPECT_EQ(first["event"], "started");
+  EXPECT_EQ(first["source"], "supervisor");
+  EXPECT_EQ(second["signal"], 9);
+  EXPECT_EQ(second["time"].get<std::string>().size(), 24U) << second;
+}
+
+}  // namespace
+}  // namespace megatron::supervise
