@@ -11,7 +11,7 @@ import time
 
 sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e")]
 from program import RunFolder, drawn_seed  # noqa: E402
-from test_supervise import PROCESSES, heal  # noqa: E402
+from test_supervise import heal  # noqa: E402
 
 harms = int(sys.argv[1]) if len(sys.argv) > 1 else 14
 nans = int(sys.argv[2]) if len(sys.argv) > 2 else 6
@@ -26,7 +26,7 @@ try:
     harmed = heal(place, "harmed", harms, iterations, steps, seed, spread)
     seconds = time.monotonic() - start
     place.train("whole", "--world-size", 4, "--tp", 2, "--train-iters", iterations, "--threads-per-rank", 1,
-                *(["--guard.skip_iterations", *steps] if steps else []), *PROCESSES)
+                *(["--guard.skip_iterations", *steps] if steps else []))
     whole, losses = place.losses("whole"), place.losses("harmed")
     if losses != whole:
         first = next(step for step in whole if losses.get(step) != whole[step])
