@@ -114,27 +114,18 @@ this flag of Megatron-LM is not supported.
 )";
 
 /// Names that only this program has: Megatron-LM's parser does not know them.
-constexpr std::array kOwnNames = {"device",
-                                  "dp",
-                                  "launch",
-                                  "matmul-precision",
-                                  "pp",
-                                  "pp-communication",
-                                  "pp-layout",
-                                  "pp-schedule",
-                                  "schedule",
-                                  "sp",
-                                  "threads-per-rank",
-                                  "tokenizer",
-                                  "tp",
-                                  "vpp",
-                                  "world-size"};
+constexpr std::array kOwnNames = {
+    "device",   "dp",           "heartbeat-s",      "launch",           "matmul-precision", "on-nan",
+    "on-spike", "pp",           "pp-communication", "pp-layout",        "pp-schedule",      "schedule",
+    "sp",       "spike-factor", "spike-window",     "threads-per-rank", "tokenizer",        "tp",
+    "vpp",      "world-size"};
 
 /// What an option that has Megatron-LM's name means here and did not mean there.
 struct Difference {
   const char *path, *text;
 };
 constexpr Difference kDifferences[] = {
+    {"guard.skip_iterations", "counted from 1 here, from 0 there"},
     {"model.max_position_embeddings", "not required"},
     {"model.vocab_size", "not required: the tokenizer's"},
     {"optimizer.overlap_grad_reduce", "on by default; `--no-overlap-grad-reduce` turns it off"},

@@ -49,7 +49,7 @@ struct RunOptions {
     v("max_restarts", max_restarts, "Restarts in all; the next failure ends the job.", config::Common());
     v("tries", tries, "Failures without a new checkpoint between them, after which fewer ranks are tried.",
       config::Common());
-    v("min_ranks", min_ranks, "Fewest ranks to go on with.", config::Common());
+    v("min_ranks", min_ranks, "Fewest ranks to continue with.", config::Common());
     v("backoff_s", backoff_s, "Seconds before a restart; twice as long after each failure without a new checkpoint.");
     v("max_backoff_s", max_backoff_s, "Longest such time.");
     v("hang_s", hang_s,
@@ -261,7 +261,7 @@ class Supervisor {
     return wait(decision.delay_s);
   }
 
-  /// Fewer ranks, if a layout of them can go on with the run.
+  /// Fewer ranks, if the run can continue in a layout of them.
   void shrink() {
     config::RunConfig config = command_.config;
     try {  // as the run has resolved it

@@ -101,7 +101,8 @@ def heal(place, name, harms, iterations, nans, seed, spread=1, ranks=4):
     faults = [f"nan:{step}" for step in nans]
     supervised = Supervised(
         place, name, ["--backoff-s", 0, "--hang-s", 3, "--dump-s", 1],
-        [*PROCESSES, "--world-size", ranks, "--tp", 2, "--train-iters", iterations, "--save-interval", 5, "--checkpoint.keep_last", 3,
+        [*PROCESSES, "--world-size", ranks, "--tp", 2, "--train-iters", iterations, "--save-interval", 5,
+         "--checkpoint.keep_last", 3,
          "--log.heartbeat_s", 0.25, "--threads-per-rank", 1, "--on-nan", "rollback", "--guard.max_rollbacks", 1000,
          *(["--guard.inject_faults", *faults] if faults else [])])
     try:
@@ -331,7 +332,8 @@ class Watch(unittest.TestCase):
         self.assertIn("no steps yet", text)
         self.assertLessEqual(max(map(len, text.splitlines())), 60)
         self.assertLessEqual(len(text.splitlines()), 20)
-        self.assertEqual(text, run("watch", self.run_folder, other, "--width", 60, "--height", 20), "no terminal either")
+        again = run("watch", self.run_folder, other, "--width", 60, "--height", 20)
+        self.assertEqual(text, again, "no terminal either")
 
     def test_what_is_no_run_is_refused(self):
         run("watch", code=2)

@@ -110,10 +110,10 @@ struct GuardConfig {
     v("on_nan", on_nan,
       "At a NaN or infinite loss or gradient: skip (leave the update out), rollback (resume from the last checkpoint, "
       "skip the batch) or stop (write the batch, end with exit code 1). fp16 skips overflows still.",
-      "on-nan", Choices({"skip", "rollback", "stop"}), Common());
+      "on-nan", Choices({"skip", "rollback", "stop"}));
     v("on_spike", on_spike,
       "At a loss above spike_factor times the median of the spike_window losses before it: ignore, or as on_nan.",
-      "on-spike", Choices({"ignore", "skip", "rollback", "stop"}), Common());
+      "on-spike", Choices({"ignore", "skip", "rollback", "stop"}));
     v("spike_factor", spike_factor, "What a loss is a spike above, times the median of those before it.",
       "spike-factor", unless("guard.on_spike", {"ignore"}));
     v("spike_window", spike_window, "Losses that the median is taken of; before there are as many nothing is a spike.",

@@ -140,7 +140,7 @@ void Job::pass_on(std::string& kept) {
     if (got <= 0) return;
     for (ssize_t written = 0; written < got;) {
       const ssize_t more = write(STDERR_FILENO, text + written, static_cast<std::size_t>(got - written));
-      if (more < 0 && errno != EINTR) break;  // nobody reads it: the job goes on
+      if (more < 0 && errno != EINTR) break;  // nobody reads it: the job continues
       written += std::max<ssize_t>(more, 0);
     }
     kept.append(text, static_cast<std::size_t>(got));
