@@ -215,7 +215,12 @@ function(megatron_test folder label)
     TEST_LIST ${folder}_gpu_tests PROPERTIES LABELS gpu TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ON)
 endfunction()
 
-# megatron_program_tests(LABEL): tests/LABEL/test_*.py, which run the program as a user does. Each method is a ctest entry.
+# Classes of tests that take minutes: ctest begins with what costs most.
+set(MEGATRON_LONG_CLASSES Install FineTuning MegatronCore SmolLM2 Partition Help Advice Interchange HostileFiles)
+
+# megatron_program_tests(LABEL): tests/LABEL/test_*.py, which run the program as a user does. Each class is a ctest entry,
+# so that Python, its packages and what the class prepares are loaded and made once for all of its methods. One method:
+# cd tests/LABEL && MEGATRON=../../build/megatron python3 -m unittest FILE.CLASS.METHOD
 function(megatron_program_tests label)
   file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${label}/test_*.py)
   set(python ${PYTHON3})
@@ -226,14 +231,24 @@ function(megatron_program_tests label)
     get_filename_component(name ${file} NAME_WE)
     file(STRINGS ${file} lines REGEX "^class |^  +def test_")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+    set(classes "")
     foreach(line ${lines})
       if(line MATCHES "^class ([A-Za-z0-9]+)")
         set(class ${CMAKE_MATCH_1})
+        list(APPEND classes ${class})
+        set(tests_of_${class} "")
       elseif(line MATCHES "def (test_[a-z0-9_]+)")
-        set(test ${label}.${class}.${CMAKE_MATCH_1})
-        add_test(NAME ${test} COMMAND ${python} -B -m unittest -v ${name}.${class}.${CMAKE_MATCH_1} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/tests/${label})
-        set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT 600 SKIP_REGULAR_EXPRESSION "OK \\(skipped=1\\)"
-          ENVIRONMENT "MEGATRON=$<TARGET_FILE:megatron>")
+        list(APPEND tests_of_${class} ${name}.${class}.${CMAKE_MATCH_1})
+      endif()
+    endforeach()
+    foreach(class ${classes})
+      if(tests_of_${class})
+        set(test ${label}.${class})
+        add_test(NAME ${test} COMMAND ${python} -B -m unittest -v ${tests_of_${class}} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/tests/${label})
+        set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT 900 ENVIRONMENT "MEGATRON=$<TARGET_FILE:megatron>")
+        if(class IN_LIST MEGATRON_LONG_CLASSES)
+          set_tests_properties(${test} PROPERTIES COST 100)
+        endif()
       endif()
     endforeach()
   endforeach()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """No test label but gpu ran empty, and no test skipped itself for a reason that tests/allowed_skips.txt does not
 have; it prints what was skipped and why. Usage: check_tests.py BUILD, after ctest --output-junit tests.xml
---test-output-size-passed 10000000 (GoogleTest programs count their tests in what they print)."""
+--test-output-size-passed 10000000 (GoogleTest programs and unittest count their tests in what they print)."""
 import collections
 import json
 import pathlib
@@ -32,9 +32,24 @@ def reason_of(output):
     return said[1] if said else (output.strip().splitlines() or ["nothing said"])[-1]
 
 
+def methods_of(name, output):
+    """The same of a class of unittest, run with -v. A method may print between its name and its end."""
+    begins = list(re.finditer(r"^(test_\w+) \(\S+\)(?:\n.*)? \.\.\. ", output, re.MULTILINE))
+    ends = [following.start() for following in begins[1:]] + [len(output)]
+    tests = []
+    for line, end in zip(begins, ends):
+        said = output[line.end():end]
+        skipped = re.search(r"^(?:.*\.\.\. )?skipped ['\"](.*)['\"]$", said, re.MULTILINE)
+        tests.append((f"{name}.{line[1]}", bool(skipped), said))
+    return tests or [(name, "skipped=" in output, output)]
+
+
 def tests_of(case):
-    """(name, skipped, what it printed) of each test of a ctest entry: many of a GoogleTest program, else itself."""
+    """(name, skipped, what it printed) of each test of a ctest entry: those of a GoogleTest program or a class of
+    unittest, else itself."""
     output = case.findtext("system-out") or ""
+    if re.match(r"(e2e|interop)\.", case.get("name")):
+        return methods_of(case.get("name"), output)
     ended = r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?),?(?: where .*)? \(\d+ ms\)$"
     tests, begin = [], 0
     for line in re.finditer(ended, output, re.MULTILINE):
