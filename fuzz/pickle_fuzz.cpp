@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (item >= pickle.nodes.size()) std::abort();
     if (pickle.root >= pickle.nodes.size()) std::abort();
     if (const PickleNode* args = pickle.find(pickle[pickle.root], "args"); args != nullptr)
-      model_of_arguments(pickle, *args, "input");
+      model_of_arguments(pickle, *args, {}, "input");
   } catch (const ConfigError&) {
   }
   return 0;

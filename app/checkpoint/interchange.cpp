@@ -66,6 +66,7 @@ struct ImportFlags {
 struct ExportFlags {
   std::string load, output, format, dtype;
   bool weights_only = false;
+  std::int64_t padded_vocab_size = 0;
   void visit(auto& v) {
     std::string outputs, dtypes = "fp32, bf16 or fp16";
     for (const auto* each : formats(true)) {
@@ -78,6 +79,8 @@ struct ExportFlags {
       concat(format_names(), "; empty: by the ending of --output, else ", formats(true)[0]->name, "."));
     v("dtype", dtype, concat(dtypes, "; empty: as it is."));
     v("weights_only", weights_only, "torch_dist: leave out the state of training.");
+    v("padded_vocab_size", padded_vocab_size,
+      "torch_dist, of a BERT or a T5: rows of the vocabulary, as Megatron-LM pads it; 0: one for each token.");
   }
 };
 
@@ -140,6 +143,10 @@ int checkpoint_export(const Args& args) {
   const interchange::WeightFormat& format = format_to_write(flags);
   interchange::ExportOptions options;
   options.dtype = dtype_of(flags.dtype, format.dtypes);
+  if (flags.padded_vocab_size != 0 && !format.pads_vocabulary)
+    throw ConfigError(rule_got_fix("checkpoint: --padded-vocab-size needs --format torch_dist.",
+                                   concat("--format ", format.name), "--padded-vocab-size 0 (the default)"));
+  options.padded_vocab_size = flags.padded_vocab_size;
   options.tokenizer = interchange::companion_folder(flags.load);
   checkpoint::read_newest(flags.load, [&] {
     interchange::FolderConfig config = interchange::export_config(flags.load);

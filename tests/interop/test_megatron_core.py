@@ -63,6 +63,9 @@ SCHEDULE = shlex.split(
     "--micro-batch-size 2 --global-batch-size 4 --seed 7 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine "
     "--lr-warmup-iters 2 --lr-decay-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --split 9,1,0 --train-iters 20 "
     "--make-vocab-size-divisible-by 8 --transformer-impl local --eval-interval 100 --eval-iters 0 --save-interval 100")
+LAUNCHED = {"gpt2": shlex.split("pretrain_gpt --seq-length 16 --tokenizer-type NullTokenizer --vocab-size 90"),
+            "t5": shlex.split("pretrain_t5 --encoder-seq-length 16 --decoder-seq-length 12 --no-bias-gelu-fusion "
+                              "--tokenizer-type BertWordPieceCase")}
 
 
 def printed(*words):
@@ -151,8 +154,9 @@ class MegatronCore(unittest.TestCase):
         """By parameter, by buffer and in files of ranks; with a tied matrix, and with several stages per rank."""
         for name, world, options in (("gpt2", 2, {"pp": 2}), ("llama", 4, {"tp": 2, "pp": 2, "vpp": 2}),
                                      ("llama", 2, {"pp": 2, "first": 1}),
-                                     ("llama", 2, {"pp": 2, "vpp": 2, "layout": "Et|t|t|tL"})):
-            work = self.path / "-".join([name, *options])
+                                     ("llama", 2, {"pp": 2, "vpp": 2, "layout": "Et|t|t|tL"}),
+                                     ("llama", 2, {"pp": 2, "vpp": 2, "layout": "Et||tt|tL"})):
+            work = self.path / "-".join([name, *map(str, options.values())]).replace("|", ".")
             peer.run(world, draw_in_all_formats, work, name, self.tokens, options, 2)
             self.expect_same_runs(name, [work / form for form in ("fully_reshardable", "dp_reshardable", "torch")], 40)
 
@@ -235,9 +239,7 @@ class MegatronCore(unittest.TestCase):
 
     def test_a_launch_script_resumes_where_megatron_lm_saved(self):
         """With its own arguments, from both formats, in the same folder; and again from what was saved here."""
-        own = {"gpt2": ["pretrain_gpt", "--seq-length", 16, "--tokenizer-type", "NullTokenizer", "--vocab-size", 90],
-               "t5": ["pretrain_t5", "--encoder-seq-length", 16, "--decoder-seq-length", 12, "--no-bias-gelu-fusion",
-                      "--tokenizer-type", "BertWordPieceCase", "--vocab-file", self.words]}
+        own = {"gpt2": LAUNCHED["gpt2"], "t5": [*LAUNCHED["t5"], "--vocab-file", self.words]}
         for name, form in (("gpt2", "torch_dist"), ("t5", "torch")):
             tokens = self.sentences if name == "t5" else self.tokens
             expected = peer.run(1, train_in_both_formats, self.path / name, name, tokens, {}, 3)[0]
@@ -249,6 +251,26 @@ class MegatronCore(unittest.TestCase):
             losses.update(self.losses(folder))
             self.assertEqual(list(losses), [4, 5])
             self.expect_losses(losses.values(), expected)
+
+    def test_a_t5_whose_vocabulary_is_not_padded_goes_on_in_padded_rows(self):
+        """A run that began here: rows of padding get no share of the softmax there."""
+        ours, back = self.path / "ours", self.path / "back"
+        words = [*LAUNCHED["t5"], "--vocab-file", self.words, "--data-path", self.sentences, "--save", ours, "--load",
+                 ours, *SIZES, *SCHEDULE]
+        run(*words, "--exit-interval", 18)
+        run(*words)
+        losses = self.losses(ours)
+        export = ["checkpoint", "export", "--load", ours / "iter_0000018", "--output", back, "--format", "torch_dist"]
+        self.assertIn("from model.vocab_size, 90", run(*export, "--padded-vocab-size", 89, code=2))
+        run(*export, "--padded-vocab-size", peer.PADDED)
+        for options in {}, {"sharding": "fully_reshardable"}:
+            iteration, got = peer.run(1, go_on, back, "t5", self.sentences, options, 2)[0]
+            self.assertEqual(iteration, 18)
+            self.expect_losses(got, [losses[19], losses[20]])
+        # Rows of padding stay what they are, here too.
+        run("checkpoint", "import", "--from", back, "--output", self.path / "again")
+        got = self.train_here("again", "t5-padded", "--data-path", self.sentences)
+        self.expect_losses([got[19], got[20]], [losses[19], losses[20]])
 
     def test_options_say_what_is_taken_of_megatron_lms_run(self):
         theirs = self.path / "theirs"

@@ -22,6 +22,8 @@ struct ExportOptions {
   /// Where the run stood that the weights are of, for a format that keeps it (WeightFormat::keeps_training); null: the
   /// weights alone are written.
   const TrainingState* training = nullptr;
+  /// Rows of the vocabulary, for a format that can have more than tokens (WeightFormat::pads_vocabulary); 0: as many.
+  std::int64_t padded_vocab_size = 0;
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
 };
 
@@ -56,6 +58,7 @@ struct WeightFormat {
   std::vector<const char*> dtypes{};  ///< of --dtype, besides fp32, bf16 and fp16
   const char* output = "";            ///< what --output names, for --help
   bool keeps_training = false;        ///< ExportOptions::training
+  bool pads_vocabulary = false;       ///< ExportOptions::padded_vocab_size
   /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything
   /// is written, for a model that the format cannot hold.
   void (*write)(const checkpoint::WeightSource& weights, const FolderConfig& config,

@@ -75,13 +75,13 @@ class LayoutParser {
 
 }  // namespace
 
-std::vector<StagePart> parse_layout(const std::string& layout) {
+std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty) {
   std::string symbols = LayoutParser(layout).unrolled();
   const auto count = [&](char symbol) { return std::count(symbols.begin(), symbols.end(), symbol); };
   if (count('E') != 1 || count('L') != 1 || symbols.front() != 'E' || symbols.back() != 'L')
     throw ConfigError(rule_got_fix("parallel.pp_layout must begin with E, end with L, and have each of them once.",
                                    layout.substr(0, 120), "--pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\""));
-  if (symbols.find("||") != std::string::npos)
+  if (empty == EmptyStages::Refused && symbols.find("||") != std::string::npos)
     throw ConfigError(rule_got_fix(
         "parallel.pp_layout must give every stage a layer, the embedding or the loss.",
         concat(layout.substr(0, 120), " (stage ",

@@ -39,11 +39,13 @@ struct SplitCosts {
 /// they keep fewer activations. Throws ConfigError where there are too few layers.
 std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs);
 
+/// Whether a layout may have stages without anything: a run here may not, one of Megatron-LM may.
+enum class EmptyStages : std::uint8_t { Refused, Allowed };
+
 /// Stages of a layout as Megatron-LM writes it: E embedding, t transformer layer, L output and loss, '|' between
 /// stages; x*n and (…)*n repeat a letter or a group, commas and spaces have no effect. "Et*3|(tt|)*2tL" has four stages
-/// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error. Unlike Megatron-LM's, no stage may
-/// be empty.
-std::vector<StagePart> parse_layout(const std::string& layout);
+/// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error.
+std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty = EmptyStages::Refused);
 
 /// Every stage of the model, as parallel.pp, vpp, pp_layout and the related options say. `costs` are for pp_layout
 /// "balanced". Throws ConfigError.

@@ -88,23 +88,6 @@ std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
   return row->masters.empty() ? "not read by this program" : concat("without --", row->masters.front());
 }
 
-/// One error for all flags that ask for what is not here.
-void report_absent(Translation& c) {
-  std::string got;
-  const auto add = [&](const std::string& words, const std::string& why) {
-    got += concat(got.empty() ? "" : "\n        ", words, " (", why, ")");
-  };
-  for (const auto& given : c.args.given()) {
-    const MegatronFlag& flag = *given.flag;
-    if (flag.use == FlagUse::Maps || flag.use == FlagUse::Ignored || asks_for_nothing(given)) continue;
-    if (!dormant(c.args, flag).empty()) continue;
-    add(given.words(), flag.use == FlagUse::Removed ? "gone from Megatron-LM; " + flag.text : flag.text);
-  }
-  for (const auto& [words, feature] : c.absent) add(words, feature);
-  c.require(got.empty(), concat(c.program, ": these options need what is not here."), got,
-            "leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
-}
-
 void list_given(Translation& c) {
   MegatronTranslation& result = c.result;
   result.config = c.run;
@@ -142,6 +125,22 @@ void list_of_yaml(const MegatronArguments& typed, const YamlWords& yaml, Megatro
 
 }  // namespace
 
+void report_absent(Translation& c) {
+  std::string got;
+  const auto add = [&](const std::string& words, const std::string& why) {
+    got += concat(got.empty() ? "" : "\n        ", words, " (", why, ")");
+  };
+  for (const auto& given : c.args.given()) {
+    const MegatronFlag& flag = *given.flag;
+    if (flag.use == FlagUse::Maps || flag.use == FlagUse::Ignored || asks_for_nothing(given)) continue;
+    if (!dormant(c.args, flag).empty()) continue;
+    add(given.words(), flag.use == FlagUse::Removed ? "gone from Megatron-LM; " + flag.text : flag.text);
+  }
+  for (const auto& [words, feature] : c.absent) add(words, feature);
+  c.require(got.empty(), concat(c.is_saved() ? "" : c.program + ": ", "these options need what is not here."), got,
+            "leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
+}
+
 std::int64_t product(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
@@ -155,7 +154,10 @@ int as_int(std::int64_t value) {
 bool read_integer(const std::string& word, std::int64_t& value) { return read(word, value); }
 
 void Translation::require(bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
-  if (!holds) errors += (errors.empty() ? "" : "\n") + rule_got_fix(rule, got, fix);
+  if (holds) return;
+  errors += errors.empty() ? "" : "\n";
+  errors += is_saved() ? rule_got_fix(concat(saved_in, ": of the saved arguments, ", rule), got, saved_fix)
+                       : rule_got_fix(rule, got, fix);
 }
 
 std::int64_t Translation::needed(const char* name, const char* example) {
@@ -165,8 +167,8 @@ std::int64_t Translation::needed(const char* name, const char* example) {
 }
 
 void Translation::forbid_both(const char* one, const char* other) {
-  require(!args.has(one) || !args.has(other), concat("--", one, " and --", other, " exclude one another."), "both",
-          concat("leave --", other, " out"));
+  require(is_saved() || !args.has(one) || !args.has(other),
+          concat("--", one, " and --", other, " exclude one another."), "both", concat("leave --", other, " out"));
 }
 
 void Translation::ignore(const char* name, const std::string& why) {

@@ -182,7 +182,7 @@ void translate_batches(Translation& c) {
     if (read_integer(word, number)) c.run.schedule.rampup_batch_size.push_back(number);
   }
   c.forbid_both("train-iters", "train-samples");
-  if (c.args.has("train-samples"))
+  if (c.args.has("train-samples") && !(c.is_saved() && c.args.has("train-iters")))
     t.train_iters =
         steps_of_samples(c.args.integer("train-samples"), t.global_batch_size, c.run.schedule.rampup_batch_size);
   else
@@ -320,7 +320,7 @@ void translate_optimizer(Translation& c) {
   if (c.run.train.dtype == "fp16" && c.args.has("loss-scale")) o.loss_scale = c.args.number("loss-scale");
   o.initial_loss_scale = c.args.number("initial-loss-scale");
   o.min_loss_scale = c.args.number("min-loss-scale");
-  o.loss_scale_window = static_cast<std::int64_t>(c.args.number("loss-scale-window"));
+  o.loss_scale_window = static_cast<std::int64_t>(std::clamp(c.args.number("loss-scale-window"), 0.0, 0x1p53));
   o.hysteresis = c.args.integer("hysteresis");
   if (c.run.train.dtype != "fp16") c.ignore("loss-scale", "without --fp16");
   if (c.args.has("ddp-bucket-size")) o.bucket_size = c.args.integer("ddp-bucket-size");
@@ -347,11 +347,18 @@ void translate_schedule(Translation& c) {
   const std::int64_t batch = c.run.train.global_batch_size;
   const bool samples = c.args.has("train-samples");
   const auto in_samples = [&](const char* iterations, const char* in, std::int64_t otherwise) {
+    if (c.is_saved()) {  // either, whatever the run's length is given in
+      if (const std::int64_t saved = c.args.text(in).empty() ? 0 : c.args.integer(in); saved > 0) return saved;
+      return c.args.text(iterations).empty() ? otherwise : product(c.args.integer(iterations), batch);
+    }
     const char* const counts = samples ? in : iterations;
     const char* const other = samples ? iterations : in;
+    const std::int64_t given = c.args.text(other).empty() ? 0 : c.args.integer(other);
+    const std::int64_t size = std::max<std::int64_t>(1, batch);
+    const std::int64_t converted = samples ? product(given, size) : given / size + (given % size > 0 ? 1 : 0);
     c.require(!c.args.has(other) || c.args.text(other) == megatron_flag(other)->default_value,
               concat("--", other, " counts otherwise than --", samples ? "train-samples." : "train-iters."),
-              concat("--", other, " ", c.args.text(other)), concat("--", counts));
+              concat("--", other, " ", c.args.text(other)), concat("--", counts, " ", converted));
     if (c.args.text(counts).empty()) return otherwise;
     return samples ? c.args.integer(counts) : product(c.args.integer(counts), batch);
   };
@@ -372,7 +379,7 @@ void translate_partial_recomputation(Translation& c) {
   if (c.run.parallel.pp == 1) return c.ignore(flag, "without a pipeline");
   TrainConfig& t = c.run.train;
   t.recompute_partial_microbatches = c.args.integer(flag);
-  if (t.recompute_partial_microbatches > 0 || t.recompute_method != "block") return;
+  if (t.recompute != "full" || t.recompute_partial_microbatches > 0 || t.recompute_method != "block") return;
   t.recompute_method = "uniform";
   t.recompute_num_layers = 1;
 }
@@ -385,12 +392,14 @@ void translate_recomputation(Translation& c) {
     if (c.args.has("recompute-method")) t.recompute_method = c.args.text("recompute-method");
     if (c.args.has("recompute-num-layers")) t.recompute_num_layers = c.args.integer("recompute-num-layers");
     t.distribute_saved_activations = c.args.has("distribute-saved-activations");
-    translate_partial_recomputation(c);
   } else {
-    for (const char* name : {"recompute-method", "recompute-num-layers", "distribute-saved-activations",
-                             "num-microbatches-with-partial-activation-checkpoints"})
+    for (const char* name : {"recompute-method", "recompute-num-layers", "distribute-saved-activations"})
       c.ignore(name, "without --recompute-granularity full");
   }
+  if (t.recompute == "none")
+    c.ignore("num-microbatches-with-partial-activation-checkpoints", "without --recompute-granularity");
+  else
+    translate_partial_recomputation(c);
   if (c.args.has("recompute-modules")) t.recompute_modules = c.args.list("recompute-modules");
   for (const std::string& module : t.recompute_modules)
     if (t.recompute == "selective" && module != "core_attn" && module != "mlp" && module != "layernorm")

@@ -22,6 +22,10 @@ struct Translation {
   const std::string& program;
   const MegatronArguments& args;
   const MegatronLaunch& launch;
+  /// The file that the arguments are saved in, as validate_args() left them: lengths in samples and in iterations may
+  /// both be there. "": they are a command line.
+  std::string saved_in = {};
+  std::string saved_fix = {};  ///< the fix of all errors of saved arguments
   RunConfig run = {};
   MegatronTranslation result = {};
   std::map<const MegatronFlag*, std::string> ignored = {};       ///< given, and why it has no effect
@@ -32,6 +36,7 @@ struct Translation {
   std::string kind() const { return program.substr(program.find('_') + 1); }
   ModelTraits traits() const { return model_traits(kind()); }
 
+  bool is_saved() const { return !saved_in.empty(); }
   void require(bool holds, const std::string& rule, const std::string& got, const std::string& fix);
   /// What must be given, as an integer; 1 where it is not, which is reported.
   std::int64_t needed(const char* name, const char* example);
@@ -41,6 +46,9 @@ struct Translation {
   /// A flag that may be given and whose value asks for what is not here.
   void miss(const char* name, const std::string& feature);
 };
+
+/// One error for all flags that ask for what is not here.
+void report_absent(Translation& c);
 
 void translate_model(Translation& c);
 void translate_positions(Translation& c);

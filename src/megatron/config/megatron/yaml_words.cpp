@@ -12,42 +12,13 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/flag_table.h"
+#include "megatron/config/megatron/python_names.h"
 #include "megatron/config/megatron/yaml_file.h"
 
 namespace megatron::config {
 namespace {
 
-enum class KeyUse : std::uint8_t { On, Off, Value, Ignored, Unset };
-struct Key {
-  KeyUse use;
-  std::string text;
-};
-
-const std::map<std::string, Key>& keys() {
-  static const std::map<std::string, Key> rows = {
-#define KEY(name, use, text) {name, {KeyUse::use, text}},
-#include "megatron/config/megatron/flags/yaml_keys.def"
-#undef KEY
-  };
-  return rows;
-}
-
-std::string with_dashes(std::string name) {
-  std::ranges::replace(name, '_', '-');
-  return name;
-}
-
-/// A key that is a flag by its name in Python: `tp_comm_bulk_wgrad` is set by --no-tp-comm-bulk-wgrad.
-std::optional<Key> key_of_flag(const std::string& name) {
-  for (const std::string& flag : {name, with_dashes(name)})
-    if (const MegatronFlag* const found = megatron_flag(flag))
-      return Key{found->kind == FlagKind::Switch ? KeyUse::On : KeyUse::Value, flag};
-  for (const char* const off : {"no-", "disable-"})
-    if (const MegatronFlag* const found = megatron_flag(off + with_dashes(name));
-        found != nullptr && found->kind == FlagKind::Switch)
-      return Key{KeyUse::Off, off + with_dashes(name)};
-  return std::nullopt;
-}
+using KeyUse = PythonName::Use;
 
 std::string text_of(const YamlEntry& entry) {
   std::string text;
@@ -123,8 +94,7 @@ class Words {
   void add(const YamlEntry& entry) {
     const std::string& name = entry.key;
     if (name == "activation_func" || name == "gated_linear_unit") return;  // see network()
-    const auto row = keys().find(name);
-    const std::optional<Key> key = row != keys().end() ? row->second : key_of_flag(name);
+    const std::optional<PythonName> key = yaml_key(name);
     if (!key) return unknown(entry);
     if (is_null(entry)) return;  // as the parser's default
     switch (key->use) {
@@ -150,7 +120,7 @@ class Words {
             concat(entry.key, ": ", harmless.empty() ? "null" : harmless));
   }
 
-  void on_or_off(const YamlEntry& entry, const Key& key) {
+  void on_or_off(const YamlEntry& entry, const PythonName& key) {
     const bool is_bool = !entry.is_list && entry.values[0].kind == YamlScalar::Kind::Bool;
     require(is_bool, entry, "must be true or false.", printable(text_of(entry)), concat(entry.key, ": true"));
     if (is_bool && entry.values[0].truth == (key.use == KeyUse::On)) word("--" + key.text);
@@ -203,8 +173,7 @@ class Words {
   }
 
   void unknown(const YamlEntry& entry) {
-    std::vector<std::string> names;
-    for (const auto& [name, key] : keys()) names.push_back(name);
+    std::vector<std::string> names = yaml_keys();
     for (const MegatronFlag& flag : megatron_flags()) {
       names.push_back(flag.names.front());
       std::ranges::replace(names.back(), '-', '_');

@@ -9,45 +9,66 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/interchange/hugging_face/json_fields.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
+#include "megatron/interchange/megatron_lm/recipe.h"
 
 namespace megatron::interchange {
 namespace {
 
-/// Options of Megatron-LM that change what the weights compute and that this program does not have.
+/// Options with which tensors of the same names mean something else.
 void refuse_others(const Arguments& args) {
-  for (const char* name :
-       {"apply_layernorm_1p", "multi_latent_attention", "qk_l2_norm", "apply_residual_connection_post_layernorm",
-        "quick_geglu", "is_hybrid_model", "attention_output_gate", "retro_add_retriever"})
-    if (args.flag(name)) args.refuse(name, "False, the only value computed here", "True");
-  for (const char* name : {"num_experts", "mtp_num_layers", "window_size", "no_rope_freq", "spec",
-                           "heterogeneous_layers_config_path", "hybrid_override_pattern"})
-    if (args.find(name) != nullptr) args.refuse(name, "None, the only value computed here", "a value");
-  if (args.number("rotary_seq_len_interpolation_factor", 1) != 1)
-    args.refuse("rotary_seq_len_interpolation_factor", "None or 1", "another number");
+  for (const char* name : {"apply_layernorm_1p", "apply_residual_connection_post_layernorm", "retro_add_retriever"})
+    if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
 }
 
-std::string activation_of(const Arguments& args, bool has_bias) {
-  if (args.flag("swiglu")) return "silu";
-  if (args.flag("squared_relu")) return "squared_relu";
-  if (args.flag("openai_gelu")) return "gelu_tanh";
-  // Fused bias and GELU is the tanh form, the plain operator is the exact one.
-  return has_bias && args.flag("bias_gelu_fusion", true) && !args.flag("onnx_safe") ? "gelu_tanh" : "gelu";
+/// Layers before Megatron-Core's, and their arguments. Today's programs read neither of the two options.
+void take_old_activation(const Arguments& args, config::ModelConfig& model) {
+  const bool old = args.find("use_mcore_models") == nullptr && args.find("use_legacy_models") == nullptr;
+  if (!old && !args.flag("use_legacy_models")) return;
+  if (model.activation != "gelu" && model.activation != "gelu_tanh") return;
+  if (args.flag("openai_gelu"))
+    model.activation = "gelu_tanh";
+  else if (args.flag("onnx_safe"))
+    model.activation = "gelu";
 }
 
-void read_positions(const Arguments& args, config::ModelConfig& model) {
-  model.position_embedding_type =
-      args.flag("use_rotary_position_embeddings") ? "rope" : args.text("position_embedding_type", "learned_absolute");
-  if (const std::string& type = model.position_embedding_type;
-      type != "rope" && type != "learned_absolute" && type != "none")
-    args.refuse("position_embedding_type", "learned_absolute, rope or none", "another value");
-  model.rotary_base = args.number("rotary_base", 10000);
-  model.rotary_percent = args.number("rotary_percent", 1);
-  model.rotary_interleaved = args.flag("rotary_interleaved");
-  if (!args.flag("use_rope_scaling")) return;
-  model.rope_scaling_factor = args.number("rope_scaling_factor", 8);
-  model.rope_low_freq_factor = 1;  // constants of Megatron-Core's rotary_pos_embedding.py
-  model.rope_high_freq_factor = 4;
-  model.rope_original_positions = 8192;
+void check_sizes(const config::ModelConfig& model, const Arguments& args) {
+  struct Size {
+    const char* name;
+    std::int64_t value, least, most;
+  };
+  for (const auto& [name, value, least, most] :
+       {Size{"num_layers", model.num_layers, 1, kMaxLayers}, Size{"hidden_size", model.hidden_size, 1, kMaxWidth},
+        Size{"num_attention_heads", model.num_attention_heads, 1, kMaxWidth},
+        Size{"ffn_hidden_size", model.ffn_hidden_size, 1, kMaxWidth},
+        Size{"kv_channels", model.kv_channels, 1, kMaxWidth},
+        Size{"max_position_embeddings", model.max_position_embeddings, 1, kMaxPositions},
+        Size{"num_query_groups", model.num_query_groups, args.flag("group_query_attention") ? 1 : 0,
+             model.num_attention_heads},
+        Size{"make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kMaxWidth}})
+    if (value < least || value > most)
+      args.refuse(name, concat("a whole number from ", least, " to ", most), concat(value));
+}
+
+std::string kind_of(const KindOfTensors& tensors) {
+  if (!tensors.encoder) return config::ModelConfig().architecture;
+  return config::kinds_with(tensors.decoder_layers == 0 ? &config::ModelTraits::two_segments
+                                                        : &config::ModelTraits::encoder_decoder)
+      .front();
+}
+
+void take_kind(const Arguments& args, const KindOfTensors& tensors, config::ModelConfig& model) {
+  if (!tensors.encoder) return;
+  if (tensors.decoder_layers == 0) {
+    model.bert_binary_head = tensors.binary_head;
+    model.num_tokentypes = tensors.token_types;
+    return;
+  }
+  model.decoder_num_layers = tensors.decoder_layers;
+  if (model.position_embedding_type != "learned_absolute")
+    args.refuse("position_embedding_type", "learned_absolute of a T5", model.position_embedding_type);
+  if (args.flag("group_query_attention")) args.refuse("group_query_attention", "False of a T5", "True");
+  if (model.add_qkv_bias && !model.add_bias_linear)
+    args.refuse("add_qkv_bias", "False of a T5 without biases of its linear layers", "True");
 }
 
 bool starts(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
@@ -97,53 +118,19 @@ std::string renamed(std::string_view text, std::span<const Renaming> table) {
 
 }  // namespace
 
-config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& node, const std::string& file) {
+config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& node, const KindOfTensors& tensors,
+                                       const std::string& file) {
   const Arguments args(values, node, file);
   refuse_others(args);
-  config::ModelConfig model;
-  model.num_layers = args.size("num_layers", kMaxLayers);
-  model.hidden_size = args.size("hidden_size", kMaxWidth);
-  model.num_attention_heads = args.size("num_attention_heads", kMaxWidth);
-  model.ffn_hidden_size = args.size("ffn_hidden_size", kMaxWidth, 4 * model.hidden_size);
-  model.max_position_embeddings = args.size("max_position_embeddings", kMaxPositions);
+  config::ModelConfig model = config::saved_recipe("pretrain_" + kind_of(tensors), saved_arguments(values, node, file),
+                                                   file, config::SavedShare::Network)
+                                  .model;
+  take_old_activation(args, model);
+  check_sizes(model, args);
   const std::int64_t padded_vocab = args.size("padded_vocab_size", kMaxVocab);
   model.vocab_size = args.size("vocab_size", padded_vocab, padded_vocab);
-  model.make_vocab_size_divisible_by = args.size("make_vocab_size_divisible_by", kMaxWidth, 128);
-  model.untie_embeddings_and_output_weights = args.flag("untie_embeddings_and_output_weights");
-  model.normalization = args.text("normalization", "LayerNorm");
-  if (model.normalization != "LayerNorm" && model.normalization != "RMSNorm")
-    args.refuse("normalization", "LayerNorm or RMSNorm", "another value");
-  model.layernorm_epsilon = args.number("norm_epsilon", args.number("layernorm_epsilon", 1e-5));
-  model.add_bias_linear = args.flag("add_bias_linear", true);
-  model.add_qkv_bias = args.flag("add_qkv_bias");
-  model.qk_layernorm = args.flag("qk_layernorm");
-  model.gated_linear_unit = args.flag("swiglu");
-  model.activation = activation_of(args, model.add_bias_linear);
-  if (args.flag("group_query_attention"))
-    model.num_query_groups = args.size("num_query_groups", model.num_attention_heads);
-  model.kv_channels = args.size("kv_channels", kMaxWidth, 0);
-  read_positions(args, model);
-  model.init_method_std = args.number("init_method_std", 0.02);
-  model.hidden_dropout = args.number("hidden_dropout", 0.1);
-  model.attention_dropout = args.number("attention_dropout", 0.1);
+  take_kind(args, tensors, model);
   return model;
-}
-
-void take_kind(const Arguments& args, const KindOfTensors& tensors, config::ModelConfig& model) {
-  if (!tensors.encoder) return;
-  if (tensors.decoder_layers == 0) {
-    model.architecture = config::kinds_with(&config::ModelTraits::two_segments).front();
-    model.bert_binary_head = tensors.binary_head;
-    model.num_tokentypes = tensors.token_types;
-    return;
-  }
-  model.architecture = config::kinds_with(&config::ModelTraits::encoder_decoder).front();
-  model.decoder_num_layers = tensors.decoder_layers;
-  if (model.position_embedding_type != "learned_absolute")
-    args.refuse("position_embedding_type", "learned_absolute of a T5", model.position_embedding_type);
-  if (args.flag("group_query_attention")) args.refuse("group_query_attention", "False of a T5", "True");
-  if (model.add_qkv_bias && !model.add_bias_linear)
-    args.refuse("add_qkv_bias", "False of a T5 without biases of its linear layers", "True");
 }
 
 TheirName our_name(const std::string& theirs, bool tied_output, const std::string& file) {

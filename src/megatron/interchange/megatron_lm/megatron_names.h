@@ -3,15 +3,10 @@
 #include <string>
 
 #include "megatron/config/model_config.h"
-#include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/pickle.h"
 
 // What Megatron-LM's checkpoints of both formats call networks and tensors.
 namespace megatron::interchange {
-
-/// The network that `args`, a namespace in `values`, describes, as a GPT. Options that this program does not compute
-/// are refused by name.
-config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& args, const std::string& file);
 
 /// What a checkpoint's tensors say of the kind of model, which its arguments do not.
 struct KindOfTensors {
@@ -22,9 +17,10 @@ struct KindOfTensors {
   std::int64_t token_types = 0;
 };
 
-/// Makes `model` a BERT or a T5 where it is one. Throws ConfigError naming the argument for a T5 that is not computed
-/// here.
-void take_kind(const Arguments& args, const KindOfTensors& tensors, config::ModelConfig& model);
+/// The network that `args`, a namespace in `values`, describes, of that kind. Throws ConfigError naming the argument
+/// for what this program does not compute.
+config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& args, const KindOfTensors& tensors,
+                                       const std::string& file);
 
 /// One of their tensors under our name.
 struct TheirName {

@@ -163,8 +163,7 @@ OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
   auto files = std::make_shared<RankFiles>(found, grid);
   const TorchFile& first = files->file(0, 0);
   const PickleNode& args = arguments_of(first);
-  config::ModelConfig model = model_of_arguments(first.values(), args, first.name());
-  take_kind(Arguments(first.values(), args, first.name()), kind_of(*files, grid), model);
+  config::ModelConfig model = model_of_arguments(first.values(), args, kind_of(*files, grid), first.name());
   check_heads(model, first.name());
   return {std::move(grid), std::move(files), &args, std::move(model)};
 }

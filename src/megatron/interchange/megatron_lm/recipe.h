@@ -1,15 +1,20 @@
 #pragma once
 #include <string>
+#include <vector>
 
-#include "megatron/config/run_config.h"
+#include "megatron/config/megatron/saved_arguments.h"
 #include "megatron/interchange/megatron_lm/pickle.h"
 
 namespace megatron::interchange {
 
-/// The recipe of the run that saved these arguments of Megatron-LM, of the model `model`: what a resumed run computes
-/// by, not how ranks share it or where files lie. Arguments that this program does not know keep our defaults.
-/// `scheduler`: the state of its OptimizerParamScheduler, which counts in samples; null where it was not saved. Throws
-/// ConfigError naming `file` and the argument for one that is of another kind than it should be.
+/// The attributes of `args`, a namespace in `values`, that are truth values, numbers, texts, data types of torch or
+/// lists of these. Throws ConfigError, which names `file`, for texts that cannot be shown and for too long lists.
+std::vector<config::SavedArgument> saved_arguments(const Pickle& values, const PickleNode& args,
+                                                   const std::string& file);
+
+/// The recipe of those arguments, of the network `model`: without layout and paths but those of the data. `scheduler`,
+/// which may be null, is the schedule's saved state. Throws ConfigError that names the argument for what a run here
+/// cannot have.
 config::RunConfig recipe_of_arguments(const Pickle& values, const PickleNode& args, const PickleNode* scheduler,
                                       const config::ModelConfig& model, const std::string& file);
 

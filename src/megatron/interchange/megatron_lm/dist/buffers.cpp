@@ -61,14 +61,14 @@ std::array<std::size_t, 3> key_of(const plan::ParameterSpec& spec, bool fused_no
 
 class Buckets {
  public:
-  Buckets(const DcpFolder& folder, int group, int stage, std::string theirs)
+  Buckets(const DcpFolder& folder, int group, int buffer, std::string theirs)
       : folder_(folder), theirs_(std::move(theirs)) {
-    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_", stage, ".dtype_");
+    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_", buffer, ".dtype_");
     const auto& tensors = folder.metadata().tensors;
     const auto first = tensors.lower_bound(begin);
     const std::size_t end = first == tensors.end() ? std::string::npos : first->first.find(".bucket_idx_");
     if (end == std::string::npos || !first->first.starts_with(begin))
-      refuse(concat("the buffer of stage ", stage, " of model-parallel rank ", group), "none");
+      refuse(concat("buffer ", buffer, " of model-parallel rank ", group), "none");
     prefix_ = first->first.substr(0, end) + ".bucket_idx_";
     for (auto other = first; other != tensors.end() && other->first.starts_with(begin); ++other)
       if (!other->first.starts_with(prefix_)) refuse("one buffer of each stage", "several data types");
@@ -123,12 +123,16 @@ bool has_buffers(const DcpFolder& folder) {
 std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
                                                       const BufferLayout& layout, const std::string& theirs) {
   std::map<std::string, DcpSource::Place> places;
-  for (int stage = 0; stage < static_cast<int>(layout.stages.size()); ++stage)
+  std::vector<int> buffers(static_cast<std::size_t>(layout.pp));  // of each pipeline rank: an empty stage has none
+  for (std::size_t stage = 0; stage < layout.stages.size(); ++stage) {
+    const plan::StagePart& part = layout.stages[stage];
+    if (part.num_layers == 0 && !part.embedding && !part.output) continue;
+    const int rank = static_cast<int>(stage) % layout.pp, buffer = buffers[static_cast<std::size_t>(rank)]++;
     for (int tp = 0; tp < layout.tp; ++tp) {
-      auto specs = plan::model_parameters(shape, layout.tp, tp, {layout.stages[static_cast<std::size_t>(stage)]});
+      auto specs = plan::model_parameters(shape, layout.tp, tp, {part});
       std::ranges::stable_sort(specs, {},
                                [&](const plan::ParameterSpec& spec) { return key_of(spec, layout.fused_norms); });
-      Buckets buckets(folder, stage % layout.pp * layout.tp + tp, stage / layout.pp, theirs);
+      Buckets buckets(folder, rank * layout.tp + tp, buffer, theirs);
       for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
         const auto [bucket, begin] = buckets.take(spec->local_size());
         if (spec->has_copies())
@@ -144,6 +148,7 @@ std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, c
       }
       buckets.finish();
     }
+  }
   return places;
 }
 

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
-#include "megatron/interchange/megatron_lm/run_arguments.h"
 #include "megatron/plan/steps/batch_schedule.h"
 
 namespace megatron::interchange {
 namespace {
 
 /// Options of the network. Throws ConfigError for what Megatron-LM's arguments cannot say.
-void write_network(PickleWriter& pickle, const config::ModelConfig& model) {
+void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::int64_t vocabulary_rows) {
   const plan::ModelShape shape = shape_of(model);
   const bool gated = model.gated_linear_unit;
   const bool known =
@@ -42,7 +42,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model) {
   pickle.entry("group_query_attention", shape.groups() != shape.num_heads);
   pickle.entry("num_query_groups", shape.groups() != shape.num_heads ? shape.groups() : std::int64_t{1});
   pickle.entry("max_position_embeddings", shape.max_positions);
-  pickle.entry("padded_vocab_size", shape.vocab);
+  pickle.entry("padded_vocab_size", vocabulary_rows);
   pickle.entry("vocab_size", shape.vocab);
   pickle.entry("make_vocab_size_divisible_by", model.make_vocab_size_divisible_by);
   pickle.entry("position_embedding_type", model.position_embedding_type);
@@ -91,21 +91,35 @@ struct Schedule {
   std::int64_t batch, run, decay, warmup;
 };
 
-struct ArgumentWriter {
-  PickleWriter& pickle;
-
-  void text(const char* name, const std::string& value) const { pickle.entry(name, value); }
-  void flag(const char* name, bool value) const { pickle.entry(name, value); }
-  void number(const char* name, double value) const { pickle.entry(name, value); }
-  void size(const char* name, std::int64_t value) const { pickle.entry(name, value); }
-  void count(const char* name, std::int64_t value) const { pickle.entry(name, value); }
-};
-
 void write_run(PickleWriter& pickle, const TrainingState& training) {
   const config::RunConfig& recipe = training.recipe;
   const Schedule schedule(training);
-  const ArgumentWriter writer{pickle};
-  visit_run_arguments(writer, recipe);
+  const auto& [data, train, optimizer, rates] = std::tie(recipe.data, recipe.train, recipe.optimizer, recipe.schedule);
+  pickle.entry("seq_length", data.seq_length);
+  pickle.entry("split", data.split);
+  pickle.entry("reset_position_ids", data.reset_position_ids);
+  pickle.entry("reset_attention_mask", data.reset_attention_mask);
+  pickle.entry("eod_mask_loss", data.eod_mask_loss);
+  pickle.entry("mask_prob", data.mask_prob);
+  pickle.entry("short_seq_prob", data.short_seq_prob);
+  pickle.entry("vocab_extra_ids", data.vocab_extra_ids);
+  pickle.entry("micro_batch_size", train.micro_batch_size);
+  pickle.entry("eval_iters", train.eval_iters);
+  pickle.entry("check_for_nan_in_loss_and_grad", train.exit_on_nan);
+  pickle.entry("optimizer", optimizer.name);
+  pickle.entry("adam_beta1", optimizer.adam_beta1);
+  pickle.entry("adam_beta2", optimizer.adam_beta2);
+  pickle.entry("adam_eps", optimizer.adam_eps);
+  pickle.entry("sgd_momentum", optimizer.sgd_momentum);
+  pickle.entry("weight_decay", optimizer.weight_decay);
+  pickle.entry("decoupled_weight_decay", optimizer.decoupled_weight_decay);
+  pickle.entry("clip_grad", optimizer.clip_grad);
+  pickle.entry("accumulate_allreduce_grads_in_fp32", optimizer.grad_dtype == "fp32");
+  pickle.entry("grad_reduce_in_bf16", train.dtype == "bf16" && optimizer.grad_dtype == "bf16");
+  pickle.entry("lr", rates.lr);
+  pickle.entry("min_lr", rates.min_lr);
+  pickle.entry("lr_warmup_init", rates.lr_warmup_init);
+  pickle.entry("lr_decay_style", rates.lr_decay_style);
   pickle.entry("encoder_seq_length", recipe.data.seq_length);
   if (recipe.data.decoder_seq_length > 0) pickle.entry("decoder_seq_length", recipe.data.decoder_seq_length);
   pickle.entry("global_batch_size", schedule.batch);
@@ -212,13 +226,14 @@ void write_scheduler(PickleWriter& pickle, const TrainingState& training) {
 
 }  // namespace
 
-std::string common_pickle(const config::ModelConfig& model, const std::string& dtype, const TrainingState* training) {
+std::string common_pickle(const config::ModelConfig& model, std::int64_t vocabulary_rows, const std::string& dtype,
+                          const TrainingState* training) {
   PickleWriter pickle;
   pickle.begin_dict();
   pickle.text("args");
   pickle.begin_object("argparse", "Namespace");
   pickle.begin_dict();
-  write_network(pickle, model);
+  write_network(pickle, model, vocabulary_rows);
   if (training != nullptr) write_run(pickle, *training);
   pickle.text("params_dtype");
   pickle.name("torch", dtype);

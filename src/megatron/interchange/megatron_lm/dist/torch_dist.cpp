@@ -22,6 +22,7 @@
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
+#include "megatron/interchange/megatron_lm/recipe.h"
 #include "megatron/interchange/megatron_lm/saved_run.h"
 #include "megatron/plan/parameters/parameters.h"
 
@@ -78,15 +79,15 @@ std::int64_t count_layers(const Opened& opened, const std::string& stack) {
 /// What the arguments do not say of the kind of model, the tensors do.
 config::ModelConfig model_of(const Opened& opened) {
   const std::string& file = opened.common.name();
-  config::ModelConfig model = model_of_arguments(opened.common.values(), *opened.args, file);
-  // The softmax of Megatron-LM goes over the rows that pad the vocabulary too.
-  if (const PickleNode* padded = opened.common.values().find(*opened.args, "padded_vocab_size"); padded != nullptr)
-    model.vocab_size = padded->integer;
+  const Pickle& values = opened.common.values();
   KindOfTensors kind{.encoder = opened.has_stack("encoder"), .binary_head = opened.has("binary_head.weight")};
   if (kind.encoder && opened.has_stack("decoder")) kind.decoder_layers = count_layers(opened, "decoder");
   const DcpTensor* const types = opened.tensors->find("embedding.tokentype_embeddings.weight");
   if (types != nullptr && !types->shape.empty()) kind.token_types = types->shape[0];
-  take_kind(Arguments(opened.common.values(), *opened.args, file), kind, model);
+  config::ModelConfig model = model_of_arguments(values, *opened.args, kind, file);
+  // The softmax of Megatron-LM goes over the rows that pad the vocabulary too.
+  if (const PickleNode* padded = values.find(*opened.args, "padded_vocab_size"); padded != nullptr)
+    model.vocab_size = padded->integer;
   check_heads(model, file);
   return model;
 }
@@ -192,19 +193,27 @@ bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::
 /// The stages that a run had, as its arguments say. Layers that are shared out evenly, with fewer on the first or the
 /// last rank, by the costs of embedding and loss, or as a layout names them.
 std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::ModelShape& shape) {
-  constexpr std::size_t kMostLayout = 1 << 16;
-  const Arguments args(opened.common.values(), *opened.args, opened.common.name());
-  config::ParallelConfig parallel;
-  parallel.pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1));
-  parallel.pp_layout = args.text("pipeline_model_parallel_layout", "", kMostLayout);
-  if (parallel.pp_layout.empty())
-    parallel.vpp = static_cast<int>(args.size("virtual_pipeline_model_parallel_size", 1 << 14, 1));
-  parallel.first_stage_layers = args.count("decoder_first_pipeline_num_layers", kMaxLayers, 0);
-  parallel.last_stage_layers = args.count("decoder_last_pipeline_num_layers", kMaxLayers, 0);
-  parallel.account_for_embedding = args.flag("account_for_embedding_in_pipeline_split");
-  parallel.account_for_loss = args.flag("account_for_loss_in_pipeline_split");
+  constexpr std::size_t kMaxLayout = 1 << 16;
+  const std::string& file = opened.common.name();
+  const config::ParallelConfig parallel =
+      config::saved_recipe("pretrain_gpt", saved_arguments(opened.common.values(), *opened.args, file), file,
+                           config::SavedShare::Layout)
+          .parallel;
+  constexpr int kMaxStages = 1 << 14;
+  if (parallel.pp < 1 || parallel.pp > kMaxStages || parallel.vpp < 1 || parallel.vpp > kMaxStages / parallel.pp ||
+      parallel.layers_per_virtual_stage < 0 || parallel.layers_per_virtual_stage > kMaxLayers ||
+      parallel.first_stage_layers < 0 || parallel.first_stage_layers > kMaxLayers || parallel.last_stage_layers < 0 ||
+      parallel.last_stage_layers > kMaxLayers || parallel.pp_layout.size() > kMaxLayout)
+    throw ConfigError(rule_got_fix(concat(file, ": the saved arguments must describe at most ", kMaxStages,
+                                          " stages of at most ", kMaxLayers, " layers."),
+                                   "more, or less than one"));
   try {
-    return plan::stage_parts(parallel, shape.num_layers, {});
+    if (parallel.pp_layout.empty()) return plan::stage_parts(parallel, shape.num_layers, {});
+    auto parts = plan::parse_layout(parallel.pp_layout, plan::EmptyStages::Allowed);
+    std::int64_t layers = 0;
+    for (const plan::StagePart& part : parts) layers += part.num_layers;
+    if (layers == shape.num_layers && parts.size() % static_cast<std::size_t>(parallel.pp) == 0) return parts;
+    throw ConfigError("other numbers of layers or stages in pipeline_model_parallel_layout");
   } catch (const ConfigError& error) {
     throw ConfigError(
         rule_got_fix(concat(opened.common.name(), ": the stages of the saved arguments must be those of a run here."),
@@ -364,6 +373,7 @@ WeightFormat torch_dist_format() {
           .resumable = is_resumable,
           .output = "folder to write, for Megatron-LM's --load; must not exist",
           .keeps_training = true,
+          .pads_vocabulary = true,
           .write = write_torch_dist};
 }
 

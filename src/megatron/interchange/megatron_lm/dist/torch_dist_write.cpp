@@ -12,10 +12,12 @@
 #include "megatron/base/text/format.h"
 #include "megatron/checkpoint/files/dtypes.h"
 #include "megatron/interchange/megatron_lm/dist/common_file.h"
+#include "megatron/interchange/megatron_lm/dist/padded_source.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/training_state.h"
+#include "megatron/plan/parameters/output_bias.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -233,8 +235,8 @@ std::string second_name(const plan::ModelShape& shape, const std::string& ours) 
 }
 
 /// The first name of each tensor is the one that Megatron-Core gives today.
-void write_state(DcpWriter& writer, const TrainingState& training, const std::vector<std::string>& names,
-                 const plan::ModelShape& shape, at::ScalarType weights) {
+void write_state(DcpWriter& writer, const TrainingState& training, const checkpoint::WeightSource& tensors,
+                 const std::vector<std::string>& names, const plan::ModelShape& shape, at::ScalarType weights) {
   const at::ScalarType precise = weights == at::kDouble ? at::kDouble : at::kFloat;
   for (const std::string& ours : names) {
     const DistName theirs = dist_names(ours).front();
@@ -245,13 +247,13 @@ void write_state(DcpWriter& writer, const TrainingState& training, const std::ve
     };
     const auto state = [&](const std::string& kind) { return state_of(kind, theirs.name); };
     for (const std::string& kind : training.kinds)
-      if (training.tensors->shape(state_name(kind, ours)) != nullptr) {
-        writer.add(*training.tensors, state_name(kind, ours), {state(kind), theirs.layer}, layers, precise);
+      if (tensors.shape(state_name(kind, ours)) != nullptr) {
+        writer.add(tensors, state_name(kind, ours), {state(kind), theirs.layer}, layers, precise);
         if (!second.empty()) writer.alias(state(kind), state_of(kind, second));
       }
     // The plain and the distributed optimizer call masters by two names.
     if (weights != precise)
-      writer.add(*training.tensors, ours, {state("param"), theirs.layer}, layers, precise);
+      writer.add(tensors, ours, {state("param"), theirs.layer}, layers, precise);
     else
       writer.alias(theirs.name, state("param"));
     writer.alias(state("param"), state("fp32_param"));
@@ -260,9 +262,26 @@ void write_state(DcpWriter& writer, const TrainingState& training, const std::ve
   }
 }
 
+/// The rows of the vocabulary in the files. Megatron-LM's softmax goes over rows of padding too, so that these need a
+/// bias of their own where the loss is to stay what it is.
+std::int64_t vocabulary_rows(const plan::ModelShape& shape, std::int64_t asked) {
+  constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
+  if (asked == 0 || asked == shape.vocab) return shape.vocab;
+  if (asked < shape.vocab || asked > kMaxRows)
+    throw ConfigError(rule_got_fix(
+        concat("export: --padded-vocab-size must be from model.vocab_size, ", shape.vocab, ", to ", kMaxRows, "."),
+        concat(asked), concat("--padded-vocab-size ", (shape.vocab + 127) / 128 * 128)));
+  if (!plan::has_output_bias(shape))
+    throw ConfigError(rule_got_fix(
+        "export: --padded-vocab-size needs the bias of a BERT's or a T5's output layer, which keeps rows "
+        "of padding out of the softmax.",
+        "an output layer without bias", "--padded-vocab-size 0; Megatron-LM itself adds rows of zeros where it pads"));
+  return asked;
+}
+
 }  // namespace
 
-void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
+void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConfig& config, const fs::path& folder,
                       const ExportOptions& options) {
   AtomicFolder::check(folder);
   const plan::ModelShape shape = shape_of(config.model);
@@ -277,8 +296,10 @@ void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfi
     throw ConfigError(rule_got_fix("export: Megatron-LM's checkpoints hold models without model.use_mup.",
                                    "model.use_mup true", "keep the checkpoint as it is: every job here reads it"));
   const TrainingState* const training = options.training;
+  const std::int64_t rows = vocabulary_rows(shape, options.padded_vocab_size);
+  const PaddedSource weights(unpadded, rows);
   const at::ScalarType type = weight_type(weights, options);
-  const std::string common = common_pickle(config.model, torch_names(type).first, training);
+  const std::string common = common_pickle(config.model, rows, torch_names(type).first, training);
   AtomicFolder output(folder);
   const std::string name = training == nullptr ? "release" : fmt::format("iter_{:07}", training->iteration);
   const fs::path place = output.temporary_path() / name;
@@ -290,7 +311,8 @@ void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfi
     writer.add(weights, ours, theirs, layers_of_stack(shape, ours), type);
     if (const std::string second = second_name(shape, ours); !second.empty()) writer.alias(theirs.name, second);
   }
-  if (training != nullptr && !training->kinds.empty()) write_state(writer, *training, names, shape, type);
+  if (training != nullptr && !training->kinds.empty())
+    write_state(writer, *training, PaddedSource(*training->tensors, rows), names, shape, type);
   add_extra_states(writer, shape);
   write_file(place / ".metadata", writer.finish());
   write_file(place / "common.pt", saved_value(common));

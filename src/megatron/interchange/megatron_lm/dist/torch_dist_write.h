@@ -6,7 +6,8 @@
 namespace megatron::interchange {
 
 /// Writes `folder` with one checkpoint that Megatron-LM loads: with options.training iter_N, whose optimizer may be the
-/// plain or the distributed one there, else "release", the weights alone. The vocabulary is not padded.
+/// plain or the distributed one there, else "release", the weights alone. The vocabulary has
+/// options.padded_vocab_size rows, if that is not 0; those of padding change no loss.
 void write_torch_dist(const checkpoint::WeightSource& weights, const FolderConfig& config,
                       const std::filesystem::path& folder, const ExportOptions& options);
 

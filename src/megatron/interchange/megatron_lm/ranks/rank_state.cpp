@@ -205,11 +205,13 @@ class RankReader {
     if (coalesced == nullptr || coalesced->integer == 0)
       refuse(file.name(), "the buckets of a buffer in one tensor (Megatron-Core 0.7 or later)", "others");
     RankState state{.masters = true, .kinds = kinds_};
-    for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-      const PickleNode* const buffer = entry_of(file.values(), file.root(), static_cast<std::int64_t>(chunk));
+    std::int64_t number = 0;
+    for (const std::vector<Parameter>& chunk : chunks_) {
+      if (chunk.empty()) continue;  // an empty stage has no buffer
+      const PickleNode* const buffer = entry_of(file.values(), file.root(), number++);
       if (buffer == nullptr || buffer->kind != Kind::Dict || buffer->items.size() != 2)
         refuse(file.name(), "one buffer of each part of the model", "others");
-      read_buffer(file, file.values()[buffer->items[1]], chunks_[chunk]);
+      read_buffer(file, file.values()[buffer->items[1]], chunk);
     }
     return state;
   }
