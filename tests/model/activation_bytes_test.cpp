@@ -73,6 +73,7 @@ const Mode kModes[] = {
     {.name = "block 1", .recompute = "full", .method = "block", .num_layers = 1},
     {.name = "partial", .recompute = "full", .num_layers = 2, .partial = true},
     {.name = "partial of block 1", .recompute = "full", .method = "block", .num_layers = 1, .partial = true},
+    {.name = "partial of modules", .recompute = "selective", .modules = {"core_attn", "mlp"}, .partial = true},
     {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
 /// A GPT-2, a Llama, whose two ranks share one key and value head, a BERT of the original order, or layers of a T5's
@@ -212,6 +213,12 @@ class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
 INSTANTIATE_TEST_SUITE_P(TpAndSp, ActivationBytes,
                          ::testing::Values(std::pair{1, false}, std::pair{2, false}, std::pair{2, true}));
 
+double planned_weight_bytes(const config::RunConfig& config, const plan::ModelShape& shape, const plan::StagePart& part,
+                            bool partial) {
+  const schedule::Costs costs = plan::stage_costs(config, shape, {part});
+  return (partial ? costs.partial_weight_bytes : costs.weight_bytes)[0];
+}
+
 void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
   const auto config = config_of(kind, mode, t, sp);
   const auto shape = options_of(kind, mode, sp).shape;
@@ -220,7 +227,7 @@ void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
   const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part, mode.partial));
   EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
       << kept.for_backward << " bytes for " << planned;
-  const auto weights = plan::stage_costs(config, shape, {part}).weight_bytes[0];
+  const double weights = planned_weight_bytes(config, shape, part, mode.partial);
   EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
       << "weights: " << kept.for_weights << " bytes for " << weights;
 }
@@ -250,7 +257,7 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
     const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part, mode.partial));
     EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
         << mode.name << ": " << kept.for_backward << " bytes for " << planned;
-    const auto weights = plan::stage_costs(config, options.shape, {part}).weight_bytes[0];
+    const double weights = planned_weight_bytes(config, options.shape, part, mode.partial);
     EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05)
         << mode.name << ", weights: " << kept.for_weights << " bytes for " << weights;
   }

@@ -49,7 +49,7 @@ class LiveBytes {
     const auto stage = static_cast<std::size_t>(op.stage);
     const bool first = op.stage == 0, last = op.stage + 1 == program_.placement.num_stages();
     const double activation = (op.partial ? costs_.partial_activation_bytes : costs_.activation_bytes)[stage];
-    const double weight = costs_.weight_bytes[stage];
+    const double weight = (op.partial ? costs_.partial_weight_bytes : costs_.weight_bytes)[stage];
     switch (op.kind) {
       case Kind::Forward:  // the input becomes part of the activations
         activations_ += activation;

@@ -269,6 +269,20 @@ TEST(StageActivationBytes, OfPartialMicrobatchesKeepWhatOthersRecompute) {
   EXPECT_EQ(bytes("block", 1, true), input + 3 * layer);
 }
 
+TEST(StageActivationBytes, OfPartialMicrobatchesKeepTheModulesThatOthersRecompute) {
+  const auto bytes = [](const char* recompute, bool partial) {
+    const ResolvedRun run = with([=](auto& c) {
+      c.train.recompute = recompute;
+      c.train.recompute_modules = {"core_attn", "mlp"};
+      c.train.recompute_partial_microbatches = std::string(recompute) == "none" ? 0 : 1;
+      c.parallel.pp = 2;
+    });
+    return stage_activation_bytes(run.config, run.shape, run.parts[0], partial);
+  };
+  EXPECT_EQ(bytes("selective", true), bytes("none", false));
+  EXPECT_LE(bytes("selective", false), bytes("none", false) / 2);
+}
+
 TEST(MemoryPlan, CountsPartialMicrobatchesOfEachPipelineRank) {
   const ResolvedRun run = with([](auto& c) {
     c.parallel.pp = 4;

@@ -67,8 +67,8 @@ struct TrainConfig {
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
     v("recompute_partial_microbatches", recompute_partial_microbatches,
-      "full, with a pipeline: of the microbatches that a rank holds, so many recompute nothing (uniform) or "
-      "recompute_num_layers layers (block), the others every layer.",
+      "full, selective, with a pipeline: of the microbatches that a rank holds, so many recompute nothing, or "
+      "recompute_num_layers layers (block); the others every layer, or recompute_modules.",
       "num-microbatches-with-partial-activation-checkpoints");
     v("recompute_modules", recompute_modules, "selective: what is recomputed; layernorm always is.",
       "recompute-modules", when("train.recompute", {"selective"}), Choices({"core_attn", "layernorm", "mlp"}));

@@ -70,13 +70,14 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
 class RowSteps {
  public:
   RowSteps(const Block& block, Normed in, const Attend& attend, const Block::Sites& sites, parallel::Value value,
-           const EncoderOutput* encoder_output)
+           const EncoderOutput* encoder_output, bool partial)
       : block_(block),
         stream_(std::move(in)),
         attend_(attend),
         sites_(sites),
         value_(value),
-        encoder_output_(encoder_output) {}
+        encoder_output_(encoder_output),
+        recomputes_mlp_(block.options().recompute_mlp && !partial) {}
 
   void project(const ColumnParallelLinear& linear) { x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn)); }
   void normalize_heads(const BranchModules& branch) {
@@ -90,13 +91,13 @@ class RowSteps {
   void expand(const plan::Mlp& mlp, const BranchModules& branch) {
     const ColumnParallelLinear& fc1 = branch.in.front();
     inner_ = {.form = block_.options().activation, .gated = mlp.gated, .dropout = sites_.mlp_inner};
-    if (block_.options().recompute_mlp) {
+    if (recomputes_mlp_) {
       const auto both = std::make_shared<RecomputedOnce<parallel::Activated>>(
           [fc1, inner = inner_, norm = stream_.recompute_fn] { return fc1.forward(norm(), inner, {}); });
       again_ = {[both] { return std::move(both->value().u); }, [both] { return std::move(both->value().y); }};
     }
     activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn));
-    if (block_.options().keep_activation) again_.y_fn = [y = activated_->y] { return y; };
+    if (block_.options().keep_activation && !recomputes_mlp_) again_.y_fn = [y = activated_->y] { return y; };
   }
   void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
     const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
@@ -129,6 +130,7 @@ class RowSteps {
   const Block::Sites& sites_;
   parallel::Value value_;
   const EncoderOutput* encoder_output_;
+  bool recomputes_mlp_;
   at::Tensor x_;
   parallel::RecomputeFunction recompute_fn_;
   std::optional<parallel::Activated> activated_;  ///< of an MLP, in place of x_
@@ -156,8 +158,8 @@ at::Tensor Block::cross_keys_and_values(const at::Tensor& states) const {
 }
 
 Normed Block::forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next, parallel::Value value,
-                      const EncoderOutput* encoder_output) const {
-  RowSteps steps(*this, std::move(in), attend, dropout, value, encoder_output);
+                      const EncoderOutput* encoder_output, bool partial) const {
+  RowSteps steps(*this, std::move(in), attend, dropout, value, encoder_output, partial);
   walk(*this, next, steps);
   return steps.take_stream();
 }

@@ -49,7 +49,7 @@ class Block {
     kernels::Activation activation = kernels::Activation::GeluTanh;
     bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
     bool keep_activation = false;    ///< the activation's output is kept rather than computed again
-    bool recompute_mlp = false;      ///< and its input is computed again too, from the stream
+    bool recompute_mlp = false;      ///< both are, from the stream
   };
 
   Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
@@ -71,9 +71,11 @@ class Block {
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
   /// `value`: whether the stream after the block is read; where it is not, `next` is null. `encoder_output`: of a block
-  /// with cross attention. An attention that gives the last rows alone leaves only these to what follows.
+  /// with cross attention. An attention that gives the last rows alone leaves only these to what follows. `partial`: of
+  /// a microbatch that recomputes in part, which keeps what others do not (recompute_mlp).
   Normed forward(Normed in, const Attend& attend, const Sites& dropout, const Norm* next,
-                 parallel::Value value = parallel::Value::Needed, const EncoderOutput* encoder_output = nullptr) const;
+                 parallel::Value value = parallel::Value::Needed, const EncoderOutput* encoder_output = nullptr,
+                 bool partial = false) const;
 
  private:
   std::vector<BranchModules> branches_;

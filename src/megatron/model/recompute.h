@@ -16,8 +16,8 @@ struct Recompute {
   enum class Layers : std::uint8_t { None, Uniform, Block };
   Layers layers = Layers::None;  ///< Uniform: all, in groups of num_layers; Block: a stage's first num_layers, singly
   std::int64_t num_layers = 1;
-  /// Some microbatches are partial: with Uniform they recompute nothing, with Block the first num_layers, and then the
-  /// others every layer.
+  /// Some microbatches are partial: with Uniform and of modules they recompute nothing, with Block the first
+  /// num_layers, and then the others every layer.
   bool some_partial = false;
   bool distribute_inputs = false;  ///< of the groups: each tensor-parallel rank keeps its part of the sequence
   // Without Layers, of every layer:

@@ -42,7 +42,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   const Block::Options block{.epsilon = options.layernorm_epsilon,
                              .activation = options.activation,
                              .sequence_parallel = split,
-                             .keep_activation = !options.recompute.gelu && !options.recompute.mlp,
+                             .keep_activation = !options.recompute.gelu,
                              .recompute_mlp = options.recompute.mlp};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);

@@ -36,6 +36,7 @@ kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, con
 struct Pass {
   at::Tensor sample_ids, first_key_bs, position_ids_bs, key_lengths_b;
   bool training;
+  bool partial = false;                    ///< the microbatch recomputes in part
   RelativeBias::Distances distances = {};  ///< of a T5's stack under way
 };
 
@@ -147,7 +148,7 @@ AttentionForm TransformerStage::Impl::attention_form(const Pass& pass, const Bra
                      .head_size = branch.head_size,
                      .rotary = {},
                      .options = std::move(asked),
-                     .again = options.recompute.attention_core};
+                     .again = options.recompute.attention_core && !pass.partial};
   form.options.dropout = site(pass.training ? options.attention_dropout : 0, options.seed,
                               concat("layer ", number, "/", branch.spec.site()), pass.sample_ids);
   form.options.head_offset = tp.rank() * branch.heads;
@@ -214,9 +215,9 @@ Normed TransformerStage::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& st
     for (const BranchModules& branch : block(l).branches())
       if (std::holds_alternative<plan::CrossAttention>(branch.spec.inner))
         across = encoder_output(pass, number, branch, states);
-    stream =
-        block(l).forward(std::move(stream), attention(pass, number, block(l)), sites(pass, number, block(l), rows),
-                         last ? next : &block(l + 1).input_norm(), last ? value : parallel::Value::Needed, &across);
+    stream = block(l).forward(std::move(stream), attention(pass, number, block(l)), sites(pass, number, block(l), rows),
+                              last ? next : &block(l + 1).input_norm(), last ? value : parallel::Value::Needed, &across,
+                              pass.partial);
   }
   return stream;
 }
@@ -294,7 +295,8 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .first_key_bs = batch.first_key_bs,
             .position_ids_bs = batch.position_ids_bs,
             .key_lengths_b = batch.key_lengths_b,
-            .training = training};
+            .training = training,
+            .partial = batch.partial_recomputation};
   if (part.embedding) x = embed(batch, pass);
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;

@@ -186,7 +186,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
-  if (choice.recompute != "full" || choice.pp == 1) recipe.train.recompute_partial_microbatches = 0;
+  if (choice.recompute == "none" || choice.pp == 1) recipe.train.recompute_partial_microbatches = 0;
   recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
   if (!choice.sharding.empty()) recipe.optimizer.data_parallel_sharding_strategy = choice.sharding;
   return recipe;

@@ -389,7 +389,8 @@ void resolve_recomputation(const config::TrainConfig& train, int pp, Rules& rule
   rules.require(!full || train.recompute_method != "block" || train.recompute_num_layers > 0,
                 "train.recompute_method block needs train.recompute_num_layers.", "0", "--recompute-num-layers 1");
   const bool in_part = train.recompute_partial_microbatches > 0;
-  rules.require(full || !in_part, "train.recompute_partial_microbatches needs train.recompute full.", train.recompute,
+  rules.require(train.recompute != "none" || !in_part,
+                "train.recompute_partial_microbatches needs train.recompute full or selective.", train.recompute,
                 "--train.recompute full");
   rules.require(pp > 1 || !in_part,
                 "train.recompute_partial_microbatches needs a pipeline, whose ranks hold several microbatches at once: "

@@ -15,11 +15,12 @@ class Memory {
 
   void execute(const Slot& slot) {
     const auto stage = static_cast<std::size_t>(slot.op.stage);
-    const std::vector<double>& kept = slot.op.partial && !costs_.partial_activation_bytes.empty()
-                                          ? costs_.partial_activation_bytes
-                                          : costs_.activation_bytes;
-    const double whole = kept.empty() ? 1 : kept[stage];
-    const double late = costs_.weight_bytes.empty() ? 0 : costs_.weight_bytes[stage];
+    const auto of_op = [&](const std::vector<double>& partial, const std::vector<double>& all, double otherwise) {
+      const std::vector<double>& bytes = slot.op.partial && !partial.empty() ? partial : all;
+      return bytes.empty() ? otherwise : bytes[stage];
+    };
+    const double whole = of_op(costs_.partial_activation_bytes, costs_.activation_bytes, 1);
+    const double late = of_op(costs_.partial_weight_bytes, costs_.weight_bytes, 0);
     switch (slot.op.kind) {
       case Kind::Forward:
         add(slot.start, 1, whole);

@@ -16,10 +16,11 @@ struct Costs {
   /// 1: kept from a forward until its backward (or backward of weights) is done.
   std::vector<double> activation_bytes = {};
   std::vector<double> partial_activation_bytes = {};  ///< as activation_bytes; of partial operations
-  std::vector<double> weight_bytes = {};  ///< 0: of these, what is kept from BackwardInput to BackwardWeight
-  double latency = 0;                     ///< of a message
-  double message_bytes = 0;               ///< of a boundary's activation, and of its gradient
-  double bandwidth = 0;                   ///< bytes per second of a link; 0: without bound
+  std::vector<double> weight_bytes = {};          ///< 0: of these, what is kept from BackwardInput to BackwardWeight
+  std::vector<double> partial_weight_bytes = {};  ///< as weight_bytes; of partial operations
+  double latency = 0;                             ///< of a message
+  double message_bytes = 0;                       ///< of a boundary's activation, and of its gradient
+  double bandwidth = 0;                           ///< bytes per second of a link; 0: without bound
 };
 
 /// An op's time on its rank. Communication takes a slot only while the rank waits for it.

@@ -67,7 +67,7 @@ class Pieces {
     return work;
   }
 
-  Passes layer(const LayerSpec& spec) const {
+  Passes layer(const LayerSpec& spec, bool partial) const {
     const SoftwareCosts& software = hardware_.software;
     const LayerWork work = work_of(spec);
     Passes passes;
@@ -87,7 +87,7 @@ class Pieces {
     back.launches = software.backward_launches * software.launch_us * 1e-6;
     back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
     if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
-    add_recomputed_modules(work, back);
+    if (!partial) add_recomputed_modules(work, back);
     return passes;
   }
 
@@ -214,7 +214,7 @@ std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, b
     Passes stage;
     const std::int64_t again = full_recomputation(run.config.train, part.num_layers, partial).layers;
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
-      const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l));
+      const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l), partial);
       stage.add(layer, 1);
       if (l < again) stage.backward_input.add(layer.forward, 1);
     }

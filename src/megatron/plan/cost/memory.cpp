@@ -36,7 +36,9 @@ std::vector<Stretch> stretches_of(const ModelShape& shape, const StagePart& part
   return {{part.first_layer, encoder, false}, {part.first_layer + encoder, part.num_layers - encoder, true}};
 }
 
-bool recomputes(const config::RunConfig& config, const char* module) {
+/// `partial`: of a microbatch that recomputes in part, which is no module.
+bool recomputes(const config::RunConfig& config, const char* module, bool partial) {
+  if (partial) return false;
   const std::vector<std::string>& modules = config.train.recompute_modules;
   return config.train.recompute == "selective" && std::find(modules.begin(), modules.end(), module) != modules.end();
 }
@@ -56,17 +58,17 @@ EmbeddingOperations embedding_operations(const config::RunConfig& config, const 
   return {.forward = 3 * row, .backward = 5 * row};
 }
 
-Recomputed recomputed_of(const config::RunConfig& config) {
-  return {.core_attention = recomputes(config, "core_attn"),
-          .mlp = recomputes(config, "mlp"),
+Recomputed recomputed_of(const config::RunConfig& config, bool partial) {
+  return {.core_attention = recomputes(config, "core_attn", partial),
+          .mlp = recomputes(config, "mlp", partial),
           .gelu = config.train.recompute_gelu};
 }
 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
-std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
   std::int64_t elements = 0;
   for (const Branch& branch : layer.branches) {
-    const Kept inputs = branch.weight_inputs(config.parallel.tp, recomputed_of(config));
+    const Kept inputs = branch.weight_inputs(config.parallel.tp, recomputed_of(config, partial));
     elements += tokens_of(config, layer.decoder) * (2 * stream_width(config, layer.hidden) + inputs.per_token) +
                 tokens_of(config) * inputs.per_encoder_token;
   }
@@ -89,13 +91,13 @@ FullRecomputation full_recomputation(const config::TrainConfig& train, std::int6
   return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
 }
 
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
   const int split = config.parallel.sp ? config.parallel.tp : 1;
   const std::int64_t tokens = tokens_of(config, layer.decoder),
                      wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
   std::int64_t bytes = 0;
   for (const Branch& branch : layer.branches) {
-    const Kept kept = branch.kept(config.parallel.tp, layer.rms_norm, recomputed_of(config));
+    const Kept kept = branch.kept(config.parallel.tp, layer.rms_norm, recomputed_of(config, partial));
     bytes +=
         (tokens * (stream_width(config, layer.hidden) + kept.per_token) + tokens_of(config) * kept.per_encoder_token) *
         element_bytes(config);
@@ -117,7 +119,8 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
     const FullRecomputation full = full_recomputation(config.train, layers, partial);
     const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
     bytes += full.inputs * input;
-    for (std::int64_t l = full.layers; l < layers; ++l) bytes += layer_activation_bytes(config, shape.layer(first + l));
+    for (std::int64_t l = full.layers; l < layers; ++l)
+      bytes += layer_activation_bytes(config, shape.layer(first + l), partial);
     recomputed = recomputed || full.layers > 0;
     if (decoder && layers > 0) bytes += stream_of(false);  // what cross attention reads, the same in each layer
   }
@@ -160,7 +163,8 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
-    double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0;
+    double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0,
+           partial_weight_bytes = 0;
     for (const auto& [first, number, in_decoder] : stretches_of(shape, part)) {
       const std::int64_t again = full_recomputation(config.train, number).layers,
                          partially_again = full_recomputation(config.train, number, true).layers;
@@ -168,18 +172,22 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
         const LayerSpec layer = shape.layer(first + l);
         const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
         const double matrices = flops.matrices / unit, attention = flops.attention / unit;
-        double backward = matrices + 2 * attention;
-        if (recomputes(config, "core_attn")) backward += attention;
-        if (recomputes(config, "mlp")) backward += flops.fc1 / unit;
+        const double backward = matrices + 2 * attention;
         input += backward + (l < again ? matrices + attention : 0);
+        if (recomputes(config, "core_attn", false)) input += attention;
+        if (recomputes(config, "mlp", false)) input += flops.fc1 / unit;
         partial_input += backward + (l < partially_again ? matrices + attention : 0);
         forward += matrices + attention;
         weight += matrices;
-        weight_bytes += static_cast<double>(layer_weight_bytes(config, layer));
+        weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, false));
+        partial_weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, true));
       }
-      if (in_decoder && number > 0)  // what k and v of cross attention are products of, the same in each layer
-        weight_bytes +=
+      if (in_decoder && number > 0) {  // what k and v of cross attention are products of, the same in each layer
+        const auto states =
             static_cast<double>(tokens_of(config) * stream_width(config, shape.hidden) * element_bytes(config));
+        weight_bytes += states;
+        partial_weight_bytes += states;
+      }
     }
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;
@@ -193,6 +201,7 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
     costs.activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part)));
     costs.partial_activation_bytes.push_back(static_cast<double>(stage_activation_bytes(config, shape, part, true)));
     costs.weight_bytes.push_back(weight_bytes);
+    costs.partial_weight_bytes.push_back(partial_weight_bytes);
   }
   return costs;
 }

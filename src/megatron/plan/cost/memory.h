@@ -14,8 +14,9 @@ namespace megatron::plan {
 /// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
 /// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
 /// here. Cross attention keeps the same, and of the encoder's tokens their keys and values; norms of queries and keys
-/// keep these as they were before.
-std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer);
+/// keep these as they were before. `partial`: of a microbatch that recomputes in part, and so none of
+/// train.recompute_modules.
+std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial = false);
 
 /// Layers that backward computes again as a whole (train.recompute full) of `layers` layers of a stage: the first so
 /// many, in groups whose inputs are kept.
