@@ -130,6 +130,10 @@ TEST(SavedArguments, ThatAreNoValuesOfTheirFlagAreRefused) {
   EXPECT_THAT(error_of(small({value("normalization", "LayerNorm1p")})), HasSubstr("must be one of"));
   EXPECT_THAT(error_of(small({{.name = "data_path", .values = {"--load"}}})), HasSubstr("no options"));
   EXPECT_THAT(error_of(small({value("lr", "0.1 --bf16")})), Not(testing::IsEmpty()));
+  EXPECT_THAT(error_of(small({value("split", "9\n1")})), HasSubstr("visible characters"));
+  EXPECT_EQ(error_of(small({value("one_logger_run_name", "a\nb"), value("wandb_exp_name", "a\x1b[0m")})), "");
+  EXPECT_THAT(error_of(small({{.name = "data_path", .values = std::vector<std::string>(70000, "a")}})),
+              HasSubstr("at most 65536 values"));
   EXPECT_THAT(error_of({}, SavedShare::Network), HasSubstr("--num-layers must be given"));
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/megatron/python_names.h"
 #include "megatron/config/megatron/translation.h"
 
@@ -156,11 +157,27 @@ class SavedWords {
     }
     if (argument.is_truth && !argument.truth) return;  // as None
     c_.require(!argument.is_truth, argument.name + " must have a value.", "True", "");
-    if (argument.values.empty()) return;
+    if (argument.values.empty() || !is_plain(argument)) return;
     if (is_list(flag.kind)) return list(argument, flag);
     std::string text;
     for (const std::string& value : argument.values) text += (text.empty() ? "" : ",") + value;
     words_.push_back(concat(flag.flag(), "=", text));
+  }
+
+  /// Values come from a file: they are shown in errors and in the recipe.
+  bool is_plain(const SavedArgument& argument) {
+    constexpr std::size_t kMaxValues = 1 << 16;
+    std::size_t bytes = 0;
+    for (const std::string& value : argument.values) bytes += value.size();
+    const bool few = argument.values.size() <= kMaxValues && bytes <= kMaxValues * 64;
+    c_.require(few, concat(argument.name, " must have at most ", kMaxValues, " values."),
+               concat(argument.values.size(), ", of ", bytes, " bytes"), "");
+    if (!few) return false;
+    const auto hidden =
+        std::ranges::find_if(argument.values, [](const auto& value) { return printable(value) != value; });
+    c_.require(hidden == argument.values.end(), argument.name + " must be a text of visible characters.",
+               hidden == argument.values.end() ? "" : in_quotes(*hidden), "");
+    return hidden == argument.values.end();
   }
 
   void list(const SavedArgument& argument, const MegatronFlag& flag) {

@@ -8,7 +8,7 @@
 namespace megatron::interchange {
 
 /// The attributes of `args`, a namespace in `values`, that are truth values, numbers, texts, data types of torch or
-/// lists of these. Throws ConfigError, which names `file`, for texts that cannot be shown and for too long lists.
+/// lists of these. Throws ConfigError, which names `file`, where they are too long together.
 std::vector<config::SavedArgument> saved_arguments(const Pickle& values, const PickleNode& args,
                                                    const std::string& file);
 
