@@ -267,15 +267,15 @@ void write_state(DcpWriter& writer, const TrainingState& training, const checkpo
 std::int64_t vocabulary_rows(const plan::ModelShape& shape, std::int64_t asked) {
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 31;
   if (asked == 0 || asked == shape.vocab) return shape.vocab;
-  if (asked < shape.vocab || asked > kMaxRows)
-    throw ConfigError(rule_got_fix(
-        concat("export: --padded-vocab-size must be from model.vocab_size, ", shape.vocab, ", to ", kMaxRows, "."),
-        concat(asked), concat("--padded-vocab-size ", (shape.vocab + 127) / 128 * 128)));
   if (!plan::has_output_bias(shape))
     throw ConfigError(rule_got_fix(
         "export: --padded-vocab-size needs the bias of a BERT's or a T5's output layer, which keeps rows "
         "of padding out of the softmax.",
         "an output layer without bias", "--padded-vocab-size 0; Megatron-LM itself adds rows of zeros where it pads"));
+  if (asked < shape.vocab || asked > kMaxRows)
+    throw ConfigError(rule_got_fix(
+        concat("export: --padded-vocab-size must be from model.vocab_size, ", shape.vocab, ", to ", kMaxRows, "."),
+        concat(asked), concat("--padded-vocab-size ", (shape.vocab + 127) / 128 * 128)));
   return asked;
 }
 
