@@ -37,7 +37,8 @@ function(megatron_library folder)
   endif()
   # The kinds of models have a file for each folder that must know them.
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/megatron/${folder}/*.cpp
-    ${PROJECT_SOURCE_DIR}/src/megatron/models/*/${folder}.cpp)
+    ${PROJECT_SOURCE_DIR}/src/megatron/models/*/${folder}.cpp
+       ${PROJECT_SOURCE_DIR}/src/megatron/models/*/${folder}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/cuda/|nccl_")
   if(NOT sources)
     add_library(megatron_${folder} INTERFACE)

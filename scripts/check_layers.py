@@ -53,7 +53,7 @@ def prints_in(path):
 def problems_of(path):
     folder = path.relative_to(ROOT / "src/megatron").parts[0]
     if folder == "models":  # a file of each kind belongs to the folder that it is named after
-        folder = path.stem
+        folder = path.relative_to(ROOT / "src/megatron/models").parts[1].split(".")[0]
     in_plugin = "cuda" in path.parts or path.name.startswith("nccl_")
     if folder not in ORDER:
         yield 0, f"folder {folder} is not in the order of docs/tour.md"

@@ -551,7 +551,6 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
            {"--mtp-loss-scaling-factor 0.3", "--mtp-num-layers 1"},
            {"--fp8-amax-history-len 16", "--fp8-format hybrid"},
            {"--mamba-state-dim 16", "--hybrid-layer-pattern M"},
-           {"--window-attn-skip-freq 2", "--window-size 7,0"},
            {"--grpo-group-size 4", "--perform-rl-step"}}) {
     const auto run = translated(small + words);
     EXPECT_THAT(words_of(run.ignored), ElementsAre(words));

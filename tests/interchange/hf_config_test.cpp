@@ -93,7 +93,7 @@ TEST(HuggingFaceConfig, ReadsRotaryPositionsAsBothVersionsWriteThem) {
 }
 
 TEST(HuggingFaceConfig, RefusesOtherScalingsByName) {
-  for (const char* type : {"linear", "dynamic", "yarn", "longrope"})
+  for (const char* type : {"dynamic", "longrope"})
     expect_refused(
         [&] {
           json object = llama();
@@ -107,7 +107,7 @@ TEST(HuggingFaceConfig, RefusesFieldsThatChangeTheResult) {
   expect_field_refused(llama(), "max_position_embeddings", (1 << 22) + 1);
   expect_field_refused(llama(), "logits_scaling", 8.0);
   expect_field_refused(llama(), "quantization_config", {{"bits", 4}});
-  expect_field_refused(llama(), "attention_bias", true);  // without mlp_bias
+  expect_field_refused(llama(), "no_rope_layers", {1, 0});
   expect_field_refused(llama(), "partial_rotary_factor", 0.5);
   expect_field_refused(llama(), "rope_interleaved", true);
   expect_field_refused(llama(), "hidden_act", "gelu_10");

@@ -169,6 +169,8 @@ TEST(Mapping, FollowsLayersThatDiffer) {
       shape.layers = megatron::testing::random_layers(seed, shape);
       for (plan::LayerSpec& layer : shape.layers) {
         layer.rms_norm = family.rms_norm;
+        layer.norms = shape.norms;
+        layer.parallel = false;
         for (plan::Branch& branch : layer.branches) {
           if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
             if (!family.grouped) attention->groups = attention->heads;

@@ -121,6 +121,46 @@ TEST_F(AttentionTest, AddsABiasByDistanceAndGivesItsGradient) {
   });
 }
 
+TEST_F(AttentionTest, CapsItsScores) {
+  on_each([] {
+    for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 1, 1, 16},
+                               Shape{3, 40, 1, 2, 20}, Shape{100, 613, 1, 4, 32, 2}, Shape{1, 300, 2, 4, 64, 2}}) {
+      AttentionOptions options{.scale = 0.7, .soft_cap = 1.5};
+      expect_matches_reference(shape, options);
+      expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+      options.soft_cap = 50;
+      options.first_key = at::randint(0, shape.keys, {shape.batch, shape.queries}, at::kInt);
+      options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+      expect_matches_reference(shape, options);
+    }
+  });
+}
+
+// Written out element by element, and its gradient by differences.
+TEST(AttentionReference, CapsTheScoreOfAQueryAndAKey) {
+  const at::Tensor q = at::randn({3, 1, 1, 4}, at::kDouble), k = at::randn({3, 1, 1, 4}, at::kDouble);
+  const at::Tensor v = at::randn({3, 1, 1, 4}, at::kDouble), dout = at::randn({3, 1, 1, 4}, at::kDouble);
+  const AttentionOptions options{.scale = 2, .soft_cap = 1.5};
+  const AttentionOutput got = reference::attention(q, k, v, options);
+  for (std::int64_t i = 0; i < 3; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j <= i; ++j)
+      sum += std::exp(1.5 * std::tanh(2 * (q[i][0][0] * k[j][0][0]).sum().item<double>() / 1.5));
+    EXPECT_NEAR(got.logsumexp[0][0][i].item<double>(), std::log(sum), 1e-12);
+  }
+  at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+  reference::attention_backward(dout, q, k, v, got, options, dq, dk, dv, {});
+  constexpr double kStep = 1e-6;
+  for (std::int64_t i = 0; i < 3; ++i) {
+    const auto at_step = [&](double step) {
+      const at::Tensor other = q.clone();
+      other[i][0][0][1] += step;
+      return (reference::attention(other, k, v, options).out * dout).sum().item<double>();
+    };
+    EXPECT_NEAR(dq[i][0][0][1].item<double>(), (at_step(kStep) - at_step(-kStep)) / (2 * kStep), 1e-7);
+  }
+}
+
 // Written out element by element, and its gradient by differences.
 TEST(AttentionReference, AddsToTheScoreOfAQueryAndAKeyTheBiasOfTheirDistance) {
   const std::int64_t queries = 3, keys = 5;

@@ -20,10 +20,15 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
   const auto one_of = [&](const std::vector<std::int64_t>& values) { return values[random() % values.size()]; };
   const auto flip = [&] { return random() % 2 == 1; };
   std::vector<plan::LayerSpec> layers;
-  const bool rms = flip();
+  const bool rms = flip(), one_stack = shape.encoder_layers == 0;
   for (std::int64_t l = 0; l < shape.num_layers; ++l) {
     plan::LayerSpec layer = shape.layer(l);
     layer.rms_norm = rms;
+    if (one_stack && !layer.residual_after_norm) {
+      constexpr plan::NormPlaces kPlaces[] = {{true, false}, {true, true}, {false, true}};
+      layer.norms = kPlaces[random() % std::size(kPlaces)];
+      layer.parallel = random() % 3 == 0;
+    }
     for (plan::Branch& branch : layer.branches) {
       if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
         attention->head_size = one_of(sizes.head_sizes);
@@ -37,6 +42,11 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         }
         attention->variant = {
             .add_qkv_bias = flip(), .qk_layernorm = flip(), .sliding_window = one_of({0, 0, 1, 3, 6, 20})};
+        if (!one_stack) continue;
+        attention->variant.qk_layernorm_full = attention->variant.qk_layernorm && rms && flip();
+        attention->variant.attn_logit_softcapping = flip() ? 0 : 0.5;
+        attention->rotary = random() % 4 != 0;
+        attention->local_rotary = attention->rotary && flip();
       }
       if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) {
         across->heads = one_of({2, 4});

@@ -12,7 +12,17 @@ inline std::vector<Layout> option_layouts() {
   for (const char* with :
        {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002", "optimizer.clip_norm=3 optimizer.clip_grad=0.02",
         "model.use_mup=true model.mup_base_hidden_size=8 model.mup_embedding_mult=3 "
-        "model.mup_base_head_dim=4 optimizer.clip_grad=0.02"}) {
+        "model.mup_base_head_dim=4 optimizer.clip_grad=0.02",
+        // Gemma 2 and 3, OLMo 3, GPT-NeoX and SmolLM3: what their layers have.
+        "model.normalization=RMSNorm model.norm_position=both model.apply_layernorm_1p=true "
+        "model.scale_embeddings=true model.attn_logit_softcapping=2 model.final_logit_softcapping=1 "
+        "model.query_pre_attn_scalar=5 model.position_embedding_type=rope model.sliding_window=5 "
+        "model.window_attn_skip_freq=2 model.rotary_base_local=100 model.qk_layernorm=true",
+        "model.normalization=RMSNorm model.norm_position=behind model.qk_layernorm=true model.qk_layernorm_full=true "
+        "model.num_query_groups=2 model.position_embedding_type=rope model.sliding_window=5 "
+        "model.window_attn_skip_freq=3",
+        "model.parallel_residual=true model.position_embedding_type=rope model.rotary_percent=0.5 "
+        "model.no_rope_freq=2 model.add_bias_linear=true model.linear_bias_in=mlp"}) {
     std::vector<Layout> some;
     some.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true});
@@ -20,7 +30,9 @@ inline std::vector<Layout> option_layouts() {
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = true, .bert = true});
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = true, .pooled = true, .t5 = true, .split = 1});
     some.push_back({.tp = 4, .pp = 2, .dp = 2, .sharded = true, .llama = 2, .muon = true});
-    if (std::string(with).starts_with("model.use_mup"))
+    if (std::string(with).starts_with("model.") && !std::string(with).starts_with("model.use_mup"))
+      some.push_back({.tp = 4, .sp = true, .recompute = "full"});
+    if (std::string(with).starts_with("model."))
       std::erase_if(some, [](const Layout& layout) { return layout.bert || layout.t5; });
     for (Layout& layout : some) {
       layout.with = with;

@@ -19,6 +19,7 @@
 #include "megatron/base/philox.h"
 #include "megatron/model/transformer_stage.h"
 #include "tests/testing/distance_bias.h"
+#include "tests/testing/rope.h"
 #include "tests/testing/stores.h"
 
 // The truth of the model's tests: a GPT, a BERT or a T5, written out with plain ATen operators in float64,
@@ -43,7 +44,7 @@ class DenseModel {
       x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
     if (!o_.shape.residual_after_norm) x = x * mask("embedding", batch, s, training);
     for (std::int64_t l = 0; l < o_.shape.num_layers; ++l)
-      x = block(l == 0 ? x * o_.shape.embedding_scale : x, l, batch, training);
+      x = block(l == 0 ? x * first_scale() : x, l, batch, training);
     return norm(x, o_.shape.stack() + "final_layernorm");
   }
 
@@ -67,9 +68,14 @@ class DenseModel {
     const auto& ids = batch.position_ids_bs;
     return ids.defined() ? ids : at::arange(batch.tokens_bs.size(1)).expand_as(batch.tokens_bs);
   }
+  double first_scale() const {
+    return o_.shape.embedding_scale *
+           (o_.shape.root_scaled_words ? std::sqrt(static_cast<double>(o_.shape.hidden)) : 1);
+  }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
-    if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * w(name + ".weight");
-    return at::layer_norm(x, {x.size(-1)}, w(name + ".weight"), w(name + ".bias"), o_.layernorm_epsilon);
+    const auto factor = o_.shape.norm_1p ? 1 + w(name + ".weight") : w(name + ".weight");
+    if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * factor;
+    return at::layer_norm(x, {x.size(-1)}, factor, w(name + ".bias"), o_.layernorm_epsilon);
   }
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
     const auto bias = w_.find(name + ".bias");
@@ -78,7 +84,11 @@ class DenseModel {
   at::Tensor logits_of(at::Tensor x) const {
     const auto output = w(o_.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight")
                             .narrow(0, 0, o_.shape.vocab);
-    if (!o_.shape.masked_lm_head) return at::linear(x, output) * o_.shape.output_scale;
+    const double cap = o_.shape.logit_soft_cap;
+    if (!o_.shape.masked_lm_head) {
+      const auto logits = at::linear(x, output) * o_.shape.output_scale;
+      return cap > 0 ? at::tanh(logits / cap) * cap : logits;
+    }
     x = linear(x, "lm_head.dense");
     x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
     return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
@@ -112,33 +122,8 @@ class DenseModel {
     return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);
   }
 
-  /// Radians a position of pair i: base^(-2i/d); with Llama 3's scaling those of long waves divided by the factor.
-  double frequency(std::int64_t i) const {
-    const auto& rope = o_.rope;
-    const double plain = 1 / std::pow(rope.base, 2.0 * static_cast<double>(i) / static_cast<double>(rope.rotary_dim));
-    const double wavelength = 2 * M_PI / plain, context = static_cast<double>(rope.scaling.original_positions);
-    const double low = rope.scaling.low_freq_factor, high = rope.scaling.high_freq_factor;
-    if (rope.scaling.factor == 1 || wavelength < context / high) return plain;
-    if (wavelength > context / low) return plain / rope.scaling.factor;
-    const double smooth = (context / wavelength - low) / (high - low);
-    return (1 - smooth) * plain / rope.scaling.factor + smooth * plain;
-  }
-  /// heads [b, n, s, d], each pair of features turned as a complex number is by e^(i * position * frequency).
-  at::Tensor rotated(const at::Tensor& heads, const model::Batch& batch) const {
-    const std::int64_t d = heads.size(-1), rotary = o_.rope.rotary_dim;
-    if (rotary == 0) return heads;
-    const auto positions = positions_of(batch).to(at::kDouble).unsqueeze(1);  // [b, 1, s]
-    std::vector<at::Tensor> features(static_cast<std::size_t>(d));
-    for (std::int64_t j = rotary; j < d; ++j) features[static_cast<std::size_t>(j)] = heads.select(-1, j);
-    for (std::int64_t i = 0; i < rotary / 2; ++i) {
-      const std::int64_t first = o_.rope.interleaved ? 2 * i : i,
-                         second = o_.rope.interleaved ? first + 1 : i + rotary / 2;
-      const auto angle = positions * frequency(i);
-      const auto x = heads.select(-1, first), y = heads.select(-1, second);
-      features[static_cast<std::size_t>(first)] = x * angle.cos() - y * angle.sin();
-      features[static_cast<std::size_t>(second)] = x * angle.sin() + y * angle.cos();
-    }
-    return at::stack(features, -1);
+  at::Tensor rotated(const at::Tensor& heads, const plan::SelfAttention& spec, const model::Batch& batch) const {
+    return spec.rotary ? turned(heads, spec.local_rotary ? o_.local_rope : o_.rope, positions_of(batch)) : heads;
   }
 
   /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
@@ -165,11 +150,15 @@ class DenseModel {
     const auto of_each_head = [&](std::int64_t row) {
       return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
     };
-    const auto normed = [&](const at::Tensor& heads, const char* name) {
-      return spec.variant.qk_layernorm ? norm(heads, o_.shape.layer_prefix(l) + "self_attention." + name) : heads;
+    const auto normed = [&](const at::Tensor& heads, const char* name) {  // [b, heads, s, d]
+      const std::string full = o_.shape.layer_prefix(l) + "self_attention." + name;
+      if (!spec.variant.qk_layernorm_full) return spec.variant.qk_layernorm ? norm(heads, full) : heads;
+      const std::int64_t count = heads.size(1);
+      return norm(heads.transpose(1, 2).reshape({b, s, count * d}), full).view({b, s, count, d}).transpose(1, 2);
     };
-    const auto q = rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), batch),
-               k = rotated(normed(of_each_head(m), "k_layernorm"), batch);
+    const auto keys = normed(groups.select(2, m), "k_layernorm");
+    const auto q = rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), spec, batch),
+               k = rotated(keys.unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d}), spec, batch);
     const auto i = at::arange(s);
     const bool both_ways = o_.shape.in_encoder(l);
     auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
@@ -183,14 +172,16 @@ class DenseModel {
                                                                     both_ways, o_.shape.position_max_distance)
                                                     : at::zeros({}, at::kDouble);
     return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
-                    training);
+                    training, spec.variant.attn_logit_softcapping);
   }
   /// Of heads [b, n, s, d] over others [b, n, k, d].
   at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
-                      const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training) const {
+                      const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training,
+                      double cap = 0) const {
     const std::int64_t b = q.size(0), n = q.size(1), s = q.size(2), keys = k.size(2), d = q.size(3);
     const double own = o_.shape.attention_scale, scale = own > 0 ? own : 1 / std::sqrt(static_cast<double>(d));
-    const auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
+    auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
+    if (cap > 0) scores = at::tanh(scores / cap) * cap;
     auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
     if (training && o_.attention_dropout > 0)
       p = p * draw(site, o_.attention_dropout, batch, n * s * keys).view({b, n, s, keys});
@@ -228,19 +219,28 @@ class DenseModel {
     const plan::Mlp mlp = o_.shape.layer(l).mlp();
     const std::int64_t s = in.size(1), f = mlp.width;
     const bool after = o_.shape.residual_after_norm;
-    auto normed = norm(in, p + "input_layernorm");
+    const plan::LayerSpec spec = o_.shape.layer(l);
+    const auto before = [&](const at::Tensor& x, const char* name) {
+      return spec.norms.before ? norm(x, p + name) : x;
+    };
+    const auto behind = [&](const at::Tensor& y, const char* name) {
+      return spec.norms.behind ? norm(y, p + name + ".post_layernorm") : y;
+    };
+    auto normed = before(in, "input_layernorm");
     if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
     auto y = linear(normed, p + "self_attention.linear_qkv");
-    y = linear(attention(y, l, batch, training), p + "self_attention.linear_proj");
+    y = behind(linear(attention(y, l, batch, training), p + "self_attention.linear_proj"),
+               "self_attention.linear_proj");
     auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
     if (memory.defined())
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
                   mask(layer + "/cross attention output", batch, s, training);
-    normed = norm(x, p + "pre_mlp_layernorm");
+    normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
     y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);
     if (o_.shape.encoder_decoder() && training && o_.hidden_dropout > 0)
       y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
-    return (after ? normed : x) + linear(y, p + "mlp.linear_fc2") * mask(layer + "/mlp output", batch, s, training);
+    y = behind(linear(y, p + "mlp.linear_fc2"), "mlp.linear_fc2");
+    return (after ? normed : x) + y * mask(layer + "/mlp output", batch, s, training);
   }
 
   model::TransformerOptions o_;

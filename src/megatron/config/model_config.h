@@ -12,12 +12,30 @@ namespace megatron::config {
 struct AttentionVariant {
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
+  bool qk_layernorm_full = false;
   std::int64_t sliding_window = 0;
+  std::int64_t window_attn_skip_freq = 0;
+  std::int64_t no_rope_freq = 0;
+  double rotary_base_local = 0;
+  double query_pre_attn_scalar = 0;
+  double attn_logit_softcapping = 0;
 
-  bool operator==(const AttentionVariant&) const = default;
+  friend bool operator==(const AttentionVariant&, const AttentionVariant&) = default;
 };
 
-struct ModelConfig : AttentionVariant {
+/// Options of layers, and of what is before and behind them, that the first models of a kind do not have.
+struct LayerVariant {
+  std::string norm_position = "before";
+  bool apply_layernorm_1p = false;
+  bool parallel_residual = false;
+  std::string linear_bias_in = "all";
+  bool scale_embeddings = false;
+  double final_logit_softcapping = 0;
+
+  friend bool operator==(const LayerVariant&, const LayerVariant&) = default;
+};
+
+struct ModelConfig : AttentionVariant, LayerVariant {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -46,10 +64,14 @@ struct ModelConfig : AttentionVariant {
   double rotary_base = 10000;
   double rotary_percent = 1;
   bool rotary_interleaved = false;
+  std::string rope_scaling_type = "llama3";
   double rope_scaling_factor = 1;
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   std::int64_t rope_original_positions = 8192;
+  double yarn_beta_fast = 32;
+  double yarn_beta_slow = 1;
+  double yarn_attention_factor = 0;
   double init_method_std = 0.02;
   bool use_mup = false;
   std::int64_t mup_base_hidden_size = 0;
@@ -97,6 +119,14 @@ struct ModelConfig : AttentionVariant {
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",
       "apply-residual-connection-post-layernorm");
+    v("norm_position", norm_position,
+      "Where the norms of a layer are: before attention and MLP, behind them, before their sum with the stream "
+      "(OLMo 2), or both (Gemma 2).",
+      Choices({"before", "behind", "both"}));
+    v("apply_layernorm_1p", apply_layernorm_1p, "Norms multiply by 1 + their weight, which begins at 0 (Gemma).",
+      "apply-layernorm-1p");
+    v("parallel_residual", parallel_residual,
+      "Attention and MLP read the same stream, each behind a norm of its own, and both are added to it (GPT-NeoX).");
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
       "norm-epsilon");
     v("activation", activation, "Activation of the MLP; gelu_tanh is Megatron's fused bias-GELU, gelu the exact one.",
@@ -105,12 +135,26 @@ struct ModelConfig : AttentionVariant {
       "The MLP multiplies its activation by a second product: SwiGLU with silu (Megatron's --swiglu), GeGLU with "
       "gelu.");
     v("add_bias_linear", add_bias_linear, "Give linear layers a bias.");
+    v("linear_bias_in", linear_bias_in, "The layers that add_bias_linear gives a bias.",
+      Choices({"all", "attention", "mlp"}), when("model.add_bias_linear"));
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
       "add-qkv-bias", unless("model.add_bias_linear"));
     v("qk_layernorm", qk_layernorm,
       "Normalize queries and keys, each head by itself, with a weight that the heads share (Qwen3).", "qk-layernorm");
+    v("qk_layernorm_full", qk_layernorm_full,
+      "With qk_layernorm: normalize all heads of the queries together, and all of the keys (OLMo 2).",
+      when("model.qk_layernorm"));
     v("sliding_window", sliding_window,
       "Tokens that each token sees, itself and those before it (Mistral); 0: all of them.");
+    v("window_attn_skip_freq", window_attn_skip_freq,
+      "Every so many layers one sees all tokens, the last of each group; 0: all layers have the window.",
+      unless("model.sliding_window", {"0"}));
+    v("query_pre_attn_scalar", query_pre_attn_scalar,
+      "Attention scores are divided by its root; 0: by that of the features per head.");
+    v("attn_logit_softcapping", attn_logit_softcapping,
+      "Attention scores x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
+    v("final_logit_softcapping", final_logit_softcapping, "The same of the logits; 0: they stay as they are.");
+    v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
     v("position_embedding_type", position_embedding_type,
       "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
       "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));
@@ -122,12 +166,30 @@ struct ModelConfig : AttentionVariant {
       when("model.position_embedding_type", {"relative"}));
     v("rotary_base", rotary_base, "rope: base of the wavelengths.", "rotary-base",
       when("model.position_embedding_type", {"rope"}));
+    v("rotary_base_local", rotary_base_local,
+      "rope: base of the layers with a window, whose wavelengths are never stretched (Gemma 3); 0: rotary_base.",
+      when("model.position_embedding_type", {"rope"}), unless("model.sliding_window", {"0"}));
+    v("no_rope_freq", no_rope_freq,
+      "rope: every so many layers one has no positions, the last of each group (SmolLM3); 0: all have.", "no-rope-freq",
+      when("model.position_embedding_type", {"rope"}));
     v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent",
       when("model.position_embedding_type", {"rope"}));
     v("rotary_interleaved", rotary_interleaved, "rope: rotate pairs of neighbours rather than of halves.",
       "rotary-interleaved");
-    v("rope_scaling_factor", rope_scaling_factor, "rope: stretch of long wavelengths as in Llama 3; 1: none.",
-      "rope-scaling-factor");
+    v("rope_scaling_factor", rope_scaling_factor,
+      "rope: stretch of long wavelengths, as rope_scaling_type says; 1: none.", "rope-scaling-factor");
+    v("rope_scaling_type", rope_scaling_type,
+      "rope: which wavelengths are stretched: llama3: by the factors below; linear: all; yarn: by how often they turn.",
+      Choices({"llama3", "linear", "yarn"}), when("model.position_embedding_type", {"rope"}),
+      unless("model.rope_scaling_factor", {"1"}));
+    v("yarn_beta_fast", yarn_beta_fast,
+      "yarn: what turns so often or more over rope_original_positions is not stretched.", "yarn-beta-fast",
+      when("model.rope_scaling_type", {"yarn"}));
+    v("yarn_beta_slow", yarn_beta_slow, "yarn: what turns so often or less is stretched in full.", "yarn-beta-slow",
+      when("model.rope_scaling_type", {"yarn"}));
+    v("yarn_attention_factor", yarn_attention_factor,
+      "yarn: what rotated queries and keys are multiplied by; 0: 0.1 ln(rope_scaling_factor) + 1.",
+      when("model.rope_scaling_type", {"yarn"}));
     v("rope_low_freq_factor", rope_low_freq_factor,
       "rope: wavelengths above rope_original_positions / this are stretched in full.",
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));

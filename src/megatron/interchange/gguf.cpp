@@ -313,8 +313,8 @@ void check_model(const FolderConfig& config) {
   const config::ModelConfig& model = config.model;
   const bool scaled = model.rope_scaling_factor != 1;
   if (config.family == &hf_family("llama") && model.head == "tokens" && model.activation == "silu" &&
-      !(scaled && architecture_of(model) == "qwen2") &&
-      model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
+      !(scaled && architecture_of(model) == "qwen2") && !(scaled && model.rope_scaling_type != "llama3") &&
+      model == config::LayerVariant{} && model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
     return;
   throw ConfigError(rule_got_fix(
       "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "

@@ -40,10 +40,16 @@ void MappingBuilder::layer(const plan::LayerSpec& layer, const LayerNames& names
     if (!layer.rms_norm) whole(layer.prefix + ours + ".bias", theirs + ".bias", {features});
   };
   for (const plan::Branch& branch : layer.branches) {
-    norm(branch.norm(), layer.hidden);
+    if (layer.norms.before) norm(branch.norm(), layer.hidden);
+    if (layer.norms.behind) norm(branch.out_norm(), layer.hidden);
     for (const plan::Linear& linear : branch.linears(layer.hidden)) {
       layer_linear(layer, linear, named(names, linear.name));
-      for (const std::string& head_norm : linear.head_norms) norm(head_norm, linear.head_size);
+      for (std::size_t i = 0; i < linear.head_norms.size(); ++i) {
+        const plan::SelfAttention& attention = layer.attention();
+        norm(linear.head_norms[i], !linear.full_norms ? linear.head_size
+                                   : i == 0           ? attention.query_rows()
+                                                      : attention.key_rows());
+      }
     }
   }
 }
@@ -56,7 +62,7 @@ void MappingBuilder::layer_linear(const plan::LayerSpec& layer, const plan::Line
 }
 
 std::vector<MappingBuilder::Rows> MappingBuilder::rows_of(const plan::LayerSpec& layer, const plan::Linear& linear,
-                                                          std::size_t sources) {
+                                                          std::size_t sources) const {
   using Split = plan::Linear::Split;
   const std::size_t parts = linear.split == Split::Groups                                   ? 3
                             : linear.split == Split::Pairs || linear.split == Split::Halves ? 2
@@ -65,7 +71,9 @@ std::vector<MappingBuilder::Rows> MappingBuilder::rows_of(const plan::LayerSpec&
     throw std::logic_error(concat(linear.name, " has ", parts, " parts, their names are ", sources));
   const std::int64_t d = linear.head_size;
   std::vector<Rows> rows;
-  if (linear.split == Split::Groups) {  // group after group: its heads' queries, then its key, then its value
+  if (linear.split == Split::Groups && sources == 1 && by_groups_) {
+    rows.push_back({0, 0, linear.outputs});
+  } else if (linear.split == Split::Groups) {  // group after group: its heads' queries, then its key, then its value
     const plan::SelfAttention& attention = layer.attention();
     const std::int64_t queries = attention.query_rows() / attention.groups;
     const std::int64_t keys = sources == 1 ? attention.query_rows() : 0,

@@ -21,7 +21,9 @@ using LayerNames = std::map<std::string, std::vector<std::string>>;
 class MappingBuilder {
  public:
   /// `transposed`: their matrices of layers are stored [inputs, outputs].
-  explicit MappingBuilder(bool transposed = false) : transposed_(transposed) {}
+  /// `by_groups`: their one matrix of queries, keys and values has the order of ours.
+  explicit MappingBuilder(bool transposed = false, bool by_groups = false)
+      : transposed_(transposed), by_groups_(by_groups) {}
 
   void whole(const std::string& ours, const std::string& theirs, std::vector<std::int64_t> shape);
   void norm(const std::string& ours, const std::string& theirs, const plan::ModelShape& shape);
@@ -41,9 +43,9 @@ class MappingBuilder {
   /// `columns` 0: a vector.
   void stacked(const std::string& ours, const std::vector<Rows>& parts, const std::vector<std::string>& sources,
                std::int64_t columns);
-  static std::vector<Rows> rows_of(const plan::LayerSpec& layer, const plan::Linear& linear, std::size_t sources);
+  std::vector<Rows> rows_of(const plan::LayerSpec& layer, const plan::Linear& linear, std::size_t sources) const;
 
-  bool transposed_;
+  bool transposed_, by_groups_;
   Mapping mapping_;
 };
 

@@ -77,7 +77,8 @@ const std::int64_t* positions_of(const CacheStep& step) {
 cpu::AttentionProblem problem_of(const at::Tensor& qkv, const CacheStep& step) {
   cpu::AttentionProblem p = sizes_of(step);
   p.type = *cpu::element_of(qkv);
-  p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.size)));
+  p.scale = static_cast<float>(step.scale != 0 ? step.scale : 1.0 / std::sqrt(static_cast<double>(p.size)));
+  p.soft_cap = static_cast<float>(step.soft_cap);
   p.causal = true;
   return p;
 }

@@ -31,10 +31,11 @@ void activate_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& b
 /// A step of decoding as attention sees it: b sequences, n query heads of this rank in g groups, d head size.
 struct CacheStep {
   std::int64_t batch, heads, groups, head_size;
-  RopeTable rope;           ///< undefined tensors: no rotary positions
-  at::Tensor position_b;    ///< [b] int64, positions of the table; undefined where there is none
-  at::Tensor first_key_b;   ///< [b] int32: see AttentionOptions; undefined: 0
-  std::int64_t length = 0;  ///< rows of the cache that are filled
+  double scale = 0, soft_cap = 0;  ///< as of AttentionOptions
+  RopeTable rope;                  ///< undefined tensors: no rotary positions
+  at::Tensor position_b;           ///< [b] int64, positions of the table; undefined where there is none
+  at::Tensor first_key_b;          ///< [b] int32: see AttentionOptions; undefined: 0
+  std::int64_t length = 0;         ///< rows of the cache that are filled
 };
 
 /// Scratch of attend_to_cache(): float32, one for all layers of the step.

@@ -6,11 +6,18 @@
 // Rotary position embedding (Su et al. 2021).
 namespace megatron::kernels {
 
-/// Llama 3's change of frequencies for long contexts: wavelengths above original_positions / low_freq_factor are
+/// A change of frequencies for long contexts. Llama 3's: wavelengths above original_positions / low_freq_factor are
 /// stretched by `factor`, those below original_positions / high_freq_factor stay, those between are interpolated.
+/// Linear: all are stretched. Yarn (Peng et al. 2023): pairs that turn beta_fast times or more over original_positions
+/// stay, those that turn beta_slow times or less are stretched, those between are interpolated by their number; and
+/// what is rotated is multiplied by attention_factor.
 struct RopeScaling {
+  enum class Kind : std::uint8_t { Llama3, Linear, Yarn };
+  Kind kind = Kind::Llama3;
   double factor = 1;  ///< 1: none
   double low_freq_factor = 1, high_freq_factor = 4;
+  double beta_fast = 32, beta_slow = 1;
+  double attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1
   std::int64_t original_positions = 8192;
 };
 

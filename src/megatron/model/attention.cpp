@@ -117,6 +117,7 @@ at::Tensor first_keys(const QueryRows& rows, std::int64_t window) {
 kernels::AttentionOptions attention_options(const plan::SelfAttention& attention, const QueryRows& rows) {
   kernels::AttentionOptions options;
   options.scale = attention.scale;
+  options.soft_cap = attention.variant.attn_logit_softcapping;
   options.causal = attention.causal;
   options.first_key = first_keys(rows, attention.variant.sliding_window);
   return options;

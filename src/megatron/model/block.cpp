@@ -53,14 +53,17 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                         const plan::Branch& spec, const Block::Options& options, const comm::Group& tp) {
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   const bool split = options.sequence_parallel;
+  const auto norm = [&](const std::string& name) {
+    return norm_of(parameters, layer.prefix + name + ".", options.epsilon, layer.rms_norm, layer.norm_1p);
+  };
   BranchModules branch{.spec = spec,
-                       .norm = norm_of(parameters, layer.prefix + spec.norm() + ".", options.epsilon, layer.rms_norm),
+                       .norm = layer.norms.before ? norm(spec.norm()) : Norm{},
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   for (std::size_t i = 0; i + 1 < linears.size(); ++i)
     branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, split));
-  for (const std::string& norm : linears.front().head_norms)
-    branch.head_norms.push_back(norm_of(parameters, layer.prefix + norm + ".", options.epsilon, layer.rms_norm));
+  for (const std::string& name : linears.front().head_norms) branch.head_norms.push_back(norm(name));
+  if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
   return branch;
 }
@@ -80,9 +83,7 @@ class RowSteps {
         recomputes_mlp_(block.options().recompute_mlp && !partial) {}
 
   void project(const ColumnParallelLinear& linear) { x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn)); }
-  void normalize_heads(const BranchModules& branch) {
-    x_ = normalized_heads(x_, branch.groups, branch.head_size, branch.head_norms);
-  }
+  void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
     const at::Tensor& states = encoder_output_->states;
@@ -101,19 +102,31 @@ class RowSteps {
   }
   void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
     const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
+    const parallel::Value given = branch.out_norm ? parallel::Value::Needed : value;
     if (activated_) {
-      x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), value);
+      x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), given);
       activated_.reset();
     } else {
-      x_ = branch.out.forward(x_, std::move(recompute_fn_), value);
+      x_ = branch.out.forward(x_, std::move(recompute_fn_), given);
+    }
+    parallel::ParameterPtr bias = branch.out.bias();
+    if (branch.out_norm) {
+      x_ = normalized(bias ? add_bias(x_, bias) : x_, *branch.out_norm).y;
+      bias = nullptr;
     }
     at::Tensor carried = block_.residual_after_norm() ? stream_.y : stream_.residual;
     // Where attention gave the last rows alone, the others end here.
     const std::int64_t ended = carried.size(0) - x_.size(0);
     if (ended > 0) carried = carried.narrow(0, ended, x_.size(0));
     const kernels::Dropout dropout = sites_.outputs.empty() ? kernels::Dropout() : sites_.outputs.at(index);
-    stream_ = next == nullptr ? Normed{add_residual(x_, branch.out.bias(), carried, dropout, value), {}, {}}
-                              : add_norm(x_, branch.out.bias(), carried, dropout, *next);
+    if (block_.reads_same_stream(index)) {
+      const at::Tensor sum = add_residual(x_, bias, carried, dropout);
+      stream_ = normalized(carried, *next);
+      stream_.residual = sum;
+    } else {
+      stream_ = next == nullptr ? Normed{add_residual(x_, bias, carried, dropout, value), {}, {}}
+                                : add_norm(x_, bias, carried, dropout, *next);
+    }
     x_ = at::Tensor();
   }
   Normed take_stream() { return std::move(stream_); }
@@ -140,13 +153,29 @@ class RowSteps {
 
 }  // namespace
 
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms) {
-  return {parameters.get(prefix + "weight"), bias_of(parameters, prefix, !rms), epsilon};
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms,
+             bool one_plus) {
+  return {parameters.get(prefix + "weight"), bias_of(parameters, prefix, !rms), epsilon, one_plus};
+}
+
+at::Tensor normalized_queries_and_keys(const at::Tensor& qkv, const BranchModules& branch, const comm::Group& tp) {
+  const auto& attention = std::get<plan::SelfAttention>(branch.spec.inner);
+  if (!attention.variant.qk_layernorm_full)
+    return normalized_heads(qkv, branch.groups, branch.head_size, branch.head_norms);
+  const auto parts = [groups = branch.groups, size = branch.head_size](const at::Tensor& x) -> std::vector<at::Tensor> {
+    const Heads heads = heads_of(x, groups, size);
+    return {heads.q, heads.k};
+  };
+  const int copies = static_cast<int>(std::max<std::int64_t>(1, tp.size() / attention.groups));
+  return normalized_full_parts(qkv, parts,
+                               {{.norm = branch.head_norms[0], .features = attention.query_rows()},
+                                {.norm = branch.head_norms[1], .features = attention.key_rows(), .copies = copies}},
+                               tp);
 }
 
 Block::Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
              const comm::Group& tp)
-    : options_(options), residual_after_norm_(layer.residual_after_norm) {
+    : options_(options), tp_(tp), residual_after_norm_(layer.residual_after_norm), parallel_(layer.parallel) {
   for (const plan::Branch& branch : layer.branches)
     branches_.push_back(branch_of(parameters, layer, branch, options, tp));
 }

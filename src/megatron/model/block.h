@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct BranchModules {
   std::vector<parallel::ColumnParallelLinear> in;  ///< spec.linears() but the last
   parallel::RowParallelLinear out;                 ///< the last
   std::vector<Norm> head_norms = {};               ///< of what `in` begins with: queries and keys, or none
+  std::optional<Norm> out_norm = {};               ///< of what the branch gives
   // Of attention, on this rank.
   std::int64_t heads = 0, groups = 0, head_size = 0;
 };
@@ -38,7 +40,8 @@ struct BranchModules {
 /// One transformer layer, split by heads and by feed-forward features over `tp`, as its description has it: of each
 /// branch x + out(inside(in(norm(x)))), pre-norm (Radford et al. 2019; Shoeybi et al. 2019, figure 7 (b)). Or, with
 /// residual_after_norm, norm(x) + …: the order of Devlin et al. 2018, where each layer ends with the norm that is here
-/// the next one's first. The norm that begins the next block (or ends the model) belongs to the pass that ends this
+/// the next one's first. Or x + norm(out(…)), with or without the first norm; or both branches of the same x. The norm
+/// that begins the next block (or ends the model) belongs to the pass that ends this
 /// one. Communication: an all-reduce per branch forward, and one backward; cross attention two backward; with
 /// sequence_parallel see parallel/linear.h.
 class Block {
@@ -58,8 +61,11 @@ class Block {
   const std::vector<BranchModules>& branches() const { return branches_; }
   const BranchModules& attention() const { return branches_.front(); }
   const Norm& input_norm() const { return branches_.front().norm; }
+  const comm::Group& tp() const { return tp_; }
   const Options& options() const { return options_; }
   bool residual_after_norm() const { return residual_after_norm_; }
+  /// Whether the branch that follows number `index` reads the stream as it was before that one.
+  bool reads_same_stream(std::size_t index) const { return parallel_ && index + 1 < branches_.size(); }
 
   /// The projection of what cross attention reads, for who keeps it: then EncoderOutput::states may be undefined, and
   /// EncoderOutput::attend gets no kv.
@@ -80,10 +86,16 @@ class Block {
  private:
   std::vector<BranchModules> branches_;
   Options options_;
-  bool residual_after_norm_;
+  comm::Group tp_;
+  bool residual_after_norm_, parallel_;
 };
 
 /// The norm whose parameters are `prefix`weight and, but for RMSNorm, `prefix`bias.
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms);
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms,
+             bool one_plus = false);
+
+/// The projection with its queries and keys normalized as the branch has it; in qkv's memory. Collective over `tp`
+/// where that is over all heads.
+at::Tensor normalized_queries_and_keys(const at::Tensor& qkv, const BranchModules& branch, const comm::Group& tp);
 
 }  // namespace megatron::model

@@ -1,5 +1,8 @@
 #include "megatron/model/operators.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
+
 #include <initializer_list>
 #include <stdexcept>
 #include <utility>
@@ -30,8 +33,8 @@ std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
 }
 
 kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
-  return norm.bias ? kernels::layer_norm(x, norm.weight->arrived(), norm.bias->arrived(), norm.epsilon)
-                   : kernels::rms_norm(x, norm.weight->arrived(), norm.epsilon);
+  return norm.bias ? kernels::layer_norm(x, norm.factor(), norm.bias->arrived(), norm.epsilon)
+                   : kernels::rms_norm(x, norm.factor(), norm.epsilon);
 }
 
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
@@ -42,7 +45,7 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
   parallel::Contribution weight(norm.weight, kWithTheRest), bias(norm.bias, kWithTheRest);
   if (norm.bias && bias.beta() != weight.beta())
     throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
-  const at::Tensor& value = norm.weight->value;
+  const at::Tensor value = norm.one_plus ? norm.factor() : norm.weight->value;
   auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), bias.target(),
                                                      weight.beta(), past)
                       : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);
@@ -67,13 +70,24 @@ Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr
   return {dx, dsum};
 }
 
+/// What has no norm.
+Normed as_it_is(const at::Tensor& x) {
+  return {x, x, [y = x.detach()] { return y; }};
+}
+
 parallel::RecomputeFunction recompute_norm(const at::Tensor& x, const Norm& norm) {
   return [x, norm] { return norm_forward(x, norm).y; };
 }
 
 }  // namespace
 
+at::Tensor Norm::factor() const {
+  const at::Tensor value = weight->arrived().detach();
+  return one_plus ? value.add(1) : value;
+}
+
 Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
+  if (!norm.weight) return as_it_is(x_sbh);
   const auto x = x_sbh.detach();
   const auto out = without_autograd([&] { return norm_forward(x, norm); });
   auto backward = [x, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
@@ -113,10 +127,90 @@ at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std
   return with_backward(depends, y, std::move(backward));
 }
 
+namespace {
+
+/// Rows [tokens, features] of a part, in float32 or wider.
+at::Tensor wide_rows(const at::Tensor& part, std::int64_t tokens) {
+  return part.to(part.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).reshape({tokens, -1});
+}
+
+/// The sums [tokens] of a and b's products over all ranks, of each of several parts whose copies count once.
+std::vector<at::Tensor> sums_over_ranks(std::vector<at::Tensor> sums, const std::vector<FullNormPart>& norms,
+                                        const comm::Group& tp) {
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i].div_(norms[i].copies);
+  if (tp.size() == 1) return sums;
+  const auto all = at::stack(sums);
+  tp.all_reduce(all);
+  return all.unbind();
+}
+
+}  // namespace
+
+at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<FullNormPart>& norms,
+                                 const comm::Group& tp) {
+  struct Kept {
+    at::Tensor part, rstd;
+  };
+  const auto y = x.detach();
+  const std::int64_t tokens = x.numel() / x.size(-1);
+  std::vector<Kept> kept;
+  without_autograd([&] {
+    const auto views = parts(y);
+    std::vector<at::Tensor> squares;
+    for (const at::Tensor& view : views) squares.push_back(wide_rows(view, tokens).square().sum(1));
+    squares = sums_over_ranks(std::move(squares), norms, tp);
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      const FullNormPart& one = norms[i];
+      const auto part = views[i].clone(at::MemoryFormat::Contiguous);
+      const auto rstd = squares[i].div(static_cast<double>(one.features)).add_(one.norm.epsilon).rsqrt();
+      const auto rows = wide_rows(part, tokens).mul(rstd.unsqueeze(1)).mul_(one.norm.factor());
+      views[i].copy_(rows.view(views[i].sizes()));
+      kept.push_back({part, rstd});
+    }
+    return y;
+  });
+  std::vector<at::Tensor> depends{x};
+  for (const FullNormPart& one : norms) depends = inputs(std::move(depends), {&one.norm.weight});
+  auto backward = [kept = std::move(kept), parts, norms, tp, tokens](const Gradients& grads) -> Gradients {
+    const auto dx = grads[0].contiguous();  // attention made it for this operator alone
+    const auto views = parts(dx);
+    std::vector<at::Tensor> normed, scaled, dots;  // x rstd, dy factor, and their products
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      const auto dy = wide_rows(views[i], tokens);
+      normed.push_back(wide_rows(kept[i].part, tokens).mul(kept[i].rstd.unsqueeze(1)));
+      scaled.push_back(dy.mul(norms[i].norm.factor()));
+      dots.push_back(scaled[i].mul(normed[i]).sum(1).mul_(norms[i].copies));
+      parallel::Contribution weight(norms[i].norm.weight, kWithTheRest);
+      const auto own = dy.mul(normed[i]).sum(0);
+      weight.target().copy_(weight.beta() == 0 ? own : own.add(weight.target()));
+      weight.written();
+    }
+    dots = sums_over_ranks(std::move(dots), norms, tp);
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      // Each copy has a part of the gradient: what is subtracted once is subtracted in parts.
+      const double share = 1.0 / (static_cast<double>(norms[i].features) * norms[i].copies);
+      const auto rows = scaled[i].sub(normed[i].mul(dots[i].unsqueeze(1)), share).mul_(kept[i].rstd.unsqueeze(1));
+      views[i].copy_(rows.view(views[i].sizes()));
+    }
+    return {dx};
+  };
+  return with_backward(depends, y, std::move(backward));
+}
+
+at::Tensor add_bias(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias) {
+  const auto sum = without_autograd([&] { return x_sbh.detach().add_(value_of(bias)); });
+  return with_backward(inputs({x_sbh}, {&bias}), sum, [bias](const Gradients& grads) -> Gradients {
+    const auto dx = grads[0].contiguous();
+    bias_backward(bias, dx);
+    return {dx};
+  });
+}
+
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm) {
+  if (!norm.weight) return as_it_is(add_residual(x_sbh, bias, residual_sbh, dropout));
   const auto out = without_autograd([&] {
-    const auto x = x_sbh.detach(), added = value_of(bias), weight = value_of(norm.weight);
+    const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.factor();
     return norm.bias ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, value_of(norm.bias),
                                                       norm.epsilon)
                      : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);

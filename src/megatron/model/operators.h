@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
 #include "megatron/parallel/linear.h"
@@ -15,10 +16,15 @@
 // this rank, d head size, f feed-forward features of this rank.
 namespace megatron::model {
 
-/// Layer normalization over h (Ba et al. 2016) or, without bias, RMSNorm (Zhang & Sennrich 2019).
+/// Layer normalization over h (Ba et al. 2016) or, without bias, RMSNorm (Zhang & Sennrich 2019). Without a weight it
+/// is none: its value is what it is given.
 struct Norm {
   parallel::ParameterPtr weight, bias;
   double epsilon = 1e-5;
+  bool one_plus = false;  ///< multiplies by 1 + weight
+
+  /// What it multiplies by, without graph.
+  at::Tensor factor() const;
 };
 
 /// The residual stream and its norm, which continue together: so the gradient that flows past the norm is added inside
@@ -36,6 +42,21 @@ Normed normalized(const at::Tensor& x_sbh, const Norm& norm);
 using PartsOf = std::function<std::vector<at::Tensor>(const at::Tensor& x)>;
 /// x with its parts normalized, in x's memory. Keeps the parts as they were.
 at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<Norm>& norms);
+
+/// Queries and keys, whose features all ranks of `tp` have together: parts[i] of x, each with a weight of as many of
+/// its features as this rank has, and `copies` ranks that have the same.
+struct FullNormPart {
+  Norm norm;
+  std::int64_t features = 0;  ///< of all ranks, without copies
+  int copies = 1;
+};
+/// normalized_parts() by RMSNorms over all features of all ranks: an all-reduce of a number of each part and token
+/// forward, and one backward.
+at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<FullNormPart>& norms,
+                                 const comm::Group& tp);
+
+/// x + bias, in x's memory. The gradient of `bias` is written.
+at::Tensor add_bias(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias);
 
 /// residual' = residual + dropout(x + bias), y = norm(residual'): the end of one branch and the start of the next, in
 /// one pass. x's memory becomes residual'. Gradients of `bias`, which may be null, and `norm` are written.

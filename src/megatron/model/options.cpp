@@ -19,15 +19,33 @@ kernels::Activation activation_of(const std::string& name) {
   throw std::logic_error("an activation that the rules let through: " + name);
 }
 
+kernels::RopeScaling::Kind scaling_of(const std::string& type) {
+  using Kind = kernels::RopeScaling::Kind;
+  return type == "linear" ? Kind::Linear : type == "yarn" ? Kind::Yarn : Kind::Llama3;
+}
+
 kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::ModelShape& shape) {
   if (model.position_embedding_type != "rope") return {};
   return {.rotary_dim = plan::rotary_features(shape.head(), model.rotary_percent),
           .base = model.rotary_base,
           .interleaved = model.rotary_interleaved,
-          .scaling = {.factor = model.rope_scaling_factor,
+          .scaling = {.kind = scaling_of(model.rope_scaling_type),
+                      .factor = model.rope_scaling_factor,
                       .low_freq_factor = model.rope_low_freq_factor,
                       .high_freq_factor = model.rope_high_freq_factor,
+                      .beta_fast = model.yarn_beta_fast,
+                      .beta_slow = model.yarn_beta_slow,
+                      .attention_factor = model.yarn_attention_factor,
                       .original_positions = model.rope_original_positions}};
+}
+
+/// Those of layers with a window, where they have a base of their own.
+kernels::RopeOptions local_rope_options(const config::ModelConfig& model, const plan::ModelShape& shape) {
+  kernels::RopeOptions rope = rope_options(model, shape);
+  if (model.rotary_base_local == 0 || model.sliding_window == 0) return {};
+  rope.base = model.rotary_base_local;
+  rope.scaling = {};
+  return rope;
 }
 
 Recompute recompute_options(const config::TrainConfig& train) {
@@ -52,6 +70,7 @@ TransformerOptions transformer_options(const config::RunConfig& config, const pl
   return {.shape = shape,
           .activation = activation_of(config.model.activation),
           .rope = rope_options(config.model, shape),
+          .local_rope = local_rope_options(config.model, shape),
           .rope_positions = config.data.seq_length,
           .layernorm_epsilon = config.model.layernorm_epsilon,
           .hidden_dropout = config.model.hidden_dropout,

@@ -1,6 +1,7 @@
 #include "megatron/model/stage_modules.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -29,6 +30,12 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   const at::Tensor& values = parameters.values();
   if (options.rope.rotary_dim > 0 && part.num_layers > 0)
     rope = kernels::rope_table(options.rope, max_positions_, values.scalar_type(), values.device());
+  if (options.local_rope.rotary_dim > 0 && part.num_layers > 0)
+    local_rope = kernels::rope_table(options.local_rope, max_positions_, values.scalar_type(), values.device());
+  if (shape.root_scaled_words) {  // a number of the model's dtype, as the embeddings are
+    const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(shape.hidden)), values.scalar_type());
+    embedding_scale_ *= root.item<double>();
+  }
   using parallel::VocabParallelEmbedding;
   if (part.embedding || plan::begins_decoder(shape, part))
     words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
@@ -55,7 +62,8 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                    shape.position_max_distance);
   }
   if (!part.output) return;
-  final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+  final_norm =
+      norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm, shape.norm_1p);
   if (!shape.predicts_tokens()) {
     task_head.emplace(parameters, shape, tp, split);
     return;
@@ -64,6 +72,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
     heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
   output.emplace(parameters.get(shape.tied_output ? plan::kWordEmbedding : plan::kOutputMatrix), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
+                                                        .soft_cap = shape.logit_soft_cap,
                                                         .label_smoothing = options.label_smoothing,
                                                         .chunk_tokens = options.loss_chunk_tokens,
                                                         .sequence_parallel = split},

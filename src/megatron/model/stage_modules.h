@@ -27,6 +27,7 @@ struct StageModules {
   /// Of the first stage; the words of the one too in which a T5's decoder begins; the last two where they are learned.
   std::optional<parallel::VocabParallelEmbedding> words, positions, types;
   kernels::RopeTable rope;         ///< of rotary positions, else undefined tensors
+  kernels::RopeTable local_rope;   ///< of the layers that have positions of their own
   std::vector<Block> blocks;       ///< layers part.first_layer …
   std::optional<Norm> final_norm;  ///< of the last stage
   // A T5's: of stages that have layers of the stack; the norm of the one that has the encoder's last.
@@ -38,6 +39,11 @@ struct StageModules {
 
   StageModules(const TransformerOptions& options, const plan::StagePart& part,
                const parallel::ParameterStore& parameters, const comm::Group& tp);
+
+  /// The table of a layer's attention; of one without positions its tensors are undefined.
+  const kernels::RopeTable& rope_of(const plan::SelfAttention& attention) const {
+    return !attention.rotary ? no_rope_ : attention.local_rotary ? local_rope : rope;
+  }
 
   /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
@@ -57,6 +63,7 @@ struct StageModules {
   at::Tensor for_output(const at::Tensor& y) const;
 
  private:
+  kernels::RopeTable no_rope_;
   std::int64_t max_positions_;
   double output_scale_, embedding_scale_;
 };

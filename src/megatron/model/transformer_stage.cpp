@@ -162,7 +162,7 @@ Attend TransformerStage::Impl::attention(const Pass& pass, std::int64_t number, 
         pass, branch, number,
         attention_options(
             spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs, .device = qkv.device()}));
-    form.rotary = {modules.rope, pass.position_ids_bs};
+    form.rotary = {modules.rope_of(spec), pass.position_ids_bs};
     // What pads a T5's decoder comes after all that counts.
     if (!spec.causal || !options.shape.encoder_decoder()) form.options.key_lengths = pass.key_lengths_b;
     if (spec.distance_bias) {

@@ -55,7 +55,8 @@ struct LossSum {
 struct TransformerOptions {
   plan::ModelShape shape;
   kernels::Activation activation = kernels::Activation::GeluTanh;
-  kernels::RopeOptions rope;  ///< rotary_dim 0: no rotary positions
+  kernels::RopeOptions rope;        ///< rotary_dim 0: no rotary positions
+  kernels::RopeOptions local_rope;  ///< of layers whose attention is local_rotary; rotary_dim 0: there are none
   /// Positions that the table of rotations is made for, as many as sequences have; 0: shape.max_positions.
   std::int64_t rope_positions = 0;
   double layernorm_epsilon = 1e-5;

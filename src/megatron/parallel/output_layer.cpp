@@ -58,6 +58,15 @@ struct LossPass {
   }
 };
 
+/// Logits x become cap tanh(x / cap), where there is a cap; gives the slope of that where it is asked for.
+at::Tensor capped_(const at::Tensor& logits, double cap, bool with_slope) {
+  if (cap == 0) return {};
+  logits.div_(cap).tanh_();
+  const auto slope = with_slope ? logits.square().neg_().add_(1) : at::Tensor();
+  logits.mul_(cap);
+  return slope;
+}
+
 /// -> logsumexp [n] over the whole vocabulary, and the loss [n] of each token. Two all-reduces.
 std::pair<at::Tensor, at::Tensor> token_losses(const at::Tensor& logits, const at::Tensor& labels,
                                                const kernels::VocabRange& range, double smoothing,
@@ -104,11 +113,13 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
   const auto hidden = rows.defined() ? hidden_nh.index_select(0, rows) : hidden_nh.narrow(0, begin, count);
   const auto logits = kernels::linear(hidden, weight->arrived(), &weight->packed);
   if (bias) logits.add_(bias->arrived());
+  const auto slope = capped_(logits, options.soft_cap, with_gradient);
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
   loss += (losses * mask).sum(at::kDouble);
   if (!with_gradient) return;
   const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
   kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
+  if (slope.defined()) logits.mul_(slope);
   const auto dx = kernels::linear_input_gradient(logits, weight->value, &weight->packed);
   if (rows.defined())
     dhidden.index_copy_(0, rows, dx);
@@ -214,6 +225,7 @@ VocabParallelOutput::TokenLosses VocabParallelOutput::token_losses(const at::Ten
       const auto rows = hidden.detach().narrow(0, begin, count);
       const auto logits = kernels::linear(rows, weight_->arrived(), &weight_->packed);
       if (bias_) logits.add_(bias_->arrived());
+      capped_(logits, options_.soft_cap, false);
       losses.push_back(parallel::token_losses(logits, labels.narrow(0, begin, count), range, 0, tp_).second);
       if (likeliest) tokens.push_back(likeliest_tokens(logits, range, tp_));
     }
@@ -225,6 +237,7 @@ at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
   return without_autograd([&] {
     const auto local = kernels::linear(sequence_.all_gather(hidden.detach()), weight_->arrived(), &weight_->packed);
     if (bias_) local.add_(bias_->arrived());
+    capped_(local, options_.soft_cap, false);
     return tp_.all_gather(local, -1).narrow(-1, 0, options_.vocab);
   });
 }
@@ -232,7 +245,8 @@ at::Tensor VocabParallelOutput::logits(const at::Tensor& hidden) const {
 at::Tensor VocabParallelOutput::differentiable_logits(const at::Tensor& hidden) const {
   const ColumnParallelLinear layer(weight_, bias_, tp_,
                                    {.gather_output = true, .sequence_parallel = options_.sequence_parallel});
-  return layer.forward(hidden).narrow(-1, 0, options_.vocab);
+  const auto logits = layer.forward(hidden).narrow(-1, 0, options_.vocab);
+  return options_.soft_cap > 0 ? logits.div(options_.soft_cap).tanh().mul(options_.soft_cap) : logits;
 }
 
 }  // namespace megatron::parallel

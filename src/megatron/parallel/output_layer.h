@@ -15,6 +15,7 @@ class VocabParallelOutput {
  public:
   struct Options {
     std::int64_t vocab = 0;          ///< tokens of the vocabulary
+    double soft_cap = 0;             ///< logits x are soft_cap tanh(x / soft_cap); 0: x
     double label_smoothing = 0;      ///< e: loss = (1-e) * -log p(label) + e * mean over the vocabulary of -log p
     std::int64_t chunk_tokens = 0;   ///< tokens whose logits exist at once; 0: all
     bool sequence_parallel = false;  ///< hidden is this rank's part of the sequence

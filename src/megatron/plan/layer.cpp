@@ -16,7 +16,8 @@ std::vector<Linear> linears_of(const SelfAttention& attention, std::int64_t hidd
            .head_size = attention.head_size,
            .head_norms = attention.variant.qk_layernorm
                              ? std::vector<std::string>{"self_attention.q_layernorm", "self_attention.k_layernorm"}
-                             : std::vector<std::string>{}},
+                             : std::vector<std::string>{},
+           .full_norms = attention.variant.qk_layernorm_full},
           {.name = "self_attention.linear_proj",
            .outputs = hidden,
            .inputs = attention.query_rows(),
@@ -70,7 +71,8 @@ Kept kept_by(const SelfAttention& attention, int tp, bool rms_norm, const Recomp
   kept.per_token += queries + 2 * keys;
   if (attention.variant.qk_layernorm) {  // queries and keys as they were, with each head's statistics
     kept.per_token += queries + keys;
-    kept.wide_per_token += (rms_norm ? 1 : 2) * (queries + keys) / attention.head_size;
+    kept.wide_per_token +=
+        attention.variant.qk_layernorm_full ? 2 : (rms_norm ? 1 : 2) * (queries + keys) / attention.head_size;
   }
   return kept;
 }
@@ -117,6 +119,7 @@ BranchNames names_of(const Branch& branch) {
 }  // namespace
 
 std::string Branch::norm() const { return names_of(*this).norm; }
+std::string Branch::out_norm() const { return linears(1).back().name + ".post_layernorm"; }
 std::string Branch::site() const { return names_of(*this).site; }
 
 std::vector<Linear> Branch::linears(std::int64_t hidden) const {

@@ -25,8 +25,10 @@ struct Linear {
   Split split = Split::Outputs;
   bool reads_encoder = false;  ///< its input is the encoder's output
   std::int64_t head_size = 0;  ///< of Groups and Pairs
-  /// Norms of queries and of keys, head by head, each over head_size features: of Groups; empty: none.
+  /// Norms of queries and of keys, of Groups; empty: none. Each over the head_size features of each head or, where
+  /// full_norms, over all heads of all ranks together.
   std::vector<std::string> head_norms = {};
+  bool full_norms = false;
 };
 
 /// Attention over the layer's own sequence.
@@ -38,8 +40,10 @@ struct SelfAttention {
   bool causal = true;
   double scale = 0;            ///< of the scores; 0: 1/sqrt(head_size)
   bool distance_bias = false;  ///< scores get a bias by distance (Raffel et al. 2020)
+  bool rotary = true;          ///< has the positions that the model's layers have where these are rotary
+  bool local_rotary = false;   ///< of another base
 
-  config::AttentionVariant variant = {};
+  config::AttentionVariant variant = {};  ///< its window is the layer's own
 
   bool qkv_bias() const { return bias || variant.add_qkv_bias; }
   std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
@@ -87,8 +91,9 @@ struct Branch {
   using Inner = std::variant<SelfAttention, CrossAttention, Mlp>;
   Inner inner;
 
-  std::string norm() const;  ///< within the layer: "input_layernorm"
-  std::string site() const;  ///< in the names of dropout streams: "attention"
+  std::string norm() const;      ///< within the layer: "input_layernorm"
+  std::string out_norm() const;  ///< of what the branch gives: "self_attention.linear_proj.post_layernorm"
+  std::string site() const;      ///< in the names of dropout streams: "attention"
   /// In the order of computation; the last reads what the inside gives and ends the branch.
   std::vector<Linear> linears(std::int64_t hidden) const;
   Kept kept(int tp, bool rms_norm, const Recomputed& again) const;
@@ -97,19 +102,38 @@ struct Branch {
   Kept weight_inputs(int tp, const Recomputed& again) const;
 };
 
+/// Where a layer's norms are: norm(x) is what a branch reads, or what it gives is normalized before it is added to the
+/// stream, or both.
+struct NormPlaces {
+  bool before = true, behind = false;
+};
+
 struct LayerSpec {
   std::string prefix;  ///< of the parameters' names: "decoder.layers.3."
   std::int64_t hidden = 0;
   bool rms_norm = false;             ///< norms have no bias
   bool residual_after_norm = false;  ///< norm(x) + branch(norm(x)): the order of Devlin et al. 2018
-  double init_std = 0;               ///< of linear layers
-  double output_init_std = 0;        ///< of those that end a branch
-  bool decoder = false;              ///< of the second of two stacks, which has a length of its own
+  NormPlaces norms = {};
+  bool norm_1p = false;  ///< norms multiply by 1 + weight
+  /// x + first(norm(x)) + second(norm(x)): of two branches, each with a norm of its own (Black et al. 2022).
+  bool parallel = false;
+  double init_std = 0;         ///< of linear layers
+  double output_init_std = 0;  ///< of those that end a branch
+  bool decoder = false;        ///< of the second of two stacks, which has a length of its own
   std::vector<Branch> branches = {};
 
   const SelfAttention& attention() const { return std::get<SelfAttention>(branches.front().inner); }
   const Mlp& mlp() const { return std::get<Mlp>(branches.back().inner); }
   bool cross_attention() const;
+  /// Statistics of norms of the stream and of what branches give, a number of each token: of one branch.
+  std::int64_t norm_statistics() const {
+    return (rms_norm ? 1 : 2) * ((norms.before ? 1 : 0) + (norms.behind ? 1 : 0));
+  }
+  /// Tensors as wide as the stream that branch `index` keeps: the stream, which branches in parallel share, and what it
+  /// gives where that is normalized.
+  std::int64_t streams_kept(std::size_t index) const {
+    return (parallel && index > 0 ? 0 : 1) + (norms.behind ? 1 : 0);
+  }
 };
 
 }  // namespace megatron::plan

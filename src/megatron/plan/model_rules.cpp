@@ -70,6 +70,50 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
                               : concat("--model.kv_channels ", head + 1, " --model.rotary_percent 1"));
 }
 
+/// What a GPT's layers, and what is before and behind them, may have besides.
+void check_variants(const config::ModelConfig& model, Rules& rules) {
+  constexpr double kMaxNumber = 1e6;
+  rules.range<std::int64_t>("model.window_attn_skip_freq", model.window_attn_skip_freq, 0, kMaxLayers);
+  rules.range<std::int64_t>("model.no_rope_freq", model.no_rope_freq, 0, kMaxLayers);
+  rules.range("model.query_pre_attn_scalar", model.query_pre_attn_scalar, 0.0, kMaxNumber);
+  rules.range("model.attn_logit_softcapping", model.attn_logit_softcapping, 0.0, kMaxNumber);
+  rules.range("model.final_logit_softcapping", model.final_logit_softcapping, 0.0, kMaxNumber);
+  rules.option("model.rotary_base_local",
+               model.rotary_base_local == 0 || (model.rotary_base_local >= 1 && model.rotary_base_local <= 1e12),
+               "must be 0 or from 1 to 1e12.", concat(model.rotary_base_local));
+  rules.range("model.yarn_beta_slow", model.yarn_beta_slow, 1e-6, kMaxNumber);
+  rules.require(model.yarn_beta_fast > model.yarn_beta_slow && model.yarn_beta_fast <= 1e9,
+                "model.yarn_beta_fast must be above model.yarn_beta_slow.",
+                concat(model.yarn_beta_fast, " and ", model.yarn_beta_slow),
+                "--yarn-beta-slow 1 --yarn-beta-fast 32 (the defaults)");
+  rules.range("model.yarn_attention_factor", model.yarn_attention_factor, 0.0, kMaxNumber);
+  rules.require(!model.qk_layernorm_full || model.normalization == "RMSNorm",
+                "model.qk_layernorm_full needs model.normalization RMSNorm.", model.normalization,
+                "--model.qk_layernorm_full false");
+  rules.require(
+      !model.apply_residual_connection_post_layernorm || (model.norm_position == "before" && !model.parallel_residual),
+      "model.apply_residual_connection_post_layernorm excludes model.norm_position and "
+      "model.parallel_residual.",
+      concat("norm_position ", model.norm_position, ", parallel_residual ", model.parallel_residual),
+      "--model.norm_position before --model.parallel_residual false");
+  const bool has_causal_kind = config::model_traits(model.architecture).causal;
+  const config::AttentionVariant plain{
+      .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .sliding_window = model.sliding_window};
+  rules.require(has_causal_kind || (model == plain && model == config::LayerVariant{}),
+                concat("norm_position, apply_layernorm_1p, parallel_residual, linear_bias_in, scale_embeddings, "
+                       "qk_layernorm_full, query_pre_attn_scalar, softcapping, and layers without a window or "
+                       "positions are for model.architecture ",
+                       config::names_with(&config::ModelTraits::causal), "."),
+                model.architecture,
+                "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
+                "--model.linear_bias_in all --model.scale_embeddings false --model.qk_layernorm_full false "
+                "--model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 --model.final_logit_softcapping 0 "
+                "--model.window_attn_skip_freq 0 --model.no_rope_freq 0 --model.rotary_base_local 0");
+  rules.require(!model.use_mup || model.query_pre_attn_scalar == 0,
+                "model.use_mup scales attention itself, which excludes model.query_pre_attn_scalar.",
+                concat(model.query_pre_attn_scalar), "--model.query_pre_attn_scalar 0");
+}
+
 /// What only an encoder-decoder has.
 void check_stacks(const config::ModelConfig& model, Rules& rules) {
   if (config::model_traits(model.architecture).encoder_decoder) return;
@@ -109,6 +153,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_classes", model.num_classes, model.head == "classes" ? 2 : 0, kMaxWidth);
   check_attention(model, rules);
   check_positions(model, rules);
+  check_variants(model, rules);
   check_stacks(model, rules);
   check_mup(model, rules);
   if (const auto check = model_kind(model.architecture).check; check != nullptr) check(model, rules);

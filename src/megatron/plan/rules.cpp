@@ -503,6 +503,11 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .linear_bias = model.add_bias_linear,
                    .attention = model,
                    .residual_after_norm = model.apply_residual_connection_post_layernorm,
+                   .norms = {.before = model.norm_position != "behind", .behind = model.norm_position != "before"},
+                   .norm_1p = model.apply_layernorm_1p,
+                   .parallel = model.parallel_residual,
+                   .attention_bias = model.linear_bias_in != "mlp",
+                   .mlp_bias = model.linear_bias_in != "attention",
                    .learned_positions = model.position_embedding_type == "learned_absolute",
                    .task_head = head,
                    .num_classes = model.num_classes};
@@ -515,6 +520,9 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
     const double base = model.mup_base_head_dim > 0 ? std::sqrt(model.mup_base_head_dim) : 1;
     shape.attention_scale = base / std::pow(static_cast<double>(shape.head()), model.mup_attn_scale_power);
   }
+  if (model.query_pre_attn_scalar > 0) shape.attention_scale = 1 / std::sqrt(model.query_pre_attn_scalar);
+  shape.root_scaled_words = model.scale_embeddings;
+  shape.logit_soft_cap = model.final_logit_softcapping;
   if (const auto describe = model_kind(model.architecture).describe; describe != nullptr) describe(model, shape);
   return shape;
 }

@@ -60,7 +60,6 @@ const std::vector<Switched>& switched_features() {
         "first-last-layers-bf16"}},
       {"FP4", {"fp4-format"}, {"fp4-quantizer-factory", "fp4-param-gather"}},
       {"Mamba and hybrid models", {"hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"}, {}},
-      {"windows of single layers", {"window-size"}, {}},
       {"reinforcement learning", {"perform-rl-step"}, {}},
       {"retrieval (biencoder)", {}, {}},
       {"vision", {}, {}},

@@ -22,8 +22,18 @@ void activation(Translation& c, ModelConfig& m) {
     c.ignore("no-bias-gelu-fusion", c.args.has("swiglu") ? "with --swiglu" : "with --squared-relu");
 }
 
+/// Of how many layers one is without something; a list of single layers is not here.
+std::int64_t skipped(Translation& c, const char* name) {
+  if (!c.args.has(name)) return 0;
+  std::int64_t period = 0;
+  const std::string text = c.args.text(name);
+  if (!read_integer(text, period) || period < 1) c.miss(name, "a list of single layers");
+  return period;
+}
+
 void window(Translation& c, ModelConfig& m) {
-  if (!c.args.has("window-size")) return;
+  if (!c.args.has("window-size")) return c.ignore("window-attn-skip-freq", "without --window-size");
+  m.window_attn_skip_freq = skipped(c, "window-attn-skip-freq");
   std::string text = c.args.text("window-size");
   std::erase_if(text, [](char c) { return c == '(' || c == ')' || c == ' '; });
   const std::size_t comma = text.find(',');
@@ -124,6 +134,8 @@ void translate_model(Translation& c) {
   m.layernorm_epsilon = c.args.number("norm-epsilon");
   m.add_qkv_bias = c.args.has("add-qkv-bias");
   m.qk_layernorm = c.args.has("qk-layernorm");
+  m.apply_layernorm_1p = c.args.has("apply-layernorm-1p");
+  if (m.apply_layernorm_1p && !c.traits().causal) c.miss("apply-layernorm-1p", "norms of 1 + weight, but of a GPT");
   m.init_method_std = c.args.number("init-method-std");
   m.hidden_dropout = c.args.number("hidden-dropout");
   m.attention_dropout = c.args.number("attention-dropout");
@@ -150,9 +162,10 @@ void translate_positions(Translation& c) {
   m.rotary_base = static_cast<double>(c.args.integer("rotary-base"));
   m.rotary_percent = c.args.number("rotary-percent");
   m.rotary_interleaved = rope && c.args.has("rotary-interleaved");
+  if (rope) m.no_rope_freq = skipped(c, "no-rope-freq");
   if (rope && c.args.has("use-rope-scaling")) m.rope_scaling_factor = c.args.number("rope-scaling-factor");
   if (!rope)
-    for (const char* name : {"rotary-interleaved", "use-rope-scaling", "rotary-base", "rotary-percent"})
+    for (const char* name : {"rotary-interleaved", "use-rope-scaling", "rotary-base", "rotary-percent", "no-rope-freq"})
       c.ignore(name, "without rotary positions");
   if (!rope || !c.args.has("use-rope-scaling")) c.ignore("rope-scaling-factor", "without --use-rope-scaling");
 }

@@ -20,7 +20,7 @@ constexpr const char* kKeepOurs = "leave it a checkpoint of this program: genera
 std::vector<const HfFamily*> all_rows() {
   std::vector<const HfFamily*> rows;
 #define MEGATRON_MODEL(name) \
-  for (const HfFamily& family : models::name::kFolders.families) rows.push_back(&family);
+  for (const HfFamily* family : models::name::kFolders.families) rows.push_back(family);
 #include "megatron/models/kinds.def"
 #undef MEGATRON_MODEL
   return rows;
@@ -71,8 +71,10 @@ const HfFamily& family_of(const config::ModelConfig& model) {
              ", rotary_percent ", model.rotary_percent, ", rotary_interleaved ", model.rotary_interleaved,
              ", activation ", model.activation, ", gated_linear_unit ", model.gated_linear_unit ? "true" : "false",
              ", add_bias_linear ", model.add_bias_linear ? "true" : "false", ", qk_layernorm ", model.qk_layernorm,
-             ", sliding_window ", model.sliding_window, ", num_query_groups ", shape.groups(), " of ", shape.num_heads,
-             " heads of ", shape.head(), ", num_tokentypes ", model.num_tokentypes,
+             ", sliding_window ", model.sliding_window, ", norm_position ", model.norm_position,
+             ", apply_layernorm_1p ", model.apply_layernorm_1p, ", parallel_residual ", model.parallel_residual,
+             ", scale_embeddings ", model.scale_embeddings, ", num_query_groups ", shape.groups(), " of ",
+             shape.num_heads, " heads of ", shape.head(), ", num_tokentypes ", model.num_tokentypes,
              ", apply_residual_connection_post_layernorm ", model.apply_residual_connection_post_layernorm),
       kKeepOurs));
 }

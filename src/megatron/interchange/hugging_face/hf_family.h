@@ -39,7 +39,7 @@ struct HfFamily {
 
 /// What folders must know of a kind of model.
 struct ModelFolders {
-  std::span<const HfFamily> families;
+  std::span<const HfFamily* const> families;
 };
 
 /// The rows of all kinds.

@@ -16,7 +16,7 @@ namespace {
 
 /// Options with which tensors of the same names mean something else.
 void refuse_others(const Arguments& args) {
-  for (const char* name : {"apply_layernorm_1p", "apply_residual_connection_post_layernorm", "retro_add_retriever"})
+  for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever"})
     if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
 }
 

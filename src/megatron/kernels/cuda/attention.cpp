@@ -21,6 +21,7 @@ bool takes_flash(const at::Tensor& q, const at::Tensor& k, const AttentionOption
                            .first_key = options.first_key.defined(),
                            .key_lengths = options.key_lengths.defined(),
                            .bias = options.bias.defined(),
+                           .soft_cap = options.soft_cap > 0,
                            .head_size = q.size(-1),
                            .queries = q.size(0),
                            .keys = k.size(0)};

@@ -63,6 +63,7 @@ at::Tensor sums_by_distance(const at::Tensor& x) {
 at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options) {
   at::Tensor s_bgrqk = at::matmul(queries_first(q, k.size(2)), keys_first(k).transpose(3, 4)) * scale_of(q, options);
   const std::int64_t queries = q.size(0), keys = k.size(0);
+  if (options.soft_cap > 0) s_bgrqk.div_(options.soft_cap).tanh_().mul_(options.soft_cap);
   if (options.bias.defined())
     s_bgrqk.add_(by_distance(options.bias.to(s_bgrqk.scalar_type()), queries, keys).view(s_bgrqk.sizes().slice(1)));
   const at::Tensor key = at::arange(keys, q.options().dtype(at::kLong));
@@ -114,7 +115,7 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
                         const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
   check_groups(q, k);
   const std::int64_t groups = k.size(2);
-  const at::Tensor p_bgrqk = probabilities(scores(q, k, options), forward.logsumexp);
+  const at::Tensor s_bgrqk = scores(q, k, options), p_bgrqk = probabilities(s_bgrqk, forward.logsumexp);
   const at::Tensor dout_bgrsd = queries_first(dout, groups);
   at::Tensor dropped = p_bgrqk, dp_bgrqk = at::matmul(dout_bgrsd, keys_first(v).transpose(3, 4));
   if (options.dropout.p > 0) {
@@ -125,6 +126,8 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
   const at::Tensor delta = (dout_bgrsd * queries_first(forward.out, groups)).sum(4, true);
   at::Tensor ds_bgrqk = p_bgrqk * (dp_bgrqk - delta);
   if (dbias.defined()) dbias.copy_(sums_by_distance(ds_bgrqk.sum(0).flatten(0, 1)));
+  if (options.soft_cap > 0)  // hidden scores are minus infinity, and their gradient 0
+    ds_bgrqk = ds_bgrqk * (1 - s_bgrqk.div(options.soft_cap).clamp_min(-1).square());
   ds_bgrqk = ds_bgrqk * scale_of(q, options);
   const at::Tensor dq_bgrsd = at::matmul(ds_bgrqk, keys_first(k));
   const at::Tensor dk_bgrkd = at::matmul(ds_bgrqk.transpose(3, 4), queries_first(q, groups));

@@ -96,7 +96,9 @@ struct CachedGpt::Impl {
 };
 
 Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Places& place) const {
-  const Rotary rotary{modules.rope, modules.rope.cos.defined() ? place.position_sb.t() : at::Tensor()};
+  const kernels::RopeTable& rope =
+      modules.rope_of(std::get<plan::SelfAttention>(modules.blocks[layer].attention().spec.inner));
+  const Rotary rotary{rope, rope.cos.defined() ? place.position_sb.t() : at::Tensor()};
   return [&cache, layer, &place, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1), seen = cache.length + s;
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
@@ -142,7 +144,9 @@ at::Tensor CachedGpt::Impl::forward_all(const at::Tensor& in, KvCache& cache) co
 
 Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std::size_t layer,
                                           const at::Tensor& position_1b) const {
-  const Rotary rotary{modules.rope, modules.rope.cos.defined() ? position_1b.t() : at::Tensor()};
+  const kernels::RopeTable& rope =
+      modules.rope_of(std::get<plan::SelfAttention>(modules.blocks[layer].attention().spec.inner));
+  const Rotary rotary{rope, rope.cos.defined() ? position_1b.t() : at::Tensor()};
   return [caches, layer, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     rotary.rotate(heads);

@@ -17,7 +17,7 @@ Attend attention_from(std::int64_t first, const StageModules& modules, const Bra
   return [first, &modules, &branch](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1);
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
-    Rotary{modules.rope, {}}.rotate(heads);
+    Rotary{modules.rope_of(std::get<plan::SelfAttention>(branch.spec.inner)), {}}.rotate(heads);
     const auto q = heads.q.narrow(0, first, s - first);
     const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
                                            {.begin = first, .s = s - first, .b = b, .device = qkv.device()});

@@ -24,9 +24,7 @@ std::int64_t outputs(const parallel::ParameterPtr& weight) { return weight->valu
 std::int64_t inputs(const parallel::ParameterPtr& weight) { return weight->value.size(1); }
 
 // What the steps below compute; a model with anything else goes the way of all rows.
-bool takes(const plan::SelfAttention& attention) {
-  return attention.causal && attention.scale == 0 && !attention.distance_bias;
-}
+bool takes(const plan::SelfAttention& attention) { return attention.causal && !attention.distance_bias; }
 bool takes(const plan::CrossAttention& /*attention*/) { return false; }
 bool takes(const plan::Mlp& /*mlp*/) { return true; }
 
@@ -72,12 +70,14 @@ class TokenSteps {
   void add_bias(const BranchModules& branch) const {
     if (const auto& bias = branch.in.front().bias()) kernels::add_to_rows(buffers_[index_].projected, bias->arrived());
   }
-  kernels::CacheStep step_of(const BranchModules& attention) const;
+  kernels::CacheStep step_of(const BranchModules& branch) const;
   void attend_each(const plan::SelfAttention& attention, const at::Tensor& out, const at::Tensor& projected,
                    const kernels::CacheStep& step) const;
 
+  const StageModules& modules_;
   const comm::Group& tp_;
   at::Tensor stream_, normed_, branch_;  ///< [b, h]
+  at::Tensor given_;                     ///< [b, h]: what a branch gives, normalized
   std::vector<Buffers> buffers_;         ///< of each branch of a layer
   std::size_t index_ = 0;                ///< of the branch under way
   at::Tensor wide_, scratch_, none_;
@@ -90,13 +90,14 @@ class TokenSteps {
 
 TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
                        const TokenPlaces& places, std::span<KvCache* const> caches)
-    : tp_(tp),
+    : modules_(modules),
+      tp_(tp),
       stream_(x_1bh.select(0, 0).clone()),
       cache_{.batch = stream_.size(0),
              .heads = 0,
              .groups = 0,
              .head_size = 0,
-             .rope = modules.rope,
+             .rope = {},
              .position_b = places.position_b,
              .first_key_b = places.first_key_b,
              .length = places.length},
@@ -115,11 +116,15 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
   wide_ = at::empty({b, widest}, at::kFloat);
 }
 
-kernels::CacheStep TokenSteps::step_of(const BranchModules& attention) const {
+kernels::CacheStep TokenSteps::step_of(const BranchModules& branch) const {
+  const auto& attention = std::get<plan::SelfAttention>(branch.spec.inner);
   kernels::CacheStep step = cache_;
-  step.heads = attention.heads;
-  step.groups = attention.groups;
-  step.head_size = attention.head_size;
+  step.heads = branch.heads;
+  step.groups = branch.groups;
+  step.head_size = branch.head_size;
+  step.scale = attention.scale;
+  step.soft_cap = attention.variant.attn_logit_softcapping;
+  step.rope = modules_.rope_of(attention);
   return step;
 }
 
@@ -137,7 +142,11 @@ void TokenSteps::enter(const Block& block, std::size_t layer) {
 }
 
 void TokenSteps::normalize(const Norm& norm) {
-  kernels::norm_rows(normed_, stream_, norm.weight->arrived(), arrived_or_none(norm.bias, none_), norm.epsilon);
+  if (!norm.weight) {
+    normed_.copy_(stream_);
+    return;
+  }
+  kernels::norm_rows(normed_, stream_, norm.factor(), arrived_or_none(norm.bias, none_), norm.epsilon);
 }
 
 void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
@@ -147,7 +156,7 @@ void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
 void TokenSteps::normalize_heads(const BranchModules& branch) {
   const at::Tensor& projected = buffers_[index_].projected;
   add_bias(branch);
-  normalized_heads(projected.unsqueeze(0), branch.groups, branch.head_size, branch.head_norms);
+  normalized_queries_and_keys(projected.unsqueeze(0), branch, tp_);
 }
 
 void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModules& branch) {
@@ -186,10 +195,19 @@ void TokenSteps::expand(const plan::Mlp& mlp, const BranchModules& branch) {
 void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Norm* next) {
   multiply(branch_, buffers_[index_].inside, branch.out.weight());
   tp_.all_reduce(branch_);
-  kernels::add_residual_to_rows(branch_, arrived_or_none(branch.out.bias(), none_),
+  const at::Tensor& bias = arrived_or_none(branch.out.bias(), none_);
+  if (branch.out_norm) {
+    if (bias.defined()) kernels::add_to_rows(branch_, bias);
+    kernels::norm_rows(sized(given_, branch_.size(1)), branch_, branch.out_norm->factor(),
+                       arrived_or_none(branch.out_norm->bias, none_), branch.out_norm->epsilon);
+    std::swap(branch_, given_);
+  }
+  kernels::add_residual_to_rows(branch_, branch.out_norm ? none_ : bias,
                                 block_->residual_after_norm() ? normed_ : stream_);
+  const bool same_stream = block_->reads_same_stream(index);
+  if (same_stream) normalize(*next);  // of the stream as it was
   std::swap(branch_, stream_);
-  if (next != nullptr) normalize(*next);
+  if (next != nullptr && !same_stream) normalize(*next);
   index_ = index + 1;
 }
 

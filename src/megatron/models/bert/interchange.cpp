@@ -200,9 +200,10 @@ constexpr HfFamily kFamilies[] = {
      .read = read_bert,
      .holds =
          [](const config::ModelConfig& model, const ModelShape& shape) {
-           return model == config::AttentionVariant{} && !shape.rms_norm && !shape.gated && shape.linear_bias &&
-                  shape.learned_positions && shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden &&
-                  shape.tied_output && shape.token_types > 0 && model.activation == "gelu";
+           return model == config::AttentionVariant{} && model == config::LayerVariant{} && !shape.rms_norm &&
+                  !shape.gated && shape.linear_bias && shape.learned_positions && shape.groups() == shape.num_heads &&
+                  shape.query_rows() == shape.hidden && shape.tied_output && shape.token_types > 0 &&
+                  model.activation == "gelu";
          },
      .write = write_bert,
      .table = table,
@@ -216,7 +217,9 @@ constexpr HfFamily kFamilies[] = {
 
 }  // namespace
 
+constexpr const HfFamily* kRows[] = {&kFamilies[0]};
+
 extern const ModelFolders kFolders;
-constinit const ModelFolders kFolders{.families = kFamilies};
+constinit const ModelFolders kFolders{.families = kRows};
 
 }  // namespace megatron::models::bert

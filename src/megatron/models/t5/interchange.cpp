@@ -158,9 +158,10 @@ constexpr HfFamily kFamilies[] = {
      .read = read_t5,
      .holds =
          [](const config::ModelConfig& model, const ModelShape& shape) {
-           return model == config::AttentionVariant{} && shape.rms_norm && !shape.linear_bias &&
-                  model.position_embedding_type == "relative" && shape.groups() == shape.num_heads &&
-                  feed_forward_of(model) != nullptr && !model.apply_residual_connection_post_layernorm;
+           return model == config::AttentionVariant{} && model == config::LayerVariant{} && shape.rms_norm &&
+                  !shape.linear_bias && model.position_embedding_type == "relative" &&
+                  shape.groups() == shape.num_heads && feed_forward_of(model) != nullptr &&
+                  !model.apply_residual_connection_post_layernorm;
          },
      .write = write_t5,
      .table =
@@ -177,7 +178,9 @@ constexpr HfFamily kFamilies[] = {
 
 }  // namespace
 
+constexpr const HfFamily* kRows[] = {&kFamilies[0]};
+
 extern const ModelFolders kFolders;
-constinit const ModelFolders kFolders{.families = kFamilies};
+constinit const ModelFolders kFolders{.families = kRows};
 
 }  // namespace megatron::models::t5

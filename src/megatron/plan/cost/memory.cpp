@@ -67,9 +67,10 @@ Recomputed recomputed_of(const config::RunConfig& config, bool partial) {
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
 std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
   std::int64_t elements = 0;
-  for (const Branch& branch : layer.branches) {
-    const Kept inputs = branch.weight_inputs(config.parallel.tp, recomputed_of(config, partial));
-    elements += tokens_of(config, layer.decoder) * (2 * stream_width(config, layer.hidden) + inputs.per_token) +
+  for (std::size_t i = 0; i < layer.branches.size(); ++i) {
+    const Kept inputs = layer.branches[i].weight_inputs(config.parallel.tp, recomputed_of(config, partial));
+    const std::int64_t streams = layer.parallel && i > 0 ? 1 : 2;  // branches in parallel read the same
+    elements += tokens_of(config, layer.decoder) * (streams * stream_width(config, layer.hidden) + inputs.per_token) +
                 tokens_of(config) * inputs.per_encoder_token;
   }
   return elements * element_bytes(config);
@@ -96,13 +97,13 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
   const std::int64_t tokens = tokens_of(config, layer.decoder),
                      wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
   std::int64_t bytes = 0;
-  for (const Branch& branch : layer.branches) {
-    const Kept kept = branch.kept(config.parallel.tp, layer.rms_norm, recomputed_of(config, partial));
-    bytes +=
-        (tokens * (stream_width(config, layer.hidden) + kept.per_token) + tokens_of(config) * kept.per_encoder_token) *
-        element_bytes(config);
-    // Statistics of the norm are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
-    bytes += (tokens * kept.wide_per_token + tokens * (layer.rms_norm ? 1 : 2) / split) * wide_bytes;
+  for (std::size_t i = 0; i < layer.branches.size(); ++i) {
+    const Kept kept = layer.branches[i].kept(config.parallel.tp, layer.rms_norm, recomputed_of(config, partial));
+    bytes += (tokens * (layer.streams_kept(i) * stream_width(config, layer.hidden) + kept.per_token) +
+              tokens_of(config) * kept.per_encoder_token) *
+             element_bytes(config);
+    // Statistics of norms are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
+    bytes += (tokens * kept.wide_per_token + tokens * layer.norm_statistics() / split) * wide_bytes;
   }
   return bytes;
 }
@@ -266,7 +267,8 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.encoder_decoder())) *
-                    (run.shape.padded_vocab / tp) * element.value;
+                    (run.shape.padded_vocab / tp) * element.value *
+                    (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
   return memory;
 }
 

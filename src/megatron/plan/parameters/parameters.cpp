@@ -35,6 +35,14 @@ Pieces group_pieces(const Linear& linear, const SelfAttention& attention, int tp
           {.offset = begin + sharing * queries, .length = 2 * attention.head_size, .copies = sharing, .copy = among}};
 }
 
+/// Of the keys' features: those of its groups, or of the one that it shares.
+Pieces key_pieces(const SelfAttention& attention, int tp, int tp_rank) {
+  const std::int64_t groups = attention.groups, size = attention.head_size;
+  if (groups % tp == 0) return {{.offset = groups / tp * size * tp_rank, .length = groups / tp * size}};
+  const int sharing = tp / static_cast<int>(groups);
+  return {{.offset = tp_rank / sharing * size, .length = size, .copies = sharing, .copy = tp_rank % sharing}};
+}
+
 /// Its part of both halves.
 Pieces half_pieces(std::int64_t rows, int tp, int tp_rank) {
   if (tp == 1) return {{.offset = 0, .length = rows}};
@@ -69,15 +77,21 @@ class SpecBuilder {
     return specs_.emplace_back(std::move(spec));
   }
 
-  void norm(const std::string& prefix, const ModelShape& shape) { norm(prefix, shape.hidden, shape.rms_norm); }
-  void norm(const std::string& prefix, std::int64_t size, bool rms) {
-    add(prefix + ".weight", {size}, -1, Init::One);
+  void norm(const std::string& prefix, const ModelShape& shape) {
+    norm(prefix, shape.hidden, shape.rms_norm, shape.norm_1p);
+  }
+  void norm(const std::string& prefix, std::int64_t size, bool rms, bool one_plus) {
+    add(prefix + ".weight", {size}, -1, one_plus ? Init::Zero : Init::One);
     if (!rms) add(prefix + ".bias", {size}, -1, Init::Zero);
   }
+  /// A norm over all heads, of which a rank has `pieces`.
+  void full_norm(const std::string& prefix, std::int64_t size, bool one_plus, const Pieces& pieces) {
+    add(prefix + ".weight", {size}, 0, one_plus ? Init::Zero : Init::One).pieces = pieces;
+  }
   /// A norm that each head passes.
-  void head_norm(const std::string& prefix, std::int64_t size, bool rms) {
+  void head_norm(const std::string& prefix, std::int64_t size, bool rms, bool one_plus) {
     const std::size_t before = specs_.size();
-    norm(prefix, size, rms);
+    norm(prefix, size, rms, one_plus);
     for (std::size_t i = before; i < specs_.size(); ++i) {
       specs_[i].sequence_partial = false;
       specs_[i].heads_partial = true;
@@ -118,7 +132,7 @@ class SpecBuilder {
 void add_layer(const LayerSpec& layer, SpecBuilder& build) {
   const int tp = build.tp(), rank = build.tp_rank();
   for (const Branch& branch : layer.branches) {
-    build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm);
+    if (layer.norms.before) build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
     for (const Linear& linear : branch.linears(layer.hidden)) {
       const std::string name = layer.prefix + linear.name;
       const auto column = [&](const Pieces& pieces) {
@@ -139,9 +153,17 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
           build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
           break;
       }
-      for (const std::string& norm : linear.head_norms)
-        build.head_norm(layer.prefix + norm, linear.head_size, layer.rms_norm);
+      for (std::size_t i = 0; i < linear.head_norms.size(); ++i) {
+        const std::string norm = layer.prefix + linear.head_norms[i];
+        if (linear.full_norms)
+          build.full_norm(
+              norm, i == 0 ? layer.attention().query_rows() : layer.attention().key_rows(), layer.norm_1p,
+              i == 0 ? even_pieces(layer.attention().query_rows(), tp, rank) : key_pieces(layer.attention(), tp, rank));
+        else
+          build.head_norm(norm, linear.head_size, layer.rms_norm, layer.norm_1p);
+      }
     }
+    if (layer.norms.behind) build.norm(layer.prefix + branch.out_norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
   }
 }
 
@@ -257,22 +279,30 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
                   .hidden = hidden,
                   .rms_norm = rms_norm,
                   .residual_after_norm = residual_after_norm,
+                  .norms = norms,
+                  .norm_1p = norm_1p,
+                  .parallel = parallel,
                   .init_std = init_std,
                   .output_init_std = init_std / std::sqrt(2.0 * static_cast<double>(of_stack)),
                   .decoder = encoder_decoder() && !encoder};
+  const auto skips = [number](std::int64_t freq) { return freq > 0 && (number + 1) % freq == 0; };
+  config::AttentionVariant own = attention;
+  if (skips(attention.window_attn_skip_freq)) own.sliding_window = 0;
   layer.branches.push_back({SelfAttention{.heads = num_heads,
                                           .groups = groups(),
                                           .head_size = head(),
-                                          .bias = linear_bias,
+                                          .bias = linear_bias && attention_bias,
                                           .causal = !encoder,
                                           .scale = attention_scale,
                                           .distance_bias = position_buckets > 0,
-                                          .variant = attention}});
+                                          .rotary = !skips(attention.no_rope_freq),
+                                          .local_rotary = own.sliding_window > 0 && attention.rotary_base_local > 0,
+                                          .variant = own}});
   if (layer.decoder)
     layer.branches.push_back(
         {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = attention_scale}});
   layer.branches.push_back(
-      {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias, .inner_dropout = inner_dropout}});
+      {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias && mlp_bias, .inner_dropout = inner_dropout}});
   return layer;
 }
 

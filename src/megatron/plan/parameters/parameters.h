@@ -89,7 +89,11 @@ struct ModelShape {
   bool linear_bias = true;      ///< of every linear layer of the blocks
   config::AttentionVariant attention = {};
   bool residual_after_norm = false;  ///< the order of Devlin et al. 2018 (LayerSpec)
-  bool learned_positions = true;     ///< position_embeddings
+  // As of a LayerSpec.
+  NormPlaces norms = {};
+  bool norm_1p = false, parallel = false;
+  bool attention_bias = true, mlp_bias = true;  ///< where linear_bias: of attention's, of the MLPs'
+  bool learned_positions = true;                ///< position_embeddings
   // What a kind of model has besides (model_kind.h).
   bool causal = true;            ///< of one stack: tokens see those before them alone (a decoder), or all (an encoder)
   std::int64_t token_types = 0;  ///< rows of tokentype_embeddings; 0: none
@@ -114,10 +118,12 @@ struct ModelShape {
   std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases; 0: none
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
-  double attention_scale = 0;  ///< of scores; 0: 1/sqrt(head())
-  double output_scale = 1;     ///< of what the output layer reads
-  double embedding_scale = 1;  ///< of what the first layer reads
-  bool inner_dropout = false;  ///< dropout also inside of MLPs and behind the last norm of a stack
+  double attention_scale = 0;      ///< of scores; 0: 1/sqrt(head())
+  double output_scale = 1;         ///< of what the output layer reads
+  double logit_soft_cap = 0;       ///< logits x are c tanh(x / c); 0: x
+  double embedding_scale = 1;      ///< of what the first layer reads
+  bool root_scaled_words = false;  ///< which is also multiplied by the root of hidden, rounded to the model's dtype
+  bool inner_dropout = false;      ///< dropout also inside of MLPs and behind the last norm of a stack
 
   bool encoder_decoder() const { return encoder_layers > 0; }
   /// What the names of the stack that ends in the output begin with.

@@ -22,12 +22,17 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   if (!known)
     throw ConfigError(rule_got_fix("export: Megatron-LM's arguments know gelu, gelu_tanh, squared_relu and gated silu.",
                                    concat(model.activation, gated ? ", gated" : ""), "--format huggingface"));
-  if (model.sliding_window > 0 || model.apply_residual_connection_post_layernorm ||
-      (model.rope_scaling_factor != 1 &&
-       (model.rope_low_freq_factor != 1 || model.rope_high_freq_factor != 4 || model.rope_original_positions != 8192)))
+  // Of what single models have, these are its own words.
+  const config::AttentionVariant attention{
+      .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
+  const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};
+  if (!(model == attention) || !(model == layers) || model.apply_residual_connection_post_layernorm ||
+      (model.rope_scaling_factor != 1 && (model.rope_scaling_type != "llama3" || model.rope_low_freq_factor != 1 ||
+                                          model.rope_high_freq_factor != 4 || model.rope_original_positions != 8192)))
     throw ConfigError(
         rule_got_fix("export: Megatron-LM's arguments must be able to say what the network is.",
-                     "model.sliding_window, apply_residual_connection_post_layernorm or a stretch of rope "
+                     "model.sliding_window, apply_residual_connection_post_layernorm, norms, biases, scales or caps "
+                     "that it has no words for, or a stretch of rope "
                      "with other constants than Megatron-LM's",
                      "--format huggingface"));
   const bool rope = model.position_embedding_type == "rope";
@@ -56,6 +61,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("normalization", model.normalization);
   pickle.entry("norm_epsilon", model.layernorm_epsilon);
   pickle.entry("qk_layernorm", model.qk_layernorm);
+  if (model.no_rope_freq > 0) pickle.entry("no_rope_freq", model.no_rope_freq);
   pickle.entry("add_bias_linear", model.add_bias_linear);
   pickle.entry("add_qkv_bias", model.add_qkv_bias);
   pickle.entry("swiglu", gated);
@@ -67,7 +73,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("init_method_std", model.init_method_std);
   pickle.entry("hidden_dropout", model.hidden_dropout);
   pickle.entry("attention_dropout", model.attention_dropout);
-  pickle.entry("apply_layernorm_1p", false);
+  pickle.entry("apply_layernorm_1p", model.apply_layernorm_1p);
   pickle.entry("apply_query_key_layer_scaling", false);
   pickle.null_entry("num_experts");
   pickle.null_entry("spec");

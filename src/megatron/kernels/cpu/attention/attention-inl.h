@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "megatron/kernels/cpu/attention/attention.h"
+#include "megatron/kernels/cpu/attention/attention_cap-inl.h"
 #include "megatron/kernels/cpu/elementwise/rows-inl.h"
 #include "megatron/kernels/cpu/products/product-inl.h"
 #include "megatron/kernels/cpu/random/random.h"
@@ -159,7 +160,9 @@ inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_
     const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
     float* s = scores + i * kScoreStride;
     if (p.bias != nullptr) add_bias(p, head, q0 + i, k0, seen, s);
-    const float rescale = softmax_row(s, count, seen, p.bias != nullptr ? 1.0f : p.scale, running[i]);
+    if (p.soft_cap > 0) cap_scores(p, seen.begin, seen.end, s);
+    const bool scaled = p.bias != nullptr || p.soft_cap > 0;
+    const float rescale = softmax_row(s, count, seen, scaled ? 1.0f : p.scale, running[i]);
     if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
     if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
     dropout.draw(head, q0 + i, k0, count);
@@ -210,10 +213,20 @@ inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, 
   std::fill(ds + to, ds + end, 0.0f);
 }
 
+/// The same of scores that are capped.
+inline void capped_row_gradient(const AttentionProblem& p, float* s, float* ds, std::size_t count, KeyRange seen,
+                                float logsumexp, float delta, const DropoutRow* dropout) {
+  float slopes[kScoreStride];
+  if (seen.begin < seen.end) cap_scores(p, seen.begin, seen.end, s, slopes);
+  row_gradient(s, ds, count, seen, logsumexp, delta, 1.0f, dropout);
+  if (seen.begin < seen.end) multiply_by(slopes, seen.begin, seen.end, ds);
+}
+
 /// The same of query `query` and keys [k0, k0 + count), its biases with theirs.
 inline void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0,
                          std::size_t count, KeyRange seen, float logsumexp, float delta, const DropoutRow* dropout,
                          float* s, float* ds) {
+  if (p.soft_cap > 0) return capped_row_gradient(p, s, ds, count, seen, logsumexp, delta, dropout);
   if (p.bias == nullptr) return row_gradient(s, ds, count, seen, logsumexp, delta, p.scale, dropout);
   const Floats d;
   add_bias(p, head, query, k0, seen, s);

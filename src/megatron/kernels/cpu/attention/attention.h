@@ -31,6 +31,7 @@ struct AttentionProblem {
   std::size_t queries, keys, batch, groups, sharing, size;  ///< sharing: query heads of a group; size: of a head
   ElementType type;                                         ///< of q, k, v, out and their gradients
   float scale;                                              ///< positive
+  float soft_cap;                                           ///< of scaled scores; 0: none
   bool causal;
   const std::int32_t* first_key;    ///< [batch, queries], or null
   const std::int32_t* key_lengths;  ///< [batch], or null

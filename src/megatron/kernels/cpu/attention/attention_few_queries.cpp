@@ -122,7 +122,10 @@ void few_queries(const AttentionProblem& p, const Head& group, std::size_t block
   }
   for (std::size_t row = 0; row < result.rows; ++row) {
     Running running;
-    softmax_row(scores + row * kFewStride, all.end, seen[row % p.queries], p.scale, running);
+    float* const s = scores + row * kFewStride;
+    const KeyRange& keys = seen[row % p.queries];
+    if (p.soft_cap > 0) cap_scores(p, keys.begin, keys.end, s);
+    softmax_row(s, all.end, keys, p.soft_cap > 0 ? 1.0f : p.scale, running);
     result.max[row] = running.max;
     result.sum[row] = running.sum;
   }

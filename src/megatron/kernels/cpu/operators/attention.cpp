@@ -26,7 +26,7 @@ bool rows_fast(const at::Tensor& x) {
 
 template <class... Tensors>
 bool can_attend(const AttentionOptions& options, const at::Tensor& q, const Tensors&... others) {
-  return cpu::enabled() && options.scale >= 0 && rows_fast(q) &&
+  return cpu::enabled() && options.scale >= 0 && (options.soft_cap == 0 || !options.bias.defined()) && rows_fast(q) &&
          ((rows_fast(others) && others.scalar_type() == q.scalar_type()) && ...);
 }
 
@@ -64,6 +64,7 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   p.sharing = static_cast<std::size_t>(q.numel()) / (p.queries * p.batch * p.groups * p.size);
   p.type = *cpu::element_of(q);
   p.scale = static_cast<float>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(p.size)));
+  p.soft_cap = static_cast<float>(options.soft_cap);
   p.causal = options.causal;
   p.q = heads_of(q, groups);
   p.k = heads_of(k, groups);

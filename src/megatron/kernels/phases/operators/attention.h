@@ -62,7 +62,7 @@ struct AttentionOperators {
     };
     const std::int64_t most = q.scalar_type() == at::kDouble ? 64 : 128;  // what 99 KB of shared memory hold
     return strided(q) && strided(k) && strided(v) && alike(k) && alike(v) && q.size(-1) <= most &&
-           (!options.bias.defined() || options.bias.device() == q.device());
+           options.soft_cap == 0 && (!options.bias.defined() || options.bias.device() == q.device());
   }
 
   /// x [s, b, n, d] or [s, b, g, n/g, d]; `ratio` heads a group.

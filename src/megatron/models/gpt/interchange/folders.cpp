@@ -1,0 +1,278 @@
+#include "megatron/models/gpt/interchange/folders.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/interchange/hugging_face/hf_classes.h"
+#include "megatron/plan/parameters/parameters.h"
+
+namespace megatron::models::gpt {
+
+using namespace interchange;
+using config::ModelConfig;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::array<std::pair<const char*, const char*>, 8> kActivations = {{{"gelu", "gelu"},
+                                                                              {"gelu_new", "gelu_tanh"},
+                                                                              {"gelu_pytorch_tanh", "gelu_tanh"},
+                                                                              {"gelu_fast", "gelu_tanh"},
+                                                                              {"silu", "silu"},
+                                                                              {"swish", "silu"},
+                                                                              {"relu", "relu"},
+                                                                              {"relu2", "squared_relu"}}};
+
+constexpr const char *kSlidingAttention = "sliding_attention", *kFullAttention = "full_attention";
+
+void read_llama3(JsonFields& rope, ModelConfig& model) {
+  model.rope_low_freq_factor = rope.number("low_freq_factor", 0);
+  model.rope_high_freq_factor = rope.number("high_freq_factor", 0);
+  model.rope_original_positions = rope.size("original_max_position_embeddings", kMaxPositions);
+  if (!(model.rope_low_freq_factor > 0)) rope.refuse("low_freq_factor", "above 0");
+  if (!(model.rope_high_freq_factor > model.rope_low_freq_factor))
+    rope.refuse("high_freq_factor", "above low_freq_factor");
+}
+
+void read_yarn(JsonFields& rope, ModelConfig& model) {
+  model.rope_original_positions =
+      rope.size("original_max_position_embeddings", kMaxPositions, model.max_position_embeddings);
+  model.yarn_beta_fast = rope.number("beta_fast", 32);
+  model.yarn_beta_slow = rope.number("beta_slow", 1);
+  model.yarn_attention_factor = rope.number("attention_factor", 0);
+  if (!(model.yarn_beta_slow > 0)) rope.refuse("beta_slow", "above 0");
+  if (!(model.yarn_beta_fast > model.yarn_beta_slow)) rope.refuse("beta_fast", "above beta_slow");
+  if (model.yarn_attention_factor < 0) rope.refuse("attention_factor", "above 0");
+  rope.must_be("truncate", true);
+}
+
+/// Of one object of positions.
+void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& defaults) {
+  model.rotary_base = rope.number("rope_theta", model.rotary_base);
+  if (defaults.partial)
+    model.rotary_percent = rope.number("partial_rotary_factor", model.rotary_percent);
+  else
+    rope.must_be("partial_rotary_factor", 1.0);
+  const bool new_name = rope.has("rope_type");  // "type" as older folders say
+  const std::string type = rope.text("rope_type", rope.text("type", "default"));
+  if (type == "default") return rope.finish();
+  if (type != "llama3" && type != "linear" && type != "yarn")
+    rope.refuse(new_name ? "rope_type" : "type", "default, linear, llama3 or yarn");
+  model.rope_scaling_type = type;
+  model.rope_scaling_factor = rope.number("factor", 0);
+  if (!(model.rope_scaling_factor >= 1)) rope.refuse("factor", "at least 1");
+  if (type == "llama3") read_llama3(rope, model);
+  if (type == "yarn") read_yarn(rope, model);
+  rope.finish();
+}
+
+}  // namespace
+
+std::string our_activation(JsonFields& fields, const std::string& key, const std::string& otherwise) {
+  const std::string name = fields.text(key, otherwise);
+  for (const auto& [theirs, ours] : kActivations)
+    if (name == theirs) return ours;
+  fields.refuse(key, "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu or relu2");
+}
+
+std::string their_activation(const std::string& name) {
+  for (const auto& [theirs, ours] : kActivations)
+    if (name == ours) return name == "gelu_tanh" ? "gelu_pytorch_tanh" : theirs;
+  throw std::logic_error(concat("an activation without a name in config.json: ", name));
+}
+
+void check_architecture(const json& object, JsonFields& fields, const std::vector<std::string>& known) {
+  const auto list = object.find("architectures");
+  if (list == object.end() || list->is_null()) return;
+  for (const std::string& name : known)
+    if (*list == json::array({name})) return;
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "[\"" : "\"], [\"") + name;
+  fields.refuse("architectures", names + "\"]");
+}
+
+void check_classes(const json& object, JsonFields& fields, const std::string& prefix) {
+  check_architecture(object, fields, {prefix + "ForCausalLM", prefix + "Model", prefix + kClassifier});
+}
+
+json class_of(const FolderConfig& folder, const std::string& prefix) {
+  return json::array({prefix + (folder.model.head == "classes" ? kClassifier : "ForCausalLM")});
+}
+
+void read_head(const json& object, JsonFields& fields, FolderConfig& folder) {
+  if (const json named = object.value("architectures", json()); named.is_array() && named.size() == 1)
+    if (named[0].get<std::string>().ends_with(kClassifier)) read_classes(fields, folder);
+}
+
+void write_head(const FolderConfig& folder, json& object) {
+  if (folder.model.head != "classes") return;
+  write_classes(folder, object);
+  // Padding is what transformers looks for to find the last token, which is the end of a text here.
+  if (object["pad_token_id"] == object["eos_token_id"]) object["pad_token_id"] = nullptr;
+}
+
+void read_sizes(JsonFields& fields, ModelConfig& model, bool grouped) {
+  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
+  model.hidden_size = fields.size("hidden_size", kMaxWidth);
+  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
+  if (grouped) {
+    model.num_query_groups = fields.size("num_key_value_heads", kMaxWidth, model.num_attention_heads);
+    model.kv_channels = fields.size("head_dim", kMaxWidth, 0);
+  }
+  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
+  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  model.init_method_std = fields.number("initializer_range", 0.02);
+  model.hidden_dropout = 0;
+  model.attention_dropout = fields.number("attention_dropout", 0);
+}
+
+json sizes_json(const ModelConfig& model, bool grouped) {
+  const plan::ModelShape shape = shape_of(model);
+  json sizes = {{"num_hidden_layers", model.num_layers},
+                {"hidden_size", model.hidden_size},
+                {"num_attention_heads", model.num_attention_heads},
+                {"intermediate_size", shape.ffn_hidden},
+                {"max_position_embeddings", model.max_position_embeddings},
+                {"attention_dropout", model.attention_dropout}};
+  if (grouped) sizes.update({{"num_key_value_heads", shape.groups()}, {"head_dim", shape.head()}});
+  return sizes;
+}
+
+void read_gated(JsonFields& fields, ModelConfig& model, const char* activation, double epsilon) {
+  model.normalization = "RMSNorm";
+  model.layernorm_epsilon = fields.number("rms_norm_eps", epsilon);
+  model.activation = our_activation(fields, activation, "silu");
+  model.gated_linear_unit = true;
+}
+
+void set_biases(ModelConfig& model, bool attention, bool mlp) {
+  model.add_bias_linear = attention || mlp;
+  model.linear_bias_in = attention == mlp ? "all" : attention ? "attention" : "mlp";
+}
+
+bool attention_biased(const ModelConfig& model) { return model.add_bias_linear && model.linear_bias_in != "mlp"; }
+bool mlp_biased(const ModelConfig& model) { return model.add_bias_linear && model.linear_bias_in != "attention"; }
+
+void read_rope(const json& object, JsonFields& fields, ModelConfig& model, const RopeDefaults& defaults) {
+  model.position_embedding_type = "rope";
+  model.rotary_base = fields.number("rope_theta", defaults.base);
+  model.rotary_percent = defaults.percent;
+  if (defaults.partial)
+    model.rotary_percent = fields.number("partial_rotary_factor", model.rotary_percent);
+  else
+    fields.must_be("partial_rotary_factor", 1.0);
+  fields.must_be("rope_interleaved", false);
+  const std::string key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  fields.ignore({"rope_parameters", "rope_scaling"});
+  if (fields.has(key)) {
+    const json& inner = object.at(key);
+    if (!inner.is_object()) fields.refuse(key, "an object");
+    const auto full = inner.find(kFullAttention);
+    const bool apart = full != inner.end();
+    if (apart && !full->is_object()) fields.refuse(key, "an object of objects");
+    JsonFields rope(apart ? *full : inner, fields.file(), key + (apart ? concat(".", kFullAttention, ".") : "."));
+    read_positions(rope, model, defaults);
+  }
+  if (!(model.rotary_base > 0)) fields.refuse("rope_theta", "above 0");
+  if (!(model.rotary_percent > 0 && model.rotary_percent <= 1)) fields.refuse("partial_rotary_factor", "from 0 to 1");
+}
+
+json write_rope(const ModelConfig& model, json& object) {
+  json rope = {{"rope_type", "default"}};
+  object["rope_scaling"] = nullptr;
+  if (model.rope_scaling_factor != 1) {
+    rope = {{"rope_type", model.rope_scaling_type}, {"factor", model.rope_scaling_factor}};
+    if (model.rope_scaling_type == "llama3")
+      rope.update({{"low_freq_factor", model.rope_low_freq_factor},
+                   {"high_freq_factor", model.rope_high_freq_factor},
+                   {"original_max_position_embeddings", model.rope_original_positions}});
+    if (model.rope_scaling_type == "yarn") {
+      rope.update({{"beta_fast", model.yarn_beta_fast},
+                   {"beta_slow", model.yarn_beta_slow},
+                   {"original_max_position_embeddings", model.rope_original_positions}});
+      if (model.yarn_attention_factor > 0) rope["attention_factor"] = model.yarn_attention_factor;
+    }
+    object["rope_scaling"] = rope;
+  }
+  rope["rope_theta"] = model.rotary_base;
+  if (model.rotary_percent != 1) rope["partial_rotary_factor"] = model.rotary_percent;
+  object["rope_theta"] = model.rotary_base;
+  object["rope_parameters"] = rope;
+  return rope;
+}
+
+bool rotates_halves(const ModelConfig& model, bool whole) {
+  return model.position_embedding_type == "rope" && !model.rotary_interleaved && (!whole || model.rotary_percent == 1);
+}
+
+std::int64_t period_of(JsonFields& fields, const char* key, const json& list, const json& odd, const json& other) {
+  std::int64_t period = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const auto number = static_cast<std::int64_t>(i) + 1;
+    if (list[i] == odd && period == 0) period = number;
+    const bool expected = period > 0 && number % period == 0;
+    if (list[i] != (expected ? odd : other))
+      fields.refuse(key, concat("as many times ", other.dump(), " before each ", odd.dump()));
+  }
+  return period;
+}
+
+void read_layer_types(JsonFields& fields, ModelConfig& model, std::int64_t otherwise) {
+  const json& list = fields.value("layer_types");
+  model.window_attn_skip_freq = otherwise;
+  if (!list.is_null()) {
+    if (!list.is_array() || list.size() < static_cast<std::size_t>(model.num_layers))
+      fields.refuse("layer_types", "a list with an entry for each layer");
+    const json layers(list.begin(), list.begin() + model.num_layers);
+    model.window_attn_skip_freq = period_of(fields, "layer_types", layers, kFullAttention, kSlidingAttention);
+  }
+  if (model.window_attn_skip_freq > model.num_layers) model.window_attn_skip_freq = 0;
+  if (model.sliding_window == 0 || model.window_attn_skip_freq == 1)  // no layer has a window
+    model.sliding_window = model.window_attn_skip_freq = 0;
+}
+
+json layer_types(const ModelConfig& model) {
+  json list = json::array();
+  const plan::ModelShape shape = shape_of(model);
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    list.push_back(shape.layer(layer).attention().variant.sliding_window > 0 ? kSlidingAttention : kFullAttention);
+  return list;
+}
+
+LayerNames llama_layer(const std::string& layer) {
+  const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
+  return {{"input_layernorm", {layer + "input_layernorm"}},
+          {"self_attention.linear_qkv", {attention + "q_proj", attention + "k_proj", attention + "v_proj"}},
+          {"self_attention.q_layernorm", {attention + "q_norm"}},
+          {"self_attention.k_layernorm", {attention + "k_norm"}},
+          {"self_attention.linear_proj", {attention + "o_proj"}},
+          {"pre_mlp_layernorm", {layer + "post_attention_layernorm"}},
+          {"mlp.linear_fc1", {mlp + "gate_proj", mlp + "up_proj"}},
+          {"mlp.linear_fc2", {mlp + "down_proj"}}};
+}
+
+void gpt_head(MappingBuilder& build, const plan::ModelShape& shape, const std::string& output) {
+  if (!shape.predicts_tokens())
+    build.whole("task_head.weight", "score.weight", {shape.head_rows(), shape.hidden});
+  else if (!shape.tied_output)
+    build.whole("output_layer.weight", output, {shape.vocab, shape.hidden});
+}
+
+Mapping decoder_table(const plan::ModelShape& shape, const std::string& prefix, NamesOf names) {
+  MappingBuilder build;
+  build.whole("embedding.word_embeddings.weight", prefix + "embed_tokens.weight", {shape.vocab, shape.hidden});
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
+    build.layer(shape.layer(layer), names(concat(prefix, "layers.", layer, ".")));
+  build.norm("decoder.final_layernorm", prefix + "norm", shape);
+  gpt_head(build, shape);
+  return build.take();
+}
+
+bool needs_no_reading(const FolderConfig& folder, const std::string& name) {
+  return name.ends_with(".rotary_emb.inv_freq") || is_tied_head(folder, name);
+}
+
+}  // namespace megatron::models::gpt

@@ -1,0 +1,153 @@
+"""Families of dense models against transformers: tiny models at random, whose layers have what single families have.
+Folders come back bit by bit; logits, loss, gradients and greedy text are transformers'. Needs torch, transformers,
+safetensors."""
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+import unittest
+
+from peers import peers
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import RunFolder, run, text_of_sentences  # noqa: E402
+
+torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
+if not MISSING:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+VOCABULARY = 320
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+             max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+GROUPED = dict(SIZES, num_key_value_heads=2)
+YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
+TOLERANCE = 1e-5
+
+
+def families():
+    """Name: the class of the configuration, its fields, how the class of the model begins."""
+    return {
+        "smollm3": ("SmolLM3", dict(GROUPED, no_rope_layer_interval=2)),
+        "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
+        "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,
+                                         rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))),
+        "llama_yarn": ("Llama", dict(GROUPED, rope_parameters=YARN)),
+    }
+
+
+def made(name):
+    kind, fields = families()[name]
+    config_class = getattr(transformers, kind + ("TextConfig" if kind == "Gemma3" else "Config"))
+    model = getattr(transformers, kind + "ForCausalLM")(config_class(**fields))
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms that are not 0 and 1
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.float().eval()
+
+
+def tensors_of(folder):
+    return {name: tensor for file in pathlib.Path(folder).glob("model*.safetensors")
+            for name, tensor in safetensors.load_file(file).items()}
+
+
+def loaded(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                              attn_implementation="eager")
+    return model.eval()
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Families(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+        folder = tempfile.TemporaryDirectory(prefix="megatron-families-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.path = pathlib.Path(folder.name)
+        text = " ".join(text_of_sentences(4, seed=3))
+        cls.text = cls.path / "text.txt"
+        cls.text.write_text(text)
+        rows = cls.path / "one.jsonl"
+        rows.write_text(json.dumps({"text": text}) + "\n")
+        run("data", "preprocess", "--input", rows, "--tokenizer", cls.place.tokenizer, "--output-prefix",
+            cls.path / "one")
+
+    def folder_of(self, name):
+        torch.manual_seed(5)
+        model, folder = made(name), self.path / name
+        model.save_pretrained(folder)
+        for file in pathlib.Path(self.place.tokenizer).iterdir():
+            shutil.copy(file, folder)
+        return model, folder
+
+    def exported(self, name, load):
+        back = self.path / f"{name}-back"
+        run("checkpoint", "export", "--load", load, "--output", back)
+        return back
+
+    def check_weights(self, name, model, folder, ids):
+        run("checkpoint", "import", "--from", folder, "--output", self.path / f"{name}-ours")
+        back = self.exported(name, self.path / f"{name}-ours")
+        a, b = tensors_of(folder), tensors_of(back)
+        self.assertEqual(sorted(a), sorted(b))
+        for key, tensor in a.items():
+            self.assertTrue(torch.equal(tensor, b[key]), key)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(loaded(folder)(ids).logits, loaded(back)(ids).logits), name)
+        shutil.rmtree(back)
+
+    def check_text(self, folder, model):
+        """Of greedy text, with the logarithms of its probabilities: of single tokens from a cache."""
+        prompt = "the old man never answers my friend on monday. the cat"
+        ours = json.loads(run("generate", "--load", folder, "--prompt", prompt, "--json", "--temperature", 0,
+                              "--max-new-tokens", 12, "--ignore-eos", "--logprobs", 0))
+        ids = torch.tensor([ours["prompt_ids"]])
+        with torch.no_grad():
+            for step in range(12):
+                likely = torch.log_softmax(model(ids).logits[0, -1], -1)
+                self.assertAlmostEqual(likely.max().item(), ours["logprobs"][step], delta=TOLERANCE)
+                ids = torch.cat([ids, likely.argmax().view(1, 1)], dim=1)
+        self.assertEqual(ids[0, len(ours["prompt_ids"]):].tolist(), ours["new_ids"])
+
+    def check_gradients(self, name, folder, model, ids):
+        """A step of plain descent at the rate 1 subtracts the gradient."""
+        seen = len(ids[0]) - 1
+        out = self.path / f"{name}-run"
+        run("train", self.place.recipe, "--data-path", self.path / "one_text_document", "--tokenizer",
+            self.place.tokenizer, "--train.out", out, "--load", folder, "--use-checkpoint-args", "--seq-length", seen,
+            "--data.split", "1,0,0", "--global-batch-size", 1, "--train.micro_batch_size", 1, "--train-iters", 1,
+            "--optimizer", "sgd", "--sgd-momentum", 0, "--lr", 1, "--min-lr", 1, "--weight-decay", 0, "--clip-grad", 0,
+            "--hidden-dropout", 0, "--attention-dropout", 0)
+        after = loaded(self.exported(name, out))
+        loss = model(ids[:, :-1], labels=None).logits[0]
+        torch.nn.functional.cross_entropy(loss, ids[0, 1:]).backward()
+        with torch.no_grad():
+            for (key, parameter), (_, now) in zip(model.named_parameters(), after.named_parameters()):
+                gradient = parameter.grad
+                self.assertLess((parameter - now - gradient).abs().max(),
+                                TOLERANCE * max(1, gradient.abs().max().item()), f"{name}: {key}")
+
+    def check(self, name):
+        _, folder = self.folder_of(name)
+        model = loaded(folder)
+        ours = json.loads(run("generate", "--load", folder, "--prompt", self.text.read_text(), "--json",
+                              "--max-new-tokens", 1))
+        ids = torch.tensor([ours["prompt_ids"]])
+        self.assertGreater(ids.shape[1], 30)
+        self.check_weights(name, model, folder, ids)
+        ours = json.loads(run("eval", "loss", "--load", folder, "--data", self.text, "--json"))
+        with torch.no_grad():
+            self.assertAlmostEqual(ours["loss"] / model(ids, labels=ids).loss.item(), 1, delta=TOLERANCE)
+        self.check_text(folder, model)
+        self.check_gradients(name, folder, model, ids)
+
+
+if not MISSING:
+    for family in families():
+        setattr(Families, f"test_{family}", lambda self, family=family: self.check(family))
+
+if __name__ == "__main__":
+    unittest.main()
