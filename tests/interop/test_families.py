@@ -16,6 +16,7 @@ from program import RunFolder, run, text_of_sentences  # noqa: E402
 torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
 if not MISSING:
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
 
 VOCABULARY = 320
@@ -29,6 +30,15 @@ TOLERANCE = 1e-5
 def families():
     """Name: the class of the configuration, its fields, how the class of the model begins."""
     return {
+        "gemma": ("Gemma", dict(GROUPED, head_dim=12)),
+        "gemma2": ("Gemma2", dict(GROUPED, head_dim=12, query_pre_attn_scalar=20, sliding_window=9,
+                                  attn_logit_softcapping=2.0, final_logit_softcapping=1.5)),
+        "gemma3": ("Gemma3", dict(GROUPED, head_dim=12, query_pre_attn_scalar=20, sliding_window=9,
+                                  layer_types=["sliding_attention", "sliding_attention", "full_attention",
+                                               "sliding_attention"],
+                                  rope_parameters={
+                                      "full_attention": dict(rope_type="linear", factor=2.0, rope_theta=5000.0),
+                                      "sliding_attention": dict(rope_type="default", rope_theta=100.0)})),
         "smollm3": ("SmolLM3", dict(GROUPED, no_rope_layer_interval=2)),
         "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,

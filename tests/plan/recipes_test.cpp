@@ -45,6 +45,8 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"llama3.2_1b", {1235, 1237}},
                                                                      {"llama2_7b", {6738, 6739}},
                                                                      {"llama3_8b", {8030, 8031}},
+                                                                     {"gemma2_2b", {2614, 2615}},
+                                                                     {"gemma3_270m", {268, 268.2}},
                                                                      {"smollm3_3b", {3075, 3076}},
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
