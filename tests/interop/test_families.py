@@ -39,6 +39,8 @@ def families():
                                   rope_parameters={
                                       "full_attention": dict(rope_type="linear", factor=2.0, rope_theta=5000.0),
                                       "sliding_attention": dict(rope_type="default", rope_theta=100.0)})),
+        "olmo2": ("Olmo2", dict(GROUPED)),
+        "olmo3": ("Olmo3", dict(GROUPED, sliding_window=9, rope_parameters=YARN)),
         "smollm3": ("SmolLM3", dict(GROUPED, no_rope_layer_interval=2)),
         "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,

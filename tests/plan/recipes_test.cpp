@@ -47,6 +47,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"llama3_8b", {8030, 8031}},
                                                                      {"gemma2_2b", {2614, 2615}},
                                                                      {"gemma3_270m", {268, 268.2}},
+                                                                     {"olmo2_1b", {1484, 1486}},
                                                                      {"smollm3_3b", {3075, 3076}},
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
