@@ -49,6 +49,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"gemma3_270m", {268, 268.2}},
                                                                      {"olmo2_1b", {1484, 1486}},
                                                                      {"smollm3_3b", {3075, 3076}},
+                                                                     {"pythia_160m", {162, 163}},
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
                                                                      {"bert_1.3b", {1270, 1290}},

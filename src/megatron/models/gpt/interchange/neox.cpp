@@ -1,0 +1,105 @@
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/error.h"
+#include "megatron/models/gpt/interchange/folders.h"
+
+// GPT-NeoX and Pythia.
+namespace megatron::models::gpt {
+namespace {
+
+using namespace interchange;
+using config::ModelConfig;
+using nlohmann::json;
+using plan::ModelShape;
+
+config::LayerVariant neox_layers(const ModelConfig& model) {
+  return {.parallel_residual = model.parallel_residual, .linear_bias_in = model.linear_bias_in};
+}
+
+void read_neox(const json& object, JsonFields& fields, FolderConfig& folder) {
+  check_classes(object, fields, "GPTNeoX");
+  ModelConfig& model = folder.model;
+  read_sizes(fields, model, /*grouped=*/false);
+  model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-5);
+  model.activation = our_activation(fields, "hidden_act", "gelu");
+  model.hidden_dropout = fields.number("hidden_dropout", 0);
+  model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
+  model.parallel_residual = fields.flag("use_parallel_residual", true);
+  set_biases(model, fields.flag("attention_bias", true), /*mlp=*/true);
+  const double base = fields.number("rotary_emb_base", 10000), percent = fields.number("rotary_pct", 0.25);
+  read_rope(object, fields, model, {.base = base, .percent = percent, .partial = true});
+  read_head(object, fields, folder);
+}
+
+void write_neox(const FolderConfig& folder, const HasTensor&, json& object) {
+  const ModelConfig& model = folder.model;
+  object.update(sizes_json(model, /*grouped=*/false));
+  object.update({{"model_type", "gpt_neox"},
+                 {"architectures", class_of(folder, "GPTNeoX")},
+                 {"hidden_act", their_activation(model.activation)},
+                 {"layer_norm_eps", model.layernorm_epsilon},
+                 {"hidden_dropout", model.hidden_dropout},
+                 {"use_parallel_residual", model.parallel_residual},
+                 {"attention_bias", attention_biased(model)},
+                 {"rotary_emb_base", model.rotary_base},
+                 {"rotary_pct", model.rotary_percent}});
+  json rope = write_rope(model, object);
+  rope["partial_rotary_factor"] = model.rotary_percent;
+  object["rope_parameters"] = rope;
+  write_head(folder, object);
+}
+
+LayerNames neox_layer(const std::string& layer) {
+  const std::string attention = layer + "attention.", mlp = layer + "mlp.";
+  return {{"input_layernorm", {layer + "input_layernorm"}},
+          {"self_attention.linear_qkv", {attention + "query_key_value"}},
+          {"self_attention.linear_proj", {attention + "dense"}},
+          {"pre_mlp_layernorm", {layer + "post_attention_layernorm"}},
+          {"mlp.linear_fc1", {mlp + "dense_h_to_4h"}},
+          {"mlp.linear_fc2", {mlp + "dense_4h_to_h"}}};
+}
+
+/// Our names made of theirs: the rows of query_key_value are head after head its query, key and value, as ours are.
+Mapping neox_table(const ModelShape& shape, const std::string& prefix) {
+  MappingBuilder build(/*transposed=*/false, /*by_groups=*/true);
+  build.whole("embedding.word_embeddings.weight", prefix + "embed_in.weight", {shape.vocab, shape.hidden});
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
+    build.layer(shape.layer(layer), neox_layer(concat(prefix, "layers.", layer, ".")));
+  build.norm("decoder.final_layernorm", prefix + "final_layer_norm", shape);
+  gpt_head(build, shape, "embed_out.weight");
+  return build.take();
+}
+
+constexpr std::string_view kNeoXTypes[] = {"gpt_neox"};
+
+}  // namespace
+
+extern const HfFamily kNeoX;
+constinit const HfFamily kNeoX{
+    .name = "gpt_neox",
+    .architecture = "gpt",
+    .models = "GPT-NeoX, Pythia",
+    .form = "a GPT-NeoX (LayerNorm, rope, not interleaved, no gated_linear_unit, biases, parallel_residual or not)",
+    .model_types = kNeoXTypes,
+    .read = read_neox,
+    .holds =
+        [](const ModelConfig& model, const ModelShape& shape) {
+          return model == config::AttentionVariant{} && model == neox_layers(model) && !shape.rms_norm &&
+                 !shape.gated && mlp_biased(model) && rotates_halves(model, /*whole=*/false) &&
+                 shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden &&
+                 !model.apply_residual_connection_post_layernorm;
+        },
+    .write = write_neox,
+    .table =
+        [](const ModelShape& shape, const HasTensor& theirs) {
+          return neox_table(shape, theirs("gpt_neox.embed_in.weight") ? "gpt_neox." : "");
+        },
+    .written_table = [](const ModelShape& shape, const HasTensor&) { return neox_table(shape, "gpt_neox."); },
+    .needs_no_reading =
+        [](const FolderConfig& folder, const std::string& name) {
+          return name.ends_with(".attention.bias") || name.ends_with(".attention.masked_bias") ||
+                 name.ends_with(".rotary_emb.inv_freq") ||
+                 (name == "embed_out.weight" && !folder.model.untie_embeddings_and_output_weights);
+        }};
+
+}  // namespace megatron::models::gpt
