@@ -48,6 +48,7 @@ def families():
         "pythia": ("GPTNeoX", dict(SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000.0,
                                                                partial_rotary_factor=0.5))),
         "neox_in_sequence": ("GPTNeoX", dict(SIZES, use_parallel_residual=False, attention_bias=False)),
+        "starcoder2": ("Starcoder2", dict(GROUPED, sliding_window=9)),
         "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,
                                          rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))),

@@ -1,0 +1,140 @@
+#include <nlohmann/json.hpp>
+
+#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "tests/interchange/support.h"
+
+// config.json of single families: what is read of it, refused in it and written again.
+namespace megatron::interchange {
+namespace {
+
+using nlohmann::json;
+
+json sizes(const std::string& type, const std::string& model_class) {
+  return {{"model_type", type},        {"architectures", {model_class + "ForCausalLM"}},
+          {"hidden_size", 64},         {"intermediate_size", 96},
+          {"num_attention_heads", 4},  {"num_hidden_layers", 4},
+          {"vocab_size", 256},         {"max_position_embeddings", 128},
+          {"initializer_range", 0.02}, {"attention_dropout", 0.0}};
+}
+
+json with(json object, const json& more) {
+  object.update(more);
+  return object;
+}
+
+json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
+
+json gemma3() {
+  return with(sizes("gemma3_text", "Gemma3"), {{"num_key_value_heads", 2}, {"head_dim", 24}, {"sliding_window", 16}});
+}
+
+config::ModelConfig read(const json& object) { return parse_config(object.dump(), "config.json").model; }
+
+void expect_refused_by_name(json object, const std::string& field, const json& value) {
+  object[field] = value;
+  expect_refused([&] { read(object); }, {"config.json", field});
+}
+
+TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
+  const json grouped = {{"num_key_value_heads", 2}, {"head_dim", 16}};
+  const std::vector<json> folders = {
+      with(sizes("gemma", "Gemma"), grouped),
+      gemma2(),
+      gemma3(),
+      with(sizes("olmo2", "Olmo2"), grouped),
+      with(with(sizes("olmo3", "Olmo3"), grouped), {{"sliding_window", 9}}),
+      with(with(sizes("smollm3", "SmolLM3"), grouped), {{"no_rope_layers", {1, 0, 1, 0}}}),
+      with(with(sizes("phi3", "Phi3"), grouped), {{"partial_rotary_factor", 0.75}}),
+      sizes("gpt_neox", "GPTNeoX"),
+      with(with(sizes("starcoder2", "Starcoder2"), grouped), {{"use_bias", false}}),
+      with(with(sizes("llama", "Llama"), grouped),
+           {{"mlp_bias", true}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
+      with(with(sizes("llama", "Llama"), grouped),
+           {{"attention_bias", true},
+            {"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 20.0}, {"rope_theta", 5.0}}}}),
+  };
+  for (const json& folder : folders) {
+    SCOPED_TRACE(folder["model_type"].get<std::string>());
+    const FolderConfig first = parse_config(folder.dump(), "c");
+    EXPECT_EQ(find_family(first.model), first.family);
+    const std::string written = config_json(first, "float32");
+    const FolderConfig second = parse_config(written, "d");
+    EXPECT_EQ(second.family, first.family);
+    EXPECT_EQ(config_json(second, "float32"), written);
+    EXPECT_TRUE(second.model == static_cast<const config::AttentionVariant&>(first.model));
+    EXPECT_TRUE(second.model == static_cast<const config::LayerVariant&>(first.model));
+    EXPECT_EQ(second.model.rotary_base, first.model.rotary_base);
+    EXPECT_EQ(second.model.rotary_percent, first.model.rotary_percent);
+    EXPECT_EQ(second.model.rope_scaling_type, first.model.rope_scaling_type);
+    EXPECT_EQ(second.model.activation, first.model.activation);
+    EXPECT_EQ(second.model.layernorm_epsilon, first.model.layernorm_epsilon);
+  }
+}
+
+TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
+  const auto second = read(gemma2());
+  EXPECT_EQ(second.query_pre_attn_scalar, 256);
+  EXPECT_EQ(second.attn_logit_softcapping, 50);
+  EXPECT_EQ(second.final_logit_softcapping, 30);
+  EXPECT_EQ(second.sliding_window, 4096);
+  EXPECT_EQ(second.window_attn_skip_freq, 2);
+  EXPECT_EQ(second.activation, "gelu_tanh");
+  EXPECT_FALSE(second.untie_embeddings_and_output_weights);
+  EXPECT_EQ(read(with(gemma2(), {{"attn_logit_softcapping", nullptr}})).attn_logit_softcapping, 0);
+  const auto third = read(with(gemma3(), {{"num_hidden_layers", 12}}));
+  EXPECT_EQ(third.rotary_base, 1e6);
+  EXPECT_EQ(third.rotary_base_local, 1e4);
+  EXPECT_EQ(third.window_attn_skip_freq, 6);
+  EXPECT_EQ(third.final_logit_softcapping, 0);
+  const auto neox = read(sizes("gpt_neox", "GPTNeoX"));
+  EXPECT_EQ(neox.rotary_percent, 0.25);
+  EXPECT_TRUE(neox.parallel_residual);
+  EXPECT_TRUE(neox.untie_embeddings_and_output_weights);
+  EXPECT_EQ(read(sizes("smollm3", "SmolLM3")).no_rope_freq, 4);
+}
+
+TEST(HuggingFaceFamilies, ReadBothFormsOfGemma3sPositions) {
+  const json scaled = {{"rope_type", "linear"}, {"factor", 8.0}};
+  const json four = with(gemma3(), {{"rope_theta", 3e5}, {"rope_local_base_freq", 7e3}, {"rope_scaling", scaled}});
+  const json five = with(gemma3(), {{"rope_parameters",
+                                     {{"full_attention", with(scaled, {{"rope_theta", 3e5}})},
+                                      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 7e3}}}}}});
+  for (const json& object : {four, five}) {
+    const auto model = read(object);
+    EXPECT_EQ(model.rotary_base, 3e5);
+    EXPECT_EQ(model.rotary_base_local, 7e3);
+    EXPECT_EQ(model.rope_scaling_type, "linear");
+    EXPECT_EQ(model.rope_scaling_factor, 8);
+  }
+}
+
+TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
+  expect_refused_by_name(gemma2(), "use_bidirectional_attention", true);
+  expect_refused_by_name(gemma2(), "attention_bias", true);
+  expect_refused_by_name(gemma2(), "query_pre_attn_scalar", 0);
+  expect_refused_by_name(gemma2(), "attn_logit_softcapping", -1);
+  expect_refused_by_name(gemma2(), "no_rope_layers", {1, 1, 1, 0});
+  expect_refused_by_name(gemma3(), "layer_types", {"full_attention"});  // of one layer
+  expect_refused_by_name(gemma3(), "layer_types", "sliding_attention");
+  expect_refused_by_name(gemma3(), "layer_types",
+                         {"sliding_attention", "full_attention", "full_attention", "sliding_attention"});
+  expect_refused_by_name(gemma3(), "layer_types", {1, 2, 3, 4});
+  expect_refused_by_name(gemma3(), "rope_parameters", {{"full_attention", 3}});
+  expect_refused_by_name(gemma3(), "rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}}}});
+  expect_refused_by_name(sizes("phi3", "Phi3"), "rope_scaling",
+                         {{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}});
+  expect_refused_by_name(sizes("phi3", "Phi3"), "partial_rotary_factor", 1.5);
+  expect_refused_by_name(sizes("smollm3", "SmolLM3"), "no_rope_layers", {1, 0, 0, 1});
+  expect_refused_by_name(sizes("smollm3", "SmolLM3"), "use_sliding_window", true);
+  expect_refused_by_name(sizes("starcoder2", "Starcoder2"), "mlp_type", "gated");
+  expect_refused_by_name(sizes("gpt_neox", "GPTNeoX"), "num_key_value_heads", 2);
+  expect_refused_by_name(sizes("olmo2", "Olmo2"), "sliding_window", 9);
+  expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
+                         {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", false}});
+  expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
+                         {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale_all_dim", 1.0}});
+}
+
+}  // namespace
+}  // namespace megatron::interchange
